@@ -1,0 +1,61 @@
+# make quickstart | test | fast | lint | types | contracts
+# Works with GNU make 3.81 (macOS) and later. pip reads its usual settings (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf).
+
+PYTHON ?= python3
+WORKERS ?= 2
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip
+TORCH := $(shell grep '^torch==' constraints.txt)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+.PHONY: help quickstart test fast lint types contracts
+
+help:
+	@echo "make quickstart   install lmgym into .venv and train a tiny model (about 5 minutes on two cores)"
+	@echo "make test         install what the tests need and run all of them"
+	@echo "make fast         run the tests that take under a minute together"
+	@echo "make lint         ruff"
+	@echo "make types        mypy"
+	@echo "make contracts    which module may import which"
+
+quickstart: .venv/.lmgym-installed
+	$(BIN)/lmgym train recipes/quickstart.yaml
+
+test: .venv/.lmgym-developed
+	$(PYTEST)
+
+fast: .venv/.lmgym-developed
+	$(PYTEST) -m "not slow"
+
+lint: .venv/.lmgym-developed
+	$(BIN)/ruff check
+
+types: .venv/.lmgym-developed
+	$(BIN)/mypy
+
+contracts: .venv/.lmgym-developed
+	$(BIN)/lint-imports
+
+# One stamp file per step of the installation, so that a second call does nothing
+# until pyproject.toml or constraints.txt has changed.
+
+.venv/.lmgym-created:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "lmgym needs Python 3.11 or newer and found no '$(PYTHON)'; install it, or name yours: make PYTHON=python3.12 quickstart" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "lmgym needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) -V 2>&1); name a newer one: make PYTHON=python3.12 quickstart" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	touch $@
+
+# torch in a call of its own: this is where your pip settings choose between a CPU and a CUDA wheel.
+.venv/.lmgym-torch: .venv/.lmgym-created constraints.txt
+	$(PIP) install -c constraints.txt $(TORCH)
+	touch $@
+
+.venv/.lmgym-installed: .venv/.lmgym-torch pyproject.toml
+	$(PIP) install -c constraints.txt -e .
+	touch $@
+
+.venv/.lmgym-developed: .venv/.lmgym-torch pyproject.toml
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	touch .venv/.lmgym-installed $@

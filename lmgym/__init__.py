@@ -1,0 +1,50 @@
+"""lmgym trains language models by reinforcement learning.
+
+The public names, nothing else; each is imported when it is first used, so `import lmgym` loads no torch. The two
+verbs live in modules of their own name: `lmgym.train.train` and `lmgym.evaluate.evaluate`.
+
+Example:
+    >>> import lmgym
+    >>> from lmgym.train import train
+    >>> train(lmgym.load_config("recipes/quickstart.yaml", ["stages.rl.steps=20"]))
+"""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Example": "episode",
+    "Turn": "episode",
+    "Episode": "episode",
+    "Batch": "batch",
+    "Scored": "batch",
+    "collate": "batch",
+    "Config": "config",
+    "Stage": "config",
+    "load_config": "config",
+    "Algorithm": "algorithms.base",
+    "Reinforce": "algorithms.reinforce",
+    "RLOO": "algorithms.reinforce",
+    "GRPO": "algorithms.grpo",
+    "Supervised": "algorithms.supervised",
+    "Policy": "policies.policy",
+    "load_policy": "policies.load",
+    "Sampling": "engines.base",
+    "Sampler": "engines.sampler",
+    "Env": "envs.base",
+    "Step": "envs.base",
+    "LmgymError": "errors",
+    "register": "registry",
+    "check_task": "tasks.base",
+    "check_reward": "rewards.base",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'lmgym' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"lmgym.{_HOMES[name]}"), name)

@@ -1,0 +1,111 @@
+"""The contract of an algorithm: a dataclass of its hyperparameters and a few short methods.
+
+The trainer knows only what is here. `advantages` and `loss` are the algorithm; the rest has defaults. An algorithm
+never sees a string, a model or a tokenizer: columns of a `Batch` come in, per-token terms go out.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from lmgym import seeds
+from lmgym.batch import Batch, Scored
+from lmgym.episode import Episode
+from lmgym.errors import LmgymError
+from lmgym.maths.reductions import Reduction
+from lmgym.update import Optimizer, first_order
+
+Terms = dict[str, tuple[Tensor, Reduction]]  # name -> (per-token term [N T], how it is averaged)
+
+
+@dataclass(kw_only=True)
+class Algorithm:
+    """What every algorithm has. Fields are its section of a recipe.
+
+    Example: the whole of REINFORCE without a baseline:
+        >>> @dataclass(kw_only=True)
+        ... class Plain(Algorithm):
+        ...     def advantages(self, batch):
+        ...         return batch.with_(advantages=batch.per_token(batch.score))
+        ...     def loss(self, batch, new):
+        ...         return {"policy": (-batch.advantages * new.logprobs, "constant")}, {}
+    """
+
+    group_size: int = 1
+    """Answers per prompt."""
+    epochs: int = 1
+    """Passes over each batch."""
+    minibatches: int = 1
+    """Optimizer steps per pass."""
+
+    def __post_init__(self) -> None:
+        for name in ("group_size", "epochs", "minibatches"):
+            if getattr(self, name) < 1:
+                raise LmgymError(f"algorithm.{name} is {getattr(self, name)}; it must be at least 1")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What to collect and fill in besides the rollout: any of "reference" (log-probabilities of a frozen copy),
+        "greedy" (the score of the greedy answer), "demonstrations" (reference answers in place of sampled ones), "old"
+        (a scoring pass even for one optimizer step), "entropy" (exact entropies in `Scored`)."""
+        return frozenset()
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps that one batch serves."""
+        return self.epochs * self.minibatches
+
+    def select(self, groups: list[list[Episode]]) -> tuple[list[list[Episode]], bool]:
+        """The groups that train, and whether to draw more prompts for this step. Default: all, no."""
+        return groups, False
+
+    def advantages(self, batch: Batch) -> Batch:
+        """The batch with `advantages` [N T] (and `returns`, for a critic) filled in: the credit of each token."""
+        raise NotImplementedError(f"{type(self).__name__} has no advantages()")
+
+    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
+        """Named per-token terms to minimise, each with its reduction, and per-token metrics.
+
+        `new` is what the policy says now. The terms of all tokens are weighted and summed by `update.first_order`;
+        do not average here.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no loss()")
+
+    def active(self, batch: Batch) -> Bool[Tensor, " N"]:
+        """Rows that can move the policy; the others count in the totals but cost no compute."""
+        assert batch.advantages is not None
+        return (batch.advantages != 0).any(1)
+
+    def update(self, policy: Any, batch: Batch, optimizer: Optimizer) -> dict[str, float]:
+        """All optimizer steps on one prepared batch; returns the mean of their metrics."""
+        records = [
+            first_order(self, policy, minibatch, optimizer, first=place == 0)
+            for place, minibatch in enumerate(self.minibatches_of(batch))
+        ]
+        names = {name for record in records for name in record}
+        return {name: float(np.mean([r[name] for r in records if name in r])) for name in sorted(names)}
+
+    def minibatches_of(self, batch: Batch) -> Iterator[Batch]:
+        """Each epoch's minibatches, in an order that is a function of the batch's key. Sizes differ by one row at most."""
+        if self.optimizer_steps == 1:
+            yield batch
+            return
+        for epoch in range(self.epochs):
+            order = seeds.permutation(len(batch), batch.key, "minibatches", epoch)
+            for rows in np.array_split(order, min(self.minibatches, len(batch))):
+                yield batch[torch.from_numpy(np.sort(rows))]
+
+    def after_update(self, run: Any) -> None:
+        """Called once per step when the policy has changed: moving baselines, reference refresh, controllers."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything besides the fields that a resumed run needs, as plain JSON values."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned."""

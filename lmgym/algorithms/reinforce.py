@@ -1,0 +1,95 @@
+"""REINFORCE (Williams 1992) with NanoRL's baselines, and RLOO (arXiv 2402.14740)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lmgym.algorithms.base import Algorithm, Terms
+from lmgym.batch import Batch, Scored
+from lmgym.errors import LmgymError
+from lmgym.maths import advantages as credit
+from lmgym.maths.losses import policy_gradient
+from lmgym.registry import register
+
+
+@register("algorithm", "reinforce")
+@dataclass(kw_only=True)
+class Reinforce(Algorithm):
+    """loss = -mean over episodes of (R - b) * sum_t log pi(y_t).
+
+    The baseline b is one of
+      none  0
+      mean  the mean score of the batch, the episode itself included
+      ema   m <- beta * m + (1 - beta) * batch mean, the first batch setting m; b is the m that already holds this batch
+      scst  the score of the greedy answer to the same prompt (self-critical training, arXiv 1612.00563)
+
+    Matches NanoRL's documented behaviour, and differs from its code on purpose: the end-of-sequence token is trained,
+    the sampling temperature applies in the loss too, and parameters stay fp32.
+    """
+
+    baseline: Literal["none", "mean", "ema", "scst"] = "mean"
+    ema_beta: float = 0.9
+    """Memory of the ema baseline: higher weighs past rewards more."""
+    moving_mean: float | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.ema_beta < 1:
+            raise LmgymError(f"algorithm.ema_beta is {self.ema_beta}; it must be at least 0 and below 1")
+        if self.optimizer_steps > 1:
+            raise LmgymError("reinforce has no ratio to correct a second step on the same batch; set epochs and minibatches to 1, or use grpo")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"greedy"} if self.baseline == "scst" else ())
+
+    def advantages(self, batch: Batch) -> Batch:
+        return batch.with_(advantages=batch.per_token(batch.score - self._baseline(batch)))
+
+    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
+        assert batch.advantages is not None
+        return {"policy": (policy_gradient(new.logprobs, batch.advantages), "constant")}, {}
+
+    def _baseline(self, batch: Batch) -> Tensor:
+        if self.baseline == "none":
+            return torch.zeros(())
+        if self.baseline == "scst":
+            assert batch.baseline is not None
+            return batch.baseline
+        mean = credit.batch_mean(batch.score, batch.episode)
+        if self.baseline == "ema":
+            previous = float(mean) if self.moving_mean is None else self.moving_mean
+            self.moving_mean = self.ema_beta * previous + (1 - self.ema_beta) * float(mean)
+            return torch.tensor(self.moving_mean)
+        return mean
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"moving_mean": self.moving_mean}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.moving_mean = state["moving_mean"]
+
+
+@register("algorithm", "rloo")
+@dataclass(kw_only=True)
+class RLOO(Algorithm):
+    """REINFORCE whose baseline is the mean score of the other answers to the same prompt (arXiv 2402.14740, eq. 8)."""
+
+    group_size: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.group_size < 2:
+            raise LmgymError(f"algorithm.group_size is {self.group_size}; rloo needs at least 2 answers per prompt")
+        if self.optimizer_steps > 1:
+            raise LmgymError("rloo has no ratio to correct a second step on the same batch; set epochs and minibatches to 1, or use grpo")
+
+    def advantages(self, batch: Batch) -> Batch:
+        return batch.with_(advantages=batch.per_token(credit.leave_one_out(batch.score, batch.episode, batch.group)))
+
+    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
+        assert batch.advantages is not None
+        return {"policy": (policy_gradient(new.logprobs, batch.advantages), "constant")}, {}

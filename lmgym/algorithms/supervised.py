@@ -1,0 +1,29 @@
+"""Supervised fine-tuning on the references: a warm start, in the same loop as everything else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lmgym.algorithms.base import Algorithm, Terms
+from lmgym.batch import Batch, Scored
+from lmgym.registry import register
+
+
+@register("algorithm", "supervised")
+@dataclass(kw_only=True)
+class Supervised(Algorithm):
+    """loss = -mean over tokens of log pi(reference token); the prompt is not trained on, the end of sequence is.
+
+    It is REINFORCE on demonstrations with an advantage of 1 for every token.
+    """
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"demonstrations"})
+
+    def advantages(self, batch: Batch) -> Batch:
+        return batch.with_(advantages=batch.actions.float())
+
+    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
+        return {"policy": (-new.logprobs, "token")}, {}

@@ -1,0 +1,154 @@
+"""Batch and Scored: what a set of episodes is as tensors. `collate` is the only door from the text world.
+
+Letters: N rows, T tokens. A row is one sequence that the model can be run on, padded on the right. Column t
+describes token t; `Policy.score` is the only place that shifts by one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lmgym.episode import Episode, Turn
+from lmgym.errors import LmgymError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Columns about N rows of T tokens; those that nothing needed are None.
+
+    Example: two answers to the prompt [5, 6]: [7, 2] (2 ends the sequence), scored 1, and [8], cut off, scored 0:
+        tokens      [[5, 6, 7, 2], [5, 6, 8, 0]]
+        mask        [[1, 1, 1, 1], [1, 1, 1, 0]]
+        actions     [[0, 0, 1, 1], [0, 0, 1, 0]]
+        rewards     [[0, 0, 0, 1], [0, 0, 0, 0]]     score [1, 0]    terminated [1, 0]
+        episode     [0, 1]    group [0, 0]    version [0, 0]
+    """
+
+    tokens: Int[Tensor, "N T"]
+    mask: Bool[Tensor, "N T"]  # a real token
+    actions: Bool[Tensor, "N T"]  # sampled by the policy (or demonstrated), end of sequence included
+    rewards: Float[Tensor, "N T"]  # on the last token of the turn that earned it
+    score: Float[Tensor, " N"]  # total reward of the row's episode
+    episode: Int[Tensor, " N"]  # rows of one episode share its number; episodes count once in every statistic
+    group: Int[Tensor, " N"]  # episodes of one prompt share its number
+    version: Int[Tensor, " N"]  # updates that the sampling weights had seen
+    terminated: Bool[Tensor, " N"]  # False: cut off, so a value function should bootstrap
+    temperature: float = 1.0  # of the distribution that was sampled, and so of the one that is scored
+    stop_ids: tuple[int, ...] = ()
+    key: int = 0  # random key of this step's update (order of minibatches)
+    stop_excluded: Bool[Tensor, "N T"] | None = None  # the stop ids could not be sampled here (min_new_tokens)
+    logprobs_sampler: Float[Tensor, "N T"] | None = None
+    baseline: Float[Tensor, " N"] | None = None  # score of the greedy answer
+    logprobs_old: Float[Tensor, "N T"] | None = None
+    logprobs_ref: Float[Tensor, "N T"] | None = None
+    values: Float[Tensor, "N T"] | None = None
+    advantages: Float[Tensor, "N T"] | None = None
+    returns: Float[Tensor, "N T"] | None = None
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    def __getitem__(self, rows: Int[Tensor, " R"] | Bool[Tensor, " N"]) -> "Batch":
+        """The batch of some rows, cut to the longest of them."""
+        columns = self._map(lambda column: column[rows])
+        longest = int(columns["mask"].sum(1).max()) if len(columns["mask"]) else 0
+        for name, column in columns.items():
+            if column.dim() == 2:
+                columns[name] = column[:, :longest]
+        return replace(self, **columns)
+
+    def with_(self, **columns: Any) -> "Batch":
+        """The batch with these columns filled in or replaced."""
+        return replace(self, **columns)
+
+    def to(self, device: torch.device | str) -> "Batch":
+        return replace(self, **self._map(lambda column: column.to(device)))
+
+    def per_token(self, per_row: Float[Tensor, " N"]) -> Float[Tensor, "N T"]:
+        """One number per row, written to each of its actions (zero elsewhere)."""
+        return per_row[:, None] * self.actions
+
+    def _map(self, function: Any) -> dict[str, Any]:
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: function(column) for name, column in columns.items() if isinstance(column, Tensor)}
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a policy says of a batch: zero where there is no action.
+
+    `logprobs` are natural logs under the sampled distribution (temperature, excluded stop ids); `entropy` (nats)
+    and `values` only where they were asked for.
+    """
+
+    logprobs: Float[Tensor, "N T"]
+    entropy: Float[Tensor, "N T"] | None = None
+    values: Float[Tensor, "N T"] | None = None
+
+
+def collate(
+    episodes: Sequence[Episode], pad_id: int = 0, temperature: float = 1.0, stop_ids: Sequence[int] = (), key: int = 0
+) -> Batch:
+    """Episodes to a Batch, from their ids; nothing is tokenized here.
+
+    Rows come in the order of the episodes. Raises LmgymError if there is none or one without an action.
+
+    Example:
+        >>> turn = Turn(prompt_ids=[5, 6], action_ids=[7, 2], logprobs=[-.5, -.1], reward=1.0)
+        >>> collate([Episode(Example("x", "?"), group=0, index=0, turns=[turn], score=1.0)]).tokens
+        tensor([[5, 6, 7, 2]])
+    """
+    rows = [(episode, row) for episode in episodes for row in episode.rows()]
+    if not rows:
+        raise LmgymError("there is no episode to train on")
+    length = max(sum(len(turn.prompt_ids) + len(turn.action_ids) for turn in row) for _, row in rows)
+    size = (len(rows), length)
+    tokens = torch.full(size, pad_id, dtype=torch.long)
+    mask, actions, excluded = (torch.zeros(size, dtype=torch.bool) for _ in range(3))
+    rewards, logprobs = torch.zeros(size), torch.zeros(size)
+    for n, (episode, row) in enumerate(rows):
+        ids = [token for turn in row for token in turn.prompt_ids + turn.action_ids]
+        tokens[n, : len(ids)] = torch.tensor(ids)
+        mask[n, : len(ids)] = True
+        for turn, start, stop in _spans(row):
+            if start == stop:
+                raise LmgymError(f"episode {episode.index} (example {episode.example.id}) has a turn without an action")
+            actions[n, start:stop] = True
+            excluded[n, start : start + min(turn.minimum, stop - start)] = True
+            rewards[n, stop - 1] = turn.reward
+            if turn.logprobs:
+                logprobs[n, start:stop] = torch.tensor(turn.logprobs)
+    owners = [episode for episode, _ in rows]
+    sampled = all(turn.logprobs for episode in episodes for turn in episode.turns)
+    greedy = all(episode.baseline is not None for episode in episodes)
+    return Batch(
+        tokens=tokens,
+        mask=mask,
+        actions=actions,
+        rewards=rewards,
+        score=torch.tensor([episode.score for episode in owners]),
+        episode=torch.tensor([episode.index for episode in owners]),
+        group=torch.tensor([episode.group for episode in owners]),
+        version=torch.tensor([episode.version for episode in owners]),
+        terminated=torch.tensor([episode.terminated for episode in owners]),
+        temperature=temperature,
+        stop_ids=tuple(stop_ids),
+        key=key,
+        stop_excluded=excluded if bool(excluded.any()) else None,
+        logprobs_sampler=logprobs if sampled else None,
+        baseline=torch.tensor([float(episode.baseline or 0.0) for episode in owners]) if greedy else None,
+    )
+
+
+def _spans(row: list[Turn]) -> list[tuple[Turn, int, int]]:
+    """Each turn with the columns [start, stop) of its action."""
+    spans, position = [], 0
+    for turn in row:
+        start = position + len(turn.prompt_ids)
+        position = start + len(turn.action_ids)
+        spans.append((turn, start, position))
+    return spans

@@ -1,0 +1,195 @@
+"""lmgym train | eval | generate | list | check. Verbs and key=value, no other flags to learn.
+
+Importing this loads no torch; each verb imports what it needs.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lmgym import __version__, registry
+from lmgym.errors import LmgymError
+
+EPILOG = """examples:
+  lmgym train recipes/quickstart.yaml                       a tiny model learns arithmetic in minutes
+  lmgym train recipes/gsm8k_grpo.yaml policy.device=cuda steps=200
+  lmgym train runs/quickstart                               resume (add stages.rl.steps=300 for more)
+  lmgym check recipes/gsm8k_grpo.yaml                       a dry run: lengths, stops, rewards, memory
+  lmgym eval runs/quickstart evaluation.samples=4
+  lmgym generate runs/quickstart --prompt "Mia has 3 pens and gets 4 more. How many?"
+  lmgym list reward --json
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status (0 done, 1 a mistake the user can mend, 130 stopped by Ctrl-C)."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.verb is None:
+        parser.print_help()
+        return 0
+    try:
+        return int(given.run(given) or 0)
+    except LmgymError as error:
+        print(f"lmgym: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("lmgym: stopped; what was saved is whole, and `lmgym train RUN_FOLDER` goes on from there", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `lmgym list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lmgym",
+        description="Train language models by reinforcement learning.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"lmgym {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="{train,eval,generate,list,check}")
+
+    def verb(name: str, run: Any, text: str, what: str | None = None) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(name, help=text, description=text)
+        sub.set_defaults(run=run)
+        if what:
+            sub.add_argument("what", metavar=what.upper().replace(" ", "_"), help=what)
+            sub.add_argument("overrides", nargs="*", metavar="key=value", help="override a key of the recipe")
+        return sub
+
+    verb("train", _train, "train a recipe, or resume a run folder", "recipe or run")
+    verb("eval", _eval, "evaluate a run's newest model, or a recipe's model as it is", "recipe or run")
+    generate = verb("generate", _generate, "answer prompts (one a line on standard input, without --prompt)", "recipe or run")
+    generate.add_argument("--prompt", action="append", help="a prompt; may be given several times")
+    verb("check", _check, "a dry run of a recipe: loads everything, samples once, reports problems", "recipe or run")
+    listing = verb("list", _list, "what recipes can name")
+    listing.add_argument("kind", nargs="?", help=f"one of {', '.join(registry.BUILTIN)} (a plural will do)")
+    listing.add_argument("--json", action="store_true", help="machine-readable")
+    listing.add_argument("--plugin", action="append", default=[], help="a module or .py file to load first")
+    return parser
+
+
+def _train(given: argparse.Namespace) -> None:
+    from lmgym.train import train
+
+    config, folder = _config(given)
+    if folder is None and config.out is None:
+        config.out = str(_free(Path("runs") / Path(given.what).stem))
+    elif folder is None:
+        _same_recipe(config, given.what)
+    train(config)
+
+
+def _eval(given: argparse.Namespace) -> None:
+    from lmgym.evaluate import evaluate
+    from lmgym.logs.console import Console
+    from lmgym.rewards.base import build
+    from lmgym.rollout import Speaker
+    from lmgym.run import held_out_examples, make_engine, make_env, trained_policy
+
+    config, folder = _config(given)
+    section, stage = config.evaluation, config.stages[-1]
+    policy = trained_policy(config, folder)
+    examples = held_out_examples(config)
+    speaker = Speaker(make_engine(config, policy), policy.tokenizer, config.policy.template)
+    rewards = build({**stage.rewards, **section.metrics})
+    sampling = replace(stage.sampling, temperature=section.temperature)
+    result = evaluate(
+        examples, speaker, sampling, rewards, make_env(stage), config.seed, section.samples, config.reward_timeout
+    )
+    with Console() as console:
+        console.say(f"{given.what}: {len(examples)} prompts of {section.split}, {section.samples} answers each")
+        for name, interval in result.results.items():
+            console.say(f"  {name:<24} {interval}")
+
+
+def _generate(given: argparse.Namespace) -> None:
+    from lmgym import seeds
+    from lmgym.engines.base import Request
+    from lmgym.rendering import decode, prompt_ids
+    from lmgym.run import make_engine, trained_policy
+
+    config, folder = _config(given)
+    prompts = given.prompt or [line.rstrip("\n") for line in sys.stdin]
+    if not prompts:
+        raise LmgymError("there is no prompt: give --prompt TEXT, or one prompt a line on standard input")
+    policy = trained_policy(config, folder)
+    sampling = replace(config.stages[-1].sampling, temperature=config.evaluation.temperature)
+    ids = [tuple(prompt_ids(policy.tokenizer, prompt, config.policy.template)) for prompt in prompts]
+    requests = [Request(one, seeds.key(config.seed, "generate", place)) for place, one in enumerate(ids)]
+    for prompt, completion in zip(prompts, make_engine(config, policy).generate(requests, sampling), strict=True):
+        print(f"{prompt}{'' if prompt[-1:].isspace() else ' '}{decode(policy.tokenizer, completion.ids)}")
+
+
+def _check(given: argparse.Namespace) -> int:
+    from lmgym.check import check
+
+    config, folder = _config(given)
+    return check(config, folder)
+
+
+def _config(given: argparse.Namespace) -> tuple[Any, Path | None]:
+    """The config of a recipe or a run folder, and that folder (None for a recipe)."""
+    from lmgym.config import load_config
+
+    what = Path(given.what)
+    if not what.is_dir():
+        return load_config(what, given.overrides), None
+    if not (what / "recipe.yaml").is_file():
+        raise LmgymError(f"{what} is a folder without a recipe.yaml, so it is no run; name a recipe or a run folder")
+    config = load_config(what / "recipe.yaml", given.overrides)
+    config.out = str(what)
+    return config, what
+
+
+def _free(folder: Path) -> Path:
+    """The folder, or the first of folder-2, folder-3 ... that does not exist."""
+    number, free = 1, folder
+    while free.exists():
+        number += 1
+        free = folder.with_name(f"{folder.name}-{number}")
+    return free
+
+
+def _same_recipe(config: Any, recipe: str) -> None:
+    """`out=` names a folder: refuse to mix two recipes in it; the same one resumes."""
+    from lmgym.config import dump
+
+    there = Path(config.out) / "recipe.yaml"
+    if there.is_file() and there.read_text(encoding="utf-8") != dump(config):
+        raise LmgymError(
+            f"{config.out} holds a run of another recipe than {recipe}; go on with it by `lmgym train {config.out} "
+            "key=value`, or choose another out="
+        )
+
+
+def _list(given: argparse.Namespace) -> None:
+    for plugin in given.plugin:
+        registry.load_plugin(plugin)
+    kinds = list(registry.BUILTIN)
+    if given.kind is not None:
+        kind = given.kind if given.kind in kinds else given.kind.removesuffix("s")
+        if kind not in kinds:
+            raise LmgymError(f"there is no kind '{given.kind}'; {registry.suggest(given.kind, kinds)}")
+        kinds = [kind]
+    table = {kind: registry.describe(kind) for kind in kinds}
+    if given.json:
+        print(json.dumps(table[kinds[0]] if given.kind else table, indent=1))
+        return
+    for kind, rows in table.items():
+        print(f"{kind}s" if kind != "policy" else "policies")
+        width = max((len(row["name"]) for row in rows), default=0)
+        for row in rows:
+            needs = f"  (needs {row['needs']})" if row["needs"] else ""
+            print(f"  {row['name']:<{width}}  {row['summary']}{needs}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,330 @@
+"""A recipe: YAML and `key=value` overrides to a strict, typed tree, and back.
+
+One definition of each knob: the dataclass that uses it is its section (the algorithm's own fields, `Sampling`,
+`OptimizerSection`, `PolicySection` ...). An unknown key is an error that names the section, the valid keys and the
+nearest match. No interpolation, no inheritance between files. The resolved tree, with every default written out,
+is a recipe again.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from lmgym import registry
+from lmgym.algorithms.base import Algorithm
+from lmgym.checkpoint import CheckpointSection
+from lmgym.engines.base import Sampling
+from lmgym.errors import LmgymError
+from lmgym.evaluate import EvaluationSection
+from lmgym.policies.load import PolicySection
+from lmgym.rewards import base as rewards
+from lmgym.update import OptimizerSection
+
+NAMED = {"algorithm": "algorithm", "env": "env", "task": "task"}  # sections whose `name` is looked up, and their kind
+
+
+@dataclass(kw_only=True)
+class EarlyStop:
+    """Ends a stage before its last step, judged at its evaluations.
+
+    Example: EarlyStop(metric="final_answer", patience=3) or EarlyStop(metric="reference_nll", mode="min", patience=2)
+    """
+
+    metric: str
+    mode: typing.Literal["max", "min"] = "max"
+    patience: int | None = None
+    """Stop after this many evaluations without a new best."""
+    target: float | None = None
+    """Stop at the first evaluation that reaches this value."""
+
+
+@dataclass(kw_only=True)
+class Stage:
+    """One training phase. A recipe without `stages:` has one; in a recipe with them, top-level keys are their defaults."""
+
+    name: str = "train"
+    task: dict[str, Any] = field(default_factory=dict)
+    """name, the task's own arguments, and limit, system_prompt, few_shot, prompt_prefix, prompt_suffix, split."""
+    env: dict[str, Any] = field(default_factory=lambda: {"name": "single_turn"})
+    rewards: dict[str, Any] = field(default_factory=dict)
+    """reward name: weight, or reward name: {weight, its arguments}. Weight 0 makes it a metric."""
+    algorithm: Algorithm = field(default_factory=lambda: registry.get("algorithm", "grpo")())
+    sampling: Sampling = field(default_factory=Sampling)
+    optimizer: OptimizerSection = field(default_factory=OptimizerSection)
+    prompts_per_step: int = 32
+    """Distinct prompts in a step; each gets algorithm.group_size answers."""
+    steps: int = 100
+    max_draws: int = 4
+    """Most times that a step draws prompts, for an algorithm that rejects groups."""
+    early_stop: EarlyStop | None = None
+
+
+@dataclass(kw_only=True)
+class Engine:
+    """The `engine:` section: rows is how many answers are decoded side by side."""
+
+    rows: int = 256
+
+
+@dataclass(kw_only=True)
+class Logs:
+    """The `logs:` section. metrics.jsonl and rollouts.jsonl are always written."""
+
+    sinks: list[typing.Literal["tensorboard", "wandb"]] = field(default_factory=list)
+    samples: int = 4
+    """Sample answers shown at the end."""
+    rollouts: typing.Literal["tracked", "all"] = "tracked"
+    """What rollouts.jsonl keeps of a step: the first prompt's answers, or everything."""
+
+
+@dataclass(kw_only=True)
+class Config:
+    """A whole run.
+
+    Example: Config(stages=[Stage(task={"name": "arithmetic"}, rewards={"final_answer": 1.0}, steps=50)])
+    """
+
+    seed: int = 0
+    out: str | None = None
+    """Run folder; without it runs/<recipe's name>, numbered where that exists."""
+    threads: int | None = None
+    """CPU threads; without it torch's own choice. Written to the run folder, and kept when resuming."""
+    plugins: list[str] = field(default_factory=list)
+    """Modules or .py files that register the user's own algorithms, rewards, tasks."""
+    policy: PolicySection = field(default_factory=PolicySection)
+    engine: Engine = field(default_factory=Engine)
+    evaluation: EvaluationSection = field(default_factory=EvaluationSection)
+    checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
+    logs: Logs = field(default_factory=Logs)
+    reward_timeout: float = 60.0
+    """Seconds after which a reward function that has not returned ends the run."""
+    stages: list[Stage] = field(default_factory=lambda: [Stage()])
+
+
+def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
+    """Read a recipe, apply `key=value` overrides, and build it strictly.
+
+    Raises LmgymError naming the file and the line or key at fault.
+
+    Example: load_config("recipes/quickstart.yaml", ["seed=1", "stages.rl.steps=20"])
+    """
+    tree = read_yaml(Path(path))
+    for override in overrides or []:
+        apply_override(tree, override)
+    try:
+        return build_config(tree)
+    except LmgymError as error:
+        raise LmgymError(f"{path}: {error}") from error
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The file's tree. Raises LmgymError for a missing or malformed file, or one that gives a key twice."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise LmgymError(f"there is no recipe {path}") from error
+    except (IsADirectoryError, UnicodeDecodeError, PermissionError) as error:
+        raise LmgymError(f"{path} is not a readable YAML file: {error}") from error
+    try:
+        tree = yaml.load(text, _StrictLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise LmgymError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
+    if not isinstance(tree, dict):
+        raise LmgymError(f"{path}: a recipe is a mapping of keys to values, not {type(tree).__name__}")
+    return tree
+
+
+def apply_override(tree: dict[str, Any], override: str) -> None:
+    """Set one dotted key in place; a stage is named by its name or its number.
+
+    Example: apply_override(tree, "algorithm.group_size=16"); apply_override(tree, "stages.rl.optimizer.learning_rate=1e-4")
+    """
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise LmgymError(f"'{override}' is not an override; write key=value, such as steps=20")
+    try:
+        value = yaml.load(text, _StrictLoader)
+    except yaml.YAMLError as error:
+        raise LmgymError(f"override {key}: '{text}' is not a YAML value") from error
+    *parents, last = key.split(".")
+    node: Any = tree
+    for depth, part in enumerate(parents):
+        if isinstance(node, list):
+            node = node[_stage_index(node, part, key)]
+        else:
+            if isinstance(node.get(part), str) and part in NAMED:
+                node[part] = {"name": node[part]}  # `task: gsm8k` grows into a section
+            node = node.setdefault(part, {})
+        if not isinstance(node, (dict, list)):
+            raise LmgymError(f"override {key}: '{'.'.join(parents[: depth + 1])}' is a value, not a section")
+    if isinstance(node, list):
+        raise LmgymError(f"override {key}: name a key inside the stage, such as stages.{last}.steps")
+    node[last] = value
+
+
+def build_config(tree: Mapping[str, Any]) -> Config:
+    """The typed tree of a recipe's plain one."""
+    tree = dict(tree)
+    for plugin in _leaf(list[str], tree.get("plugins") or [], "plugins"):
+        registry.load_plugin(plugin)
+    stage_keys = {f.name for f in fields(Stage)} - {"name"}
+    base = {key: tree.pop(key) for key in list(tree) if key in stage_keys}
+    given = tree.pop("stages", None)
+    if given is not None and (not isinstance(given, list) or not given):
+        raise LmgymError("'stages' must be a list of at least one stage; without stages, leave the key out")
+    valid = {f.name for f in fields(Config)} | stage_keys
+    for key in tree:
+        if key not in valid:
+            raise LmgymError(f"unknown key '{key}'; {registry.suggest(str(key), valid)}")
+    stages = []
+    for number, stage in enumerate(given or [{}]):
+        if not isinstance(stage, dict):
+            raise LmgymError(f"stages.{number} must be a mapping of keys to values")
+        where = f"stages.{stage.get('name', number)}." if given else ""
+        stages.append(_build(Stage, _merge(base, stage), where))
+    _check_stages(stages)
+    config = _build(Config, {key: value for key, value in tree.items()}, "")
+    config.stages = stages
+    return config
+
+
+def resolved(config: Config) -> dict[str, Any]:
+    """The plain tree of a config with every default written out; itself a recipe."""
+    return _plain(config)
+
+
+def dump(config: Config) -> str:
+    """The resolved tree as YAML."""
+    return yaml.safe_dump(resolved(config), sort_keys=False, allow_unicode=True, width=110)
+
+
+def _build(cls: Any, tree: Any, where: str) -> Any:
+    """A dataclass from a mapping; `where` is the dotted prefix for messages."""
+    if not isinstance(tree, Mapping):
+        raise LmgymError(f"'{where.rstrip('.')}' must be a section of keys and values, not {tree!r}")
+    known = {f.name: f for f in fields(cls) if f.init}
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for key, value in tree.items():
+        if key not in known:
+            section = f" in '{where.rstrip('.')}'" if where else ""
+            raise LmgymError(f"unknown key '{key}'{section}; {registry.suggest(str(key), known)}")
+        values[key] = _value(hints[key], value, f"{where}{key}")
+    missing = [f.name for f in known.values() if _required(f) and f.name not in values]
+    if missing:
+        raise LmgymError(f"'{where.rstrip('.') or 'recipe'}' lacks the key '{missing[0]}'")
+    return cls(**values)
+
+
+def _value(hint: Any, value: Any, key: str) -> Any:
+    name = key.rsplit(".", 1)[-1]
+    if name in NAMED and not isinstance(value, Algorithm):
+        return _named(name, value, key)
+    if name == "rewards":
+        rewards.build(_leaf(dict[str, Any], value, key))
+        return value
+    section = next((a for a in (hint, *typing.get_args(hint)) if is_dataclass(a)), None)
+    if section is None or value is None:
+        return _leaf(hint, value, key)
+    return value if isinstance(value, section) else _build(section, value, key + ".")
+
+
+def _named(kind: str, value: Any, key: str) -> Any:
+    """`name` or {name: ..., arguments}: an algorithm becomes its dataclass, a task or env stays a checked mapping."""
+    tree = {"name": value} if isinstance(value, str) else value
+    if not isinstance(tree, Mapping) or not isinstance(tree.get("name"), str):
+        raise LmgymError(f"'{key}' must be a {kind}'s name, or a section with a 'name'")
+    thing = registry.get(kind, tree["name"])
+    if kind != "algorithm":
+        return dict(tree)
+    return _build(thing, {k: v for k, v in tree.items() if k != "name"}, key + ".")
+
+
+def _leaf(hint: Any, value: Any, key: str) -> Any:
+    if hint in (int, float) and isinstance(value, bool):
+        raise LmgymError(f"'{key}' is {value!r}; it must be a number")
+    try:
+        return TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        inside = ".".join(str(part) for part in problem["loc"])
+        raise LmgymError(f"'{key}{'.' + inside if inside else ''}' is {problem['input']!r}; {_lower(problem['msg'])}") from error
+
+
+def _check_stages(stages: list[Stage]) -> None:
+    names = [stage.name for stage in stages]
+    for stage in stages:
+        where = f"stage '{stage.name}': " if len(stages) > 1 else ""
+        if names.count(stage.name) > 1:
+            raise LmgymError(f"two stages are called '{stage.name}'; give each its own 'name'")
+        if not stage.task:
+            raise LmgymError(f"{where}the recipe names no task; write, for example, 'task: arithmetic'")
+        if stage.prompts_per_step < 1 or stage.steps < 1 or stage.max_draws < 1:
+            raise LmgymError(f"{where}prompts_per_step, steps and max_draws must be at least 1")
+        if "demonstrations" in stage.algorithm.needs:
+            continue
+        if stage.sampling.temperature == 0:
+            raise LmgymError(f"{where}sampling.temperature is 0; training needs answers that differ, so write 1.0 or so")
+        if not stage.rewards and stage.env.get("name") == "single_turn":
+            raise LmgymError(f"{where}the recipe names no reward; write, for example, 'rewards: {{final_answer: 1.0}}'")
+
+
+def _merge(base: Any, over: Any) -> Any:
+    """Sections merge key by key; a section with another `name`, and `rewards`, replace the base's."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = {"name": merged[key]} if key in NAMED and isinstance(merged.get(key), str) else merged.get(key)
+        new = {"name": value} if key in NAMED and isinstance(value, str) else value
+        both = isinstance(old, dict) and isinstance(new, dict) and key != "rewards"
+        same = both and ("name" not in new or new["name"] == old.get("name"))
+        merged[key] = _merge(old, new) if same else new
+    return merged
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        tree = {f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.init}
+        return {"name": registry.name_of("algorithm", type(value)), **tree} if isinstance(value, Algorithm) else tree
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _required(f: Any) -> bool:
+    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _stage_index(stages: list[Any], part: str, key: str) -> int:
+    names = [str(stage.get("name", number)) for number, stage in enumerate(stages)]
+    if part in names:
+        return names.index(part)
+    if part.isdigit() and int(part) < len(stages):
+        return int(part)
+    raise LmgymError(f"override {key}: there is no stage '{part}'; {registry.suggest(part, names)}")
+
+
+def _lower(message: str) -> str:
+    return message[:1].lower() + message[1:]
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that is given twice, which YAML would silently let win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)

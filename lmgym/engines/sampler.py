@@ -1,0 +1,264 @@
+"""Sampler: lmgym's own engine, in the training process, over the policy's own forward pass.
+
+A distinct prompt is computed once and its keys and values are stored for each of its answers; the cache is
+preallocated and written in place; a finished answer leaves and a waiting one takes its slot.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lmgym import seeds
+from lmgym.attention import CachedRows, KeyValueCache, PackedRows
+from lmgym.engines.base import Completion, Request, Sampling
+from lmgym.errors import LmgymError
+from lmgym.registry import register
+from lmgym.rendering import decode
+
+BLOCK = 256  # logits per block of the two-level inverse CDF
+
+
+@dataclass
+class Live:
+    """The answers being decoded, one per slot, as columns of length S."""
+
+    request: list[int]  # place in the list of requests
+    lengths: Int[Tensor, " S"]  # tokens in the cache
+    last: Int[Tensor, " S"]  # the token sampled last, not yet in the cache
+
+
+@register("engine", "sampler")
+class Sampler:
+    """Decodes up to `rows` answers side by side.
+
+    Greedy answers equal Hugging Face's `generate`; log-probabilities equal `Policy.score` (to 1e-4 in fp32). With bf16
+    compute it samples from a bf16 copy of the weights, renewed at each `load`.
+    """
+
+    def __init__(self, policy: Any, rows: int = 256) -> None:
+        self.policy, self.rows, self.version = policy, rows, 0
+        self._copy: Any = None
+        self.load(policy, 0)
+
+    @property
+    def context(self) -> int | None:
+        return self.policy.context
+
+    def load(self, policy: Any, version: int) -> None:
+        """Take over the policy's weights; without bf16 they are shared, and nothing is copied."""
+        self.policy, self.version = policy, version
+        if policy.compute == next(policy.model.parameters()).dtype:
+            return
+        if self._copy is None:
+            self._copy = copy.copy(policy)
+            self._copy.model = copy.deepcopy(policy.model).requires_grad_(False)
+            # Parameters only: rotary frequencies are buffers, and positions need their full precision.
+            for parameter in self._copy.model.parameters():
+                parameter.data = parameter.data.to(policy.compute)
+        with torch.no_grad():
+            for ours, theirs in zip(self._copy.model.parameters(), policy.model.parameters(), strict=True):
+                ours.copy_(theirs)
+
+    @torch.no_grad()
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+        """One completion per request, in order. Raises LmgymError for a prompt that leaves no room to answer."""
+        for request in requests:
+            self._check(request)
+        return _Run(self._copy or self.policy, list(requests), sampling, self.rows).finish()
+
+    def _check(self, request: Request) -> None:
+        context = self.policy.context
+        if not request.prompt_ids:
+            raise LmgymError("a prompt has no token at all; give it some text, or a tokenizer with a BOS token")
+        if context is not None and len(request.prompt_ids) >= context:
+            raise LmgymError(
+                f"a prompt has {len(request.prompt_ids)} tokens, and the model reads {context} at most, answer included; "
+                "shorten the prompts or take a model with a longer context"
+            )
+
+
+class _Run:
+    """The state of one `generate` call."""
+
+    def __init__(self, policy: Any, requests: list[Request], sampling: Sampling, rows: int) -> None:
+        self.policy, self.requests, self.sampling, self.rows = policy, requests, sampling, min(rows, len(requests))
+        self.device = policy.device
+        room = [policy.context - len(request.prompt_ids) if policy.context else sampling.max_new_tokens for request in requests]
+        self.limits = [min(sampling.max_new_tokens, space) for space in room]
+        self.ids: list[list[int]] = [[] for _ in requests]
+        self.logprobs: list[list[float]] = [[] for _ in requests]
+        self.stops = [""] * len(requests)
+        self.stop_ids = {*policy.stop_ids, *sampling.stop_ids}
+        self.tail = max((len(text.encode()) for text in sampling.stop), default=0) + 4  # a token may be a single byte
+        keys = [request.key for request in requests]
+        self.uniforms = torch.from_numpy(seeds.uniforms(keys, 0, sampling.max_new_tokens))
+        stop = torch.zeros(policy.vocabulary, dtype=torch.bool)
+        stop[sorted(self.stop_ids)] = True
+        self.stop_mask = stop.to(self.device)
+
+    def finish(self) -> list[Completion]:
+        (self._decode if self.policy.fast else self._decode_plain)()
+        return [Completion(*parts) for parts in zip(self.ids, self.logprobs, self.stops, strict=True)]
+
+    def _decode(self) -> None:
+        capacity = max(len(r.prompt_ids) + limit for r, limit in zip(self.requests, self.limits, strict=True))
+        cache = KeyValueCache(self.rows, capacity)
+        order = list(range(len(self.requests)))
+        waiting, free = order, list(range(self.rows))
+        live = Live([-1] * self.rows, torch.zeros(self.rows, dtype=torch.long), torch.zeros(self.rows, dtype=torch.long))
+        while True:
+            if waiting and len(free) >= min(len(waiting), max(1, self.rows // 4)):
+                admitted, waiting = waiting[: len(free)], waiting[len(free) :]
+                self._admit(admitted, free[: len(admitted)], live, cache)
+                free = [slot for slot, request in enumerate(live.request) if request < 0]
+                continue  # some may have ended with their first token
+            active = cache.slots - len(free)
+            if active == 0 and not waiting:
+                return
+            if not waiting and active <= 0.75 * cache.slots:
+                self._compact(live, cache)
+            self._step(live, cache)
+            free = [slot for slot, request in enumerate(live.request) if request < 0]
+
+    def _admit(self, requests: list[int], slots: list[int], live: Live, cache: KeyValueCache) -> None:
+        """Prefill the distinct prompts of these requests, fill their slots and sample their first tokens."""
+        members: dict[tuple[int, ...], list[int]] = {}
+        for place, request in enumerate(requests):
+            members.setdefault(self.requests[request].prompt_ids, []).append(place)
+        for chunk in _chunks(list(members), self.policy.tokens_per_forward):
+            places = [place for prompt in chunk for place in members[prompt]]
+            source = torch.tensor([i for i, prompt in enumerate(chunk) for _ in members[prompt]], device=self.device)
+            into = torch.tensor([slots[place] for place in places])
+            layout = PackedRows([len(prompt) for prompt in chunk], self.device, cache, source, into.to(self.device))
+            ids = torch.tensor([token for prompt in chunk for token in prompt], device=self.device)
+            hidden = self.policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
+            ends = torch.tensor([len(prompt) for prompt in chunk]).cumsum(0) - 1
+            logits = self.policy.head(hidden[ends.to(self.device)])[source]
+            for place in places:
+                live.request[slots[place]] = requests[place]
+                live.lengths[slots[place]] = len(self.requests[requests[place]].prompt_ids)
+            self._take(logits, into.tolist(), live)
+
+    def _step(self, live: Live, cache: KeyValueCache) -> None:
+        """One token for each live slot; free slots are computed along, and their tokens are thrown away."""
+        layout = CachedRows(cache, live.lengths.to(self.device), int(live.lengths.max()))
+        hidden = self.policy.forward_hidden(live.last.to(self.device)[:, None], layout.positions[:, None], layout)
+        slots = [slot for slot, request in enumerate(live.request) if request >= 0]
+        live.lengths[slots] += 1
+        rows = hidden[:, 0] if len(slots) == cache.slots else hidden[slots, 0]
+        self._take(self.policy.head(rows), slots, live)
+
+    def _take(self, logits: Float[Tensor, "R V"], slots: list[int], live: Live) -> None:
+        """Sample one token per slot, keep it with its log-probability, and free the slots of ended answers."""
+        requests = [live.request[slot] for slot in slots]
+        tokens, logprobs = self._draw(logits, requests)
+        for slot, request, token, logprob in zip(slots, requests, tokens, logprobs, strict=True):
+            self._keep(request, token, logprob)
+            live.last[slot] = token
+            if self.stops[request]:
+                live.request[slot] = -1
+                live.lengths[slot] = 0
+
+    def _draw(self, logits: Float[Tensor, "R V"], requests: list[int]) -> tuple[list[int], list[float]]:
+        counts = [len(self.ids[request]) for request in requests]
+        early = torch.tensor([count < self.sampling.min_new_tokens for count in counts])
+        if bool(early.any()):
+            logits = logits.masked_fill(early.to(self.device)[:, None] & self.stop_mask, float("-inf"))
+        uniform = self.uniforms[requests, counts].to(self.device)
+        tokens, logprobs = draw(logits, self.sampling.temperature, uniform)
+        return tokens.tolist(), logprobs.tolist()
+
+    def _keep(self, request: int, token: int, logprob: float) -> None:
+        ids = self.ids[request]
+        ids.append(token)
+        self.logprobs[request].append(logprob)
+        if token in self.stop_ids:
+            self.stops[request] = "eos" if token in self.policy.stop_ids else "stop"
+        elif self.sampling.stop and self._holds_stop(ids):
+            self.stops[request] = "stop"
+        elif len(ids) >= self.limits[request]:
+            self.stops[request] = "length" if len(ids) >= self.sampling.max_new_tokens else "context"
+
+    def _holds_stop(self, ids: list[int]) -> bool:
+        text = decode(self.policy.tokenizer, ids[-self.tail :])
+        return any(stop in text for stop in self.sampling.stop)
+
+    def _compact(self, live: Live, cache: KeyValueCache) -> None:
+        slots = [slot for slot, request in enumerate(live.request) if request >= 0]
+        cache.keep(torch.tensor(slots, device=self.device))
+        live.request = [live.request[slot] for slot in slots]
+        live.lengths, live.last = live.lengths[slots], live.last[slots]
+
+    def _decode_plain(self) -> None:
+        """Any causal LM, through Hugging Face's own cache: left-padded blocks of requests, nobody leaves early."""
+        for start in range(0, len(self.requests), self.rows):
+            block = list(range(start, min(start + self.rows, len(self.requests))))
+            prompts = [self.requests[request].prompt_ids for request in block]
+            width = max(map(len, prompts))
+            ids = torch.tensor([[self.policy.pad_id] * (width - len(p)) + list(p) for p in prompts], device=self.device)
+            mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self.device)
+            cache = None
+            while not all(self.stops[request] for request in block):
+                positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+                output = self.policy.model(
+                    input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+                )
+                cache = output.past_key_values
+                tokens, logprobs = self._draw_open(output.logits[:, -1].float(), block)
+                ids = torch.tensor(tokens, device=self.device)[:, None]
+                mask = torch.cat([mask, torch.ones_like(ids)], 1)
+                for request, token, logprob in zip(block, tokens, logprobs, strict=True):
+                    if not self.stops[request]:
+                        self._keep(request, token, logprob)
+
+    def _draw_open(self, logits: Float[Tensor, "R V"], block: list[int]) -> tuple[list[int], list[float]]:
+        """Draw for the answers that are still open; the ended ones are fed padding."""
+        still = [place for place, request in enumerate(block) if not self.stops[request]]
+        drawn, drawn_logprobs = self._draw(logits[still], [block[place] for place in still])
+        tokens, logprobs = [self.policy.pad_id] * len(block), [0.0] * len(block)
+        for place, token, logprob in zip(still, drawn, drawn_logprobs, strict=True):
+            tokens[place], logprobs[place] = token, logprob
+        return tokens, logprobs
+
+
+def draw(
+    logits: Float[Tensor, "R V"], temperature: float, uniform: Float[Tensor, " R"]
+) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"]]:
+    """One token per row by inverse CDF, and its log-probability; temperature 0 takes the most likely token.
+
+    One uniform number per row decides, so a row's draw does not depend on its neighbours. Two levels (the sums of
+    blocks of the vocabulary, then one block) save a running sum over all of it.
+    """
+    if temperature == 0:
+        tokens = logits.argmax(-1)
+        return tokens, logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+    scaled = logits if temperature == 1 else logits / temperature
+    rows, vocabulary = scaled.shape
+    highest = scaled.max(-1, keepdim=True).values
+    mass = torch.nn.functional.pad((scaled - highest).exp(), (0, -vocabulary % BLOCK)).view(rows, -1, BLOCK)
+    sums = mass.sum(-1, dtype=torch.float64)
+    running = sums.cumsum(-1)
+    target = uniform[:, None] * running[:, -1:]
+    block = torch.searchsorted(running, target, right=True).clamp(max=running.shape[1] - 1)
+    share = ((target - running.gather(1, block)) / sums.gather(1, block) + 1).clamp(0, 1 - 2.0**-53)
+    inner = mass[torch.arange(rows, device=mass.device), block[:, 0]].to(torch.float64).cumsum(-1)
+    within = torch.searchsorted(inner, share * inner[:, -1:], right=True)
+    tokens = (block * BLOCK + within)[:, 0]
+    logprobs = scaled.gather(1, tokens[:, None])[:, 0] - highest[:, 0] - running[:, -1].log().to(scaled.dtype)
+    return tokens, logprobs
+
+
+def _chunks(prompts: list[tuple[int, ...]], budget: int) -> list[list[tuple[int, ...]]]:
+    """Prompts in order, cut where the padded size would pass the budget."""
+    chunks: list[list[tuple[int, ...]]] = []
+    for prompt in prompts:
+        if chunks and (len(chunks[-1]) + 1) * max(map(len, [*chunks[-1], prompt])) <= budget:
+            chunks[-1].append(prompt)
+        else:
+            chunks.append([prompt])
+    return chunks

@@ -1,0 +1,18 @@
+"""One prompt, one answer: what most text tasks are."""
+
+from collections.abc import Sequence
+
+from lmgym.envs.base import Step
+from lmgym.episode import Example, Message
+from lmgym.registry import register
+
+
+@register("env", "single_turn")
+class SingleTurn:
+    """Shows the example's prompt and ends with the first answer; the rewards do the judging."""
+
+    def reset(self, example: Example, seed: int) -> str | Sequence[Message]:
+        return example.prompt
+
+    def step(self, text: str) -> Step:
+        return Step(terminated=True)

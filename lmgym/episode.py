@@ -1,0 +1,96 @@
+"""The nouns of the text world: Example, Turn, Episode. Plain Python, no torch.
+
+Tasks make Examples, rollouts make Episodes of Turns, rewards score them, and `batch.collate` is the only door
+from here to tensors.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Message = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content": "..."}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One problem of a task.
+
+    `prompt` is a text, or chat messages. `references` are complete answers as a model should write them (what
+    supervised training imitates and reference-based rewards compare with); open tasks have none. `meta` holds
+    whatever else a reward or a table of results may want.
+
+    Example:
+        >>> Example(id="gsm8k/train/0", prompt="Tom has 3 apples and buys 4. How many has he?",
+        ...         references=("3 + 4 = 7\\n#### 7",), meta={"answer": "7"})
+    """
+
+    id: str
+    prompt: str | Sequence[Message]
+    references: tuple[str, ...] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Turn:
+    """Tokens that were put before the policy, then tokens that it sampled.
+
+    `prompt_ids` are only the tokens appended since the turn before (all of the prompt in the first turn).
+    `action_ids` are exactly what was sampled, the end-of-sequence or stop token included; `logprobs` are their
+    log-probabilities under the distribution that was sampled from (natural log, temperature applied; empty for
+    demonstrations, which nobody sampled). The first `minimum` actions were drawn with the stop ids excluded.
+
+    Example: a turn of a model that was asked "2+2=" and answered "4", then stopped:
+        >>> Turn(prompt_ids=[51, 44, 51, 62], action_ids=[53, 2], logprobs=[-0.1, -0.02], text="4", stop="eos", reward=1.0)
+    """
+
+    prompt_ids: list[int]
+    action_ids: list[int]
+    logprobs: list[float] = field(default_factory=list)
+    text: str = ""  # the action decoded, special tokens removed
+    stop: str = "eos"  # "eos" | "stop" (a stop string or id) | "length" (cut off at max_new_tokens) | "context" (model full)
+    minimum: int = 0
+    reward: float = 0.0  # earned by this turn
+    restart: bool = False  # the prompt was rewritten, not appended to: this turn begins a new row
+
+
+@dataclass
+class Episode:
+    """One complete interaction: for a question, one turn; for a conversation, several.
+
+    `group` numbers the prompt within the step; episodes of one group answer the same prompt. `index` is the
+    episode's place in the step, and with (seed, step, draw) fixes its random numbers. `terminated` is True if the
+    episode came to its own end and False if it was cut off (length, time, context).
+
+    Example:
+        >>> Episode(example=Example("a/0", "2+2="), group=0, index=3, turns=[...], score=1.1,
+        ...         parts={"final_answer": 1.0, "answer_format": 1.0})     # weights 1 and 0.1
+    """
+
+    example: Example
+    group: int
+    index: int
+    turns: list[Turn] = field(default_factory=list)
+    terminated: bool = True
+    version: int = 0  # of the weights that sampled it: the number of updates they had seen
+    parts: dict[str, float] = field(default_factory=dict)  # each reward before its weight
+    score: float = 0.0  # the sum of the turns' rewards
+    baseline: float | None = None  # score of the greedy answer to the same prompt, where the algorithm asks for it
+
+    @property
+    def text(self) -> str:
+        """The model's last turn."""
+        return self.turns[-1].text if self.turns else ""
+
+    @property
+    def truncated(self) -> bool:
+        """True if any action was cut off by the token limit or the end of the context."""
+        return any(turn.stop in ("length", "context") for turn in self.turns)
+
+    def rows(self) -> list[list[Turn]]:
+        """The turns that share one token sequence; more than one row only where a prompt was rewritten."""
+        rows: list[list[Turn]] = []
+        for turn in self.turns:
+            if turn.restart or not rows:
+                rows.append([])
+            rows[-1].append(turn)
+        return rows

@@ -1,0 +1,322 @@
+"""What a person sees of a run: one live line, warnings, and tables at the end.
+
+Text that a model or a data set wrote is shown as it is: never read as markup, and its control characters
+replaced by visible signs, so that it cannot colour, clear or retitle the terminal.
+"""
+
+import math
+import statistics
+import sys
+import time
+import unicodedata
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import rich.box
+import rich.console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from lmgym.statistics import Interval, do_not_overlap
+
+ACCURACIES = ("final_answer", "exact_match")  # metrics that the live line calls accuracy
+JOINERS = "\u200c\u200d"  # invisible, but part of ordinary words and emoji
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One problem with the model's answers before and after training; `reward` is that of the answer after.
+
+    Example:
+        >>> Sample(prompt="2+2=", before="5", after="4", reference="4", reward=1.0)
+    """
+
+    prompt: str
+    before: str
+    after: str
+    reference: str
+    reward: float
+
+
+class Pace:
+    """The time that the remaining steps will take: their number times the median of recent steps' seconds.
+
+    The first step does not count (it compiles, allocates and fills caches), and the median forgives a slow
+    one.
+
+    Example:
+        >>> pace = Pace()
+        >>> for seconds in (9.0, 1.0, 1.0, 30.0, 1.0):
+        ...     pace.add(seconds)
+        >>> pace.left(60)
+        60.0
+    """
+
+    def __init__(self, recent: int = 32):
+        self._seconds: deque[float] = deque(maxlen=recent)
+        self._first = True
+
+    def add(self, seconds: float) -> None:
+        """Note how long a step took, in seconds."""
+        if not self._first:
+            self._seconds.append(seconds)
+        self._first = False
+
+    def left(self, steps: int) -> float | None:
+        """Seconds for so many more steps; None while fewer than two steps have been seen."""
+        return statistics.median(self._seconds) * steps if self._seconds else None
+
+
+class Console:
+    """Shows a run on a terminal as one line that keeps changing, elsewhere (a file, a pipe) as plain lines.
+
+    Plain lines come at the first and last step of a stage and at most every `every_seconds` between. Numbers
+    that are missing or not finite show as "-". Use it as a context manager, or call `close`, so that the live
+    line ends however the run ends. `quiet` prints nothing (the ranks other than 0).
+
+    Example:
+        >>> with Console() as console:
+        ...     console.stage("rl", index=1, total=2)
+        ...     console.step({"reward": 0.53, "seconds": 0.9}, step=12, steps=200)
+    """
+
+    def __init__(
+        self,
+        file: TextIO | None = None,
+        every_seconds: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+        quiet: bool = False,
+    ):
+        file = file or sys.stdout
+        self._rich = rich.console.Console(file=file, markup=False, emoji=False, highlight=False, quiet=quiet)
+        self._encoding = getattr(file, "encoding", None) or "utf-8"
+        self._terminal = file.isatty() and self._rich.is_terminal and not self._rich.is_dumb_terminal
+        self._every_seconds = every_seconds
+        self._clock = clock
+        self._shown_at = -math.inf
+        self._pace = Pace()
+        self._held_out: tuple[str, float] | None = None
+        self._warnings: set[str] = set()
+        self._live: Live | None = None
+
+    def stage(self, name: str, index: int, total: int) -> None:
+        """Announce a stage; `index` counts from 0."""
+        self._finish_line()
+        self._pace, self._shown_at = Pace(), -math.inf
+        self.say(f"stage {index + 1}/{total}: {name}", style="bold")
+
+    def step(
+        self, record: Mapping[str, Any], step: int, steps: int, seconds_left: float | None = None
+    ) -> None:
+        """Show a train record; `step` counts from 0 and shows as step + 1 of steps.
+
+        Without `seconds_left` the time left in this stage is reckoned from the records' "seconds".
+        """
+        seconds = _number(record, "seconds")
+        if seconds is not None:
+            self._pace.add(seconds)
+        if seconds_left is None:
+            seconds_left = self._pace.left(steps - step - 1)
+        last, now = step + 1 >= steps, self._clock()
+        if not last and now - self._shown_at < (0.1 if self._terminal else self._every_seconds):
+            return
+        self._shown_at = now
+        words = status(record, step, steps, seconds_left, self._held_out)
+        if self._warnings:
+            words.append(f"{len(self._warnings)} warning" + "s" * (len(self._warnings) > 1))
+        self._show_line(words)
+        if last:
+            self._finish_line()
+
+    def evaluation(self, step: int, results: Mapping[str, Interval], split: str = "") -> None:
+        """Print the results after `step` steps; the first one becomes the live line's held-out number."""
+        if not results:
+            return
+        name, first = next(iter(results.items()))
+        self._held_out = (name, first.mean)
+        where = f", {split}" if split else ""
+        means = "  ".join(f"{name} {interval}" for name, interval in results.items())
+        self.say(f"evaluation after {step} steps ({first.count} prompts{where}): {means}", style="cyan")
+
+    def warn(self, sentence: str) -> None:
+        """Print a warning, once however often it comes."""
+        if sentence not in self._warnings:
+            self._warnings.add(sentence)
+            self.say(f"warning: {sentence}", style="yellow")
+
+    def before_after(self, rows: Sequence[tuple[str, Interval, Interval]]) -> None:
+        """A table of (metric, before, after), means with 95% intervals, and whether these overlap."""
+        self._finish_line()
+        counts = {interval.count for _, *pair in rows for interval in pair}
+        prompts = f" on {counts.pop()} prompts" if len(counts) == 1 else ""
+        title = f"before and after{prompts}: mean [95% interval]"
+        table = Table(box=rich.box.SIMPLE, title=title, title_justify="left")
+        table.add_column("metric", overflow="fold")
+        for heading in ("before", "after", "intervals overlap"):
+            table.add_column(heading, no_wrap=heading != "intervals overlap")
+        for metric, before, after in rows:
+            apart = do_not_overlap(before, after)
+            cells = (metric, str(before), str(after), "no" if apart else "yes")
+            table.add_row(*map(self._text, cells), style="bold" if apart else "")
+        self._rich.print(table)
+
+    def samples(self, rows: Sequence[Sample], limit: int = 240) -> None:
+        """A few answers, each text shortened to `limit` characters for this display only."""
+        self._finish_line()
+        table = Table(box=rich.box.SIMPLE, title="sample answers", title_justify="left", show_header=False)
+        table.add_column(style="dim")
+        table.add_column(overflow="fold")
+        for sample in rows:
+            for name in ("prompt", "before", "after", "reference"):
+                table.add_row(name, self._text(shorten(getattr(sample, name), limit)))
+            table.add_row("reward", self._text(_decimal(sample.reward)), end_section=True)
+        self._rich.print(table)
+
+    def say(self, sentence: str, style: str = "") -> None:
+        """Print a line above the live one, neither wrapped nor shortened (a path stays whole)."""
+        self._rich.print(self._text(sentence, style), soft_wrap=True)
+
+    def close(self) -> None:
+        """End the live line, leaving its last state on the screen."""
+        self._finish_line()
+
+    def __enter__(self) -> "Console":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _show_line(self, words: list[str]) -> None:
+        if not self._terminal:
+            self.say("  ".join(words))
+            return
+        while len(words) > 1 and len("  ".join(words)) >= self._rich.width:
+            words = words[:-1]  # one line, of whole words: the least important stand last
+        text = self._text("  ".join(words))
+        text.no_wrap, text.overflow = True, "crop"
+        if self._live is None:
+            # standard error is drawn above the line only if it goes to the terminal anyway
+            self._live = Live(
+                text, console=self._rich, auto_refresh=False, redirect_stderr=sys.stderr.isatty()
+            )
+            self._live.start()
+            self._rich.show_cursor(True)  # else a killed run would leave the terminal without one
+        self._live.update(text, refresh=True)
+
+    def _finish_line(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _text(self, content: str, style: str = "") -> Text:
+        known = visible(content).encode(self._encoding, "replace").decode(self._encoding)
+        return Text(known, style=style)
+
+
+def status(
+    record: Mapping[str, Any],
+    step: int,
+    steps: int,
+    seconds_left: float | None,
+    held_out: tuple[str, float] | None = None,
+) -> list[str]:
+    """The words of the live line: step, reward (or loss), accuracy, tokens/s, time left, truncated share.
+
+    Accuracy is the last evaluation's first metric (`held_out`: its name and mean), and before there is one
+    the first part of the train reward, then called so. The first five words fit 80 columns.
+
+    Example:
+        >>> status({"reward": 0.5, "tokens_per_second/rollout": 12e3}, 12, 200, 151.0, ("final_answer", 0.61))
+        ['step  13/200', 'reward 0.500', 'accuracy 0.610', '12.0k tokens/s', '02:31 left']
+    """
+    words = [f"step {step + 1:>{len(str(steps))}}/{steps}"]
+    losses = [name for name in record if name == "loss" or name.startswith("loss/")]
+    if "reward" in record or not losses:
+        words.append(f"reward {_decimal(_number(record, 'reward'))}")
+    else:
+        words.append(f"loss {_decimal(_number(record, losses[0]))}")
+    parts = [name for name in record if name.startswith("reward/")]
+    if held_out:
+        words.append(f"{_label(held_out[0])} {_decimal(held_out[1])}")
+    elif parts:
+        name = _label(parts[0].removeprefix("reward/"))
+        words.append(f"train {name} {_decimal(_number(record, parts[0]))}")
+    speed = _number(record, "tokens_per_second/rollout") or _number(record, "tokens_per_second/update")
+    words.append(f"{_thousands(speed)} tokens/s")
+    words.append(f"{duration(seconds_left)} left")
+    truncated = _number(record, "truncated")
+    if truncated is not None and truncated >= 0.005:
+        words.append(f"truncated {truncated:.0%}")
+    return words
+
+
+def duration(seconds: float | None) -> str:
+    """Minutes and seconds, with hours where there are any; "--:--" for None.
+
+    Example:
+        >>> duration(151.2), duration(3723), duration(None)
+        ('02:31', '1:02:03', '--:--')
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return "--:--"
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    return f"{minutes:02d}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def visible(text: str) -> str:
+    """The text with every control and invisible character replaced by a sign that does nothing.
+
+    Example:
+        >>> visible("a\\x1b[2Jb\\n")
+        'a␛[2Jb⏎'
+    """
+    return "".join(_visible(character) for character in text)
+
+
+def shorten(text: str, limit: int) -> str:
+    """At most `limit` characters: the beginning and, since the answer stands there, the end, with … between.
+
+    Example:
+        >>> shorten("0123456789", 7)
+        '0123…89'
+    """
+    if len(text) <= limit:
+        return text
+    tail = max(0, limit - 1) * 2 // 5
+    return text[: max(0, limit - 1 - tail)] + "…" + (text[-tail:] if tail else "")
+
+
+def _visible(character: str) -> str:
+    code = ord(character)
+    if character in "\n\u2028\u2029":
+        return "⏎"
+    if character == "\t":
+        return " "
+    if code < 0x20:
+        return chr(0x2400 + code)
+    hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs") and character not in JOINERS
+    return "\ufffd" if hidden else character
+
+
+def _label(metric: str) -> str:
+    return "accuracy" if metric in ACCURACIES else metric
+
+
+def _number(record: Mapping[str, Any], name: str) -> float | None:
+    value = record.get(name)
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def _decimal(value: float | None) -> str:
+    return "-" if value is None or not math.isfinite(value) else f"{value:.3f}"
+
+
+def _thousands(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if value >= 1e6:
+        return f"{value / 1e6:.1f}M"
+    return f"{value / 1e3:.1f}k" if value >= 1e3 else f"{value:.0f}"

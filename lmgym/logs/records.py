@@ -1,0 +1,52 @@
+"""Episodes to the records that the log files keep: metrics of a step, and the answers themselves."""
+
+import resource
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from lmgym.episode import Episode
+
+
+def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Means over the episodes of a step: reward and its parts, lengths (tokens), share of answers cut off.
+
+    Example: {"reward": 0.53, "reward/final_answer": 0.5, "length/mean": 4.2, "length/max": 8.0, "truncated": 0.0}
+    """
+    count = len(episodes)
+    lengths = [sampled_tokens([episode]) for episode in episodes]
+    parts = {name: sum(e.parts[name] for e in episodes) / count for name in episodes[0].parts}
+    return {
+        "reward": sum(episode.score for episode in episodes) / count,
+        **{f"reward/{name}": value for name, value in parts.items()},
+        "length/mean": sum(lengths) / count,
+        "length/max": float(max(lengths)),
+        "truncated": sum(episode.truncated for episode in episodes) / count,
+    }
+
+
+def rollout_record(episode: Episode) -> dict[str, Any]:
+    """An episode as rollouts.jsonl keeps it: texts and sampled ids, rewards, why each turn stopped."""
+    return {
+        "example": episode.example.id,
+        "group": episode.group,
+        "index": episode.index,
+        "prompt": episode.example.prompt,
+        "references": list(episode.example.references),
+        "turns": [asdict(turn) for turn in episode.turns],
+        "parts": episode.parts,
+        "score": episode.score,
+        "version": episode.version,
+    }
+
+
+def sampled_tokens(episodes: Sequence[Episode]) -> int:
+    """Tokens that the policy sampled in these episodes."""
+    return sum(len(turn.action_ids) for episode in episodes for turn in episode.turns)
+
+
+def peak_memory_gib() -> float:
+    """Most memory that this process has held at once, in GiB (of the machine, not of a GPU)."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -1,0 +1,334 @@
+"""The records in a run folder, metrics.jsonl and rollouts.jsonl: one JSON object per line; sinks on request.
+
+A record is a flat dictionary with "kind" ("train" or "evaluation"), "stage" and "step", both counted from 0,
+so that it knows where it belongs and a resumed run can drop what it is about to repeat. The train record of
+step s is about the update that takes the policy from version s to s + 1; the evaluation record of step s is
+about the policy after s updates.
+"""
+
+import errno
+import hashlib
+import importlib
+import json
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lmgym.errors import LmgymError
+from lmgym.registry import suggest
+
+if TYPE_CHECKING:
+    from lmgym.logs.console import Console
+
+METRICS = "metrics.jsonl"
+ROLLOUTS = "rollouts.jsonl"
+KINDS = ("train", "evaluation")
+
+Record = dict[str, Any]
+
+
+class Writer:
+    """Appends records to a run folder; each line goes to the system at once, so a killed run loses nothing.
+
+    Floats are written in full; NaN and infinity, which JSON does not have, become null. `sinks` names further
+    receivers of the scalar metrics, "tensorboard" and "wandb", keyed "kind/name" ("evaluation/split/name"
+    where a record has a split) over steps counted through all stages; they need `pip install 'lmgym[track]'`.
+    A sink that fails during the run is dropped with a warning on the console. Opening a folder cuts off a
+    torn last line, which only a killed run leaves; a run that resumes calls `rewind` before it opens its
+    Writer.
+
+    Raises LmgymError for a record without kind, stage or step, a value that JSON cannot hold, a sink that is
+    unknown or not installed, and a full disk.
+
+    Example:
+        >>> with Writer(Path("runs/a")) as writer:
+        ...     writer.metrics({"kind": "train", "stage": 0, "step": 0, "reward": 0.25})
+    """
+
+    def __init__(self, folder: Path, sinks: Iterable[str] = (), console: "Console | None" = None):
+        self.folder = Path(folder)
+        self._warn: Callable[[str], None] = console.warn if console else warnings.warn
+        with disk_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self._files = {name: _open(self.folder / name) for name in (METRICS, ROLLOUTS)}
+        self._sinks = {name: _start(name, self.folder) for name in sinks}
+        self._clock = StepClock()
+        if self._sinks:  # they count steps through all stages, so a resumed run must know the earlier ones
+            for record in read_records(self.folder / METRICS):
+                self._clock.position(record)
+
+    def metrics(self, record: Record) -> None:
+        """Append one record to metrics.jsonl and send its numbers to the sinks."""
+        _append(self._files[METRICS], [record], self.folder / METRICS)
+        if not self._sinks:
+            return
+        position, scalars = self._clock.position(record), _scalars(record)
+        for name, sink in list(self._sinks.items()):
+            try:
+                sink.write(scalars, position)
+            except Exception as error:  # a tracker's bad day must not end the training
+                del self._sinks[name]
+                self._warn(f"{name} failed and gets no more metrics ({_brief(error)}); {METRICS} has all")
+
+    def rollouts(self, records: Iterable[Record]) -> None:
+        """Append records (texts, rewards, nested values) to rollouts.jsonl."""
+        _append(self._files[ROLLOUTS], records, self.folder / ROLLOUTS)
+
+    def close(self) -> None:
+        """Close the files and the sinks; a second call does nothing."""
+        for name, sink in self._sinks.items():
+            try:
+                sink.close()
+            except Exception as error:
+                self._warn(f"{name} did not close properly ({_brief(error)}); {METRICS} has all metrics")
+        self._sinks = {}
+        for file in self._files.values():
+            file.close()
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def rewind(folder: Path, stage: int, step: int) -> None:
+    """Take both files back to the checkpoint that was saved after `step` updates of `stage`.
+
+    Kept are train records with (stage, step) before that and evaluation records with (stage, step) up to and
+    including it, since the evaluation of step s is written before checkpoint s (at step 0, where a stage begins, it comes
+    after); a torn last line goes. The
+    new file replaces the old one atomically, so this may itself be killed. Missing files are fine. Raises
+    LmgymError, with file and line, for a line in the middle that is no record.
+
+    Example: rewind(Path("runs/a"), stage=1, step=40)   # the run goes on with step 40 of its second stage
+    """
+    for path in (Path(folder) / METRICS, Path(folder) / ROLLOUTS):
+        if not path.exists():
+            continue
+        temporary = path.with_name(path.name + ".tmp")
+        try:
+            with disk_errors(path):
+                with open(temporary, "wb") as kept:
+                    kept.writelines(line for line, record in _lines(path) if _belongs(record, stage, step))
+                    kept.flush()
+                    os.fsync(kept.fileno())
+                os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)  # on a full disk the half of a copy would be in the way
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """The records of a .jsonl file in order; a torn last line, as a killed run leaves, is left out.
+
+    Raises LmgymError if there is no such file, and with its number for a line that is no record.
+    """
+    if not path.is_file():
+        raise LmgymError(f"there is no file {path}")
+    return (record for _, record in _lines(path))
+
+
+class StepClock:
+    """Turns (stage, step) into steps counted through all stages, from the records themselves, in order.
+
+    A stage is as long as its records say, so a stage that stopped early counts what it ran. The position is
+    the number of updates the policy had seen: a train and an evaluation record of the same step share it.
+
+    Example:
+        >>> clock = StepClock()
+        >>> [clock.position({"kind": "train", "stage": 0, "step": step}) for step in (0, 1, 2)]
+        [0, 1, 2]
+        >>> clock.position({"kind": "evaluation", "stage": 1, "step": 0})
+        3
+    """
+
+    def __init__(self) -> None:
+        self.lengths: dict[int, int] = {}
+
+    def start(self, stage: int) -> int:
+        """The number of steps that all earlier stages ran."""
+        return sum(length for earlier, length in self.lengths.items() if earlier < stage)
+
+    def position(self, record: Record) -> int:
+        """Note the record and return the steps before it."""
+        stage, step = int(record["stage"]), int(record["step"])
+        done = step + (record["kind"] == "train")
+        self.lengths[stage] = max(done, self.lengths.get(stage, 0))
+        return self.start(stage) + step
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError while writing `path` into a LmgymError that says what to do about it.
+
+    Example:
+        >>> with disk_errors(Path("/dev/full")):
+        ...     raise OSError(errno.ENOSPC, "No space left on device")
+        Traceback (most recent call last):
+        lmgym.errors.LmgymError: /dev/full: the disk is full (No space left on device); free some space ...
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            then = "free some space and run the same command again to resume"
+            raise LmgymError(f"{path}: the disk is full ({reason}); {then}") from error
+        raise LmgymError(f"{path}: cannot be written ({reason}); choose a folder that can") from error
+
+
+class Sink(Protocol):
+    """A receiver of scalar metrics."""
+
+    def write(self, scalars: dict[str, float], position: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Tensorboard:
+    """Event files under the run folder's tensorboard/; steps that a resumed run repeats are purged."""
+
+    def __init__(self, folder: Path):
+        self._module = importlib.import_module("torch.utils.tensorboard")
+        self._folder = folder / "tensorboard"
+        self._events: Any = None
+
+    def write(self, scalars: dict[str, float], position: int) -> None:
+        if self._events is None:
+            # the evaluation at this very position came before the checkpoint and stays: hence + 1
+            self._events = self._module.SummaryWriter(str(self._folder), purge_step=position + 1)
+        for name, value in scalars.items():
+            self._events.add_scalar(name, value, position)
+        self._events.flush()
+
+    def close(self) -> None:
+        if self._events is not None:
+            self._events.close()
+
+
+class Wandb:
+    """A Weights & Biases run of project lmgym (or WANDB_PROJECT); a resumed run goes on in the same one."""
+
+    def __init__(self, folder: Path):
+        self._wandb = importlib.import_module("wandb")
+        # the id is a function of the folder, so that resuming finds the run without another file to keep
+        identity = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+        project = os.environ.get("WANDB_PROJECT", "lmgym")
+        self._run = self._wandb.init(
+            project=project, name=folder.name, id=identity, dir=str(folder), resume="allow"
+        )
+        # wandb refuses steps that go back, as they do on resume: our own x axis has no such rule
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, scalars: dict[str, float], position: int) -> None:
+        self._run.log({**scalars, "step": position})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+SINKS: dict[str, Callable[[Path], Sink]] = {"tensorboard": Tensorboard, "wandb": Wandb}
+
+
+def _start(name: str, folder: Path) -> Sink:
+    if name not in SINKS:
+        raise LmgymError(f"unknown sink '{name}'; {suggest(name, SINKS)}")
+    try:
+        return SINKS[name](folder)
+    except ModuleNotFoundError as error:
+        lacking = f"sink '{name}' is not installed (no module '{error.name}')"
+        raise LmgymError(f"{lacking}; pip install 'lmgym[track]'") from error
+    except Exception as error:  # no login, no network: whatever the tracker raises, before any work is done
+        raise LmgymError(f"sink '{name}' did not start ({_brief(error)}); mend it or leave it out") from error
+
+
+def _scalars(record: Record) -> dict[str, float]:
+    prefix = f"{record['kind']}/{record['split']}" if "split" in record else record["kind"]
+    return {
+        f"{prefix}/{name}": value
+        for name, value in ((name, _plain(value, name)) for name, value in record.items())
+        if isinstance(value, int | float) and not isinstance(value, bool) and name not in ("stage", "step")
+    }
+
+
+def _open(path: Path) -> Any:
+    """Unbuffered: a line is with the system when write() returns, and a kill cannot tear what was whole."""
+    with disk_errors(path):
+        file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by Writer.close)
+        if path.is_file():
+            file.truncate(sum(len(line) for line, _ in _lines(path)))
+        return file
+
+
+def _append(file: Any, records: Iterable[Record], path: Path) -> None:
+    for record in records:
+        line = memoryview(_line(record, path))
+        with disk_errors(path):
+            before = os.fstat(file.fileno()).st_size
+            try:
+                while line:  # a raw write may take less than all, just before the disk is full
+                    line = line[file.write(line) :]
+            except OSError:
+                with suppress(OSError):  # leave no torn line: what follows must not be glued to it
+                    file.truncate(before)
+                raise
+
+
+def _line(record: Record, path: Path) -> bytes:
+    if record.get("kind") not in KINDS:
+        raise LmgymError(f"{path.name}: a record has kind {record.get('kind')!r}; it must be one of {KINDS}")
+    for name in ("stage", "step"):
+        if type(record.get(name)) is not int:
+            raise LmgymError(f"{path.name}: a record has {name} {record.get(name)!r}, not a whole number")
+    plain = {name: _plain(value, name) for name, value in record.items()}
+    try:
+        return (json.dumps(plain, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    except UnicodeEncodeError:  # half a surrogate pair in a model's text: written as an escape
+        return (json.dumps(plain, allow_nan=False) + "\n").encode()
+
+
+def _plain(value: Any, name: str) -> Any:
+    """The value as JSON has it: NaN and infinity as None, arrays and tensors as numbers and lists of them."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _plain(item, f"{name}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, name) for item in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist(), name)
+    holds = "a record holds numbers, texts, lists and dictionaries"
+    raise LmgymError(f"'{name}' is a {type(value).__name__}; {holds}")
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, Record]]:
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return  # torn: the run was killed inside this write
+            try:
+                record = json.loads(line)
+                whole = record["kind"] in KINDS and {type(record["stage"]), type(record["step"])} == {int}
+            except (ValueError, KeyError, TypeError):
+                whole = False
+            if not whole:
+                lacking = "this is no record with kind, stage and step; delete the line"
+                raise LmgymError(f"{path} line {number}: {lacking}")
+            yield line, record
+
+
+def _belongs(record: Record, stage: int, step: int) -> bool:
+    place = (record["stage"], record["step"])
+    # A stage's first checkpoint comes before its first evaluation, every other one after it.
+    return place < (stage, step) or (record["kind"] == "evaluation" and place == (stage, step) and step > 0)
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n")[0][:200]

@@ -1,0 +1,187 @@
+"""Name -> object: every algorithm, task, reward, environment and engine that a recipe can name.
+
+The built-ins are one literal table, so that `lmgym list` answers without importing torch; a test holds the
+table against the decorators. A plug-in is found by `@register` in a module that the recipe's `plugins:` names,
+by an entry point of the group `lmgym.KIND`, or directly as "module:attribute".
+"""
+
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lmgym.errors import LmgymError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What `lmgym list` prints of one name.
+
+    Example: Entry("lmgym.rewards.form:length", "1 at the target number of words, falling off linearly")
+    """
+
+    target: str  # "module:attribute"
+    summary: str  # one line
+    needs: str = ""  # an extra to install, a model, Java ...; empty: nothing
+
+
+BUILTIN: dict[str, dict[str, Entry]] = {
+    "algorithm": {
+        "reinforce": Entry("lmgym.algorithms.reinforce:Reinforce", "REINFORCE; baseline none, mean, ema or scst (greedy answer)"),
+        "rloo": Entry("lmgym.algorithms.reinforce:RLOO", "REINFORCE whose baseline is the mean of the rest of the group"),
+        "grpo": Entry("lmgym.algorithms.grpo:GRPO", "group-centred advantages, clipped ratio, token-sum loss"),
+        "supervised": Entry("lmgym.algorithms.supervised:Supervised", "cross-entropy on the references (warm start)"),
+    },
+    "task": {
+        "arithmetic": Entry("lmgym.tasks.arithmetic:arithmetic", "generated word problems, difficulty as arguments"),
+        "gsm8k": Entry("lmgym.tasks.gsm8k:gsm8k", "grade-school maths, Hub or local file", "lmgym[data], unless path= is given"),
+        "topics": Entry("lmgym.tasks.topics:topics", "open writing prompts in the manner of NanoRL"),
+        "jsonl": Entry("lmgym.tasks.jsonl:jsonl", "any .jsonl file with prompt and reference columns"),
+    },
+    "reward": {
+        "final_answer": Entry("lmgym.rewards.maths:final_answer", "1 if the final answer equals the reference's"),
+        "answer_format": Entry("lmgym.rewards.maths:answer_format", "1 if the text announces its final answer"),
+        "lexical_richness": Entry("lmgym.rewards.form:lexical_richness", "type-token ratio less NanoRL's brevity penalty"),
+        "type_token_ratio": Entry("lmgym.rewards.form:type_token_ratio", "distinct words over words"),
+        "length": Entry("lmgym.rewards.form:length", "1 at the target number of words, falling off linearly"),
+        "words": Entry("lmgym.rewards.form:words", "number of words (a metric)"),
+        "regex": Entry("lmgym.rewards.form:regex", "1 where a regular expression matches"),
+        "exact_match": Entry("lmgym.rewards.form:exact_match", "1 if the text is one of the references"),
+    },
+    "env": {
+        "single_turn": Entry("lmgym.envs.single_turn:SingleTurn", "one prompt, one answer"),
+    },
+    "engine": {
+        "sampler": Entry("lmgym.engines.sampler:Sampler", "lmgym's own batched sampler, in the training process"),
+    },
+}
+
+_registered: dict[str, dict[str, Any]] = {kind: {} for kind in BUILTIN}
+
+
+def register(kind: str, name: str) -> Callable[[T], T]:
+    """Class or function decorator: make the object available to recipes as `name`.
+
+    Example:
+        >>> @register("reward", "shout")
+        ... def shout(texts, examples):
+        ...     return [float(text.isupper()) for text in texts]
+    """
+    _check_kind(kind)
+
+    def keep(thing: T) -> T:
+        earlier = _registered[kind].get(name)
+        if earlier is not None and _identity(earlier) != _identity(thing):
+            raise LmgymError(f"{kind} '{name}' is already registered by {_identity(earlier)}; choose another name")
+        _registered[kind][name] = thing
+        return thing
+
+    return keep
+
+
+def get(kind: str, name: str) -> Any:
+    """The object registered as `name`, or the attribute that "module:attribute" points to.
+
+    Raises LmgymError, with the nearest valid name, if there is none.
+    """
+    _check_kind(kind)
+    if ":" in name:
+        return _load(name, f"{kind} '{name}'")
+    if name in _registered[kind]:
+        return _registered[kind][name]
+    if name in BUILTIN[kind]:
+        return _load(BUILTIN[kind][name].target, f"{kind} '{name}'")
+    for point in importlib.metadata.entry_points(group=f"lmgym.{kind}"):
+        if point.name == name:
+            return point.load()
+    raise LmgymError(f"unknown {kind} '{name}'; {suggest(name, names(kind))}")
+
+
+def name_of(kind: str, thing: Any) -> str:
+    """The name under which this object is registered, else "module:attribute"."""
+    _check_kind(kind)
+    return next((name for name, other in _registered[kind].items() if other is thing), _identity(thing))
+
+
+def names(kind: str) -> list[str]:
+    """Every name of this kind, sorted: built in, registered, or brought by an entry point."""
+    _check_kind(kind)
+    points = [point.name for point in importlib.metadata.entry_points(group=f"lmgym.{kind}")]
+    return sorted({*BUILTIN[kind], *_registered[kind], *points})
+
+
+def describe(kind: str) -> list[dict[str, str]]:
+    """One row per name for `lmgym list`: name, summary, needs, target."""
+    rows = []
+    for name in names(kind):
+        entry = BUILTIN[kind].get(name)
+        if entry is None:
+            thing = _registered[kind].get(name)
+            summary = (getattr(thing, "__doc__", None) or "").strip().split("\n")[0]
+            entry = Entry(_identity(thing) if thing else f"entry point lmgym.{kind}", summary)
+        rows.append({"name": name, "summary": entry.summary, "needs": entry.needs, "target": entry.target})
+    return rows
+
+
+def suggest(word: str, valid: Iterable[str]) -> str:
+    """The end of an error sentence: "did you mean 'x'?" and the valid words.
+
+    Example:
+        >>> suggest("stepz", ["steps", "seed"])
+        "did you mean 'steps'? Valid: seed, steps."
+    """
+    valid = sorted(valid)
+    near = difflib.get_close_matches(word, valid, n=1)
+    return (f"did you mean '{near[0]}'? " if near else "") + f"Valid: {', '.join(valid) or '(none)'}."
+
+
+def load_plugin(plugin: str) -> None:
+    """Import a module by dotted name or a file by path, so that its `@register` decorators run."""
+    if plugin.endswith(".py"):
+        path = Path(plugin)
+        if not path.is_file():
+            raise LmgymError(f"plugins: there is no file {plugin}")
+        name = "lmgym_plugin_" + path.stem
+        if name in sys.modules:
+            return
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        return
+    _import(plugin, f"plugins: '{plugin}'")
+
+
+def _load(target: str, wanted_as: str) -> Any:
+    module_name, _, attribute = target.partition(":")
+    module = _import(module_name, wanted_as)
+    if not hasattr(module, attribute):
+        valid = [word for word in dir(module) if not word.startswith("_")]
+        raise LmgymError(f"{wanted_as}: module {module_name} has no '{attribute}'; {suggest(attribute, valid)}")
+    return getattr(module, attribute)
+
+
+def _import(module_name: str, wanted_as: str) -> Any:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # a user's module usually lies beside the recipe's command
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise LmgymError(f"{wanted_as}: there is no module '{error.name}' (looked in the current folder too)") from error
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in BUILTIN:
+        raise LmgymError(f"unknown kind '{kind}'; {suggest(kind, BUILTIN)}")
+
+
+def _identity(thing: Any) -> str:
+    return f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__qualname__', repr(thing))}"

@@ -1,0 +1,105 @@
+"""Prompts and messages to token ids, and sampled ids to text. Appends, never re-renders.
+
+What the policy sampled is kept as ids. Text enters a conversation only here: the first prompt once, then each
+environment message once, as the ids that go behind what is already there. `tokenizer` is any object with a
+Hugging Face tokenizer's methods; nothing here imports torch or transformers.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmgym.episode import Message
+from lmgym.errors import LmgymError
+
+ANSWER = "\x02answer\x03"  # stands for a sampled answer while the template is asked what surrounds it
+
+
+def messages_of(prompt: str | Sequence[Message]) -> list[Message]:
+    """A text prompt is one user message; a list of messages is itself."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+
+
+def prompt_ids(tokenizer: Any, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None) -> list[int]:
+    """Token ids [P] of a first prompt, ready for the policy to answer.
+
+    A tokenizer with a chat template renders messages through it, with `template` as its keyword arguments (for
+    example `{"enable_thinking": False}`). One without gets the plain text of `plain_text`, with the special tokens
+    that it puts at the beginning (BOS) but not one at the end.
+    """
+    if getattr(tokenizer, "chat_template", None):
+        text = _template(tokenizer, messages_of(prompt), True, template)
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    ids = list(tokenizer(plain_text(messages_of(prompt)))["input_ids"])
+    if ids and ids[-1] == tokenizer.eos_token_id:
+        ids.pop()
+    return ids
+
+
+def plain_text(messages: Sequence[Message]) -> str:
+    """Messages for a model without a chat template: a prompt is followed at once by its answer, and a blank line
+    ends a system prompt and an answer.
+
+    Example:
+        >>> plain_text([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="},
+        ...             {"role": "assistant", "content": "2"}, {"role": "user", "content": "2+2="}])
+        'Add.\\n\\n1+1=2\\n\\n2+2='
+    """
+    return "".join(message["content"] + ("" if message["role"] == "user" else "\n\n") for message in messages)
+
+
+def answer_ids(tokenizer: Any, prompt: str | Sequence[Message], answer: str, template: Mapping[str, Any] | None = None) -> list[int]:
+    """Token ids [A] of a reference answer behind its prompt, end of sequence included: what a demonstration trains on.
+
+    Prompt and answer are tokenized together where that leaves the prompt's ids as they are (so that a word at the
+    seam gets the ids that a model would have sampled), else apart.
+    """
+    if tokenizer.eos_token_id is None:
+        raise LmgymError("the tokenizer has no end-of-sequence token; set one (tokenizer.eos_token) before training on references")
+    before = prompt_ids(tokenizer, prompt, template)
+    if getattr(tokenizer, "chat_template", None):
+        text = _template(tokenizer, messages_of(prompt), True, template)
+        both = list(tokenizer(text + answer, add_special_tokens=False)["input_ids"])
+    else:
+        both = list(tokenizer(plain_text(messages_of(prompt)) + answer)["input_ids"])
+        if both and both[-1] == tokenizer.eos_token_id:
+            both.pop()
+    if both[: len(before)] == before and len(both) > len(before):
+        return [*both[len(before) :], tokenizer.eos_token_id]
+    return [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+
+
+def appended_ids(
+    tokenizer: Any, history: Sequence[Message], new: Sequence[Message], ended: bool, template: Mapping[str, Any] | None = None
+) -> list[int]:
+    """Token ids that put `new` environment messages behind a sampled answer, ready for the next one.
+
+    `history` are the messages before that answer (their content is not rendered again: the template is only asked
+    what it writes between an answer and the next prompt); `ended` says that the sampled ids already hold the
+    end-of-sequence token. Raises LmgymError if the template rewrites what came before.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        return list(tokenizer("\n\n" + plain_text(new), add_special_tokens=False)["input_ids"])
+    answered = [*history, {"role": "assistant", "content": ANSWER}]
+    text = _template(tokenizer, [*answered, *new], True, template)
+    if text.count(ANSWER) != 1:
+        raise LmgymError("the chat template drops or repeats an earlier answer, so a conversation cannot be appended to")
+    suffix = text.split(ANSWER)[1]
+    ids = list(tokenizer(suffix, add_special_tokens=False)["input_ids"])
+    if ended and ids and ids[0] == tokenizer.eos_token_id:
+        return ids[1:]
+    return ids
+
+
+def decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    """The text of sampled ids, special tokens removed, spaces as the tokens have them."""
+    return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def _template(tokenizer: Any, messages: Sequence[Message], generate: bool, template: Mapping[str, Any] | None) -> str:
+    try:
+        return tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=generate, **(template or {})
+        )
+    except Exception as error:  # jinja raises whatever the template's author chose
+        roles = ", ".join(message["role"] for message in messages)
+        raise LmgymError(f"the tokenizer's chat template refuses the messages ({roles}): {error}") from error

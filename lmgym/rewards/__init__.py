@@ -1,0 +1,1 @@
+"""Rewards, which are also the metrics. `base` builds and calls them; one file per family."""

@@ -1,0 +1,264 @@
+"""Building rewards from a recipe, calling them behind a guard, and the contract of a reward.
+
+A reward is a callable `(texts, examples, **arguments) -> list of floats`: `texts` are the model's last turns,
+special tokens removed, `examples` the problems they answer. One marked with `@episodes` gets whole episodes
+instead. The same function is a metric.
+"""
+
+import inspect
+import math
+import signal
+import threading
+import time
+import traceback
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial, update_wrapper
+from types import FrameType
+from typing import Any, TypeVar
+
+from lmgym import registry
+from lmgym.episode import Episode, Example, Turn
+from lmgym.errors import LmgymError
+from lmgym.registry import suggest
+
+RewardFunction = TypeVar("RewardFunction", bound=Callable[..., Any])
+
+SAMPLE_TEXTS = (
+    "The answer is: 18",
+    "",
+    "Don't stop, don't STOP!\n#### 1,234",
+    " ",
+    "\u00e9t\u00e9 \U0001f600 \\boxed{\\frac{1}{2}}",
+    "no number here " * 40,
+)
+
+
+class _TimeUp(BaseException):
+    """Raised inside a reward by the alarm; not an Exception, so that `except Exception` in a reward lets it pass."""
+
+
+@dataclass
+class Reward:
+    """One part of the score: a function with its arguments bound, and its weight (0: a metric only).
+
+    Example: Reward("final_answer", 1.0, lmgym.registry.get("reward", "final_answer"))
+    """
+
+    name: str
+    weight: float
+    function: Callable[..., Any]
+
+
+def episodes(function: RewardFunction) -> RewardFunction:
+    """Decorator: this reward takes a list of episodes in place of texts and examples.
+
+    Example:
+        >>> @register("reward", "brief")
+        ... @episodes
+        ... def brief(episodes):
+        ...     return [1.0 / max(len(episode.turns), 1) for episode in episodes]
+    """
+    function.takes_episodes = True  # type: ignore[attr-defined]
+    return function
+
+
+def build(section: Mapping[str, Any]) -> list[Reward]:
+    """The rewards of a recipe's section `rewards:`, in its order.
+
+    A key is a registered name or "module:attribute". A number is the weight; a mapping holds `weight` (1
+    where it is left out) and the function's arguments. Raises LmgymError for unknown names, unknown, missing
+    or wrong arguments, and weights that are no finite number.
+
+    Example:
+        >>> build({"final_answer": 1.0, "length": {"weight": 0.1, "target": 50}})
+    """
+    rewards = []
+    for name, value in section.items():
+        function = registry.get("reward", name)
+        arguments = dict(value) if isinstance(value, Mapping) else {"weight": value}
+        weight = arguments.pop("weight", 1.0)
+        weight = _converted(float, weight, f"rewards.{name}.weight")
+        if not math.isfinite(weight):
+            raise LmgymError(f"key 'rewards.{name}.weight' must be finite, not {weight}")
+        of_episodes = getattr(function, "takes_episodes", False)
+        given = 1 if of_episodes else 2
+        arguments = check_arguments(function, arguments, f"rewards.{name}", given, also=["weight"])
+        if arguments:
+            function = update_wrapper(partial(function, **arguments), function)
+        rewards.append(Reward(name, weight, episodes(function) if of_episodes else function))
+    return rewards
+
+
+def evaluate(reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0) -> list[float]:
+    """One finite number per episode, before the weight.
+
+    Raises LmgymError, in one sentence, if the reward raises, returns anything but one finite number per
+    episode, or takes longer than `timeout` seconds (None: no limit). The limit is an alarm signal: it
+    interrupts Python code and regular expressions, but not a call that blocks inside a C library, and there
+    is none outside the main thread or on systems without SIGALRM.
+
+    Example:
+        >>> evaluate(build({"final_answer": 1.0})[0], episodes)
+        [1.0, 0.0]
+    """
+    if not episodes:
+        return []
+    call: tuple[list[Any], ...] = (
+        [episode.text for episode in episodes],
+        [episode.example for episode in episodes],
+    )
+    if getattr(reward.function, "takes_episodes", False):
+        call = (list(episodes),)
+    try:
+        with _alarm(timeout):
+            values = _as_list(reward.function(*call))
+    except LmgymError:
+        raise
+    except _TimeUp as error:
+        raise LmgymError(
+            f"reward '{reward.name}' did not return within {timeout:g} s for {len(episodes)} episodes{_place(error)}"
+        ) from error
+    except (Exception, SystemExit) as error:
+        reason = f"{type(error).__name__}: {error}".split("\n")[0].removesuffix(": ")
+        raise LmgymError(f"reward '{reward.name}' raised {reason}{_place(error)}") from error
+    if isinstance(values, str):
+        raise LmgymError(f"reward '{reward.name}' returned {values}; it must return a list of one number per episode")
+    if len(values) != len(episodes):
+        raise LmgymError(f"reward '{reward.name}' returned {len(values)} values for {len(episodes)} episodes")
+    return [_number(reward.name, value, index, episodes) for index, value in enumerate(values)]
+
+
+def check_reward(
+    name: str, texts: Sequence[str] | None = None, examples: Sequence[Example] | None = None, **arguments: Any
+) -> None:
+    """Raise LmgymError, with one sentence, unless the reward keeps its contract. For the tests of whoever writes one.
+
+    Held: one finite number per text, the empty text included, and the same number whether a text is scored
+    alone, in a batch, or in the batch reversed (to one part in a million). Without `texts` and `examples` a
+    small sample is used.
+
+    Example:
+        >>> check_reward("length", target=50)
+    """
+    reward = build({name: arguments})[0]
+    texts = SAMPLE_TEXTS if texts is None else texts
+    if examples is None:
+        examples = [
+            Example(f"sample/{index}", "How many?", ("9 * 2 = 18\n#### 18", "18")) for index in range(len(texts))
+        ]
+    if not texts or len(texts) != len(examples):
+        raise LmgymError(
+            f"check_reward needs as many texts as examples, and at least one: {len(texts)}, {len(examples)}"
+        )
+    texts, examples = [*texts, ""], [*examples, examples[0]]
+    sampled = [
+        Episode(example, group=index, index=index, turns=[Turn(prompt_ids=[], action_ids=[], text=text)])
+        for index, (text, example) in enumerate(zip(texts, examples, strict=True))
+    ]
+    batch = evaluate(reward, sampled)
+    reversed_batch = evaluate(reward, sampled[::-1])[::-1]
+    for episode, together, backwards in zip(sampled, batch, reversed_batch, strict=True):
+        for value, how in ((evaluate(reward, [episode])[0], "alone"), (backwards, "in the batch reversed")):
+            if not math.isclose(value, together, rel_tol=1e-6, abs_tol=1e-6):
+                raise LmgymError(f"reward '{name}' gives {episode.text!r} {together} in a batch but {value} {how}")
+
+
+def check_arguments(
+    function: Callable[..., Any], arguments: Mapping[str, Any], key: str, given: int, also: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The keyword arguments for a function, checked against its signature, its first `given` parameters apart.
+
+    Values are held against the type hints, where there are any, and converted as the rest of a recipe is ("1e-3",
+    which YAML reads as text, becomes a number). Raises LmgymError for an unknown, missing or wrong one; `key` is the
+    section of the recipe that the sentence names, `also` are further keys that it may hold.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes = [p for p in parameters if p.name not in positional[:given]]
+    named = {p.name: p for p in takes if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    for name in arguments:
+        if name not in named and not any(p.kind is p.VAR_KEYWORD for p in takes):
+            raise LmgymError(f"unknown key '{key}.{name}'; {suggest(str(name), {*named, *also})}")
+    for name, parameter in named.items():
+        if parameter.default is parameter.empty and name not in arguments:
+            raise LmgymError(f"key '{key}.{name}' is missing; '{key}' needs it")
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError):  # hints that only its author can resolve
+        hints = {}
+    return {name: _converted(hints.get(name, Any), value, f"{key}.{name}") for name, value in arguments.items()}
+
+
+def _converted(hint: Any, value: Any, key: str) -> Any:
+    from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+    if hint in (int, float) and isinstance(value, bool):
+        raise LmgymError(f"key '{key}' must be a number, got {value}")
+    try:
+        return TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise LmgymError(f"key '{key}': {reason[0].lower() + reason[1:]}, got {value!r}") from None
+    except PydanticUserError:  # a class that pydantic does not know
+        return value
+
+
+@contextmanager
+def _alarm(timeout: float | None) -> Iterator[None]:
+    """Raise _TimeUp in the body after `timeout` seconds; leaves handler and timer as they were."""
+    usable = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    if timeout is None or math.isinf(timeout) or not usable:
+        yield
+        return
+    running = True
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        if running:
+            raise _TimeUp
+
+    began = time.monotonic()
+    handler = signal.signal(signal.SIGALRM, ring)
+    # It rings again every second, for a body that swallows the first one (a bare `except:`, a destructor).
+    left, interval = signal.setitimer(signal.ITIMER_REAL, timeout, 1.0)
+    try:
+        yield
+    finally:
+        running = False
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, handler)
+        if left:  # somebody else's timer was running; it goes on with what is left of it
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - began), 1e-3), interval)
+
+
+def _place(error: BaseException) -> str:
+    """Where it happened: the innermost line of the file that the reward itself is in."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    if not frames:
+        return ""
+    own = [frame for frame in frames if frame.filename == frames[0].filename][-1]
+    return f" at {own.filename}:{own.lineno}"
+
+
+def _as_list(values: Any) -> list[Any] | str:
+    """The values, or what the function returned in place of a list."""
+    if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__len__"):
+        return type(values).__name__
+    return list(values)
+
+
+def _number(name: str, value: Any, index: int, episodes: Sequence[Episode]) -> float:
+    where = f"for example '{episodes[index].example.id}' (index {index} of {len(episodes)})"
+    try:
+        if not hasattr(type(value), "__float__"):  # float() itself would read a text
+            raise TypeError
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    except Exception as error:
+        raise LmgymError(f"reward '{name}' returned {value!r} {where}; it must be a number") from error
+    if not math.isfinite(number):
+        raise LmgymError(f"reward '{name}' returned {number} {where}; it must be finite")
+    return number

@@ -1,0 +1,188 @@
+"""Means with confidence intervals, and pass@k. Numpy only: evaluation and logs use this without torch.
+
+The prompt is the unit of evidence throughout: eight samples of one prompt say less than one sample of eight
+prompts, so intervals for several samples per prompt resample prompts, never single samples.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from lmgym import seeds
+from lmgym.errors import LmgymError
+
+CELLS = 1 << 22  # of the bootstrap's index table drawn at once: 32 MiB, however many prompts there are
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and its confidence interval; `count` is the number of independent things (prompts) behind it.
+
+    `low` and `high` are NaN where nothing can be said, as for several samples of one single prompt.
+
+    Example:
+        >>> str(Interval(mean=0.412, low=0.370, high=0.455, count=512))
+        '0.412 [0.370, 0.455]'
+    """
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+    def __str__(self) -> str:
+        if math.isnan(self.low) or math.isnan(self.high):
+            return f"{self.mean:.3f} [no interval]"
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
+    """Score interval of a share, honest for small samples and for shares near 0 and 1.
+
+    (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n) with p = successes/trials, n = trials and z the
+    normal quantile at (1 + confidence)/2: E. B. Wilson, JASA 22 (1927), 209-212. Raises LmgymError without
+    trials, for more successes than trials and for a confidence outside (0, 1).
+
+    Example: 81 of 263, a case of Newcombe, Statistics in Medicine 17 (1998), 857-872
+        >>> str(wilson(81, 263))
+        '0.308 [0.255, 0.366]'
+    """
+    _check_confidence(confidence)
+    if trials < 1 or not 0 <= successes <= trials:
+        raise LmgymError(
+            f"wilson: {successes} successes of {trials} trials; needs 0 <= successes <= trials, trials >= 1"
+        )
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    share = successes / trials
+    centre = share + z * z / (2 * trials)
+    half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    scale = 1 + z * z / trials
+    # the formula gives exactly 0 and 1 at the ends; rounding would leave 1e-17 beside them
+    low = 0.0 if successes == 0 else (centre - half) / scale
+    high = 1.0 if successes == trials else (centre + half) / scale
+    return Interval(share, low, high, trials)
+
+
+def clustered_bootstrap(
+    values: Sequence[Sequence[float]], confidence: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> Interval:
+    """Percentile bootstrap of the mean, resampling prompts (clusters) with replacement.
+
+    `values` holds, per prompt, the values of its samples. Every prompt counts the same, so the mean is the
+    mean of the prompts' means; a resampled prompt brings all of its samples (Efron & Tibshirani 1993, chapter
+    13; for evaluations of language models: Miller, arXiv 2411.00640). The same values and seed give the same
+    interval. One single prompt gives no interval (NaN): it says nothing about the spread between prompts.
+    Raises LmgymError if there are no prompts, or a prompt without samples.
+
+    Example: two prompts that are always right, two that never are
+        >>> str(clustered_bootstrap([[1, 1], [1, 1], [0, 0], [0, 0]]))
+        '0.500 [0.000, 1.000]'
+    """
+    _check_confidence(confidence)
+    if resamples < 1:
+        raise LmgymError(f"clustered_bootstrap: resamples is {resamples}; it must be at least 1")
+    means = _prompt_means(values)
+    if len(means) == 1:
+        return Interval(float(means[0]), math.nan, math.nan, 1)
+    random = seeds.generator("bootstrap", seed)
+    drawn = np.empty(resamples)
+    rows = max(1, CELLS // len(means))
+    for start in range(0, resamples, rows):
+        stop = min(start + rows, resamples)
+        drawn[start:stop] = means[random.integers(len(means), size=(stop - start, len(means)))].mean(axis=1)
+    low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(float(means.mean()), float(low), float(high), len(means))
+
+
+def mean_interval(
+    values_per_prompt: Sequence[Sequence[float]], confidence: float = 0.95, seed: int = 0
+) -> Interval:
+    """The mean over prompts: Wilson for one right-or-wrong sample each, else clustered bootstrap.
+
+    If every sample of every prompt is 0, or every one is 1, the bootstrap's interval would have no width;
+    then it is Wilson's for that many prompts, which is wide enough whatever the samples of a prompt have in
+    common.
+
+    Example:
+        >>> str(mean_interval([[1.0], [0.0], [1.0], [1.0]]))
+        '0.750 [0.301, 0.954]'
+    """
+    means = _prompt_means(values_per_prompt)
+    samples = [value for samples in values_per_prompt for value in samples]
+    one_each = len(samples) == len(means)
+    if set(samples) <= {0, 1} and (one_each or len(set(samples)) == 1):
+        return wilson(round(float(means.sum())), len(means), confidence)
+    return clustered_bootstrap(values_per_prompt, confidence, seed=seed)
+
+
+def pass_at_k(correct: int, samples: int, k: int) -> float:
+    """Probability that at least one of k samples is correct, estimated without bias from samples >= k.
+
+    1 - C(samples - correct, k) / C(samples, k): Chen et al., arXiv 2107.03374, equation 1, in exact integers.
+    Raises LmgymError unless 1 <= k <= samples and 0 <= correct <= samples.
+
+    Example: of 4 samples 1 is right, so half of the 6 pairs hold it
+        >>> pass_at_k(correct=1, samples=4, k=2)
+        0.5
+    """
+    if not 1 <= k <= samples:
+        raise LmgymError(f"pass@{k} needs 1 <= k <= samples per prompt; there are {samples} samples")
+    if not 0 <= correct <= samples:
+        raise LmgymError(f"pass@{k}: {correct} correct of {samples} samples is impossible")
+    draws = math.comb(samples, k)
+    return (draws - math.comb(samples - correct, k)) / draws
+
+
+def pass_at_k_mean(
+    values_per_prompt: Sequence[Sequence[float]],
+    k: int,
+    threshold: float = 1.0,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """pass@k averaged over prompts; a sample is correct if its value is at least `threshold`.
+
+    The interval resamples prompts, as `mean_interval` does; where every prompt's estimate is 0 or 1 (always
+    so when k is the number of samples) each prompt is one trial and the interval is Wilson's. Raises
+    LmgymError if a prompt has fewer than k samples.
+
+    Example:
+        >>> str(pass_at_k_mean([[0, 1], [1, 1], [0, 0]], k=2))
+        '0.667 [0.208, 0.939]'
+    """
+    for number, samples in enumerate(values_per_prompt):
+        if len(samples) < k:
+            raise LmgymError(
+                f"pass@{k} needs {k} or more samples per prompt; prompt {number} has {len(samples)}"
+            )
+    correct = [sum(value >= threshold for value in samples) for samples in values_per_prompt]
+    sizes = [len(samples) for samples in values_per_prompt]
+    estimates = [[pass_at_k(right, size, k)] for right, size in zip(correct, sizes, strict=True)]
+    return mean_interval(estimates, confidence, seed)
+
+
+def do_not_overlap(a: Interval, b: Interval) -> bool:
+    """True if one interval ends before the other begins; False where either has no bounds.
+
+    Example:
+        >>> do_not_overlap(wilson(200, 512), wilson(430, 512))
+        True
+    """
+    return a.high < b.low or b.high < a.low
+
+
+def _prompt_means(values: Sequence[Sequence[float]]) -> np.ndarray:
+    if not len(values):
+        raise LmgymError("there are no prompts to average over; the evaluation set is empty")
+    for number, samples in enumerate(values):
+        if not len(samples):
+            raise LmgymError(f"prompt {number} has no samples; each prompt needs at least one value")
+    return np.array([sum(samples) / len(samples) for samples in values], dtype=np.float64)
+
+
+def _check_confidence(confidence: float) -> None:
+    if not 0 < confidence < 1:
+        raise LmgymError(f"confidence is {confidence}; it must lie between 0 and 1, as 0.95 does")

@@ -1,0 +1,183 @@
+"""Small arithmetic word problems, generated: work for a tiny model that needs no download."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeVar
+
+from lmgym import seeds
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.registry import register
+from lmgym.tasks.base import check_split, share
+
+T = TypeVar("T")
+Operation = Literal["add", "subtract", "multiply", "divide"]
+SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
+HELD_OUT = 0.1  # share of all problems that belong to validation, and as many to test
+BLOCK = 2048  # problems drawn at once
+PATIENCE = 30_000  # draws in a row without a new problem, after which there are no more
+
+# fmt: off
+NAMES = (
+    "Ann", "Ben", "Cal", "Dan", "Eva", "Fay", "Gus", "Ida", "Jon", "Kim", "Leo", "Mia", "Ned", "Pam", "Ray",
+    "Sue", "Tim", "Uma", "Vic", "Zoe",
+)
+THINGS = (
+    "pens", "cups", "eggs", "hats", "bags", "jars", "keys", "nuts", "pins", "figs", "maps", "toys", "mugs",
+    "bells", "coins", "books", "stars", "shells",
+)
+# fmt: on
+FORMS = {
+    "short": (
+        "{name} has {start} {things} and {actions}. How many?",
+        "{name} has {start} {things} and {actions}. How many now?",
+        "{name} owns {start} {things} and {actions}. How many?",
+        "With {start} {things}, {name} {actions}. How many?",
+    ),
+    "story": (
+        "On Monday {name} counts {start} {things} at home. Then {name} {actions}. "
+        "How many {things} has {name} in the end?",
+        "There is a shelf with {start} {things} in the shop of {name}. In the morning {name} {actions}. "
+        "How many {things} are left on the shelf?",
+        "{name} comes to the market with {start} {things} in a basket. By noon {name} {actions}. "
+        "How many {things} does {name} take home?",
+    ),
+}
+ACTIONS = {
+    "add": ("gets {n} more", "buys {n} more", "finds {n} more", "wins {n} more", "makes {n} more"),
+    "subtract": ("loses {n}", "sells {n}", "gives away {n}", "breaks {n}", "lends {n}"),
+    "multiply": ("swaps each for {n}", "trades each for {n}"),
+    "divide": ("swaps every {n} for one", "trades every {n} for one"),
+}
+
+
+@register("task", "arithmetic")
+def arithmetic(
+    split: str,
+    size: int = 20_000,
+    validation_size: int = 1_000,
+    test_size: int = 1_000,
+    operations: Sequence[Operation] = ("add", "subtract"),
+    largest: int = 20,
+    steps: int = 1,
+    style: Literal["short", "story"] = "short",
+    explain: bool = False,
+) -> list[Example]:
+    """`size` word problems to train on, `validation_size` and `test_size` held-out ones.
+
+    `operations` are drawn from in each of the `steps` (1 to 3); operands go up to `largest`; results are
+    whole and never negative. Short prompts have 35 to 60 characters. The reference is the number (" 12"), or
+    with `explain` the working in GSM8K's notation (" 7+5=<<7+5=12>>12\\n#### 12").
+
+    The problems are a function of the arguments: a larger size begins with those of a smaller one. A hash of
+    a problem's text decides its split, so no prompt is in two splits, whatever the sizes.
+
+    Raises LmgymError if there are fewer different problems than asked for.
+
+    Example:
+        >>> arithmetic("test")[0] Example(id='arithmetic/test/0', prompt='...', references=('...',),
+        meta={'answer': '...', 'operation': '...'})
+    """
+    check_split("arithmetic", split)
+    if largest < 2 or not 1 <= steps <= 3 or not operations:
+        raise LmgymError(
+            "task 'arithmetic' needs largest of at least 2, steps from 1 to 3 and at least one of operations"
+        )
+    wanted = {"train": size, "validation": validation_size, "test": test_size}[split]
+    examples: dict[str, Example] = {}
+    fruitless = 0
+    for prompt, working, answer, applied in _problems(tuple(operations), largest, steps, style):
+        if len(examples) >= wanted:
+            break
+        if fruitless > PATIENCE:
+            size_key = "size" if split == "train" else f"{split}_size"
+            raise LmgymError(
+                f"task.{size_key} is {wanted}, but with these arguments split '{split}' has only {len(examples)} "
+                f"different problems; lower it, or raise task.largest or task.steps"
+            )
+        fruitless += 1
+        if not prompt or prompt in examples or _split_of(prompt) != split:
+            continue
+        fruitless = 0
+        examples[prompt] = Example(
+            id=f"arithmetic/{split}/{len(examples)}",
+            prompt=prompt,
+            references=(f" {working}\n#### {answer}" if explain else f" {answer}",),
+            meta={"answer": answer, "operation": applied},
+        )
+    return list(examples.values())
+
+
+def _split_of(prompt: str) -> str:
+    place = share(prompt)
+    return "test" if place < HELD_OUT else "validation" if place < 2 * HELD_OUT else "train"
+
+
+def _problems(operations: tuple[str, ...], largest: int, steps: int, style: str) -> Iterator[tuple[str, str, str, str]]:
+    """Prompt, working, answer and operations of one problem after the other, without end and with repetitions."""
+    key = seeds.key("arithmetic", ",".join(operations), largest, steps, style)
+    width = 4 + 3 * steps  # uniform numbers per problem
+    start = 0
+    while True:
+        block = seeds.uniforms([key], start, BLOCK * width).reshape(BLOCK, width).tolist()
+        start += BLOCK * width
+        for numbers in block:
+            problem = _problem(numbers, operations, largest, style)
+            yield problem if problem else ("", "", "", "")
+
+
+def _problem(
+    numbers: list[float], operations: tuple[str, ...], largest: int, style: str
+) -> tuple[str, str, str, str] | None:
+    """One problem from its uniform numbers; None where the total reached allows none of the operations."""
+    form, name, things = _pick(FORMS[style], numbers[0]), _pick(NAMES, numbers[1]), _pick(THINGS, numbers[2])
+    first = total = 2 + int(numbers[3] * (largest - 1))
+    actions, working, applied = [], [], []
+    for place in range(4, len(numbers), 3):
+        possible = {name: choices for name in operations if (choices := _operands(name, total, largest))}
+        if not possible:
+            return None
+        operation = _pick(tuple(possible), numbers[place])
+        operand = _pick(possible[operation], numbers[place + 1])
+        actions.append(_pick(ACTIONS[operation], numbers[place + 2]).format(n=operand))
+        result = _apply(operation, total, operand)
+        sum_ = f"{total}{SIGNS[operation]}{operand}"
+        working.append(f"{sum_}=<<{sum_}={result}>>{result}")
+        applied.append(operation)
+        total = result
+    told = actions[0] if len(actions) == 1 else ", ".join(actions[:-1]) + " and " + actions[-1]
+    return _tell(form, name, things, first, told), "\n".join(working), str(total), ", ".join(applied)
+
+
+def _tell(form: str, name: str, things: str, start: int, actions: str) -> str:
+    if "," in actions or " and " in actions:  # "has 7 pens, gets 5 more and loses 2": one list, one "and"
+        form = form.replace("{things} and {actions}", "{things}, {actions}")
+    return form.format(name=name, things=things, start=start, actions=actions) + "\nAnswer:"
+
+
+def _apply(operation: str, total: int, operand: int) -> int:
+    if operation == "add":
+        return total + operand
+    if operation == "subtract":
+        return total - operand
+    return total * operand if operation == "multiply" else total // operand
+
+
+def _operands(operation: str, total: int, largest: int) -> Sequence[int]:
+    """The operands that keep the result whole and not negative."""
+    if operation == "add":
+        return range(1, largest + 1)
+    if operation == "subtract":
+        return range(1, min(largest, total) + 1)
+    if total == 0:
+        return ()  # nothing left to swap
+    return range(2, largest + 1) if operation == "multiply" else _divisors(total, largest)
+
+
+@functools.lru_cache(maxsize=100_000)
+def _divisors(total: int, largest: int) -> tuple[int, ...]:
+    return tuple(number for number in range(2, min(largest, total) + 1) if total % number == 0)
+
+
+def _pick(choices: Sequence[T], number: float) -> T:
+    return choices[int(number * len(choices))]

@@ -1,0 +1,326 @@
+"""Loading a task, few-shot examples, data order as a pure function of the step, and the contract of a task.
+
+A task is a registered function `task(split, **arguments)` that returns or yields Examples. Splits are
+"train", "validation" and "test"; a task raises MissingSplit for one that it does not have.
+"""
+
+import hashlib
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from lmgym import registry, seeds
+from lmgym.episode import Example, Message
+from lmgym.errors import LmgymError
+from lmgym.registry import suggest
+
+OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix")  # of `load`, for any task
+SPLITS = ("train", "validation", "test")
+
+
+class MissingSplit(LmgymError):
+    """A task was asked for a split that it does not have; `check_task` then leaves that split out.
+
+    Example:
+        >>> raise MissingSplit("riddles: there is no split 'test'; it has train")
+    """
+
+
+@dataclass(frozen=True)
+class FewShot:
+    """Solved examples put before each prompt: `n` of them, taken from `split`.
+
+    draw "fixed": the same first n for every prompt; "random": n drawn for each prompt, as a function of the
+    seed and the example's id. An example is never its own shot.
+
+    Example: FewShot(n=8, draw="random")
+    """
+
+    n: int = 4
+    draw: Literal["fixed", "random"] = "fixed"
+    split: str = "train"
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Data order as a pure function of (seed, draw, step): nothing to save, nothing to restore.
+
+    Every example comes once per epoch, each epoch in its own order. A step may span epochs, so
+    `prompts_per_step` may exceed the number of examples and need not divide it.
+
+    Example:
+        >>> stream = Stream(load("gsm8k", "train", path="data/gsm8k"), seed=0, prompts_per_step=16)
+        >>> [example.id for example in stream.at(step=3)]
+    """
+
+    examples: Sequence[Example]
+    seed: int
+    prompts_per_step: int
+    _orders: dict[tuple[int, int], list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.examples:
+            raise LmgymError("a stream needs at least one example; the list is empty")
+        if self.prompts_per_step < 1:
+            raise LmgymError(f"prompts_per_step must be at least 1, not {self.prompts_per_step}")
+
+    def at(self, step: int, draw: int = 0) -> list[Example]:
+        """The `prompts_per_step` examples of this step; a second `draw` of a step has an order of its own."""
+        first = step * self.prompts_per_step
+        return [self.examples[self._index(position, draw)] for position in range(first, first + self.prompts_per_step)]
+
+    def _index(self, position: int, draw: int) -> int:
+        epoch, place = divmod(position, len(self.examples))
+        order = self._orders.get((draw, epoch))
+        if order is None:
+            order = seeds.permutation(len(self.examples), self.seed, "data", draw, epoch).tolist()
+            if len(self._orders) > 3:  # a cache only: what is gone is computed again
+                self._orders.clear()
+            self._orders[draw, epoch] = order
+        return order[place]
+
+
+def load(
+    name: str,
+    split: str,
+    *,
+    limit: int | None = None,
+    system_prompt: str | None = None,
+    few_shot: FewShot | dict[str, Any] | None = None,
+    prompt_prefix: str = "",
+    prompt_suffix: str = "",
+    seed: int = 0,
+    **arguments: Any,
+) -> list[Example]:
+    """The examples of a task's split, ready to be rendered.
+
+    `arguments` go to the task and are checked against its signature. `limit` keeps the first so many.
+    `prompt_prefix` and `prompt_suffix` are put around each prompt (shots included; in chat prompts, around
+    the last message). With `system_prompt` (a text, or "file:PATH", read without its last newline) or
+    `few_shot`, prompts become chat messages: system, question and first reference of each shot, question.
+    `seed` draws random shots.
+
+    Raises LmgymError for unknown or wrong arguments, a split that the task does not have, an empty split, an
+    id that comes twice, an empty prompt, or a shot without references.
+
+    Example:
+        >>> load("arithmetic", "test", limit=512, largest=50)[0].prompt
+    """
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        raise LmgymError(f"key 'task.limit' must be a whole number of at least 1, not {limit!r}")
+    texts = {"system_prompt": system_prompt or "", "prompt_prefix": prompt_prefix, "prompt_suffix": prompt_suffix}
+    for option, text in texts.items():
+        if not isinstance(text, str):
+            raise LmgymError(f"key 'task.{option}' must be a text, not {text!r}")
+    shots = _few_shot(few_shot)
+    everything = _examples(name, split, arguments)
+    examples = everything[:limit]
+    if prompt_prefix or prompt_suffix:
+        examples = [_wrap(example, prompt_prefix, prompt_suffix) for example in examples]
+    if shots is None and system_prompt is None:
+        return examples
+    system = _system_text(system_prompt)
+    if shots is None:
+        return [replace(example, prompt=_chat(example, system, [])) for example in examples]
+    source = everything if shots.split == split else _examples(name, shots.split, arguments)
+    source = [_wrap(shot, prompt_prefix, prompt_suffix) for shot in source]
+    choose = _chooser(shots, source, seed)
+    return [replace(example, prompt=_chat(example, system, choose(example))) for example in examples]
+
+
+def check_task(name: str, split: str = "train", **arguments: Any) -> None:
+    """Raise LmgymError, with one sentence, unless the task keeps its contract. For the tests of whoever writes one.
+
+    Held: ids are unique, prompts are not empty, references are a tuple of text, two loads are equal, and no
+    validation or test example shares its id or its prompt with a training example.
+
+    Example:
+        >>> check_task("jsonl", path="riddles.jsonl")
+    """
+    if _examples(name, split, arguments) != _examples(name, split, arguments):
+        raise LmgymError(
+            f"task '{name}': two loads of split '{split}' differ; a task must be a function of its arguments"
+        )
+    try:
+        train = _examples(name, "train", arguments)
+    except MissingSplit:
+        return
+    ids = {example.id for example in train}
+    prompts = {str(example.prompt): example.id for example in train}
+    for other in ("validation", "test"):
+        try:
+            held_out = _examples(name, other, arguments)
+        except MissingSplit:
+            continue
+        for example in held_out:
+            if example.id in ids:
+                raise LmgymError(
+                    f"task '{name}': id '{example.id}' is in both train and {other}; splits must be disjoint"
+                )
+            if str(example.prompt) in prompts:
+                twin = prompts[str(example.prompt)]
+                raise LmgymError(
+                    f"task '{name}': {other} example '{example.id}' has the prompt of train example '{twin}'"
+                )
+
+
+def check_split(task: str, split: str, valid: Sequence[str] = SPLITS) -> None:
+    """Raise MissingSplit unless `split` is one of `valid`; the first line of most tasks."""
+    if split not in valid:
+        raise MissingSplit(f"task '{task}' has no split '{split}'; {suggest(split, valid)}")
+
+
+def share(text: str) -> float:
+    """A number in [0, 1) that depends on the text only: how splits are carved so that they stay disjoint."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
+
+
+def check_arguments(
+    function: Callable[..., Any], arguments: Mapping[str, Any], key: str, given: int, also: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The keyword arguments for a function, checked against its signature, its first `given` parameters apart.
+
+    Values are held against the type hints, where there are any, and converted as the rest of a recipe is ("1e-3",
+    which YAML reads as text, becomes a number). Raises LmgymError for an unknown, missing or wrong one; `key` is the
+    section of the recipe that the sentence names, `also` are further keys that it may hold.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes = [p for p in parameters if p.name not in positional[:given]]
+    named = {p.name: p for p in takes if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    for name in arguments:
+        if name not in named and not any(p.kind is p.VAR_KEYWORD for p in takes):
+            raise LmgymError(f"unknown key '{key}.{name}'; {suggest(str(name), {*named, *also})}")
+    for name, parameter in named.items():
+        if parameter.default is parameter.empty and name not in arguments:
+            raise LmgymError(f"key '{key}.{name}' is missing; '{key}' needs it")
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError):  # hints that only its author can resolve
+        hints = {}
+    return {name: _converted(hints.get(name, Any), value, f"{key}.{name}") for name, value in arguments.items()}
+
+
+def _converted(hint: Any, value: Any, key: str) -> Any:
+    from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+    if hint in (int, float) and isinstance(value, bool):
+        raise LmgymError(f"key '{key}' must be a number, got {value}")
+    try:
+        return TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise LmgymError(f"key '{key}': {reason[0].lower() + reason[1:]}, got {value!r}") from None
+    except PydanticUserError:  # a class that pydantic does not know
+        return value
+
+
+def _examples(name: str, split: str, arguments: Mapping[str, Any]) -> list[Example]:
+    task = registry.get("task", name)
+    produced = task(split, **check_arguments(task, arguments, "task", given=1, also=OPTIONS))
+    if not isinstance(produced, Iterable):
+        raise LmgymError(
+            f"task '{name}' returned {type(produced).__name__} for split '{split}', not a list of Examples"
+        )
+    examples, ids = list(produced), set()
+    if not examples:
+        raise LmgymError(f"task '{name}' has no examples in split '{split}'")
+    for index, example in enumerate(examples):
+        if not (isinstance(example, Example) and isinstance(example.id, str)):
+            raise LmgymError(f"task '{name}', split '{split}': item {index} is no Example with a text as its id")
+        if example.id in ids:
+            raise LmgymError(f"task '{name}', split '{split}': the id '{example.id}' comes twice; ids must be unique")
+        if not example.prompt:
+            raise LmgymError(f"task '{name}', split '{split}': the prompt of '{example.id}' is empty")
+        if not (isinstance(example.references, tuple) and all(isinstance(text, str) for text in example.references)):
+            raise LmgymError(f"task '{name}', split '{split}': references of '{example.id}' must be a tuple of texts")
+        ids.add(example.id)
+    return examples
+
+
+def _few_shot(few_shot: FewShot | dict[str, Any] | None) -> FewShot | None:
+    if few_shot is None:
+        return None
+    given = asdict(few_shot) if isinstance(few_shot, FewShot) else few_shot
+    if not isinstance(given, dict):
+        raise LmgymError(f"key 'task.few_shot' must be a section with n, draw and split, not {few_shot!r}")
+    shots = FewShot(**check_arguments(FewShot, given, "task.few_shot", given=0))
+    if shots.n < 0:
+        raise LmgymError(f"task.few_shot.n must be 0 or more, not {shots.n}")
+    return shots
+
+
+def _system_text(system_prompt: str | None) -> str | None:
+    if system_prompt is None or not system_prompt.startswith("file:"):
+        return system_prompt
+    path = Path(system_prompt.removeprefix("file:")).expanduser()
+    try:
+        return path.read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LmgymError(f"task.system_prompt: cannot read {path} as UTF-8 text ({error})") from error
+
+
+def _chooser(shots: FewShot, source: Sequence[Example], seed: int) -> Callable[[Example], list[Example]]:
+    places: dict[str, set[int]] = {}  # an example is known by its prompt, which must not stand among its own shots
+    for index, shot in enumerate(source):
+        places.setdefault(str(shot.prompt), set()).add(index)
+
+    def choose(example: Example) -> list[Example]:
+        own = places.get(str(example.prompt), set())
+        others = len(source) - len(own)
+        if others < shots.n:
+            raise LmgymError(f"task.few_shot.n is {shots.n}, but split '{shots.split}' has {others} other examples")
+        enough = shots.n + len(own)
+        fixed = shots.draw == "fixed"
+        candidates = range(enough) if fixed else _draw(len(source), enough, seed, "few_shot", example.id)
+        return [source[index] for index in candidates if index not in own][: shots.n]
+
+    return choose
+
+
+def _draw(size: int, count: int, *path: int | str) -> list[int]:
+    drawn: dict[int, None] = {}  # distinct, in the order of drawing; a whole permutation per example would be slow
+    start, key = 0, seeds.key(*path)
+    while len(drawn) < count:
+        drawn |= dict.fromkeys((seeds.uniforms([key], start, 2 * count)[0] * size).astype(int).tolist())
+        start += 2 * count
+    return list(drawn)[:count]
+
+
+def _wrap(example: Example, prefix: str, suffix: str) -> Example:
+    if isinstance(example.prompt, str):
+        return replace(example, prompt=prefix + example.prompt + suffix)
+    *before, last = example.prompt
+    return replace(example, prompt=[*before, {**last, "content": prefix + last["content"] + suffix}])
+
+
+def _chat(example: Example, system: str | None, shots: Sequence[Example]) -> list[Message]:
+    own_system, question = _split_system(example)
+    if system is not None and own_system is not None:
+        raise LmgymError(
+            f"task.system_prompt is given, but the prompt of '{example.id}' has a system message of its own"
+        )
+    system = own_system if system is None else system
+    messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    for shot in shots:
+        if not shot.references:
+            raise LmgymError(
+                f"task.few_shot: example '{shot.id}' has no reference and so cannot be shown as a solved one"
+            )
+        shot_system, shot_question = _split_system(shot)
+        if shot_system not in (None, system):
+            raise LmgymError(f"task.few_shot: the system message of '{shot.id}' is not that of '{example.id}'")
+        messages += [*shot_question, {"role": "assistant", "content": shot.references[0]}]
+    return [*messages, *question]
+
+
+def _split_system(example: Example) -> tuple[str | None, list[Message]]:
+    if isinstance(example.prompt, str):
+        return None, [{"role": "user", "content": example.prompt}]
+    messages = list(example.prompt)
+    if messages[0]["role"] == "system":
+        return messages[0]["content"], messages[1:]
+    return None, messages

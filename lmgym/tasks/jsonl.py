@@ -1,0 +1,173 @@
+"""Any file of JSON lines as a task, and the reader that says which line is at fault."""
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.registry import register, suggest
+from lmgym.tasks.base import SPLITS, MissingSplit, check_split, share
+
+Row = tuple[int, dict[str, Any]]  # line number (from 1) and the object on that line
+ROLES = ("system", "user", "assistant")
+
+
+@register("task", "jsonl")
+def jsonl(
+    split: str,
+    path: str | Path,
+    prompt: str = "prompt",
+    references: str | None = "references",
+    id: str | None = None,
+    test_path: str | Path | None = None,
+    validation_path: str | Path | None = None,
+    validation: float = 0.0,
+    test: float = 0.1,
+) -> list[Example]:
+    """Rows of a .jsonl file as Examples; `prompt`, `references` and `id` name columns, all others go to `meta`.
+
+    A prompt is a text or a list of chat messages. References are a text, a number, a list of these, or absent
+    (`references: null`: none at all). Without `id`, an example is named after its file and line. Blank lines
+    do not count as rows.
+
+    Splits: a `path` with "{split}" in it names one file per split, `test_path` and `validation_path` name
+    files of their own. What has no file is carved out of `path`, in the shares `validation` and `test`, by a
+    hash of the prompt: rows may be added or reordered, and equal prompts never fall into two splits.
+
+    Raises LmgymError with file and line for what cannot be read.
+
+    Example, the SVAMP data set in its original format:
+        >>> load("jsonl", "train", path="svamp.jsonl", prompt="Question", references="Answer", id="ID")
+    """
+    check_split("jsonl", split)
+    if validation < 0 or test < 0 or validation + test >= 1:
+        raise LmgymError(
+            f"task.validation ({validation}) and task.test ({test}) must be shares that leave some to train on"
+        )
+    pattern = str(path)
+    own: dict[str, str | Path | None] = {"validation": validation_path, "test": test_path}
+    if "{split}" in pattern:
+        own = {part: own.get(part) or pattern.replace("{split}", part) for part in SPLITS}
+    elif split != "train" and not own[split] and not {"validation": validation, "test": test}[split]:
+        raise MissingSplit(f"task 'jsonl' has no split '{split}': set task.{split}_path, or task.{split} above 0")
+    file = own.get(split)
+    source = Path(file or pattern).expanduser()
+    if "{split}" in pattern and not source.is_file():
+        raise MissingSplit(f"task 'jsonl' has no split '{split}': there is no file {source}")
+    stem = f"{source.stem}/{split}" if file else source.stem
+    examples = _examples(source, stem, prompt, references, id)
+    if file:
+        return examples
+    tested = 0.0 if own["test"] else test
+    validated = tested + (0.0 if own["validation"] else validation)
+
+    def part_of(example: Example) -> str:
+        place = share(str(example.prompt))
+        return "test" if place < tested else "validation" if place < validated else "train"
+
+    return [example for example in examples if part_of(example) == split]
+
+
+def read_json_lines(path: Path) -> Iterator[Row]:
+    """Line number and object of each line that is not blank.
+
+    Raises LmgymError "PATH:LINE: ..." for a line that is not UTF-8, not JSON, not an object, or text that no
+    tokenizer could encode (half of a surrogate pair).
+    """
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise LmgymError(f"cannot read {path}: {error.strerror}") from error
+    with file:
+        for number, raw in enumerate(file, start=1):
+            if not raw.strip():
+                continue
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                row = json.loads(line)
+                if "\\ud" in line.lower():
+                    str(row).encode()
+            except UnicodeDecodeError as error:
+                raise LmgymError(f"{path}:{number}: not UTF-8 (byte {error.start + 1} of the line)") from error
+            except UnicodeEncodeError as error:
+                raise LmgymError(f"{path}:{number}: holds half of a surrogate pair, which is no character") from error
+            except json.JSONDecodeError as error:
+                raise LmgymError(f"{path}:{number}: not valid JSON: {error.msg} at column {error.colno}") from error
+            except (ValueError, RecursionError) as error:  # a number of thousands of digits, endless nesting
+                raise LmgymError(f"{path}:{number}: not readable as JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise LmgymError(f"{path}:{number}: expected an object like {{...}}, got {type(row).__name__}")
+            yield number, row
+
+
+def column(row: Mapping[str, Any], name: str, where: str) -> Any:
+    """The value of a column that must be there; `where` is the "PATH:LINE" of the error."""
+    if name not in row:
+        raise LmgymError(f"{where}: there is no column '{name}'; {suggest(name, row)}")
+    return row[name]
+
+
+def _examples(path: Path, stem: str, prompt: str, references: str | None, id: str | None) -> list[Example]:
+    examples, lines = [], dict[str, int]()
+    for number, row in read_json_lines(path):
+        where = f"{path}:{number}"
+        name = f"{stem}/{number}" if id is None else _id(column(row, id, where), id, where)
+        if name in lines:
+            raise LmgymError(f"{where}: the id '{name}' is that of line {lines[name]} already; ids must be unique")
+        lines[name] = number
+        examples.append(
+            Example(
+                id=name,
+                prompt=_prompt(column(row, prompt, where), prompt, where),
+                references=_references(row, references, where),
+                meta={key: value for key, value in row.items() if key not in (prompt, references, id)},
+            )
+        )
+    return examples
+
+
+def _id(value: Any, name: str, where: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise LmgymError(f"{where}: column '{name}' must hold a text or a whole number as id, got {value!r}")
+    return str(value)
+
+
+def _prompt(value: Any, name: str, where: str) -> str | Sequence[Mapping[str, str]]:
+    if isinstance(value, str) and value:
+        return value
+    if not isinstance(value, list) or not value:
+        raise LmgymError(f"{where}: column '{name}' must hold a text or a list of chat messages, got {value!r}")
+    for message in value:
+        if not isinstance(message, dict) or set(message) != {"role", "content"} or message["role"] not in ROLES:
+            raise LmgymError(
+                f"{where}: a message in column '{name}' must have a role ({', '.join(ROLES)}) and a content and nothing "
+                f"else, got {message!r}"
+            )
+        if not isinstance(message["content"], str):
+            raise LmgymError(
+                f"{where}: a message's content in column '{name}' must be a text, got {message['content']!r}"
+            )
+    if value[-1]["role"] != "user":
+        raise LmgymError(f"{where}: the last message in column '{name}' must be the user's, for the model to answer")
+    return value
+
+
+def _references(row: Mapping[str, Any], name: str | None, where: str) -> tuple[str, ...]:
+    if name is None:
+        return ()
+    if name not in row and name == "references":
+        near = difflib.get_close_matches(name, row, n=1, cutoff=0.8)
+        if near:  # the default column is optional, but a slip of the pen must not cost all references
+            raise LmgymError(
+                f"{where}: there is no column 'references' but '{near[0]}': set task.references to it, or to null"
+            )
+        return ()
+    value = column(row, name, where)
+    values = [] if value is None else value if isinstance(value, list) else [value]
+    for item in values:
+        if isinstance(item, bool) or not isinstance(item, str | int | float):
+            raise LmgymError(f"{where}: column '{name}' must hold a text, a number or a list of these, got {item!r}")
+    return tuple(str(item) for item in values)

@@ -1,0 +1,194 @@
+"""The loop: gather episodes, turn them into a batch, update the policy, log, evaluate, save.
+
+Every line of it is a public function, so that a user who wants to own the loop writes these lines.
+"""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lmgym import seeds
+from lmgym.batch import Batch, collate
+from lmgym.config import Config
+from lmgym.episode import Episode
+from lmgym.errors import LmgymError
+from lmgym.logs.console import Console
+from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens
+from lmgym.milestones import evaluate_now, finish
+from lmgym.rollout import collect, demonstrate, groups_of, score
+from lmgym.run import Run, begin_stage, save, start
+from lmgym.update import batch_metrics, prepare
+
+
+def train(config: Config, console: Console | None = None) -> Path:
+    """Run all stages of a config, resuming if its folder holds a run; returns the run folder.
+
+    Raises LmgymError for anything that the user can mend. Ctrl-C (or SIGTERM) finishes the step, saves and returns.
+
+    Example: train(load_config("recipes/quickstart.yaml", ["out=runs/mine"]))
+    """
+    with console or Console() as console:
+        run = start(config, console)
+        with run.writer, stop_signals(run):
+            while run.stage_index < len(config.stages) and not run.interrupted:
+                begin_stage(run)
+                if run.step == 0:
+                    evaluate_now(run)
+                for step in range(run.step, run.stage.steps):
+                    if run.interrupted or run.progress.get("stop"):
+                        break
+                    began = time.perf_counter()
+                    episodes = gather(run, step)
+                    gathered = time.perf_counter()
+                    batch = prepare(collate_step(run, episodes, step), run.policy, run.reference, run.algorithm)
+                    rate = run.optimizer.set_step(step, run.stage.steps)
+                    metrics = run.algorithm.update(run.policy, batch, run.optimizer)
+                    run.step, run.version = step + 1, run.version + 1
+                    run.engine.load(run.policy, run.version)
+                    run.algorithm.after_update(run)
+                    log_step(run, episodes, batch, {**metrics, "learning_rate": rate}, began, gathered)
+                    evaluate_and_save_when_due(run)
+                if not run.interrupted:
+                    end_stage(run)
+            finish(run)
+    return run.folder
+
+
+def gather(run: Run, step: int) -> list[Episode]:
+    """The scored episodes of a step: prompts from the stream, answers from the engine (or the references), rewards, and
+    more draws where the algorithm rejects groups."""
+    kept: list[Episode] = []
+    drawn = 0
+    for draw in range(run.stage.max_draws):
+        examples = run.stream.at(step, draw)
+        prompts = [(drawn + i, example) for i, example in enumerate(examples) for _ in range(run.algorithm.group_size)]
+        path = (*run.path, "step", step, draw)
+        if "demonstrations" in run.algorithm.needs:
+            episodes = demonstrate(prompts, run.speaker, path)
+        else:
+            episodes = collect(prompts, run.speaker, run.stage.sampling, path, run.make_env)
+            score(episodes, run.rewards, run.config.reward_timeout)
+        if "greedy" in run.algorithm.needs:
+            add_greedy_baseline(run, episodes, path)
+        groups, more = run.algorithm.select(groups_of(episodes))
+        kept += [episode for group in groups for episode in group]
+        drawn += len(examples)
+        if not more:
+            break
+    if not kept:
+        raise LmgymError(
+            f"step {step}: the algorithm rejected every group of {run.stage.max_draws} draws; "
+            "raise max_draws, or choose prompts of another difficulty"
+        )
+    for index, episode in enumerate(kept):
+        episode.index = index
+    return kept
+
+
+def add_greedy_baseline(run: Run, episodes: list[Episode], path: tuple[int | str, ...]) -> None:
+    """Score the greedy answer to each group's prompt and note it on the group's episodes."""
+    groups = groups_of(episodes)
+    prompts = [(group[0].group, group[0].example) for group in groups]
+    greedy = collect(prompts, run.speaker, replace(run.stage.sampling, temperature=0.0), (*path, "greedy"), run.make_env)
+    score(greedy, run.rewards, run.config.reward_timeout)
+    for group, answer in zip(groups, greedy, strict=True):
+        for episode in group:
+            episode.baseline = answer.score
+
+
+def collate_step(run: Run, episodes: list[Episode], step: int) -> Batch:
+    """The step's batch, with the temperature and stop ids that its actions were sampled under."""
+    sampled = "demonstrations" not in run.algorithm.needs
+    return collate(
+        episodes,
+        pad_id=run.policy.pad_id,
+        temperature=run.stage.sampling.temperature if sampled else 1.0,
+        stop_ids=sorted({*run.policy.stop_ids, *run.stage.sampling.stop_ids}),
+        key=seeds.key(*run.path, "update", step),
+    )
+
+
+def log_step(
+    run: Run, episodes: list[Episode], batch: Batch, metrics: dict[str, float], began: float, gathered: float
+) -> None:
+    """One record to metrics.jsonl, the tracked answers to rollouts.jsonl, one line to the person watching.
+
+    Tokens per second are sampled ones in the rollout and all real ones in the update; memory is the GPU's where there
+    is one.
+    """
+    now, step = time.perf_counter(), run.step - 1
+    place = {"kind": "train", "stage": run.stage_index, "stage_name": run.stage.name, "step": step}
+    record: dict[str, Any] = place | episode_metrics(episodes) | batch_metrics(batch) | metrics
+    on_gpu = run.policy.device.type == "cuda"
+    record |= {
+        "seconds": now - began,
+        "seconds/rollout": gathered - began,
+        "seconds/update": now - gathered,
+        "tokens_per_second/rollout": sampled_tokens(episodes) / (gathered - began),
+        "tokens_per_second/update": float(batch.mask.sum()) / (now - gathered),
+        "memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else peak_memory_gib(),
+    }
+    if "demonstrations" in run.algorithm.needs:
+        del record["reward"]  # nobody judged the references
+    run.writer.metrics(record)
+    tracked = episodes if run.config.logs.rollouts == "all" else groups_of(episodes)[0]
+    run.writer.rollouts([place | rollout_record(episode) for episode in tracked])
+    run.console.step(record, step, run.stage.steps)
+    if record["truncated"] > 0.5:
+        run.console.warn(
+            f"step {step}: {record['truncated']:.0%} of the answers were cut off at sampling.max_new_tokens "
+            f"({run.stage.sampling.max_new_tokens}); they never came to an end, so their rewards may mean little"
+        )
+
+
+def evaluate_and_save_when_due(run: Run) -> None:
+    """After a step: evaluate and save where the recipe says so, and on Ctrl-C save in any case."""
+    last = run.step == run.stage.steps
+    every = run.config.evaluation.every
+    if last or (every and run.step % every == 0):
+        evaluate_now(run)
+    every = run.config.checkpoint.every
+    if run.interrupted or (every and run.step % every == 0 and not last):
+        save(run)
+
+
+def end_stage(run: Run) -> None:
+    """Save at the boundary: another stage starts at step 0 with a fresh optimizer, the last one can still be extended."""
+    if run.progress.get("evaluated") != [run.stage_index, run.step]:
+        evaluate_now(run)
+    if run.last_stage:
+        save(run)
+    run.stage_index += 1
+    if run.stage_index < len(run.config.stages):
+        run.step = 0
+        run.progress = {key: run.progress[key] for key in ("before", "after", "best") if key in run.progress}
+        save(run)
+
+
+@contextmanager
+def stop_signals(run: Run) -> Iterator[None]:
+    """Ctrl-C and SIGTERM ask the loop to stop after the step in flight; a second one stops at once and loses it."""
+
+    def ask(number: int, frame: Any) -> None:
+        if run.interrupted:
+            raise KeyboardInterrupt
+        run.interrupted = True
+        run.console.say("stopping after this step; once more to stop at once, without it")
+
+    before = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, ask)
+    except ValueError:  # not in the main thread: whoever called us has the signals
+        pass
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

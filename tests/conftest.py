@@ -1,0 +1,42 @@
+"""Settings that every test shares: no network, one thread, repeatable property tests."""
+
+import os
+import sys
+from pathlib import Path
+
+# Before anything imports torch or transformers; the processes that tests start inherit them.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["OMP_NUM_THREADS"] = "1"  # sums in one order: what must be equal bit for bit can be
+os.environ["MKL_NUM_THREADS"] = "1"
+os.environ["MPLBACKEND"] = "Agg"
+if "torch" in sys.modules:  # a pytest plug-in was faster
+    sys.modules["torch"].set_num_threads(1)
+
+import jaxtyping
+import pytest
+from beartype import BeartypeConf, beartype
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "lmgym",
+    deadline=None,  # a busy machine is no failure
+    max_examples=25,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("lmgym")
+
+# Tests check the shapes and types that lmgym.maths declares; a whole number may stand for a float.
+typechecked = beartype(conf=BeartypeConf(is_pep484_tower=True))
+jaxtyping.install_import_hook("lmgym.maths", "tests.conftest.typechecked")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real data and models that may lie beside the repository; skips where it is absent."""
+    folder = Path(__file__).parents[1].parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("needs the folder ../shared")
+    return folder

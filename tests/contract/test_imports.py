@@ -1,0 +1,76 @@
+"""What loads torch and what does not; the table of built-ins against the decorators."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmgym import registry
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "transformers", "datasets", "vllm")
+TEXT_WORLD = ("episode", "errors", "registry", "rendering", "rollout", "seeds", "statistics")
+TEXT_PACKAGES = ("envs", "logs", "rewards", "tasks")
+BUILTINS = [(kind, name) for kind, table in registry.BUILTIN.items() for name in table]
+
+# Imports the modules one after the other and stops at the first that brings in something heavy.
+PROBE = """
+import importlib, sys
+for module in sys.argv[2].split(","):
+    importlib.import_module(module)
+    loaded = [heavy for heavy in sys.argv[1].split(",") if heavy in sys.modules]
+    if loaded:
+        sys.exit(f"import {module} loads {', '.join(loaded)}")
+"""
+
+
+def modules_in(package: str) -> list[str]:
+    """Dotted names of a package and of all modules below it."""
+    files = sorted((ROOT / package.replace(".", "/")).rglob("*.py"))
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+    return [name.removesuffix(".__init__") for name in names]
+
+
+def probe(modules: list[str]) -> str:
+    """What a fresh interpreter says when it imports these modules; nothing if it loads nothing heavy."""
+    command = [sys.executable, "-c", PROBE, ",".join(HEAVY), ",".join(modules)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stderr
+
+
+def test_the_probe_notices_torch() -> None:
+    assert "import torch loads torch" in probe(["json", "torch"])
+
+
+def test_importing_lmgym_and_its_command_line_loads_nothing_heavy() -> None:
+    assert probe(["lmgym", "lmgym.cli"]) == ""
+
+
+def test_the_text_world_loads_nothing_heavy() -> None:
+    modules = [f"lmgym.{name}" for name in TEXT_WORLD]
+    for package in TEXT_PACKAGES:
+        modules += modules_in(f"lmgym.{package}")
+    assert len(modules) > 15
+    assert probe(modules) == ""
+
+
+@pytest.mark.parametrize(("kind", "name"), BUILTINS)
+def test_each_builtin_is_registered_by_the_module_that_the_table_names(kind: str, name: str) -> None:
+    module, attribute = registry.BUILTIN[kind][name].target.split(":")
+    target = getattr(importlib.import_module(module), attribute)
+    assert registry._registered[kind].get(name) is target, f"{module} lacks @register({kind!r}, {name!r})"
+    assert registry.get(kind, name) is target
+
+
+def test_everything_that_lmgym_registers_is_in_the_table() -> None:
+    for module in modules_in("lmgym"):
+        if not module.endswith("__main__"):
+            importlib.import_module(module)
+    missing = [
+        f"{kind} {name}"
+        for kind, things in registry._registered.items()
+        for name, thing in things.items()
+        if thing.__module__.startswith("lmgym.") and name not in registry.BUILTIN[kind]
+    ]
+    assert missing == []

@@ -1,0 +1,596 @@
+"""The run folder's records survive kills, full disks and odd numbers; the console shows what it was given."""
+
+import contextlib
+import io
+import json
+import math
+import os
+import signal
+import struct
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from lmgym.errors import LmgymError
+from lmgym.logs import writer as writer_module
+from lmgym.logs.console import Console, Pace, Sample, duration, shorten, status, visible
+from lmgym.logs.plots import running_mean, training_plot
+from lmgym.logs.writer import StepClock, Writer, read_records, rewind
+from lmgym.statistics import Interval, wilson
+
+ROOT = Path(__file__).parents[2]
+
+
+def train(stage: int, step: int, **metrics: object) -> dict:
+    return {"kind": "train", "stage": stage, "step": step, **metrics}
+
+
+def evaluation(stage: int, step: int, **metrics: object) -> dict:
+    return {"kind": "evaluation", "stage": stage, "step": step, **metrics}
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+# ---------------------------------------------------------------- writer
+
+
+def test_numbers_come_back_exactly_and_what_json_lacks_is_null(tmp_path: Path) -> None:
+    record = train(0, 0, reward=0.1 + 0.2, tiny=5e-324, kl=math.nan, ratio=-math.inf, count=2**60, ok=True)
+    record |= {
+        "numpy": np.float32(0.5),
+        "array": np.array([1.0, np.nan]),
+        "whole": np.int64(3),
+        "nothing": None,
+    }
+    with Writer(tmp_path / "new" / "run") as writer:
+        writer.metrics(record)
+    (back,) = lines(tmp_path / "new" / "run" / "metrics.jsonl")
+    expected = record | {"kl": None, "ratio": None, "numpy": 0.5, "array": [1.0, None], "whole": 3}
+    assert back == expected and back["ok"] is True
+
+
+@given(some.text(alphabet=some.characters(codec=None)))
+def test_any_text_makes_one_line_and_comes_back(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    with Writer(folder) as writer:
+        writer.rollouts([train(0, 0, text=text, turns=[{"text": text, "logprobs": [-0.5, math.nan]}])] * 2)
+    data = (folder / "rollouts.jsonl").read_bytes()
+    assert data.count(b"\n") == 2 and data.decode("utf-8")
+    assert list(read_records(folder / "rollouts.jsonl"))[1]["turns"] == [
+        {"text": text, "logprobs": [-0.5, None]}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("record", "sentence"),
+    [
+        ({"stage": 0, "step": 0}, "kind None"),
+        ({"kind": "test", "stage": 0, "step": 0}, "kind 'test'"),
+        ({"kind": "train", "step": 0}, "stage None"),
+        ({"kind": "train", "stage": 0, "step": 1.0}, "step 1.0"),
+        ({"kind": "train", "stage": 0, "step": 0, "metric": {1, 2}}, "'metric' is a set"),
+        ({"kind": "train", "stage": 0, "step": 0, "a": {"b": object()}}, "'a.b' is a object"),
+    ],
+)
+def test_a_record_that_does_not_fit_is_refused_by_name(tmp_path: Path, record: dict, sentence: str) -> None:
+    with Writer(tmp_path) as writer, pytest.raises(LmgymError, match=sentence):
+        writer.metrics(record)
+    assert lines(tmp_path / "metrics.jsonl") == []
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from lmgym.logs.writer import Writer
+with Writer(Path(sys.argv[1])) as writer:
+    for step in range(10**9):
+        writer.metrics({"kind": "train", "stage": 0, "step": step, "reward": step / 7})
+        writer.rollouts([{"kind": "train", "stage": 0, "step": step, "text": "x" * 1000}])
+        print(step, flush=True)
+"""
+
+
+def test_a_killed_process_loses_nothing_that_it_wrote(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT
+    ) as child:
+        assert child.stdout is not None
+        for _ in range(200):
+            step = int(child.stdout.readline())
+        child.send_signal(signal.SIGKILL)
+    for name in ("metrics.jsonl", "rollouts.jsonl"):
+        steps = [record["step"] for record in read_records(tmp_path / name)]
+        assert steps[: step + 1] == list(range(step + 1))
+
+
+def test_a_torn_last_line_is_cut_off_when_the_folder_is_opened(tmp_path: Path) -> None:
+    with Writer(tmp_path) as writer:
+        writer.metrics(train(0, 0))
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(b'{"kind": "train", "sta')
+    assert [record["step"] for record in read_records(tmp_path / "metrics.jsonl")] == [0]
+    with Writer(tmp_path) as writer:
+        writer.metrics(train(0, 1))
+    assert [record["step"] for record in lines(tmp_path / "metrics.jsonl")] == [0, 1]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full (Linux)")
+def test_a_full_disk_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with Writer(tmp_path) as writer, pytest.raises(LmgymError) as caught:
+        writer.metrics(train(0, 0))
+    assert "metrics.jsonl: the disk is full" in str(caught.value)
+    assert "free some space and run the same command again to resume" in str(caught.value)
+
+
+LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from lmgym.errors import LmgymError
+from lmgym.logs.writer import Writer
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
+with Writer(Path(sys.argv[1])) as writer:
+    try:
+        for step in range(100):
+            writer.metrics({"kind": "train", "stage": 0, "step": step})
+    except LmgymError as error:
+        print(step, error)
+"""
+
+
+def test_a_line_that_does_not_fit_leaves_no_torn_half(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LIMITED, str(tmp_path)]
+    said = subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout
+    step, sentence = said.split(" ", 1)
+    assert "metrics.jsonl: cannot be written" in sentence
+    assert (tmp_path / "metrics.jsonl").read_bytes().endswith(b"\n")
+    assert [record["step"] for record in lines(tmp_path / "metrics.jsonl")] == list(range(int(step)))
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(LmgymError, match=r"run: cannot be written"):
+        Writer(tmp_path / "run")
+
+
+# ---------------------------------------------------------------- rewind
+
+
+def loop(writer: Writer, stages: list[int], begin: tuple[int, int], crash: tuple[int, int] | None) -> None:
+    """The order in which the training loop writes: step s, then the evaluation of the policy after s + 1 updates."""
+    for stage in range(begin[0], len(stages)):
+        first = begin[1] if stage == begin[0] else 0
+        if first == 0:
+            writer.metrics(evaluation(stage, 0))
+        for step in range(first, stages[stage]):
+            if (stage, step) == crash:
+                return
+            writer.metrics(train(stage, step))
+            writer.rollouts([train(stage, step, text="a"), train(stage, step, text="b")])
+            if (step + 1) % 2 == 0:
+                writer.metrics(evaluation(stage, step + 1))
+
+
+@given(some.data())
+def test_a_rewound_and_continued_run_writes_the_same_bytes(
+    tmp_path_factory: pytest.TempPathFactory, data: some.DataObject
+) -> None:
+    stages = data.draw(some.lists(some.integers(1, 6), min_size=1, max_size=3))
+    places = [(stage, step) for stage, steps in enumerate(stages) for step in range(steps)]
+    crash = data.draw(some.sampled_from(places))
+    # a checkpoint after 0 updates is none: the stage before is resumed at its end, or the run begins anew
+    saved = [(stage, step) for stage, step in places if step > 0 and (stage, step) <= crash]
+    whole, resumed = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("resumed")
+    with Writer(whole) as writer:
+        loop(writer, stages, (0, 0), None)
+    with Writer(resumed) as writer:
+        loop(writer, stages, (0, 0), crash)
+    if not saved:
+        return
+    checkpoint = data.draw(some.sampled_from(saved))
+    with open(resumed / "rollouts.jsonl", "ab") as file:
+        file.write(b'{"torn')
+    rewind(resumed, *checkpoint)
+    with Writer(resumed) as writer:
+        loop(writer, stages, checkpoint, None)
+    for name in ("metrics.jsonl", "rollouts.jsonl"):
+        assert (resumed / name).read_bytes() == (whole / name).read_bytes()
+    assert sorted(path.name for path in resumed.iterdir()) == ["metrics.jsonl", "rollouts.jsonl"]
+
+
+def test_rewind_keeps_the_evaluation_of_the_checkpoint_and_drops_its_train_step(tmp_path: Path) -> None:
+    records = [
+        train(0, 9),
+        evaluation(1, 0),
+        train(1, 0),
+        train(1, 1),
+        evaluation(1, 2),
+        train(1, 2),
+        train(2, 0),
+    ]
+    with Writer(tmp_path) as writer:
+        for record in records:
+            writer.metrics(record)
+    rewind(tmp_path, stage=1, step=2)
+    assert lines(tmp_path / "metrics.jsonl") == records[:5]
+    rewind(tmp_path, stage=0, step=9)
+    assert lines(tmp_path / "metrics.jsonl") == []
+    rewind(tmp_path / "empty", stage=0, step=0)  # nothing there, nothing to do
+
+
+@pytest.mark.parametrize("damage", ["{broken", "[]", '{"kind": "train", "stage": 0}', "\x00\x00"])
+def test_a_damaged_line_in_the_middle_is_named_and_nothing_is_lost(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    text = json.dumps(train(0, 0)) + "\n" + damage + "\n" + json.dumps(train(0, 1)) + "\n"
+    path.write_text(text)
+    with pytest.raises(LmgymError, match=r"metrics\.jsonl line 2"):
+        rewind(tmp_path, stage=0, step=1)
+    assert path.read_text() == text
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+# ---------------------------------------------------------------- sinks
+
+
+class Notebook:
+    """A sink that remembers, and fails when it is told to."""
+
+    def __init__(self, folder: Path):
+        self.seen: list[tuple[int, dict[str, float]]] = []
+        self.broken = self.closed = False
+
+    def write(self, scalars: dict[str, float], position: int) -> None:
+        if self.broken:
+            raise ConnectionError("the tracker is away\nand more")
+        self.seen.append((position, scalars))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Notebook:
+    book = Notebook(tmp_path)
+    monkeypatch.setitem(writer_module.SINKS, "notebook", lambda folder: book)
+    return book
+
+
+def test_sinks_get_scalars_keyed_by_kind_over_steps_of_all_stages(tmp_path: Path, notebook: Notebook) -> None:
+    with Writer(tmp_path) as writer:  # the first two steps, before a resume
+        for step in range(2):
+            writer.metrics(train(0, step, reward=0.5))
+    with Writer(tmp_path, sinks=["notebook"]) as writer:
+        writer.metrics(train(0, 2, reward=np.float32(0.5), kl=math.nan, note="text", flag=True, seconds=1))
+        writer.metrics(evaluation(1, 0, split="test", final_answer=0.25))
+        writer.metrics(train(1, 4, reward=1.0))
+    assert notebook.seen == [
+        (2, {"train/reward": 0.5, "train/seconds": 1}),
+        (3, {"evaluation/test/final_answer": 0.25}),
+        (7, {"train/reward": 1.0}),
+    ]
+    assert notebook.closed
+
+
+def test_a_sink_that_fails_is_dropped_with_one_warning(tmp_path: Path, notebook: Notebook) -> None:
+    screen = io.StringIO()
+    with Writer(tmp_path, sinks=["notebook"], console=Console(screen)) as writer:
+        notebook.broken = True
+        for step in range(3):
+            writer.metrics(train(0, step, reward=0.5))
+    assert screen.getvalue().count("warning: notebook failed") == 1
+    assert "the tracker is away" in screen.getvalue() and "and more" not in screen.getvalue()
+    assert len(lines(tmp_path / "metrics.jsonl")) == 3
+
+
+def test_unknown_and_missing_sinks_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LmgymError, match="unknown sink 'tensorbord'; did you mean 'tensorboard'"):
+        Writer(tmp_path, sinks=["tensorbord"])
+    monkeypatch.setitem(sys.modules, "wandb", None)  # how Python itself marks a module as absent
+    with pytest.raises(LmgymError, match=r"sink 'wandb' is not installed .*pip install 'lmgym\[track\]'"):
+        Writer(tmp_path, sinks=["wandb"])
+
+
+@pytest.mark.slow
+def test_tensorboard_reads_what_was_written_and_a_resume_purges_what_it_repeats(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with Writer(tmp_path, sinks=["tensorboard"]) as writer:
+        for step in range(5):
+            writer.metrics(train(0, step, reward=step / 4))
+            writer.metrics(evaluation(0, step + 1, split="test", final_answer=0.5))
+    rewind(tmp_path, stage=0, step=3)
+    with Writer(tmp_path, sinks=["tensorboard"]) as writer:
+        writer.metrics(train(0, 3, reward=0.75))
+    events = EventAccumulator(str(tmp_path / "tensorboard"), purge_orphaned_data=True).Reload()
+    assert {(event.step, event.value) for event in events.Scalars("train/reward")} == {
+        (step, step / 4) for step in range(4)
+    }
+    assert [event.step for event in events.Scalars("evaluation/test/final_answer")] == [1, 2, 3]
+
+
+def test_step_clock_counts_what_the_stages_ran() -> None:
+    clock = StepClock()
+    records = [
+        train(0, 0),
+        train(0, 1),
+        evaluation(0, 2),
+        evaluation(1, 0),
+        train(1, 0),
+        evaluation(1, 1),
+        train(3, 5),
+    ]
+    assert [clock.position(record) for record in records] == [0, 1, 2, 2, 2, 3, 8]
+    assert [clock.start(stage) for stage in range(5)] == [0, 2, 3, 3, 9]
+
+
+# ---------------------------------------------------------------- console
+
+RECORD = {"reward": 0.53, "reward/final_answer": 0.5, "tokens_per_second/rollout": 12345.0, "seconds": 0.9}
+HOSTILE = "[red]x[/red] [/] \x1b[2J\x1b]0;title\x07 \x9b31m \u202eabc \ud800 :smile:\r\x00"
+
+
+def test_the_line_says_step_reward_accuracy_speed_and_time() -> None:
+    words = status(RECORD | {"truncated": 0.31}, 12, 200, 151.0, ("final_answer", 0.612))
+    assert "  ".join(words) == (
+        "step  13/200  reward 0.530  accuracy 0.612  12.3k tokens/s  02:31 left  truncated 31%"
+    )
+    assert status(RECORD, 0, 9, None)[2:] == ["train accuracy 0.500", "12.3k tokens/s", "--:-- left"]
+    supervised = {"loss/supervised": 1.5, "tokens_per_second/update": 2.5e6}
+    assert status(supervised, 8, 9, 0.0) == ["step 9/9", "loss 1.500", "2.5M tokens/s", "00:00 left"]
+    assert status({"reward": None, "seconds": math.nan}, 0, 9, math.nan) == [
+        "step 1/9", "reward -", "- tokens/s", "--:-- left"
+    ]  # fmt: skip
+
+
+def test_time_left_forgets_the_first_step_and_forgives_a_slow_one() -> None:
+    pace = Pace(recent=5)
+    assert pace.left(10) is None
+    pace.add(100.0)
+    assert pace.left(10) is None
+    for seconds in (1.0, 1.0, 50.0, 1.0, 1.0):
+        pace.add(seconds)
+    assert pace.left(10) == 10.0
+    for _ in range(5):
+        pace.add(2.0)  # the run became slower: recent steps count
+    assert pace.left(10) == 20.0
+    assert [duration(seconds) for seconds in (0.4, 59.6, 3599, 36000)] == [
+        "00:00",
+        "01:00",
+        "59:59",
+        "10:00:00",
+    ]
+
+
+def test_a_file_gets_the_first_the_last_and_a_line_every_ten_seconds() -> None:
+    screen, now = io.StringIO(), [0.0]
+    with Console(screen, clock=lambda: now[0]) as console:
+        for stage in range(2):
+            console.stage("rl", stage, 2)
+            for step in range(30):
+                now[0] += 1.0
+                console.step(RECORD, step, 30)
+    text = screen.getvalue()
+    assert "\x1b" not in text and "\r" not in text
+    steps = [line.split("/")[0] for line in text.splitlines() if line.startswith("step")]
+    assert steps == 2 * ["step  1", "step 11", "step 21", "step 30"]
+    assert "00:08 left" in text  # nine more steps of 0.9 s
+
+
+def test_a_warning_is_printed_once_and_counted() -> None:
+    screen = io.StringIO()
+    with Console(screen) as console:
+        for step in range(3):
+            console.warn("31% of the completions were cut off [max_new_tokens]; raise it")
+            console.step(RECORD, step, 3)
+        console.warn("another")
+    assert screen.getvalue().count("31% of the completions were cut off [max_new_tokens]; raise it\n") == 1
+    assert screen.getvalue().count("1 warning\n") == 2 and screen.getvalue().count("another") == 1
+
+
+def test_an_evaluation_prints_its_intervals_and_feeds_the_line() -> None:
+    screen = io.StringIO()
+    with Console(screen) as console:
+        answer, words = Interval(0.609, 0.566, 0.651, 512), Interval(61.5, 60.0, 63.0, 512)
+        console.evaluation(20, {"final_answer": answer, "words": words}, "test")
+        console.step(RECORD, 0, 1)
+        console.evaluation(21, {})
+    first, second = screen.getvalue().splitlines()
+    assert first.endswith(": final_answer 0.609 [0.566, 0.651]  words 61.500 [60.000, 63.000]")
+    assert "after 20 steps (512 prompts, test)" in first and "accuracy 0.609" in second
+
+
+def test_the_table_says_which_intervals_overlap() -> None:
+    screen = io.StringIO()
+    rows = [
+        ("final_answer", wilson(200, 512), wilson(430, 512)),
+        ("format", wilson(500, 512), wilson(505, 512)),
+    ]
+    Console(screen).before_after(rows)
+    answer, form = (line.split() for line in screen.getvalue().splitlines() if "[0." in line)
+    assert answer == ["final_answer", "0.391", "[0.349,", "0.434]", "0.840", "[0.806,", "0.869]", "no"]
+    assert form[0] == "format" and form[-1] == "yes"
+    assert "on 512 prompts" in screen.getvalue() and "95%" in screen.getvalue()
+
+
+def test_model_text_is_shown_never_obeyed() -> None:
+    screen = io.StringIO()
+    console = Console(screen)
+    console.samples([Sample(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1.0)])
+    console.say(HOSTILE)
+    console.warn(HOSTILE)
+    console.stage(HOSTILE, 0, 1)
+    console.before_after([(HOSTILE, wilson(1, 2), wilson(1, 2))])
+    text = screen.getvalue()
+    assert not set(text) & set("\x1b\x07\x9b\u202e\ud800\r\x00")
+    assert text.count("[red]x[/red] [/] ␛[2J") >= 4 and ":smile:" in text
+
+
+@given(some.text(alphabet=some.characters(codec=None)), some.sampled_from(["utf-8", "ascii", "latin-1"]))
+def test_any_text_can_be_shown_on_any_terminal(text: str, encoding: str) -> None:
+    screen = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="")
+    with Console(screen) as console:
+        console.samples([Sample(text, text, text, text, math.nan)])
+        console.say(text)
+        console.stage(text, 0, 1)
+    screen.seek(0)
+    controls = {chr(code) for code in range(32)} | {chr(code) for code in range(127, 160)}
+    assert not set(screen.read()) & (controls - {"\n"})
+    assert not set(visible(text)) & controls
+
+
+def test_long_texts_keep_their_beginning_and_their_end() -> None:
+    text = "First, 3 + 4 = 7. " + "And so on. " * 100 + "#### 7"
+    assert len(shorten(text, 60)) == 60
+    assert shorten(text, 60).startswith("First, 3 + 4 = 7.") and shorten(text, 60).endswith("#### 7")
+    assert shorten("short", 60) == "short" and shorten("abc", 1) == "…"
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int, use) -> str:
+    """Everything that reaches a real pseudo-terminal of this width."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", str(width))
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "JPY_PARENT_PID"):
+        monkeypatch.delenv(name, raising=False)
+    reader, terminal = os.openpty()
+    with open(terminal, "w", encoding="utf-8") as file:
+        use(file)
+        file.flush()
+        os.set_blocking(reader, False)
+        data = b""
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(reader, 4096):
+                data += chunk
+    os.close(reader)
+    return data.decode()
+
+
+def test_a_terminal_gets_one_line_that_is_drawn_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def use(file: io.TextIOBase) -> None:
+        now = iter(range(100))
+        with Console(file, clock=lambda: float(next(now))) as console:
+            for step in range(10):
+                console.step(RECORD, step, 10)
+
+    text = on_a_terminal(monkeypatch, 80, use)
+    assert text.count("step ") >= 10 and text.count("\n") == 1
+    assert "step  1/10" in text and "step 10/10" in text and "\x1b[2K" in text
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is back
+
+
+def test_a_narrow_terminal_drops_whole_words_from_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = on_a_terminal(monkeypatch, 40, lambda file: Console(file).step(RECORD, 0, 1))
+    assert "step 1/1  reward 0.530" in text and "train accuracy" not in text and text.count("\n") == 1
+
+
+def test_warnings_stand_above_the_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def use(file: io.TextIOBase) -> None:
+        with Console(file) as console:
+            console.step(RECORD, 0, 10)
+            console.warn("look out")
+
+    text = on_a_terminal(monkeypatch, 80, use)
+    assert text.index("look out") < text.rindex("step  1/10")
+    assert text.count("\n") == 2
+
+
+# ---------------------------------------------------------------- plots
+
+
+def write_run(path: Path, records: list[dict]) -> Path:
+    with Writer(path) as writer:
+        for record in records:
+            writer.metrics(record)
+    return path / "metrics.jsonl"
+
+
+def made_up_run(evaluations: bool = True, nulls: bool = False, warm_start: int = 10) -> list[dict]:
+    """Numbers from a generator, with the shape of a real run: a warm start, then RL."""
+    random, records = np.random.default_rng(0), []
+    for step in range(warm_start):
+        records.append(train(0, step, stage_name="warm_start", **{"loss/supervised": 3 / (step + 1)}))
+    for step in range(40):
+        share = 0.4 + 0.01 * step
+        if evaluations and step % 10 == 0:
+            interval = wilson(round(share * 512), 512)
+            bounds = {
+                "final_answer": interval.mean,
+                "final_answer/low": interval.low,
+                "final_answer/high": interval.high,
+            }
+            records.append(evaluation(1, step, stage_name="rl", split="test", count=512, **bounds))
+        metrics = {"reward": share + 0.05 * random.normal(), "entropy": 1 - step / 50, "kl/old": 1e-4 * step}
+        metrics |= {"length/mean": 20.0, "truncated": 0.1, "gradient_norm": random.random()}
+        gone = dict.fromkeys(metrics) if nulls and step % 3 == 0 else {}
+        records.append(train(1, step, stage_name="rl", **(metrics | gone)))
+    return records
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        made_up_run(),
+        made_up_run(evaluations=False, nulls=True, warm_start=0),
+        [record for record in made_up_run() if record["stage"] == 0],
+        [record for record in made_up_run() if record["kind"] == "evaluation"],
+        [
+            train(0, 0, stage_name="$a_{b$ \x1b[0m", reward=1.0),
+            evaluation(0, 1, split="_$x$", a=1.0, **{"a/low": None}),
+        ],
+    ],
+    ids=[
+        "two stages",
+        "nulls and no evaluation",
+        "supervised only",
+        "evaluations only",
+        "one step, odd names",
+    ],
+)
+def test_a_plot_is_drawn_of_whatever_there_is(tmp_path: Path, records: list[dict]) -> None:
+    metrics = write_run(tmp_path, records)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        path = training_plot(metrics, tmp_path / "plots" / "training.png")
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG") and struct.unpack(">II", data[16:24]) == (1200, 500)
+
+
+def test_what_the_records_say_is_what_is_drawn(tmp_path: Path) -> None:
+    """Taking a part away changes the picture; drawing the same twice does not."""
+    full = made_up_run()
+    variants = [
+        full,
+        full,
+        [record for record in full if record["kind"] == "train"],
+        [{name: value for name, value in record.items() if not name.endswith("/high")} for record in full],
+        [record | {"stage_name": "other"} for record in full],
+        [{name: value for name, value in record.items() if name != "entropy"} for record in full],
+    ]
+    pictures = []
+    for number, records in enumerate(variants):
+        metrics = write_run(tmp_path / str(number), records)
+        pictures.append(training_plot(metrics, tmp_path / f"{number}.png").read_bytes())
+    assert pictures[0] == pictures[1] and len(set(pictures)) == len(variants) - 1
+
+
+def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
+    with pytest.raises(LmgymError, match="there is no file"):
+        training_plot(tmp_path / "metrics.jsonl", tmp_path / "a.png")
+    with pytest.raises(LmgymError, match="nothing to draw"):
+        training_plot(write_run(tmp_path, [train(0, 0, reward=None)]), tmp_path / "a.png")
+
+
+def test_the_running_mean_is_centred_and_skips_gaps() -> None:
+    values = np.array([0.0, 3.0, 6.0, np.nan, 1.0])
+    assert running_mean(values, 3).tolist() == [1.5, 3.0, 4.5, 3.5, 1.0]
+    assert running_mean(values, 1)[[0, 1, 2, 4]].tolist() == [0.0, 3.0, 6.0, 1.0]
+    assert running_mean(np.array([2.0]), 5).tolist() == [2.0]
