@@ -58,7 +58,8 @@ def finish(run: Run) -> None:
     run.console.samples(_samples(before["answers"], after["answers"]))
     run.console.before_after(rows)
     plot = training_plot(run.folder / "metrics.jsonl", run.folder / "plot.png")
-    run.console.say(f"model: {run.folder / 'final'}\nplot:  {plot}")
+    run.console.say(f"model: {run.folder / 'final'}")
+    run.console.say(f"plot:  {plot}")
 
 
 def _log(run: Run, results: dict[str, Interval]) -> None:

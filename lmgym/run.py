@@ -12,6 +12,7 @@
         plot.png
 """
 
+import importlib.metadata
 import json
 import platform
 import shutil
@@ -192,8 +193,6 @@ def _machine(folder: Path, config: Config) -> dict[str, Any]:
     """What is chosen once for a run: read back when it exists, so that a resumed run computes the same."""
     if (folder / "machine.json").is_file():
         return json.loads((folder / "machine.json").read_text())
-    import transformers  # for its version only
-
     try:
         described = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     except OSError:  # no git here
@@ -203,7 +202,7 @@ def _machine(folder: Path, config: Config) -> dict[str, Any]:
         "compute": None,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": importlib.metadata.version("transformers"),
         "platform": platform.platform(),
         "commit": described or None,
     }

@@ -23,8 +23,9 @@ def key(*path: int | str) -> int:
     state = 0
     for part in path:
         if isinstance(part, str):
+            state = _mix(state + 2 * GOLDEN & MASK)  # or a word would be the numbers of its bytes
             for byte in part.encode():
-                state = _mix((state ^ byte) + 2 * GOLDEN & MASK)  # not as a number, or "a" would be 97, 1
+                state = _mix((state ^ byte) + GOLDEN & MASK)
             part = len(part)
         state = _mix((state ^ (part & MASK)) + GOLDEN & MASK)
     return state

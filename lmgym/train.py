@@ -142,7 +142,7 @@ def log_step(
     run.console.step(record, step, run.stage.steps)
     if record["truncated"] > 0.5:
         run.console.warn(
-            f"step {step}: {record['truncated']:.0%} of the answers were cut off at sampling.max_new_tokens "
+            f"more than half of a step's answers were cut off at sampling.max_new_tokens "
             f"({run.stage.sampling.max_new_tokens}); they never came to an end, so their rewards may mean little"
         )
 

@@ -69,6 +69,8 @@ class Sampler:
         """One completion per request, in order. Raises LmgymError for a prompt that leaves no room to answer."""
         for request in requests:
             self._check(request)
+        if not requests:
+            return []
         return _Run(self._copy or self.policy, list(requests), sampling, self.rows).finish()
 
     def _check(self, request: Request) -> None:
@@ -204,14 +206,15 @@ class _Run:
             mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self.device)
             cache = None
             while not all(self.stops[request] for request in block):
-                positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+                fresh = ids if cache is None else ids[:, -1:]
+                positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -fresh.shape[1] :]
                 output = self.policy.model(
-                    input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+                    input_ids=fresh, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
                 )
-                cache = output.past_key_values
+                cache = getattr(output, "past_key_values", None)  # a model without one reads everything again
                 tokens, logprobs = self._draw_open(output.logits[:, -1].float(), block)
-                ids = torch.tensor(tokens, device=self.device)[:, None]
-                mask = torch.cat([mask, torch.ones_like(ids)], 1)
+                ids = torch.cat([ids, torch.tensor(tokens, device=self.device)[:, None]], 1)
+                mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
                 for request, token, logprob in zip(block, tokens, logprobs, strict=True):
                     if not self.stops[request]:
                         self._keep(request, token, logprob)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # Okabe & Ito's palette, told apart with every common kind of colour blindness
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
 COLOURS = (ORANGE, GREEN, PURPLE)
+ALWAYS_EVALUATED = ("reward", "length", "truncated")  # the task's own metrics go before these
 STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -41,7 +42,7 @@ def training_plot(metrics_path: Path, out: Path, metric: str | None = None) -> P
     """Draw reward, held-out metric and diagnostics over the steps of all stages; returns `out` (a PNG).
 
     Above: the mean reward of each step (the loss, where no stage has rewards) with its running mean, and
-    `metric` (the first with an interval) of every evaluation with its 95% interval, one colour per split.
+    `metric` (the task's first) of every evaluation with its 95% interval, one colour per split.
     Below, as far as recorded: entropy, completion length and truncated share, KL divergences, gradient norm.
     Nulls are gaps. Raises LmgymError if the file is missing, damaged or holds nothing to draw.
 
@@ -89,10 +90,9 @@ class _Run:
         self.end = clock.start(max(clock.lengths) + 1) if records else 0
         losses = [name for _, record in self.train for name in record if name.startswith("loss")]
         self.reward_name = next((name for name in ["reward", *losses] if self.has(name)), "")
-        first = next(
-            (name for _, record in self.evaluations for name in record if f"{name}/low" in record), None
-        )
-        self.metric = metric or first or ""
+        bounded = [name for _, record in self.evaluations for name in record if f"{name}/low" in record]
+        telling = [name for name in bounded if name not in ALWAYS_EVALUATED]
+        self.metric = metric or next(iter(telling or bounded), "")
         self.held_out = any(_finite(record.get(self.metric)) for _, record in self.evaluations)
 
     def has(self, name: str) -> bool:
@@ -169,7 +169,7 @@ def _length(run: _Run, axes: "Axes") -> None:
         share.grid(False)
         share.spines["right"].set_visible(True)
     share.plot(run.steps, 100 * run.column("truncated"), color=ORANGE, linewidth=1)
-    share.set_ylim(0, 100)
+    share.set_ylim(-4, 104)  # none and all stay visible
     share.set_ylabel("truncated, %", color=ORANGE)
     share.tick_params(axis="y", colors=ORANGE)
     axes.set_title("Length and truncated share" if share is not axes else "Truncated share")

@@ -7,11 +7,11 @@ about the policy after s updates.
 """
 
 import errno
-import hashlib
 import importlib
 import json
 import math
 import os
+import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -100,10 +100,10 @@ def rewind(folder: Path, stage: int, step: int) -> None:
     """Take both files back to the checkpoint that was saved after `step` updates of `stage`.
 
     Kept are train records with (stage, step) before that and evaluation records with (stage, step) up to and
-    including it, since the evaluation of step s is written before checkpoint s (at step 0, where a stage begins, it comes
-    after); a torn last line goes. The
-    new file replaces the old one atomically, so this may itself be killed. Missing files are fine. Raises
-    LmgymError, with file and line, for a line in the middle that is no record.
+    including it, since the evaluation of step s is written before checkpoint s (at step 0, where a stage
+    begins, it comes after); a torn last line goes. The new file replaces the old one atomically, so this may
+    itself be killed. Missing files are fine. Raises LmgymError, with file and line, for a line in the middle
+    that is no record.
 
     Example: rewind(Path("runs/a"), stage=1, step=40)   # the run goes on with step 40 of its second stage
     """
@@ -215,11 +215,15 @@ class Wandb:
 
     def __init__(self, folder: Path):
         self._wandb = importlib.import_module("wandb")
-        # the id is a function of the folder, so that resuming finds the run without another file to keep
-        identity = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-        project = os.environ.get("WANDB_PROJECT", "lmgym")
+        known = folder / "wandb_id.txt"  # kept with the run, so that a new run of the same name is a new one
+        if not known.exists():
+            known.write_text(uuid.uuid4().hex[:16])
         self._run = self._wandb.init(
-            project=project, name=folder.name, id=identity, dir=str(folder), resume="allow"
+            project=os.environ.get("WANDB_PROJECT", "lmgym"),
+            name=folder.name,
+            id=known.read_text(),
+            dir=str(folder),
+            resume="allow",
         )
         # wandb refuses steps that go back, as they do on resume: our own x axis has no such rule
         self._run.define_metric("step")

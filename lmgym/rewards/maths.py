@@ -24,7 +24,7 @@ NUMBER = re.compile(
 )
 ANNOUNCEMENT = re.compile(
     r"(?P<hash>####++)"
-    r"|\b[Aa](?:nswer|NSWER)[*_]{0,2}\s{0,3}(?:(?:is|IS)\b|:|=)"
+    r"|\b[Aa](?:nswer|NSWER)[*_]{0,2}\s{0,3}(?:(?:is|IS)\b(?!\s{1,3}(?:in)?(?:correct|valid)\b)|:|=)"
     r"|^[ \t*_]{0,8}A[*_]{0,2}:",
     re.MULTILINE,
 )
@@ -39,12 +39,15 @@ OPERATORS = r"+\-*/\u00d7\u00f7\u2212"
 SUM = rf"[0-9.,$ ()]{{1,40}}[{OPERATORS}][0-9.,$ (){OPERATORS}]{{1,160}}"
 EQUATION = re.compile(rf"(?:[A-Za-z]\s?|{SUM})=")  # "x =", "3 + 4 ="
 PROSE = re.compile(r"(?:[A-Za-z]{2,}|[aAI])[ ,:]")  # "that Tom has 18", not "x + 1"
-WORKED = re.compile(r"[A-Za-z]{2,}\s|[\n=]")  # a reference that is more than a bare answer
+WORKED = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}\s|\n")  # a reference that is more than a bare answer
+# A word written onto a number is a unit if it is long or one of these; "3xy" is a product.
+ATTACHED = r"(?:[A-Za-z]{3,}+|(?:cm|mm|km|kg|mg|m[lL]|lb|oz|ft|in|hr|am|pm|st|nd|rd|th)\b)"
 # Behind a number, what makes it part of something else: "3x", "2^5", "3\sqrt{2}", "2:30".
-ALGEBRA = re.compile(r"(?![mgshlLCF]\b)[A-Za-z](?![A-Za-z])|\s?\\(?![%$)\]])|\s?[\^_]|\(|:[0-9]")
+ALGEBRA = re.compile(rf"(?!{ATTACHED}|[mgshlLCF]\b)[A-Za-z]|\s?\\(?![%$)\]])|\s?[\^_]|\(|:[0-9]")
 # Behind a number, what does not change it: "%", " dollars", " m", "cm^2", "km/h", a full stop.
 UNIT = re.compile(
-    r"(?:\s{0,4}+(?:\\?[%$]|\^?\\circ|\u00b0|[A-Za-z]{2,}+|\^\{?[23]\}?)|\s[mgshlL]\b|[./](?=[a-zA-Z]))*+\s{0,4}+[.!]?"
+    rf"(?:\s{{0,4}}+(?:\\?[%$]|\^?\\circ|\u00b0|{ATTACHED}|\^\{{?[23]\}}?)|\s{{1,4}}+[A-Za-z]{{2,}}+|\s[mgshlL]\b"
+    rf"|[./](?=[a-zA-Z])[A-Za-z]++)*+\s{{0,4}}+[.!]?"
 )
 
 
@@ -152,17 +155,18 @@ def answer_format(texts: list[str], examples: list[Example]) -> list[float]:
 
 def _wanted(reference: str) -> str:
     """The answer of a reference: announced, or the last number of a worked solution, or all of it."""
-    if extract_answer(reference, strict=True) is None and not WORKED.search(reference.strip()):
-        return reference
+    bare = "\\" in reference or not WORKED.search(reference.strip())
+    if bare and extract_answer(reference, strict=True) is None:
+        return _read(_plain(reference), boxed=True) or reference
     return extract_answer(reference) or reference
 
 
 def _plain(text: str) -> str:
     """The text without special tokens and with LaTeX's ways of writing a number made plain."""
-    text = SPECIAL_TOKEN.sub(" ", text)
+    text = SPECIAL_TOKEN.sub(" ", text).replace("{,}", ",")
     if "\\" not in text:
         return text
-    text = text.replace("\\!", "").replace("{,}", ",").replace("\\,", "").replace("\\left", "").replace("\\right", "")
+    text = text.replace("\\!", "").replace("\\,", "").replace("\\left", "").replace("\\right", "")
 
     def plain(match: re.Match[str]) -> str:
         before = match["digit"] + " " if match["digit"] else ""
@@ -200,17 +204,20 @@ def _boxes(text: str) -> list[tuple[int, int | None]]:
 def _read(content: str, boxed: bool) -> str | None:
     """The answer in what follows an announcement."""
     content = re.sub(r"^\\[(\[]\s*|\s*\\[)\]].*$", "", content.strip(LEADING)).strip(LEADING)
-    content = re.sub(r"^\(([^(),]*)\)", r"\1", content)
+    content = re.sub(r"^\(([^(),]*)\)[.!]?$", r"\1", content)  # "(18)", "(B)"
     while equation := EQUATION.match(content):
         content = content[equation.end() :].lstrip(LEADING)
     match = NUMBER.match(content)
     if match is None and not boxed and PROSE.match(content):
         match = NUMBER.search(content)
     if match is None:
-        return content.rstrip(LEADING + ".!") or None
-    rest = content[match.end() :]
-    algebra = not UNIT.fullmatch(rest) if boxed else ALGEBRA.match(rest)
-    return content.rstrip(LEADING + ".!") if algebra else _written(match)
+        return _tidy(content) or None
+    algebra = not UNIT.fullmatch(content, match.end()) if boxed else ALGEBRA.match(content, match.end())
+    return _tidy(content) if algebra else _written(match)
+
+
+def _tidy(text: str) -> str:
+    return " ".join(text.split()).rstrip(LEADING + ".!")
 
 
 def _written(match: re.Match[str]) -> str:

@@ -66,8 +66,8 @@ def arithmetic(
     """`size` word problems to train on, `validation_size` and `test_size` held-out ones.
 
     `operations` are drawn from in each of the `steps` (1 to 3); operands go up to `largest`; results are
-    whole and never negative. Short prompts have 35 to 60 characters. The reference is the number (" 12"), or
-    with `explain` the working in GSM8K's notation (" 7+5=<<7+5=12>>12\\n#### 12").
+    whole and never negative. Short prompts of one step have 40 to 60 characters. The reference is the number
+    (" 12"), or with `explain` the working in GSM8K's notation (" 7+5=<<7+5=12>>12\\n#### 12").
 
     The problems are a function of the arguments: a larger size begins with those of a smaller one. A hash of
     a problem's text decides its split, so no prompt is in two splits, whatever the sizes.

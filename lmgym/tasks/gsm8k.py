@@ -51,7 +51,10 @@ def gsm8k(
 
 def _file(path: Path, part: str) -> Path:
     if path.is_dir():
-        return path / f"{part}.jsonl"
+        file = path / f"{part}.jsonl"
+        if not file.is_file():
+            raise MissingSplit(f"task 'gsm8k' has no split '{part}': there is no file {file}")
+        return file
     named = [word for word in re.split("[^a-z]+", path.stem.lower()) if word in SPLITS]
     holds = named[0] if named else "train"
     if path.is_file() and holds != part:

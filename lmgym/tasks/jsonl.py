@@ -89,7 +89,7 @@ def read_json_lines(path: Path) -> Iterator[Row]:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
                 row = json.loads(line)
                 if "\\ud" in line.lower():
-                    str(row).encode()
+                    json.dumps(row, ensure_ascii=False).encode()
             except UnicodeDecodeError as error:
                 raise LmgymError(f"{path}:{number}: not UTF-8 (byte {error.start + 1} of the line)") from error
             except UnicodeEncodeError as error:
@@ -143,8 +143,8 @@ def _prompt(value: Any, name: str, where: str) -> str | Sequence[Mapping[str, st
     for message in value:
         if not isinstance(message, dict) or set(message) != {"role", "content"} or message["role"] not in ROLES:
             raise LmgymError(
-                f"{where}: a message in column '{name}' must have a role ({', '.join(ROLES)}) and a content and nothing "
-                f"else, got {message!r}"
+                f"{where}: a message in column '{name}' must have a role ({', '.join(ROLES)}) and a content, "
+                f"nothing else, got {message!r}"
             )
         if not isinstance(message["content"], str):
             raise LmgymError(

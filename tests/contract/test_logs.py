@@ -166,7 +166,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def loop(writer: Writer, stages: list[int], begin: tuple[int, int], crash: tuple[int, int] | None) -> None:
-    """The order in which the training loop writes: step s, then the evaluation of the policy after s + 1 updates."""
+    """What the training loop writes: step s, then the evaluation after s + 1 updates; one at the start."""
     for stage in range(begin[0], len(stages)):
         first = begin[1] if stage == begin[0] else 0
         if first == 0:
@@ -187,16 +187,12 @@ def test_a_rewound_and_continued_run_writes_the_same_bytes(
     stages = data.draw(some.lists(some.integers(1, 6), min_size=1, max_size=3))
     places = [(stage, step) for stage, steps in enumerate(stages) for step in range(steps)]
     crash = data.draw(some.sampled_from(places))
-    # a checkpoint after 0 updates is none: the stage before is resumed at its end, or the run begins anew
-    saved = [(stage, step) for stage, step in places if step > 0 and (stage, step) <= crash]
+    checkpoint = data.draw(some.sampled_from([place for place in places if place <= crash]))
     whole, resumed = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("resumed")
     with Writer(whole) as writer:
         loop(writer, stages, (0, 0), None)
     with Writer(resumed) as writer:
         loop(writer, stages, (0, 0), crash)
-    if not saved:
-        return
-    checkpoint = data.draw(some.sampled_from(saved))
     with open(resumed / "rollouts.jsonl", "ab") as file:
         file.write(b'{"torn')
     rewind(resumed, *checkpoint)
@@ -222,6 +218,8 @@ def test_rewind_keeps_the_evaluation_of_the_checkpoint_and_drops_its_train_step(
             writer.metrics(record)
     rewind(tmp_path, stage=1, step=2)
     assert lines(tmp_path / "metrics.jsonl") == records[:5]
+    rewind(tmp_path, stage=1, step=0)  # a stage's first evaluation comes after its first checkpoint
+    assert lines(tmp_path / "metrics.jsonl") == records[:1]
     rewind(tmp_path, stage=0, step=9)
     assert lines(tmp_path / "metrics.jsonl") == []
     rewind(tmp_path / "empty", stage=0, step=0)  # nothing there, nothing to do
@@ -580,6 +578,15 @@ def test_what_the_records_say_is_what_is_drawn(tmp_path: Path) -> None:
         metrics = write_run(tmp_path / str(number), records)
         pictures.append(training_plot(metrics, tmp_path / f"{number}.png").read_bytes())
     assert pictures[0] == pictures[1] and len(set(pictures)) == len(variants) - 1
+
+
+def test_the_tasks_own_metric_is_drawn_before_the_reward(tmp_path: Path) -> None:
+    numbers = {"reward": 0.3, "reward/low": 0.2, "reward/high": 0.4, "a": 0.6, "a/low": 0.5, "a/high": 0.7}
+    metrics = write_run(tmp_path, [evaluation(0, step, **numbers) for step in (0, 5)])
+    names = {"default": None, "a": "a", "reward": "reward"}
+    drawn = {name: training_plot(metrics, tmp_path / f"{name}.png", metric) for name, metric in names.items()}
+    pictures = {name: path.read_bytes() for name, path in drawn.items()}
+    assert pictures["default"] == pictures["a"] != pictures["reward"]
 
 
 def test_nothing_to_draw_is_said(tmp_path: Path) -> None:

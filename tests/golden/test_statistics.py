@@ -81,7 +81,7 @@ def test_bootstrap_agrees_with_the_normal_interval_of_prompt_means() -> None:
 
 
 def test_bootstrap_covers_the_truth_about_as_often_as_it_says() -> None:
-    """100 prompts with 4 samples that share their prompt's difficulty: 95% intervals of the samples' pool fail."""
+    """100 prompts, 4 samples each of one difficulty: taking the 400 samples as independent fails."""
     random = np.random.default_rng(7)
     clustered, pooled, runs = 0, 0, 300
     for _ in range(runs):

@@ -1,0 +1,146 @@
+"""Tiny models and batches that several test files build. Everything is a function of its arguments."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
+
+from lmgym.batch import Batch, collate
+from lmgym.episode import Episode, Example, Turn
+from lmgym.policies.load import byte_tokenizer, tiny_model
+from lmgym.policies.policy import Policy
+from lmgym.update import first_order
+
+EOS = 2  # of the byte tokenizer
+VOCABULARY = 259
+SHARED = Path(__file__).parents[2] / "shared"
+
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="needs the folder ../shared")
+
+
+@functools.cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    return byte_tokenizer()
+
+
+def sharpen(model: PreTrainedModel, scale: float = 0.3, seed: int = 0) -> PreTrainedModel:
+    """Large random weights: attention and next-token distributions far from uniform, so that a mistake shows."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+        centre = 1.0 if parameter.dim() < 2 and name.endswith("weight") else 0.0  # norms
+        parameter.data = centre + scale * noise.to(parameter.dtype)
+    return model
+
+
+def llama(seed: int = 0, **architecture: Any) -> Any:
+    """The package's own tiny Llama, smaller still: two layers, hidden size 16, two query heads on one key head."""
+    small = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    fields = {**small, "num_key_value_heads": 1, "max_position_embeddings": 64, **architecture}
+    return sharpen(tiny_model(tokenizer(), fields, seed), seed=seed)
+
+
+def gpt2(seed: int = 0, **fields: Any) -> Any:
+    config = GPT2Config(
+        **{"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, **fields},
+        bos_token_id=1, eos_token_id=EOS, pad_token_id=0,
+    )  # fmt: skip
+    return sharpen(GPT2LMHeadModel(config), seed=seed)
+
+
+def parrot(ids: Sequence[int], positions: int = 64) -> Policy:
+    """A GPT-2 whose greedy token at position p is ids[p - 1], whatever it reads: after a prompt of P tokens it says
+    ids[P - 1], ids[P] and so on. Each position's embedding is a direction of its own, and the head reads it off."""
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=max(VOCABULARY, max(ids) + 1), n_embd=positions, n_layer=1, n_head=1, n_positions=positions,
+            tie_word_embeddings=False, bos_token_id=1, eos_token_id=EOS, pad_token_id=0,
+        )  # fmt: skip
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.fill_(1.0 if name.endswith("ln_f.weight") else 0.0)
+        model.transformer.wpe.weight.copy_(torch.eye(positions))
+        for position, token in enumerate(ids[:positions]):
+            model.lm_head.weight[token, position] = 10.0
+    return Policy(model, tokenizer())
+
+
+def episodes(
+    seed: int, groups: int = 3, size: int = 4, turns: int = 3, longest: int = 5, minimum: int = 0, restarts: bool = False
+) -> list[Episode]:
+    """Conversations of up to `turns` turns whose ids, lengths and scores are random; most actions end with EOS. The
+    scores of the last group are all equal. With `restarts` some turns begin a new row."""
+    random = np.random.default_rng(seed)
+
+    def ids(count: int) -> list[int]:
+        return random.integers(3, VOCABULARY, count).tolist()
+
+    result = []
+    for place in range(groups * size):
+        group = place // size
+        score = 0.5 if group == groups - 1 else float(random.choice([0.0, 0.25, 1.0, -0.5]))
+        episode = Episode(Example(f"x/{group}", "?"), group, place, score=score, baseline=float(random.random()))
+        for number in range(int(random.integers(1, turns + 1))):
+            action = ids(int(random.integers(1, longest + 1)))
+            if random.random() < 0.8 and len(action) > minimum:
+                action[-1] = EOS
+            logprobs = (-3 * random.random(len(action))).tolist()
+            restart = restarts and number > 0 and random.random() < 0.5
+            prompt = ids(int(random.integers(1, longest + 1)))
+            episode.turns.append(Turn(prompt, action, logprobs, minimum=minimum, restart=restart))
+        result.append(episode)
+    return result
+
+
+def batch_of(conversations: Sequence[Episode], **settings: Any) -> Batch:
+    """`collate`, with scores in fp64 so that advantages are too."""
+    batch = collate(conversations, **{"stop_ids": (EOS,), **settings})
+    return batch.with_(score=batch.score.double(), baseline=None if batch.baseline is None else batch.baseline.double())
+
+
+def prepared(batch: Batch, algorithm: Any, policy: Policy, reference: Policy | None = None, drift: float = 0.3) -> Batch:
+    """The columns that `update.prepare` fills, in the policy's own precision, with old log-probabilities that have
+    drifted from the policy's by a hash of the token and its place (so that they do not depend on the batch)."""
+    with torch.no_grad():
+        now = policy.score(batch).logprobs
+        batch = batch.with_(logprobs_old=now + drift * torch.sin(1000 * now) * batch.actions)
+        if reference is not None and "reference" in algorithm.needs:
+            batch = batch.with_(logprobs_ref=reference.score(batch).logprobs)
+    return algorithm.advantages(batch)
+
+
+class KeepGradient:
+    """In place of `update.Optimizer`: the gradient is kept and nothing moves."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.parameters = policy.parameters()
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+
+    def step(self) -> float:
+        return float(self.flat().norm())
+
+    def flat(self) -> Tensor:
+        return torch.cat([parameter.grad.flatten() for parameter in self.parameters if parameter.grad is not None])
+
+
+def gradient(algorithm: Any, policy: Policy, batch: Batch, first: bool = False) -> tuple[Tensor, dict[str, float]]:
+    """The gradient of one `first_order` step as one vector, and the step's metrics."""
+    keeper = KeepGradient(policy)
+    metrics = first_order(algorithm, policy, batch, keeper, first)  # type: ignore[arg-type]
+    return keeper.flat().clone(), metrics
+
+
+def relative(ours: Tensor, theirs: Tensor) -> float:
+    """Norm of the difference over the larger norm (0 if both are zero)."""
+    size = max(float(ours.norm()), float(theirs.norm()))
+    return float((ours - theirs).norm()) / size if size else 0.0

@@ -1,0 +1,162 @@
+"""Every family against Hugging Face's own forward pass and `generate`: the fast path where a family has it, the plain one
+for the rest. Tiny random models from their configs; nothing is downloaded."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from lmgym.batch import Batch
+from lmgym.engines.base import Completion, Request, Sampling
+from lmgym.engines.sampler import Sampler
+from lmgym.episode import Episode, Example, Turn
+from lmgym.policies.policy import FAST_FAMILIES, Policy
+from tests import models
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+GROUPED = {**SMALL, "num_key_value_heads": 2}
+FAST: dict[str, dict[str, Any]] = {
+    "llama": {**SMALL, "num_key_value_heads": 4},
+    "llama, grouped queries": {**GROUPED, "attention_bias": True, "tie_word_embeddings": True},
+    "llama, scaled positions": {**GROUPED, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+    "mistral": {**GROUPED, "sliding_window": None},
+    "qwen2": GROUPED,
+    "qwen3": {**GROUPED, "head_dim": 16},
+    "gemma": {**GROUPED, "head_dim": 16},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "scale_attn_by_inverse_layer_idx": True},
+    "gpt_neox": SMALL,
+    "gpt_neox, serial": {**SMALL, "use_parallel_residual": False, "rotary_pct": 0.5},
+}
+PLAIN: dict[str, dict[str, Any]] = {
+    "mistral, window of 4": {**GROUPED, "sliding_window": 4},
+    "qwen2, window of 4": {**GROUPED, "sliding_window": 4, "use_sliding_window": True, "max_window_layers": 1},
+    "gemma2": {**GROUPED, "head_dim": 8, "sliding_window": 4},  # soft caps, no fused attention
+    "opt": {**SMALL, "ffn_dim": 64, "word_embed_proj_dim": 32},
+    "phi": SMALL,
+    "gpt_neo": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 4},
+    "openai-gpt": {"n_embd": 32, "n_layer": 2, "n_head": 4},  # no cache at all
+}
+FAMILIES = FAST | PLAIN
+PROMPTS = [(1, 10, 11), (1, 20), (1, 10, 11, 12, 13, 14, 15, 16, 17), (1, 10, 11), (7,)]
+NEW = 16
+
+every_family = pytest.mark.parametrize("family", FAMILIES)
+every_fast_family = pytest.mark.parametrize("family", FAST)
+
+
+@functools.cache
+def model_of(family: str) -> Any:
+    fields = {"max_position_embeddings": 64} | FAMILIES[family]
+    config = AutoConfig.for_model(
+        family.split(",")[0], vocab_size=300, bos_token_id=1, eos_token_id=models.EOS, pad_token_id=0, **fields
+    )
+    return models.sharpen(AutoModelForCausalLM.from_config(config)).eval()
+
+
+def policy_of(family: str, **settings: Any) -> Policy:
+    return Policy(model_of(family), models.tokenizer(), **settings)
+
+
+def batch_of_rows() -> Batch:
+    """Six rows of 5 to 20 tokens, two turns each."""
+    episodes = models.episodes(3, groups=2, size=3, turns=2)
+    return models.batch_of([*episodes, Episode(Example("x", "?"), 9, 9, [Turn([*range(3, 15)], [*range(20, 28)])])])
+
+
+def of_hugging_face(model: Any, batch: Batch) -> Tensor:
+    """log_softmax of the model's forward pass over each row alone, at the actions."""
+    result = torch.zeros(batch.tokens.shape)
+    for row, tokens in enumerate(batch.tokens):
+        length = int(batch.mask[row].sum())
+        logprobs = model(input_ids=tokens[None, :length]).logits[0].log_softmax(-1)
+        taken = logprobs[:-1].gather(1, tokens[1:length, None])[:, 0]
+        result = result.index_put((torch.full((length - 1,), row), torch.arange(1, length)), taken)
+    return result * batch.actions
+
+
+def gradients(model: Any, logprobs: Tensor) -> list[Tensor]:
+    """Of the log-probabilities weighted by place, so that a mix-up of rows or columns shows."""
+    weight = torch.sin(torch.arange(logprobs.numel(), dtype=torch.float32)).reshape(logprobs.shape)
+    return torch.autograd.grad((logprobs * weight).sum(), list(model.parameters()), allow_unused=True)
+
+
+def test_the_named_families_take_the_fast_path_and_the_others_do_not() -> None:
+    assert {family.split(",")[0] for family in FAST} == set(FAST_FAMILIES)
+    assert {family: policy_of(family).fast for family in FAMILIES} == {f: f in FAST for f in FAMILIES}
+
+
+@every_family
+def test_scores_and_gradients_equal_hugging_faces(family: str) -> None:
+    model, batch = model_of(family), batch_of_rows()
+    expected = of_hugging_face(model, batch)
+    theirs = gradients(model, expected)
+    assert float(expected.detach().std()) > 0.5
+    for policy in [policy_of(family), policy_of(family, fast=False)][: 1 + (family in FAST)]:
+        scored = policy.score(batch).logprobs
+        assert torch.allclose(scored, expected, rtol=1e-5, atol=1e-5)
+        for ours, their in zip(gradients(model, scored), theirs, strict=True):
+            assert (ours is None) == (their is None)
+            if ours is not None:
+                assert float((ours - their).norm()) <= 1e-4 * float(their.norm()) + 1e-5  # key biases have none
+        parts = torch.cat([policy.logprobs(batch[torch.tensor([row])]).sum(1) for row in range(len(batch))])
+        assert torch.allclose(parts, expected.sum(1), rtol=1e-4)
+
+
+def generated(model: Any, prompt: tuple[int, ...], eos: list[int]) -> list[int]:
+    """Hugging Face's greedy answer to one prompt, up to and with the first EOS."""
+    return model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=NEW,
+        eos_token_id=eos,
+        pad_token_id=0,
+    )[0, len(prompt) :].tolist()
+
+
+def greedy(policy: Policy, rows: int, **settings: Any) -> list[Completion]:
+    requests = [Request(prompt, place) for place, prompt in enumerate(PROMPTS)]
+    return Sampler(policy, rows).generate(requests, Sampling(temperature=0, max_new_tokens=NEW, **settings))
+
+
+@every_family
+def test_greedy_answers_equal_generate(family: str) -> None:
+    """Prompts of different lengths, one of them twice; then again with an EOS that does occur, at different places."""
+    model = model_of(family)
+    free = [generated(model, prompt, [models.EOS]) for prompt in PROMPTS]
+    assert len({tuple(ids) for ids in free}) >= 4
+    paths = [policy_of(family), policy_of(family, fast=False)][: 1 + (family in FAST)]
+    for policy in paths:
+        for rows in (64, 2):
+            assert [answer.ids for answer in greedy(policy, rows)] == free
+    longest = max(free, key=lambda ids: len(set(ids)))
+    ending = next(token for token in longest[3:] if token not in longest[:3])
+    stopped = [generated(model, prompt, [models.EOS, ending]) for prompt in PROMPTS]
+    assert stopped != free
+    for policy in paths:
+        answers = greedy(policy, 64, stop_ids=(ending,))
+        assert [answer.ids for answer in answers] == stopped
+        for answer in answers:
+            expected = {models.EOS: "eos", ending: "stop"}.get(answer.ids[-1], "length")
+            assert answer.stop == expected
+
+
+@every_fast_family
+def test_the_model_is_left_as_it_was(family: str) -> None:
+    """A forward pass of ours must not change what the model's own forward pass does afterwards."""
+    model, ids = model_of(family), torch.tensor([PROMPTS[2]])
+    before = model(input_ids=ids).logits
+    policy = policy_of(family)
+    policy.score(batch_of_rows())
+    greedy(policy, 64)
+    assert torch.equal(model(input_ids=ids).logits, before)
+
+
+def test_a_family_with_a_window_is_wrong_on_the_fast_path() -> None:
+    """Why `supports_fast_path` looks for windows: forced, the fast path sees tokens that the model does not."""
+    forced = policy_of("mistral, window of 4", fast=True)
+    batch = batch_of_rows()
+    assert not torch.allclose(forced.score(batch).logprobs, of_hugging_face(forced.model, batch), atol=1e-2)

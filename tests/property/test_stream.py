@@ -1,0 +1,77 @@
+"""Data order: a pure function of (seed, draw, step) in which every epoch holds every example once."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.tasks.base import Stream, load
+
+sizes = st.integers(1, 23)
+
+
+def stream(size: int, seed: int, prompts_per_step: int) -> Stream:
+    return Stream([Example(str(index), f"prompt {index}") for index in range(size)], seed, prompts_per_step)
+
+
+@given(sizes, sizes, st.integers(0, 2**40), st.integers(0, 3))
+def test_each_epoch_holds_each_example_once(size, prompts_per_step, seed, draw) -> None:
+    data = stream(size, seed, prompts_per_step)
+    steps = [data.at(step, draw) for step in range(2 * size)]
+    assert all(len(examples) == prompts_per_step for examples in steps)
+    flat = [example.id for examples in steps for example in examples]
+    for start in range(0, len(flat) - size + 1, size):
+        assert set(flat[start : start + size]) == {str(index) for index in range(size)}
+
+
+@given(sizes, sizes, st.integers(0, 2**40), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 3)), max_size=12))
+def test_the_order_of_asking_does_not_matter(size, prompts_per_step, seed, asked) -> None:
+    used = stream(size, seed, prompts_per_step)
+    answers = {place: used.at(*place) for place in asked}
+    for place in reversed(asked):
+        assert used.at(*place) == answers[place] == stream(size, seed, prompts_per_step).at(*place)
+
+
+def test_seeds_draws_and_epochs_have_orders_of_their_own() -> None:
+    orders = {
+        tuple(example.id for example in stream(50, seed, 50).at(step, draw))
+        for seed in range(3)
+        for draw in range(3)
+        for step in range(3)
+    }
+    assert len(orders) == 27
+
+
+def test_what_can_be_asked_of_a_stream() -> None:
+    with pytest.raises(LmgymError, match="at least one example"):
+        stream(0, 0, 4)
+    with pytest.raises(LmgymError, match="prompts_per_step must be at least 1, not 0"):
+        stream(4, 0, 0)
+
+
+@given(st.integers(0, 2**40), st.integers(1, 6))
+def test_random_shots_are_a_function_of_seed_and_id(seed, n) -> None:
+    few_shot = {"n": n, "draw": "random"}
+    arguments = {"size": 12, "validation_size": 4, "test_size": 4, "few_shot": few_shot, "seed": seed}
+    everything = load("arithmetic", "train", **arguments)
+    assert load("arithmetic", "train", limit=5, **arguments) == everything[:5]
+    for example in everything:
+        shown = [message["content"] for message in example.prompt if message["role"] == "user"]
+        assert len(shown) == len(set(shown)) == n + 1  # distinct, and never the example itself
+
+
+@given(st.integers(2, 12), st.integers(0, 2**20))
+def test_random_shots_favour_no_example(n, seed) -> None:
+    arguments = {"size": 20, "few_shot": {"n": n, "draw": "random"}, "seed": seed}
+    chosen = Counter(
+        message["content"]
+        for example in load("arithmetic", "test", test_size=400, **arguments)
+        for message in example.prompt[:-1]
+        if message["role"] == "user"
+    )
+    assert sum(chosen.values()) == 400 * n
+    spread = (400 * n / 20 * (1 - n / 20)) ** 0.5  # of a count, when n of 20 are drawn without replacement
+    assert all(abs(count - 400 * n / 20) < 6 * spread for count in chosen.values())
