@@ -1,7 +1,8 @@
 """Attention over rows without padding, and over a cache that lmgym owns. Pure torch, no model code.
 
 Hugging Face models hand queries, keys and values (positions already applied) to a registered attention function.
-Ours, `attend`, passes them to a layout: `PackedRows` while scoring and prefilling, `CachedRows` while decoding.
+Ours, `attend`, passes them to a layout: `PackedRows` and `PackedGroups` while scoring, `PackedRows` while prefilling,
+`CachedRows` while decoding.
 Everything that works token by token (embeddings, norms, MLPs, projections: most of the work) then runs on real
 tokens only.
 """
@@ -26,9 +27,16 @@ class Layout(Protocol):
 
 
 def attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float | None = None, **kwargs: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls in every layer; `lmgym_layout` comes through the model's keyword arguments."""
+    """The function that transformers calls in every layer; `lmgym_layout` comes through the model's keyword
+    arguments."""
     layout: Layout = kwargs["lmgym_layout"]
     return layout.attend(module.layer_idx, query, key, value, scaling), None
 
@@ -84,25 +92,76 @@ class PackedRows:
         self.cache, self.source, self.slots = cache, source, slots
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        padded_key, padded_value = self._pad(key), self._pad(value)
+        padded_key, padded_value = self.pad(key), self.pad(value)
         if self.cache is not None:
             self.cache.allocate(layer, padded_key)
             self.cache.keys[layer][self.slots, :, : self.longest] = padded_key[self.source]
             self.cache.values[layer][self.slots, :, : self.longest] = padded_value[self.source]
-        heads = query.shape[1] // key.shape[1]
-        if heads > 1:
-            padded_key = padded_key.repeat_interleave(heads, 1)
-            padded_value = padded_value.repeat_interleave(heads, 1)
-        out = F.scaled_dot_product_attention(self._pad(query), padded_key, padded_value, is_causal=True, scale=scale)
-        flat = out.transpose(1, 2).reshape(self.rows * self.longest, out.shape[1], out.shape[3])
-        return (flat if self.dense else flat[self.places])[None]
+        padded_key, padded_value = _per_query_head(query, padded_key, padded_value)
+        out = F.scaled_dot_product_attention(self.pad(query), padded_key, padded_value, is_causal=True, scale=scale)
+        return self.unpad(out)
 
-    def _pad(self, packed: Float[Tensor, "1 H L D"]) -> Float[Tensor, "N H longest D"]:
+    def pad(self, packed: Float[Tensor, "1 H L D"]) -> Float[Tensor, "N H longest D"]:
+        """Packed tokens to right-padded rows."""
         tokens = packed[0].transpose(0, 1)
         if not self.dense:
             padded = tokens.new_zeros(self.rows * self.longest, *tokens.shape[1:])
             tokens = padded.index_copy(0, self.places, tokens)
         return tokens.reshape(self.rows, self.longest, *tokens.shape[1:]).transpose(1, 2)
+
+    def unpad(self, padded: Float[Tensor, "N H longest D"]) -> Float[Tensor, "1 L H D"]:
+        """The real tokens of padded rows, packed again."""
+        flat = padded.transpose(1, 2).reshape(self.rows * self.longest, padded.shape[1], padded.shape[3])
+        return (flat if self.dense else flat.index_select(0, self.places))[None]
+
+
+class PackedGroups:
+    """Rows that share prompts: each distinct prompt once, then what each row has behind its prompt, all as one row.
+
+    The packed order is prompt 0, prompt 1, ..., then the own tokens of row 0, row 1, ... A prompt attends to itself;
+    own tokens attend to their prompt, whose keys and values are expanded to them, and to themselves. Nothing
+    position-wise is computed twice, and gradients of all rows meet in the prompt.
+    """
+
+    def __init__(
+        self,
+        prompt_lengths: Sequence[int],
+        own_lengths: Sequence[int],
+        prompt_of_row: Int[Tensor, " N"],
+        device: torch.device,
+    ) -> None:
+        self.prompts, self.prompt_tokens = PackedRows(prompt_lengths, device), sum(prompt_lengths)
+        self.own = PackedRows(own_lengths, device)
+        self.prompt_of_row = prompt_of_row.to(device)
+        lengths = torch.tensor(prompt_lengths, device=device)[self.prompt_of_row]
+        self.positions = torch.cat(
+            [self.prompts.positions, lengths[self.own.places // self.own.longest] + self.own.positions]
+        )
+        before = torch.arange(self.prompts.longest, device=device) < lengths[:, None]  # [N P]
+        causal = torch.ones(self.own.longest, self.own.longest, dtype=torch.bool, device=device).tril()
+        before = before[:, None, :].expand(-1, self.own.longest, -1)
+        self.mask = torch.cat([before, causal.expand(len(before), -1, -1)], 2)[:, None]  # [N 1 T P+T]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        cut = self.prompt_tokens
+        first = self.prompts.attend(layer, query[:, :, :cut], key[:, :, :cut], value[:, :, :cut], scale)
+        keys, values = (
+            torch.cat(
+                [self.prompts.pad(x[:, :, :cut]).index_select(0, self.prompt_of_row), self.own.pad(x[:, :, cut:])], 2
+            )
+            for x in (key, value)
+        )
+        keys, values = _per_query_head(query, keys, values)
+        out = F.scaled_dot_product_attention(
+            self.own.pad(query[:, :, cut:]), keys, values, attn_mask=self.mask, scale=scale
+        )
+        return torch.cat([first, self.own.unpad(out)], 1)
+
+
+def _per_query_head(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Repeat the key-value heads that query heads share (grouped-query attention, arXiv 2305.13245)."""
+    heads = query.shape[1] // keys.shape[1]
+    return (keys, values) if heads == 1 else (keys.repeat_interleave(heads, 1), values.repeat_interleave(heads, 1))
 
 
 class CachedRows:

@@ -43,7 +43,8 @@ class Report:
 
 
 def check(config: Config, folder: Path | None = None) -> int:
-    """Print the report of a recipe (or of a run folder's newest model); returns 1 if anything would spoil the run, else 0.
+    """Print the report of a recipe (or of a run folder's newest model); returns 1 if anything would spoil the run,
+    else 0.
 
     Raises LmgymError where the run would not even start.
     """
@@ -67,9 +68,13 @@ def _model(report: Report, policy: Policy) -> None:
     report.lines.append(f"model: {parameters:,} parameters, {trained:,} trained, {policy.device}, {compute} compute")
     report.note(f"path: {'fast (packed rows, own KV cache)' if policy.fast else 'plain (padded, slower)'}")
     names = [policy.tokenizer.convert_ids_to_tokens(stop) for stop in policy.stop_ids]
-    report.note(f"answers end at: {', '.join(f'{name} ({stop})' for name, stop in zip(names, policy.stop_ids, strict=True))}")
+    report.note(
+        f"answers end at: {', '.join(f'{name} ({stop})' for name, stop in zip(names, policy.stop_ids, strict=True))}"
+    )
     if policy.tokenizer.pad_token_id is not None and policy.tokenizer.pad_token_id in policy.stop_ids:
-        report.note("pad and end-of-sequence share an id; harmless here: masks come from lengths, and the end is trained")
+        report.note(
+            "pad and end-of-sequence share an id; harmless here: masks come from lengths, and the end is trained"
+        )
     if len(policy.tokenizer) > policy.vocabulary:
         report.warn(f"the tokenizer has {len(policy.tokenizer)} tokens, the model's head only {policy.vocabulary}")
 
@@ -152,7 +157,9 @@ def _memory(report: Report, stage: Stage, policy: Policy, episodes: list[Episode
     parts = f"weights and optimizer {_gib(states)}, activations about {_gib(activations)}, cache {_gib(cache)}"
     report.note(f"memory, estimated: {_gib(total)} ({parts})")
     if policy.device.type == "cuda" and total > torch.cuda.get_device_properties(policy.device).total_memory:
-        report.warn("that is more than this GPU has; lower policy.tokens_per_forward or engine.rows, or take a smaller model")
+        report.warn(
+            "that is more than this GPU has; lower policy.tokens_per_forward or engine.rows, or take a smaller model"
+        )
 
 
 def _gib(count: float) -> str:

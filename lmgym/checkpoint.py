@@ -67,7 +67,7 @@ def save(folder: Path, policy: Any, optimizer: torch.optim.Optimizer | None, sta
 
 def newest(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest whole checkpoint below `folder`, and a sentence for each newer one that was damaged."""
-    complaints = []
+    complaints: list[str] = []
     for path in reversed(all_checkpoints(folder)):
         problem = damage(path)
         if problem is None:
@@ -128,7 +128,11 @@ def disk_full_is_clear(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # safetensors has its own exception type
-        full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error) or "StorageFull" in str(error)
+        full = (
+            getattr(error, "errno", None) == errno.ENOSPC
+            or "No space left" in str(error)
+            or "StorageFull" in str(error)
+        )
         if not full:
             raise
         raise LmgymError(

@@ -39,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"lmgym: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("lmgym: stopped; what was saved is whole, and `lmgym train RUN_FOLDER` goes on from there", file=sys.stderr)
+        print(
+            "lmgym: stopped; what was saved is whole, and `lmgym train RUN_FOLDER` goes on from there", file=sys.stderr
+        )
         return 130
     except BrokenPipeError:  # `lmgym list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -66,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
 
     verb("train", _train, "train a recipe, or resume a run folder", "recipe or run")
     verb("eval", _eval, "evaluate a run's newest model, or a recipe's model as it is", "recipe or run")
-    generate = verb("generate", _generate, "answer prompts (one a line on standard input, without --prompt)", "recipe or run")
+    generate = verb(
+        "generate", _generate, "answer prompts (one a line on standard input, without --prompt)", "recipe or run"
+    )
     generate.add_argument("--prompt", action="append", help="a prompt; may be given several times")
     verb("check", _check, "a dry run of a recipe: loads everything, samples once, reports problems", "recipe or run")
     listing = verb("list", _list, "what recipes can name")

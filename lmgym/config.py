@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
 
 from lmgym import registry
 from lmgym.algorithms.base import Algorithm
@@ -46,7 +45,8 @@ class EarlyStop:
 
 @dataclass(kw_only=True)
 class Stage:
-    """One training phase. A recipe without `stages:` has one; in a recipe with them, top-level keys are their defaults."""
+    """One training phase. A recipe without `stages:` has one; in a recipe with them, top-level keys are their
+    defaults."""
 
     name: str = "train"
     task: dict[str, Any] = field(default_factory=dict)
@@ -145,7 +145,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def apply_override(tree: dict[str, Any], override: str) -> None:
     """Set one dotted key in place; a stage is named by its name or its number.
 
-    Example: apply_override(tree, "algorithm.group_size=16"); apply_override(tree, "stages.rl.optimizer.learning_rate=1e-4")
+    Example: apply_override(tree, "algorithm.group_size=16"); apply_override(tree,
+    "stages.rl.optimizer.learning_rate=1e-4")
     """
     key, equals, text = override.partition("=")
     if not equals or not key:
@@ -173,7 +174,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
 def build_config(tree: Mapping[str, Any]) -> Config:
     """The typed tree of a recipe's plain one."""
     tree = dict(tree)
-    for plugin in _leaf(list[str], tree.get("plugins") or [], "plugins"):
+    for plugin in registry.converted(list[str], tree.get("plugins") or [], "plugins"):
         registry.load_plugin(plugin)
     stage_keys = {f.name for f in fields(Stage)} - {"name"}
     base = {key: tree.pop(key) for key in list(tree) if key in stage_keys}
@@ -229,11 +230,11 @@ def _value(hint: Any, value: Any, key: str) -> Any:
     if name in NAMED and not isinstance(value, Algorithm):
         return _named(name, value, key)
     if name == "rewards":
-        rewards.build(_leaf(dict[str, Any], value, key))
+        rewards.build(registry.converted(dict[str, Any], value, key))
         return value
-    section = next((a for a in (hint, *typing.get_args(hint)) if is_dataclass(a)), None)
+    section: Any = next((a for a in (hint, *typing.get_args(hint)) if is_dataclass(a)), None)
     if section is None or value is None:
-        return _leaf(hint, value, key)
+        return registry.converted(hint, value, key)
     return value if isinstance(value, section) else _build(section, value, key + ".")
 
 
@@ -246,17 +247,6 @@ def _named(kind: str, value: Any, key: str) -> Any:
     if kind != "algorithm":
         return dict(tree)
     return _build(thing, {k: v for k, v in tree.items() if k != "name"}, key + ".")
-
-
-def _leaf(hint: Any, value: Any, key: str) -> Any:
-    if hint in (int, float) and isinstance(value, bool):
-        raise LmgymError(f"'{key}' is {value!r}; it must be a number")
-    try:
-        return TypeAdapter(hint).validate_python(value)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        inside = ".".join(str(part) for part in problem["loc"])
-        raise LmgymError(f"'{key}{'.' + inside if inside else ''}' is {problem['input']!r}; {_lower(problem['msg'])}") from error
 
 
 def _check_stages(stages: list[Stage]) -> None:
@@ -272,20 +262,28 @@ def _check_stages(stages: list[Stage]) -> None:
         if "demonstrations" in stage.algorithm.needs:
             continue
         if stage.sampling.temperature == 0:
-            raise LmgymError(f"{where}sampling.temperature is 0; training needs answers that differ, so write 1.0 or so")
+            raise LmgymError(
+                f"{where}sampling.temperature is 0; training needs answers that differ, so write 1.0 or so"
+            )
         if not stage.rewards and stage.env.get("name") == "single_turn":
             raise LmgymError(f"{where}the recipe names no reward; write, for example, 'rewards: {{final_answer: 1.0}}'")
 
 
-def _merge(base: Any, over: Any) -> Any:
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Sections merge key by key; a section with another `name`, and `rewards`, replace the base's."""
     merged = dict(base)
     for key, value in over.items():
         old = {"name": merged[key]} if key in NAMED and isinstance(merged.get(key), str) else merged.get(key)
         new = {"name": value} if key in NAMED and isinstance(value, str) else value
-        both = isinstance(old, dict) and isinstance(new, dict) and key != "rewards"
-        same = both and ("name" not in new or new["name"] == old.get("name"))
-        merged[key] = _merge(old, new) if same else new
+        if (
+            isinstance(old, dict)
+            and isinstance(new, dict)
+            and key != "rewards"
+            and new.get("name") in (None, old.get("name"))
+        ):
+            merged[key] = _merge(old, new)
+        else:
+            merged[key] = new
     return merged
 
 
@@ -313,10 +311,6 @@ def _stage_index(stages: list[Any], part: str, key: str) -> int:
     raise LmgymError(f"override {key}: there is no stage '{part}'; {registry.suggest(part, names)}")
 
 
-def _lower(message: str) -> str:
-    return message[:1].lower() + message[1:]
-
-
 class _StrictLoader(yaml.SafeLoader):
     """Refuses a key that is given twice, which YAML would silently let win."""
 
@@ -325,6 +319,8 @@ class _StrictLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' is given twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key '{key}' is given twice", key_node.start_mark
+                )
             seen.add(key)
         return super().construct_mapping(node, deep)

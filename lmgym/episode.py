@@ -40,14 +40,17 @@ class Turn:
     demonstrations, which nobody sampled). The first `minimum` actions were drawn with the stop ids excluded.
 
     Example: a turn of a model that was asked "2+2=" and answered "4", then stopped:
-        >>> Turn(prompt_ids=[51, 44, 51, 62], action_ids=[53, 2], logprobs=[-0.1, -0.02], text="4", stop="eos", reward=1.0)
+        >>> Turn(prompt_ids=[51, 44, 51, 62], action_ids=[53, 2], logprobs=[-0.1, -0.02], text="4", stop="eos",
+        reward=1.0)
     """
 
     prompt_ids: list[int]
     action_ids: list[int]
     logprobs: list[float] = field(default_factory=list)
     text: str = ""  # the action decoded, special tokens removed
-    stop: str = "eos"  # "eos" | "stop" (a stop string or id) | "length" (cut off at max_new_tokens) | "context" (model full)
+    stop: str = (
+        "eos"  # "eos" | "stop" (a stop string or id) | "length" (cut off at max_new_tokens) | "context" (model full)
+    )
     minimum: int = 0
     reward: float = 0.0  # earned by this turn
     restart: bool = False  # the prompt was rewritten, not appended to: this turn begins a new row

@@ -60,8 +60,9 @@ def evaluate(
 ) -> Evaluation:
     """Answer each example `samples` times and score the answers.
 
-    Random numbers are a function of (seed, place), not of the training step, so that two evaluations of the same examples
-    are paired. Intervals: Wilson where each prompt has one answer scored 0 or 1, else a bootstrap over prompts.
+    Random numbers are a function of (seed, place), not of the training step, so that two evaluations of the same
+    examples are paired. Intervals: Wilson where each prompt has one answer scored 0 or 1, else a bootstrap over
+    prompts.
     """
     prompts = [(group, example) for group, example in enumerate(examples) for _ in range(samples)]
     episodes = collect(prompts, speaker, sampling, (seed, "evaluation"), make_env)
@@ -72,7 +73,9 @@ def evaluate(
         values = [[episode.parts[reward.name] for episode in group] for group in groups]
         results[reward.name] = mean_interval(values)
         if samples > 1 and all(value in (0.0, 1.0) for group in values for value in group):
-            for k in sorted({2**power for power in range(samples.bit_length())} & set(range(1, samples + 1)) | {samples}):
+            for k in sorted(
+                {2**power for power in range(samples.bit_length())} & set(range(1, samples + 1)) | {samples}
+            ):
                 results[f"{reward.name}/pass@{k}"] = pass_at_k_mean(values, k)
     lengths = [[float(sum(len(turn.action_ids) for turn in episode.turns)) for episode in group] for group in groups]
     results["length"] = mean_interval(lengths)
@@ -82,8 +85,8 @@ def evaluate(
 
 @torch.no_grad()
 def reference_nll(examples: Sequence[Example], speaker: Speaker, policy: Any, seed: int = 0) -> Interval:
-    """Mean negative log-likelihood (nats per token) of the held-out references; the interval is a bootstrap over examples
-    of their per-token means."""
+    """Mean negative log-likelihood (nats per token) of the held-out references; the interval is a bootstrap over
+    examples of their per-token means."""
     episodes = demonstrate(list(enumerate(examples)), speaker, (seed, "evaluation"))
     batch = collate(episodes, policy.pad_id)
     logprobs = policy.logprobs(batch)

@@ -110,7 +110,11 @@ def _stop_early(run: Run, results: dict[str, Interval]) -> None:
     tired = stop.patience is not None and run.progress["early_waited"] >= stop.patience
     run.progress["stop"] = reached or tired
     if reached or tired:
-        why = f"{stop.metric} reached {stop.target}" if reached else f"{stop.metric} did not improve {stop.patience} times"
+        why = (
+            f"{stop.metric} reached {stop.target}"
+            if reached
+            else f"{stop.metric} did not improve {stop.patience} times"
+        )
         run.console.say(f"stage {run.stage.name} ends at step {run.step}: {why}")
 
 

@@ -9,8 +9,10 @@ import difflib
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable, Iterable
+import typing
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,21 +36,29 @@ class Entry:
 
 BUILTIN: dict[str, dict[str, Entry]] = {
     "algorithm": {
-        "reinforce": Entry("lmgym.algorithms.reinforce:Reinforce", "REINFORCE; baseline none, mean, ema or scst (greedy answer)"),
-        "rloo": Entry("lmgym.algorithms.reinforce:RLOO", "REINFORCE whose baseline is the mean of the rest of the group"),
+        "reinforce": Entry(
+            "lmgym.algorithms.reinforce:Reinforce", "REINFORCE; baseline none, mean, ema or scst (greedy answer)"
+        ),
+        "rloo": Entry(
+            "lmgym.algorithms.reinforce:RLOO", "REINFORCE whose baseline is the mean of the rest of the group"
+        ),
         "grpo": Entry("lmgym.algorithms.grpo:GRPO", "group-centred advantages, clipped ratio, token-sum loss"),
         "supervised": Entry("lmgym.algorithms.supervised:Supervised", "cross-entropy on the references (warm start)"),
     },
     "task": {
         "arithmetic": Entry("lmgym.tasks.arithmetic:arithmetic", "generated word problems, difficulty as arguments"),
-        "gsm8k": Entry("lmgym.tasks.gsm8k:gsm8k", "grade-school maths, Hub or local file", "lmgym[data], unless path= is given"),
+        "gsm8k": Entry(
+            "lmgym.tasks.gsm8k:gsm8k", "grade-school maths, Hub or local file", "lmgym[data], unless path= is given"
+        ),
         "topics": Entry("lmgym.tasks.topics:topics", "open writing prompts in the manner of NanoRL"),
         "jsonl": Entry("lmgym.tasks.jsonl:jsonl", "any .jsonl file with prompt and reference columns"),
     },
     "reward": {
         "final_answer": Entry("lmgym.rewards.maths:final_answer", "1 if the final answer equals the reference's"),
         "answer_format": Entry("lmgym.rewards.maths:answer_format", "1 if the text announces its final answer"),
-        "lexical_richness": Entry("lmgym.rewards.form:lexical_richness", "type-token ratio less NanoRL's brevity penalty"),
+        "lexical_richness": Entry(
+            "lmgym.rewards.form:lexical_richness", "type-token ratio less NanoRL's brevity penalty"
+        ),
         "type_token_ratio": Entry("lmgym.rewards.form:type_token_ratio", "distinct words over words"),
         "length": Entry("lmgym.rewards.form:length", "1 at the target number of words, falling off linearly"),
         "words": Entry("lmgym.rewards.form:words", "number of words (a metric)"),
@@ -142,6 +152,49 @@ def suggest(word: str, valid: Iterable[str]) -> str:
     return (f"did you mean '{near[0]}'? " if near else "") + f"Valid: {', '.join(valid) or '(none)'}."
 
 
+def check_arguments(
+    function: Callable[..., Any], arguments: Mapping[str, Any], key: str, given: int, also: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The keyword arguments for a function, checked against its signature, its first `given` parameters apart.
+
+    Values are held against the type hints, where there are any, and converted as the rest of a recipe is ("1e-3",
+    which YAML reads as text, becomes a number). Raises LmgymError for an unknown, missing or wrong one; `key` is the
+    section of the recipe that the sentence names, `also` are further keys that it may hold.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes = [p for p in parameters if p.name not in positional[:given]]
+    named = {p.name: p for p in takes if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    for name in arguments:
+        if name not in named and not any(p.kind is p.VAR_KEYWORD for p in takes):
+            raise LmgymError(f"unknown key '{key}.{name}'; {suggest(str(name), {*named, *also})}")
+    for name, parameter in named.items():
+        if parameter.default is parameter.empty and name not in arguments:
+            raise LmgymError(f"key '{key}.{name}' is missing; '{key}' needs it")
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError):  # hints that only its author can resolve
+        hints = {}
+    return {name: converted(hints.get(name, Any), value, f"{key}.{name}") for name, value in arguments.items()}
+
+
+def converted(hint: Any, value: Any, key: str) -> Any:
+    """The value as its type hint wants it ("1e-3" becomes a number); LmgymError naming `key` if it cannot be."""
+    from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+    if hint in (int, float) and isinstance(value, bool):
+        raise LmgymError(f"key '{key}' must be a number, got {value}")
+    try:
+        return TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join([key, *map(str, problem["loc"])])
+        reason = problem["msg"]
+        raise LmgymError(f"key '{where}': {reason[0].lower() + reason[1:]}, got {problem['input']!r}") from None
+    except PydanticUserError:  # a class that pydantic does not know
+        return value
+
+
 def load_plugin(plugin: str) -> None:
     """Import a module by dotted name or a file by path, so that its `@register` decorators run."""
     if plugin.endswith(".py"):
@@ -175,7 +228,9 @@ def _import(module_name: str, wanted_as: str) -> Any:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise LmgymError(f"{wanted_as}: there is no module '{error.name}' (looked in the current folder too)") from error
+        raise LmgymError(
+            f"{wanted_as}: there is no module '{error.name}' (looked in the current folder too)"
+        ) from error
 
 
 def _check_kind(kind: str) -> None:

@@ -47,14 +47,18 @@ def plain_text(messages: Sequence[Message]) -> str:
     return "".join(message["content"] + ("" if message["role"] == "user" else "\n\n") for message in messages)
 
 
-def answer_ids(tokenizer: Any, prompt: str | Sequence[Message], answer: str, template: Mapping[str, Any] | None = None) -> list[int]:
+def answer_ids(
+    tokenizer: Any, prompt: str | Sequence[Message], answer: str, template: Mapping[str, Any] | None = None
+) -> list[int]:
     """Token ids [A] of a reference answer behind its prompt, end of sequence included: what a demonstration trains on.
 
     Prompt and answer are tokenized together where that leaves the prompt's ids as they are (so that a word at the
     seam gets the ids that a model would have sampled), else apart.
     """
     if tokenizer.eos_token_id is None:
-        raise LmgymError("the tokenizer has no end-of-sequence token; set one (tokenizer.eos_token) before training on references")
+        raise LmgymError(
+            "the tokenizer has no end-of-sequence token; set one (tokenizer.eos_token) before training on references"
+        )
     before = prompt_ids(tokenizer, prompt, template)
     if getattr(tokenizer, "chat_template", None):
         text = _template(tokenizer, messages_of(prompt), True, template)
@@ -69,7 +73,11 @@ def answer_ids(tokenizer: Any, prompt: str | Sequence[Message], answer: str, tem
 
 
 def appended_ids(
-    tokenizer: Any, history: Sequence[Message], new: Sequence[Message], ended: bool, template: Mapping[str, Any] | None = None
+    tokenizer: Any,
+    history: Sequence[Message],
+    new: Sequence[Message],
+    ended: bool,
+    template: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Token ids that put `new` environment messages behind a sampled answer, ready for the next one.
 
@@ -82,7 +90,9 @@ def appended_ids(
     answered = [*history, {"role": "assistant", "content": ANSWER}]
     text = _template(tokenizer, [*answered, *new], True, template)
     if text.count(ANSWER) != 1:
-        raise LmgymError("the chat template drops or repeats an earlier answer, so a conversation cannot be appended to")
+        raise LmgymError(
+            "the chat template drops or repeats an earlier answer, so a conversation cannot be appended to"
+        )
     suffix = text.split(ANSWER)[1]
     ids = list(tokenizer(suffix, add_special_tokens=False)["input_ids"])
     if ended and ids and ids[0] == tokenizer.eos_token_id:

@@ -1,5 +1,5 @@
-"""Prompts to scored episodes: `collect` runs environments against an engine, `demonstrate` takes the references instead,
-`score` applies the rewards. The text world: no torch.
+"""Prompts to scored episodes: `collect` runs environments against an engine, `demonstrate` takes the references
+instead, `score` applies the rewards. The text world: no torch.
 
 All live environments share one engine call per turn. What comes back depends on counts and episode order, never on
 arrival time.
@@ -41,30 +41,41 @@ class _Live:
 
 
 def collect(
-    prompts: Sequence[tuple[int, Example]], speaker: Speaker, sampling: Sampling, path: Sequence[int | str], make_env: Callable[[], Env]
+    prompts: Sequence[tuple[int, Example]],
+    speaker: Speaker,
+    sampling: Sampling,
+    path: Sequence[int | str],
+    make_env: Callable[[], Env],
 ) -> list[Episode]:
     """One episode per (group, example), in order; their random numbers are a function of `path` and their place.
 
-    `path` is (seed, ..., step, draw). Environments of one group get the same seed. Raises LmgymError where a prompt does
-    not fit the model or an environment fails.
+    `path` is (seed, ..., step, draw). Environments of one group get the same seed. Raises LmgymError where a prompt
+    does not fit the model or an environment fails.
     """
     live = [_begin(place, group, example, speaker, path, make_env) for place, (group, example) in enumerate(prompts)]
     episodes = [one.episode for one in live]
     while live:
         requests = [Request(tuple(one.ids), seeds.key(one.key, len(one.episode.turns))) for one in live]
         completions = speaker.engine.generate(requests, sampling)
-        live = [one for one, completion in zip(live, completions, strict=True) if _advance(one, completion, speaker, sampling)]
+        live = [
+            one
+            for one, completion in zip(live, completions, strict=True)
+            if _advance(one, completion, speaker, sampling)
+        ]
     for episode in episodes:
         episode.score = sum(turn.reward for turn in episode.turns)
     return episodes
 
 
 def demonstrate(prompts: Sequence[tuple[int, Example]], speaker: Speaker, path: Sequence[int | str]) -> list[Episode]:
-    """Episodes whose actions are reference answers (one drawn for each, where there are several), end of sequence included."""
+    """Episodes whose actions are reference answers (one drawn for each, where there are several), end of sequence
+    included."""
     episodes = []
     for place, (group, example) in enumerate(prompts):
         if not example.references:
-            raise LmgymError(f"example {example.id} has no reference answer to imitate; supervised training needs one for each")
+            raise LmgymError(
+                f"example {example.id} has no reference answer to imitate; supervised training needs one for each"
+            )
         answer = example.references[seeds.key(*path, place) % len(example.references)]
         turn = Turn(
             prompt_ids=prompt_ids(speaker.tokenizer, example.prompt, speaker.template),
@@ -76,8 +87,8 @@ def demonstrate(prompts: Sequence[tuple[int, Example]], speaker: Speaker, path: 
 
 
 def score(episodes: Sequence[Episode], rewards: Sequence[Reward], timeout: float = 60.0) -> None:
-    """Fill in each episode's `parts` and `score`: environment rewards plus the weighted sum of the reward functions, paid on
-    the last turn."""
+    """Fill in each episode's `parts` and `score`: environment rewards plus the weighted sum of the reward functions,
+    paid on the last turn."""
     for reward in rewards:
         for episode, value in zip(episodes, evaluate(reward, list(episodes), timeout), strict=True):
             episode.parts[reward.name] = value

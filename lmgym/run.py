@@ -1,15 +1,15 @@
 """A run in progress and its folder: what is built, what is chosen once, what is resumed.
 
-    runs/NAME/
-        recipe.yaml         the resolved recipe; `lmgym train runs/NAME` resumes from it
-        machine.json        precision, threads, versions: chosen once
-        metrics.jsonl       one record a step and an evaluation
-        rollouts.jsonl      a tracked prompt's answers in each step
-        checkpoints/        the newest few, see checkpoint.py
-        best/               the best model, where evaluation.keep_best names a metric
-        final/              the trained model, for AutoModelForCausalLM.from_pretrained
-        summary.json        before and after, with intervals
-        plot.png
+runs/NAME/
+    recipe.yaml         the resolved recipe; `lmgym train runs/NAME` resumes from it
+    machine.json        precision, threads, versions: chosen once
+    metrics.jsonl       one record a step and an evaluation
+    rollouts.jsonl      a tracked prompt's answers in each step
+    checkpoints/        the newest few, see checkpoint.py
+    best/               the best model, where evaluation.keep_best names a metric
+    final/              the trained model, for AutoModelForCausalLM.from_pretrained
+    summary.json        before and after, with intervals
+    plot.png
 """
 
 import importlib.metadata
@@ -80,18 +80,22 @@ class Run:
 
 
 def start(config: Config, console: Console) -> Run:
-    """Make or find the run folder, load the policy (from the newest whole checkpoint, if there is one), open the logs."""
+    """Make or find the run folder, load the policy (from the newest whole checkpoint, if there is one), open the
+    logs."""
     folder = Path(config.out or "runs/run")
     machine = _machine(folder, config)
     torch.set_num_threads(machine["threads"])
-    compute = machine["compute"] if config.policy.compute == "auto" and machine["compute"] else config.policy.compute
+    compute: Any = (
+        machine["compute"] if config.policy.compute == "auto" and machine["compute"] else config.policy.compute
+    )
     section = replace(config.policy, compute=compute)
     latest, complaints = checkpoint.newest(folder / "checkpoints")
     for complaint in complaints:
         console.warn(complaint)
-    state = checkpoint.read_state(latest) if latest else {"stage": 0, "step": 0}
+    state: dict[str, Any] = checkpoint.read_state(latest) if latest else {"stage": 0, "step": 0}
     policy = load_policy(section, config.seed, latest)
-    section = replace(section, compute=str(policy.compute).removeprefix("torch."))
+    compute = str(policy.compute).removeprefix("torch.")
+    section = replace(section, compute=compute)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "recipe.yaml").write_text(dump(config), encoding="utf-8")
@@ -134,7 +138,9 @@ def held_out_examples(config: Config) -> list[Example]:
     section, task = config.evaluation, config.evaluation.task or config.stages[-1].task
     for stage in config.stages:
         if task["name"] == stage.task["name"] and stage.task.get("split", "train") == section.split:
-            raise LmgymError(f"evaluation.split is '{section.split}', which stage '{stage.name}' trains on; choose another")
+            raise LmgymError(
+                f"evaluation.split is '{section.split}', which stage '{stage.name}' trains on; choose another"
+            )
     return _examples(task, section.split, config.seed)[: section.examples]
 
 
@@ -163,7 +169,9 @@ def save(run: Run) -> None:
     """Write a checkpoint of the run as it is now and drop the oldest."""
     state = {"stage": run.stage_index, "step": run.step, "version": run.version, "progress": run.progress}
     optimizer = run.optimizer.torch if run.step else None
-    checkpoint.save(run.folder / "checkpoints", run.policy, optimizer, {**state, "algorithm": run.algorithm.state_dict()})
+    checkpoint.save(
+        run.folder / "checkpoints", run.policy, optimizer, {**state, "algorithm": run.algorithm.state_dict()}
+    )
     checkpoint.prune(run.folder / "checkpoints", run.config.checkpoint.keep)
 
 
@@ -173,7 +181,8 @@ def _examples(section: dict[str, Any], split: str, seed: int) -> list[Example]:
 
 
 def _reference(run: Run) -> Policy:
-    """A frozen copy of the policy as the stage found it, kept in the run folder so that a resumed run has the same one."""
+    """A frozen copy of the policy as the stage found it, kept in the run folder so that a resumed run has the same
+    one."""
     folder = run.folder / f"reference-{run.stage_index}"
     if run.step == 0:
         hidden = run.folder / f".saving-{folder.name}"
@@ -194,7 +203,9 @@ def _machine(folder: Path, config: Config) -> dict[str, Any]:
     if (folder / "machine.json").is_file():
         return json.loads((folder / "machine.json").read_text())
     try:
-        described = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+        described = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        ).stdout.strip()
     except OSError:  # no git here
         described = ""
     return {

@@ -97,9 +97,7 @@ def clustered_bootstrap(
     return Interval(float(means.mean()), float(low), float(high), len(means))
 
 
-def mean_interval(
-    values_per_prompt: Sequence[Sequence[float]], confidence: float = 0.95, seed: int = 0
-) -> Interval:
+def mean_interval(values_per_prompt: Sequence[Sequence[float]], confidence: float = 0.95, seed: int = 0) -> Interval:
     """The mean over prompts: Wilson for one right-or-wrong sample each, else clustered bootstrap.
 
     If every sample of every prompt is 0, or every one is 1, the bootstrap's interval would have no width;
@@ -155,9 +153,7 @@ def pass_at_k_mean(
     """
     for number, samples in enumerate(values_per_prompt):
         if len(samples) < k:
-            raise LmgymError(
-                f"pass@{k} needs {k} or more samples per prompt; prompt {number} has {len(samples)}"
-            )
+            raise LmgymError(f"pass@{k} needs {k} or more samples per prompt; prompt {number} has {len(samples)}")
     correct = [sum(value >= threshold for value in samples) for samples in values_per_prompt]
     sizes = [len(samples) for samples in values_per_prompt]
     estimates = [[pass_at_k(right, size, k)] for right, size in zip(correct, sizes, strict=True)]

@@ -95,7 +95,9 @@ def add_greedy_baseline(run: Run, episodes: list[Episode], path: tuple[int | str
     """Score the greedy answer to each group's prompt and note it on the group's episodes."""
     groups = groups_of(episodes)
     prompts = [(group[0].group, group[0].example) for group in groups]
-    greedy = collect(prompts, run.speaker, replace(run.stage.sampling, temperature=0.0), (*path, "greedy"), run.make_env)
+    greedy = collect(
+        prompts, run.speaker, replace(run.stage.sampling, temperature=0.0), (*path, "greedy"), run.make_env
+    )
     score(greedy, run.rewards, run.config.reward_timeout)
     for group, answer in zip(groups, greedy, strict=True):
         for episode in group:
@@ -159,7 +161,8 @@ def evaluate_and_save_when_due(run: Run) -> None:
 
 
 def end_stage(run: Run) -> None:
-    """Save at the boundary: another stage starts at step 0 with a fresh optimizer, the last one can still be extended."""
+    """Save at the boundary: another stage starts at step 0 with a fresh optimizer, the last one can still be
+    extended."""
     if run.progress.get("evaluated") != [run.stage_index, run.step]:
         evaluate_now(run)
     if run.last_stage:

@@ -108,8 +108,9 @@ class Optimizer:
 def prepare(batch: Batch, policy: Any, reference: Any, algorithm: Any) -> Batch:
     """Fill the columns that the algorithm needs, then its advantages.
 
-    `logprobs_old` costs a scoring pass and is needed only where a batch serves more than one optimizer step: on the first
-    step the old policy is the new one. `logprobs_ref` is computed once per batch, and only where there is a reference.
+    `logprobs_old` costs a scoring pass and is needed only where a batch serves more than one optimizer step: on the
+    first step the old policy is the new one. `logprobs_ref` is computed once per batch, and only where there is a
+    reference.
     """
     if algorithm.optimizer_steps > 1 or "old" in algorithm.needs:
         batch = batch.with_(logprobs_old=policy.logprobs(batch))
@@ -168,9 +169,9 @@ def _micro_batch(
 def batch_metrics(batch: Batch) -> dict[str, float]:
     """What can be said of a prepared batch without a forward pass.
 
-    `entropy` is the Monte-Carlo estimate -mean(log-probability of the sampled tokens): unbiased, free of cost (the exact one
-    replaces it where the algorithm asks for entropies). `groups/equal` is the share of groups whose scores are all
-    equal, which give a group baseline nothing to learn from.
+    `entropy` is the Monte-Carlo estimate -mean(log-probability of the sampled tokens): unbiased, free of cost (the
+    exact one replaces it where the algorithm asks for entropies). `groups/equal` is the share of groups whose scores
+    are all equal, which give a group baseline nothing to learn from.
     """
     metrics = {"advantage/std": float(batch.advantages[batch.actions].std()) if batch.advantages is not None else 0.0}
     if batch.logprobs_sampler is not None:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 
-from lmgym.batch import Batch, collate
+from lmgym.batch import Batch, Scored, collate
 from lmgym.episode import Episode, Example, Turn
+from lmgym.maths.reductions import tokens_of_episode, totals, weights
 from lmgym.policies.load import byte_tokenizer, tiny_model
 from lmgym.policies.policy import Policy
 from lmgym.update import first_order
@@ -49,8 +50,10 @@ def llama(seed: int = 0, **architecture: Any) -> Any:
 def gpt2(seed: int = 0, **fields: Any) -> Any:
     config = GPT2Config(
         **{"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, **fields},
-        bos_token_id=1, eos_token_id=EOS, pad_token_id=0,
-    )  # fmt: skip
+        bos_token_id=1,
+        eos_token_id=EOS,
+        pad_token_id=0,
+    )
     return sharpen(GPT2LMHeadModel(config), seed=seed)
 
 
@@ -59,9 +62,16 @@ def parrot(ids: Sequence[int], positions: int = 64) -> Policy:
     ids[P - 1], ids[P] and so on. Each position's embedding is a direction of its own, and the head reads it off."""
     model = GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=max(VOCABULARY, max(ids) + 1), n_embd=positions, n_layer=1, n_head=1, n_positions=positions,
-            tie_word_embeddings=False, bos_token_id=1, eos_token_id=EOS, pad_token_id=0,
-        )  # fmt: skip
+            vocab_size=max(VOCABULARY, max(ids) + 1),
+            n_embd=positions,
+            n_layer=1,
+            n_head=1,
+            n_positions=positions,
+            tie_word_embeddings=False,
+            bos_token_id=1,
+            eos_token_id=EOS,
+            pad_token_id=0,
+        )
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -73,16 +83,24 @@ def parrot(ids: Sequence[int], positions: int = 64) -> Policy:
 
 
 def episodes(
-    seed: int, groups: int = 3, size: int = 4, turns: int = 3, longest: int = 5, minimum: int = 0, restarts: bool = False
+    seed: int,
+    groups: int = 3,
+    size: int = 4,
+    turns: int = 3,
+    longest: int = 5,
+    minimum: int = 0,
+    restarts: bool = False,
 ) -> list[Episode]:
-    """Conversations of up to `turns` turns whose ids, lengths and scores are random; most actions end with EOS. The
-    scores of the last group are all equal. With `restarts` some turns begin a new row."""
+    """Conversations of up to `turns` turns whose ids, lengths and scores are random; most actions end with EOS, most
+    episodes of a group share their first prompt, and the scores of the last group are all equal. With `restarts` some
+    turns begin a new row."""
     random = np.random.default_rng(seed)
 
     def ids(count: int) -> list[int]:
         return random.integers(3, VOCABULARY, count).tolist()
 
     result = []
+    prompts = [ids(int(random.integers(1, longest + 1))) for _ in range(groups)]
     for place in range(groups * size):
         group = place // size
         score = 0.5 if group == groups - 1 else float(random.choice([0.0, 0.25, 1.0, -0.5]))
@@ -93,7 +111,8 @@ def episodes(
                 action[-1] = EOS
             logprobs = (-3 * random.random(len(action))).tolist()
             restart = restarts and number > 0 and random.random() < 0.5
-            prompt = ids(int(random.integers(1, longest + 1)))
+            shared = number == 0 and random.random() < 0.8
+            prompt = list(prompts[group]) if shared else ids(int(random.integers(1, longest + 1)))
             episode.turns.append(Turn(prompt, action, logprobs, minimum=minimum, restart=restart))
         result.append(episode)
     return result
@@ -105,7 +124,9 @@ def batch_of(conversations: Sequence[Episode], **settings: Any) -> Batch:
     return batch.with_(score=batch.score.double(), baseline=None if batch.baseline is None else batch.baseline.double())
 
 
-def prepared(batch: Batch, algorithm: Any, policy: Policy, reference: Policy | None = None, drift: float = 0.3) -> Batch:
+def prepared(
+    batch: Batch, algorithm: Any, policy: Policy, reference: Policy | None = None, drift: float = 0.3
+) -> Batch:
     """The columns that `update.prepare` fills, in the policy's own precision, with old log-probabilities that have
     drifted from the policy's by a hash of the token and its place (so that they do not depend on the batch)."""
     with torch.no_grad():
@@ -138,6 +159,14 @@ def gradient(algorithm: Any, policy: Policy, batch: Batch, first: bool = False) 
     keeper = KeepGradient(policy)
     metrics = first_order(algorithm, policy, batch, keeper, first)  # type: ignore[arg-type]
     return keeper.flat().clone(), metrics
+
+
+def loss_of(algorithm: Any, batch: Batch, logprobs: Tensor) -> Tensor:
+    """What `first_order` minimises, as a function of the log-probabilities [N T]: the weighted sum of all terms."""
+    terms, _ = algorithm.loss(batch, Scored(logprobs))
+    total, counts = totals(batch.actions, batch.episode), tokens_of_episode(batch.actions, batch.episode)
+    sums = [(weights(reduction, batch.actions, counts, total) * term).sum() for term, reduction in terms.values()]
+    return torch.stack(sums).sum()
 
 
 def relative(ours: Tensor, theirs: Tensor) -> float:

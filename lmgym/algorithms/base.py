@@ -91,7 +91,8 @@ class Algorithm:
         return {name: float(np.mean([r[name] for r in records if name in r])) for name in sorted(names)}
 
     def minibatches_of(self, batch: Batch) -> Iterator[Batch]:
-        """Each epoch's minibatches, in an order that is a function of the batch's key. Sizes differ by one row at most."""
+        """Each epoch's minibatches, in an order that is a function of the batch's key. Sizes differ by one row at
+        most."""
         if self.optimizer_steps == 1:
             yield batch
             return

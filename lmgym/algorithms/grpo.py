@@ -21,9 +21,9 @@ from lmgym.registry import register
 class GRPO(Algorithm):
     """loss = sum_t -min(r_t A, clip(r_t, 1 - low, 1 + high) A) / tokens, A = R - mean of the group.
 
-    The plain name centres without dividing by the group's standard deviation (arXiv 2503.20783), sums over the tokens of
-    the whole optimizer batch and clips asymmetrically (arXiv 2503.14476), and has no reference model. The paper's own
-    form is `scale_rewards: true, reduction: sequence, clip_high: 0.2, kl_coefficient: 0.04`.
+    The plain name centres without dividing by the group's standard deviation (arXiv 2503.20783), sums over the tokens
+    of the whole optimizer batch and clips asymmetrically (arXiv 2503.14476), and has no reference model. The paper's
+    own form is `scale_rewards: true, reduction: sequence, clip_high: 0.2, kl_coefficient: 0.04`.
     """
 
     group_size: int = 8

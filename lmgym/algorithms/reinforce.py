@@ -14,6 +14,8 @@ from lmgym.maths import advantages as credit
 from lmgym.maths.losses import policy_gradient
 from lmgym.registry import register
 
+NO_RATIO = "{} has no ratio to correct a second step on the same batch; set epochs and minibatches to 1, or use grpo"
+
 
 @register("algorithm", "reinforce")
 @dataclass(kw_only=True)
@@ -40,7 +42,7 @@ class Reinforce(Algorithm):
         if not 0 <= self.ema_beta < 1:
             raise LmgymError(f"algorithm.ema_beta is {self.ema_beta}; it must be at least 0 and below 1")
         if self.optimizer_steps > 1:
-            raise LmgymError("reinforce has no ratio to correct a second step on the same batch; set epochs and minibatches to 1, or use grpo")
+            raise LmgymError(NO_RATIO.format("reinforce"))
 
     @property
     def needs(self) -> frozenset[str]:
@@ -85,7 +87,7 @@ class RLOO(Algorithm):
         if self.group_size < 2:
             raise LmgymError(f"algorithm.group_size is {self.group_size}; rloo needs at least 2 answers per prompt")
         if self.optimizer_steps > 1:
-            raise LmgymError("rloo has no ratio to correct a second step on the same batch; set epochs and minibatches to 1, or use grpo")
+            raise LmgymError(NO_RATIO.format("rloo"))
 
     def advantages(self, batch: Batch) -> Batch:
         return batch.with_(advantages=batch.per_token(credit.leave_one_out(batch.score, batch.episode, batch.group)))

@@ -34,7 +34,8 @@ class Sampling:
             raise LmgymError(f"sampling.max_new_tokens is {self.max_new_tokens}; it must be at least 1")
         if not 0 <= self.min_new_tokens <= self.max_new_tokens:
             raise LmgymError(
-                f"sampling.min_new_tokens is {self.min_new_tokens}; it must lie between 0 and max_new_tokens ({self.max_new_tokens})"
+                f"sampling.min_new_tokens is {self.min_new_tokens}; it must lie between 0 and "
+                f"max_new_tokens ({self.max_new_tokens})"
             )
         if any(not text for text in self.stop):
             raise LmgymError("sampling.stop holds an empty string, which would end every answer at once; remove it")

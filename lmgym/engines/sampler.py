@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lmgym import seeds
@@ -79,8 +79,8 @@ class Sampler:
             raise LmgymError("a prompt has no token at all; give it some text, or a tokenizer with a BOS token")
         if context is not None and len(request.prompt_ids) >= context:
             raise LmgymError(
-                f"a prompt has {len(request.prompt_ids)} tokens, and the model reads {context} at most, answer included; "
-                "shorten the prompts or take a model with a longer context"
+                f"a prompt has {len(request.prompt_ids)} tokens, and the model reads {context} at most, answer "
+                "included; shorten the prompts or take a model with a longer context"
             )
 
 
@@ -90,7 +90,10 @@ class _Run:
     def __init__(self, policy: Any, requests: list[Request], sampling: Sampling, rows: int) -> None:
         self.policy, self.requests, self.sampling, self.rows = policy, requests, sampling, min(rows, len(requests))
         self.device = policy.device
-        room = [policy.context - len(request.prompt_ids) if policy.context else sampling.max_new_tokens for request in requests]
+        room = [
+            policy.context - len(request.prompt_ids) if policy.context else sampling.max_new_tokens
+            for request in requests
+        ]
         self.limits = [min(sampling.max_new_tokens, space) for space in room]
         self.ids: list[list[int]] = [[] for _ in requests]
         self.logprobs: list[list[float]] = [[] for _ in requests]
@@ -112,7 +115,9 @@ class _Run:
         cache = KeyValueCache(self.rows, capacity)
         order = list(range(len(self.requests)))
         waiting, free = order, list(range(self.rows))
-        live = Live([-1] * self.rows, torch.zeros(self.rows, dtype=torch.long), torch.zeros(self.rows, dtype=torch.long))
+        live = Live(
+            [-1] * self.rows, torch.zeros(self.rows, dtype=torch.long), torch.zeros(self.rows, dtype=torch.long)
+        )
         while True:
             if waiting and len(free) >= min(len(waiting), max(1, self.rows // 4)):
                 admitted, waiting = waiting[: len(free)], waiting[len(free) :]

@@ -108,9 +108,7 @@ class Console:
         self._pace, self._shown_at = Pace(), -math.inf
         self.say(f"stage {index + 1}/{total}: {name}", style="bold")
 
-    def step(
-        self, record: Mapping[str, Any], step: int, steps: int, seconds_left: float | None = None
-    ) -> None:
+    def step(self, record: Mapping[str, Any], step: int, steps: int, seconds_left: float | None = None) -> None:
         """Show a train record; `step` counts from 0 and shows as step + 1 of steps.
 
         Without `seconds_left` the time left in this stage is reckoned from the records' "seconds".
@@ -199,9 +197,7 @@ class Console:
         text.no_wrap, text.overflow = True, "crop"
         if self._live is None:
             # standard error is drawn above the line only if it goes to the terminal anyway
-            self._live = Live(
-                text, console=self._rich, auto_refresh=False, redirect_stderr=sys.stderr.isatty()
-            )
+            self._live = Live(text, console=self._rich, auto_refresh=False, redirect_stderr=sys.stderr.isatty())
             self._live.start()
             self._rich.show_cursor(True)  # else a killed run would leave the terminal without one
         self._live.update(text, refresh=True)

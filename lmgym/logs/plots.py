@@ -57,9 +57,7 @@ def training_plot(metrics_path: Path, out: Path, metric: str | None = None) -> P
     above = [draw for draw, there in ((_reward, run.reward_name), (_held_out, run.held_out)) if there]
     below = [draw for draw, names in DIAGNOSTICS if any(run.names(name) for name in names)]
     if not above and not below:
-        raise LmgymError(
-            f"{metrics_path}: there is nothing to draw yet, neither a reward, a loss nor an evaluation"
-        )
+        raise LmgymError(f"{metrics_path}: there is nothing to draw yet, neither a reward, a loss nor an evaluation")
     with style.context(["default", STYLE]):
         figure = Figure(figsize=(12, 5), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
         FigureCanvasAgg(figure)
@@ -110,13 +108,9 @@ class _Run:
 def _reward(run: _Run, axes: "Axes") -> None:
     values = run.column(run.reward_name)
     window = (int(np.isfinite(values).sum()) // 15) | 1
-    axes.plot(
-        run.steps, values, color=BLUE, alpha=0.35, linewidth=0.8, marker=_dot(values), label="each step"
-    )
+    axes.plot(run.steps, values, color=BLUE, alpha=0.35, linewidth=0.8, marker=_dot(values), label="each step")
     if window > 1:
-        smooth = np.concatenate(
-            [running_mean(values[rows], window) for rows in _rows_by_stage(run)] or [values]
-        )
+        smooth = np.concatenate([running_mean(values[rows], window) for rows in _rows_by_stage(run)] or [values])
         axes.plot(run.steps, smooth, color=BLUE, linewidth=2, label=f"mean of {window} steps")
         axes.legend(loc="best", handlelength=1.5)
     axes.set_title("Training reward" if run.reward_name == "reward" else "Training loss")
@@ -126,13 +120,10 @@ def _reward(run: _Run, axes: "Axes") -> None:
 def _held_out(run: _Run, axes: "Axes") -> None:
     splits = list(dict.fromkeys(str(record.get("split", "held out")) for _, record in run.evaluations))
     for split, colour in zip(splits, cycle(COLOURS), strict=False):
-        chosen = [
-            (at, record) for at, record in run.evaluations if str(record.get("split", "held out")) == split
-        ]
+        chosen = [(at, record) for at, record in run.evaluations if str(record.get("split", "held out")) == split]
         steps = np.array([at for at, _ in chosen], dtype=float)
         mean, low, high = (
-            _floats([record.get(f"{run.metric}{end}") for _, record in chosen])
-            for end in ("", "/low", "/high")
+            _floats([record.get(f"{run.metric}{end}") for _, record in chosen]) for end in ("", "/low", "/high")
         )
         counts = {record.get("count") for _, record in chosen}
         size = f", {counts.pop()} prompts" if len(counts) == 1 and None not in counts else ""

@@ -5,7 +5,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
-def group_means(score: Float[Tensor, " N"], episode: Int[Tensor, " N"], group: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+def group_means(
+    score: Float[Tensor, " N"], episode: Int[Tensor, " N"], group: Int[Tensor, " N"]
+) -> Float[Tensor, " N"]:
     """Mean score of each row's group, every episode counted once."""
     first = first_rows(episode)
     _, inverse = torch.unique(group, return_inverse=True)
@@ -13,12 +15,16 @@ def group_means(score: Float[Tensor, " N"], episode: Int[Tensor, " N"], group: I
 
 
 def group_centred(
-    score: Float[Tensor, " N"], episode: Int[Tensor, " N"], group: Int[Tensor, " N"], scale: bool = False, epsilon: float = 1e-4
+    score: Float[Tensor, " N"],
+    episode: Int[Tensor, " N"],
+    group: Int[Tensor, " N"],
+    scale: bool = False,
+    epsilon: float = 1e-4,
 ) -> Float[Tensor, " N"]:
     """A = R - mean(R of the group), or that over (the group's standard deviation + epsilon).
 
-    Centred: Dr. GRPO, arXiv 2503.20783, section 3. Scaled: GRPO, arXiv 2402.03300, section 4.1.2, with the unbiased standard
-    deviation and TRL's epsilon. A group of one gets zero.
+    Centred: Dr. GRPO, arXiv 2503.20783, section 3. Scaled: GRPO, arXiv 2402.03300, section 4.1.2, with the unbiased
+    standard deviation and TRL's epsilon. A group of one gets zero.
 
     Example:
         >>> group_centred(torch.tensor([1., .5, 0., .5]), torch.arange(4), torch.zeros(4, dtype=torch.long))
@@ -34,7 +40,9 @@ def group_centred(
     return centred / (variance.sqrt() + epsilon)[inverse]
 
 
-def leave_one_out(score: Float[Tensor, " N"], episode: Int[Tensor, " N"], group: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+def leave_one_out(
+    score: Float[Tensor, " N"], episode: Int[Tensor, " N"], group: Int[Tensor, " N"]
+) -> Float[Tensor, " N"]:
     """A_i = R_i - mean of the other scores of its group (RLOO, arXiv 2402.14740, eq. 8). A group of one gets zero.
 
     Equals group_centred times n / (n - 1).
@@ -55,7 +63,9 @@ def batch_mean(score: Float[Tensor, " N"], episode: Int[Tensor, " N"]) -> Float[
     return (score * first).sum() / first.sum()
 
 
-def discounted_returns(rewards: Float[Tensor, "N T"], actions: Bool[Tensor, "N T"], gamma: float) -> Float[Tensor, "N T"]:
+def discounted_returns(
+    rewards: Float[Tensor, "N T"], actions: Bool[Tensor, "N T"], gamma: float
+) -> Float[Tensor, "N T"]:
     """G_t = r_t + gamma * G_{t+1} over the actions of a row (Sutton & Barto 2018, eq. 3.9); zero elsewhere.
 
     One step is one action; the prompt and environment tokens between actions neither discount nor earn. To discount

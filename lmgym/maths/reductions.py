@@ -34,7 +34,9 @@ def tokens_of_episode(actions: Bool[Tensor, "N T"], episode: Int[Tensor, " N"]) 
     """Actions in all rows of each row's episode, float64 [N]."""
     _, inverse = torch.unique(episode, return_inverse=True)
     counts = actions.sum(1).to(torch.float64)
-    return torch.zeros(int(inverse.max()) + 1, dtype=torch.float64, device=counts.device).index_add(0, inverse, counts)[inverse]
+    return torch.zeros(int(inverse.max()) + 1, dtype=torch.float64, device=counts.device).index_add(0, inverse, counts)[
+        inverse
+    ]
 
 
 def weights(

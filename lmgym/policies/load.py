@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils import logging as transformers_logging
 
 from lmgym import seeds
@@ -36,7 +43,8 @@ class PolicySection:
     """End-of-sequence token, for a tokenizer that does not name one."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of forward passes; the parameters themselves stay fp32. auto: bf16 where a short probe finds it fast."""
+    """Precision of forward passes; the parameters themselves stay fp32. auto: bf16 where a short probe finds it
+    fast."""
     tokens_per_forward: int = 16384
     """Bound on the padded tokens of one forward pass (memory, not results)."""
     path: Literal["auto", "fast", "plain"] = "auto"
@@ -54,7 +62,9 @@ def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = Non
     """
     device = choose_device(section.device)
     if section.architecture and section.model != BUILTIN:
-        raise LmgymError(f"policy.architecture changes {BUILTIN} only; remove it, or take the model from its own folder")
+        raise LmgymError(
+            f"policy.architecture changes {BUILTIN} only; remove it, or take the model from its own folder"
+        )
     if folder is not None:
         model, tokenizer = _load(section, str(folder), None, str(folder))
     elif section.model == BUILTIN:
@@ -68,13 +78,15 @@ def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = Non
         tokenizer.eos_token = section.eos_token
     if tokenizer.eos_token_id is None:
         raise LmgymError(
-            f"policy.model: the tokenizer of {section.model} has no end-of-sequence token, so no answer could ever end; "
-            "name one of its tokens with policy.eos_token"
+            f"policy.model: the tokenizer of {section.model} has no end-of-sequence token, so no answer could "
+            "ever end; name one of its tokens with policy.eos_token"
         )
     compute = choose_compute(section.compute, device, sum(p.numel() for p in model.parameters()))
     policy = Policy(model.to(device), tokenizer, compute, section.tokens_per_forward)
     if section.path == "fast" and not policy.fast:
-        raise LmgymError(f"policy.path: the fast path does not serve {model.config.model_type}; write path: auto or plain")
+        raise LmgymError(
+            f"policy.path: the fast path does not serve {model.config.model_type}; write path: auto or plain"
+        )
     policy.fast = policy.fast and section.path != "plain"
     return policy
 
@@ -154,8 +166,12 @@ def _load(section: PolicySection, model: str, revision: str | None, tokenizer: s
     try:
         config = AutoConfig.from_pretrained(model, revision=revision)
         if getattr(config, "is_encoder_decoder", False):
-            raise LmgymError(f"policy.model: {model} is an encoder-decoder model, which this version does not train yet")
-        loaded = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=torch.float32, attn_implementation="sdpa")
+            raise LmgymError(
+                f"policy.model: {model} is an encoder-decoder model, which this version does not train yet"
+            )
+        loaded = AutoModelForCausalLM.from_pretrained(
+            model, revision=revision, dtype=torch.float32, attn_implementation="sdpa"
+        )
         return loaded, AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().split("\n")[0]

@@ -72,7 +72,9 @@ class Policy:
         batch = batch.to(self.device)
         row, column = batch.actions.nonzero(as_tuple=True)
         if bool((column == 0).any()):
-            raise LmgymError("a causal policy cannot score an action that has no token before it; give each prompt at least one")
+            raise LmgymError(
+                "a causal policy cannot score an action that has no token before it; give each prompt at least one"
+            )
         with self.precision():
             hidden = self._hidden(batch, row, column) if self.fast else None
             logits = None if self.fast else self._plain_logits(batch)[row, column - 1]
@@ -96,15 +98,20 @@ class Policy:
         )
 
     def micro_batches(self, batch: Batch) -> list[Int[Tensor, " R"]]:
-        """Rows that fit one forward pass each, longest first, so that rows of like length stand together."""
-        lengths = batch.mask.sum(1).cpu()
-        order = torch.argsort(lengths, descending=True, stable=True)
-        groups, start = [], 0
-        while start < len(order):
-            rows = max(1, self.tokens_per_forward // max(int(lengths[order[start]]), 1))
-            groups.append(order[start : start + rows])
-            start += rows
-        return groups
+        """Rows that fit one forward pass each; groups stay together, longest first, so that rows of like length and
+        rows that share a prompt are computed side by side."""
+        lengths, group = batch.mask.sum(1).cpu(), batch.group.cpu()
+        longest = {int(g): int(lengths[group == g].max()) for g in torch.unique(group)}
+        order = sorted(range(len(batch)), key=lambda row: (-longest[int(group[row])], int(group[row]), row))
+        batches: list[list[int]] = []
+        width = 0
+        for row in order:
+            if not batches or (len(batches[-1]) + 1) * max(width, int(lengths[row])) > self.tokens_per_forward:
+                batches.append([])
+                width = 0
+            batches[-1].append(row)
+            width = max(width, int(lengths[row]))
+        return [torch.tensor(rows) for rows in batches]
 
     @torch.no_grad()
     def logprobs(self, batch: Batch) -> Float[Tensor, "N T"]:
@@ -115,7 +122,9 @@ class Policy:
             result[rows, : scored.shape[1]] = scored
         return result
 
-    def forward_hidden(self, ids: Int[Tensor, "B L"], positions: Int[Tensor, "B L"], layout: attention.Layout) -> Tensor:
+    def forward_hidden(
+        self, ids: Int[Tensor, "B L"], positions: Int[Tensor, "B L"], layout: attention.Layout
+    ) -> Tensor:
         """Last hidden states [B L H] of the trunk over one of lmgym's own attention layouts."""
         with _packed_attention(self.model):
             trunk = self.model.base_model
@@ -143,10 +152,38 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
     def _hidden(self, batch: Batch, row: Tensor, column: Tensor) -> Float[Tensor, "R H"]:
-        layout = attention.PackedRows(batch.mask.sum(1).tolist(), self.device)
-        ids = batch.tokens[batch.mask]
+        """The hidden states that predict the actions at (row, column), from packed tokens.
+
+        What stands behind the last action predicts nothing and is not run. Rows with the same tokens before their first
+        action run them once.
+        """
+        rows, width = batch.actions.shape
+        columns = torch.arange(width, device=self.device)
+        end = (batch.actions * columns).max(1).values  # the last action's column
+        start = torch.where(batch.actions, columns, width).min(1).values.clamp(max=width - 1)  # the first action's
+        prompts: dict[tuple[int, ...], int] = {}
+        owner = [
+            prompts.setdefault(tuple(ids[:length]), len(prompts))
+            for ids, length in zip(batch.tokens.tolist(), start.tolist(), strict=True)
+        ]
+        if len(prompts) == rows or not bool((end > start).any()):
+            return self._hidden_rows(batch, row, column, end)
+        prompt_ids = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
+        own = (columns >= start[:, None]) & (columns < end[:, None])
+        layout = attention.PackedGroups(list(map(len, prompts)), own.sum(1).tolist(), torch.tensor(owner), self.device)
+        ids = torch.cat([prompt_ids, batch.tokens[own]])
         hidden = self.forward_hidden(ids[None], layout.positions[None], layout)[0]
-        return hidden[layout.offsets.to(self.device)[row] + column - 1]
+        before, offset = column - 1, layout.prompts.offsets.to(self.device)[layout.prompt_of_row][row]
+        own_offset = layout.prompt_tokens + layout.own.offsets.to(self.device)[row]
+        return hidden.index_select(
+            0, torch.where(before < start[row], offset + before, own_offset + before - start[row])
+        )
+
+    def _hidden_rows(self, batch: Batch, row: Tensor, column: Tensor, end: Tensor) -> Float[Tensor, "R H"]:
+        used = torch.arange(batch.mask.shape[1], device=self.device) < end[:, None]
+        layout = attention.PackedRows(used.sum(1).tolist(), self.device)
+        hidden = self.forward_hidden(batch.tokens[used][None], layout.positions[None], layout)[0]
+        return hidden.index_select(0, layout.offsets.to(self.device)[row] + column - 1)
 
     def _plain_logits(self, batch: Batch) -> Float[Tensor, "N T V"]:
         positions = (batch.mask.cumsum(1) - 1).clamp(min=0)
@@ -160,7 +197,11 @@ class Policy:
 
 
 def _describe(
-    logits: Float[Tensor, "R V"], targets: Int[Tensor, " R"], excluded: Bool[Tensor, " R"] | None, batch: Batch, entropy: bool
+    logits: Float[Tensor, "R V"],
+    targets: Int[Tensor, " R"],
+    excluded: Bool[Tensor, " R"] | None,
+    batch: Batch,
+    entropy: bool,
 ) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"]]:
     """Log-probability of each target, and the entropy of each distribution (empty unless asked for)."""
     if batch.temperature not in (0.0, 1.0):  # 0: greedy answers are described at temperature 1
@@ -196,4 +237,3 @@ def supports_fast_path(config: Any) -> bool:
         return False
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     return window is None and not getattr(config, "attn_logit_softcapping", None)
-

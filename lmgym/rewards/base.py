@@ -5,14 +5,12 @@ special tokens removed, `examples` the problems they answer. One marked with `@e
 instead. The same function is a metric.
 """
 
-import inspect
 import math
 import signal
 import threading
 import time
 import traceback
-import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, update_wrapper
@@ -22,7 +20,7 @@ from typing import Any, TypeVar
 from lmgym import registry
 from lmgym.episode import Episode, Example, Turn
 from lmgym.errors import LmgymError
-from lmgym.registry import suggest
+from lmgym.registry import check_arguments, converted
 
 RewardFunction = TypeVar("RewardFunction", bound=Callable[..., Any])
 
@@ -80,7 +78,7 @@ def build(section: Mapping[str, Any]) -> list[Reward]:
         function = registry.get("reward", name)
         arguments = dict(value) if isinstance(value, Mapping) else {"weight": value}
         weight = arguments.pop("weight", 1.0)
-        weight = _converted(float, weight, f"rewards.{name}.weight")
+        weight = converted(float, weight, f"rewards.{name}.weight")
         if not math.isfinite(weight):
             raise LmgymError(f"key 'rewards.{name}.weight' must be finite, not {weight}")
         of_episodes = getattr(function, "takes_episodes", False)
@@ -164,46 +162,6 @@ def check_reward(
         for value, how in ((evaluate(reward, [episode])[0], "alone"), (backwards, "in the batch reversed")):
             if not math.isclose(value, together, rel_tol=1e-6, abs_tol=1e-6):
                 raise LmgymError(f"reward '{name}' gives {episode.text!r} {together} in a batch but {value} {how}")
-
-
-def check_arguments(
-    function: Callable[..., Any], arguments: Mapping[str, Any], key: str, given: int, also: Iterable[str] = ()
-) -> dict[str, Any]:
-    """The keyword arguments for a function, checked against its signature, its first `given` parameters apart.
-
-    Values are held against the type hints, where there are any, and converted as the rest of a recipe is ("1e-3",
-    which YAML reads as text, becomes a number). Raises LmgymError for an unknown, missing or wrong one; `key` is the
-    section of the recipe that the sentence names, `also` are further keys that it may hold.
-    """
-    parameters = inspect.signature(function).parameters.values()
-    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    takes = [p for p in parameters if p.name not in positional[:given]]
-    named = {p.name: p for p in takes if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    for name in arguments:
-        if name not in named and not any(p.kind is p.VAR_KEYWORD for p in takes):
-            raise LmgymError(f"unknown key '{key}.{name}'; {suggest(str(name), {*named, *also})}")
-    for name, parameter in named.items():
-        if parameter.default is parameter.empty and name not in arguments:
-            raise LmgymError(f"key '{key}.{name}' is missing; '{key}' needs it")
-    try:
-        hints = typing.get_type_hints(function)
-    except (NameError, TypeError):  # hints that only its author can resolve
-        hints = {}
-    return {name: _converted(hints.get(name, Any), value, f"{key}.{name}") for name, value in arguments.items()}
-
-
-def _converted(hint: Any, value: Any, key: str) -> Any:
-    from pydantic import PydanticUserError, TypeAdapter, ValidationError
-
-    if hint in (int, float) and isinstance(value, bool):
-        raise LmgymError(f"key '{key}' must be a number, got {value}")
-    try:
-        return TypeAdapter(hint).validate_python(value)
-    except ValidationError as error:
-        reason = error.errors()[0]["msg"]
-        raise LmgymError(f"key '{key}': {reason[0].lower() + reason[1:]}, got {value!r}") from None
-    except PydanticUserError:  # a class that pydantic does not know
-        return value
 
 
 @contextmanager

@@ -5,8 +5,6 @@ A task is a registered function `task(split, **arguments)` that returns or yield
 """
 
 import hashlib
-import inspect
-import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any, Literal
 from lmgym import registry, seeds
 from lmgym.episode import Example, Message
 from lmgym.errors import LmgymError
-from lmgym.registry import suggest
+from lmgym.registry import check_arguments, suggest
 
 OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix")  # of `load`, for any task
 SPLITS = ("train", "validation", "test")
@@ -176,46 +174,6 @@ def check_split(task: str, split: str, valid: Sequence[str] = SPLITS) -> None:
 def share(text: str) -> float:
     """A number in [0, 1) that depends on the text only: how splits are carved so that they stay disjoint."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
-
-
-def check_arguments(
-    function: Callable[..., Any], arguments: Mapping[str, Any], key: str, given: int, also: Iterable[str] = ()
-) -> dict[str, Any]:
-    """The keyword arguments for a function, checked against its signature, its first `given` parameters apart.
-
-    Values are held against the type hints, where there are any, and converted as the rest of a recipe is ("1e-3",
-    which YAML reads as text, becomes a number). Raises LmgymError for an unknown, missing or wrong one; `key` is the
-    section of the recipe that the sentence names, `also` are further keys that it may hold.
-    """
-    parameters = inspect.signature(function).parameters.values()
-    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    takes = [p for p in parameters if p.name not in positional[:given]]
-    named = {p.name: p for p in takes if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    for name in arguments:
-        if name not in named and not any(p.kind is p.VAR_KEYWORD for p in takes):
-            raise LmgymError(f"unknown key '{key}.{name}'; {suggest(str(name), {*named, *also})}")
-    for name, parameter in named.items():
-        if parameter.default is parameter.empty and name not in arguments:
-            raise LmgymError(f"key '{key}.{name}' is missing; '{key}' needs it")
-    try:
-        hints = typing.get_type_hints(function)
-    except (NameError, TypeError):  # hints that only its author can resolve
-        hints = {}
-    return {name: _converted(hints.get(name, Any), value, f"{key}.{name}") for name, value in arguments.items()}
-
-
-def _converted(hint: Any, value: Any, key: str) -> Any:
-    from pydantic import PydanticUserError, TypeAdapter, ValidationError
-
-    if hint in (int, float) and isinstance(value, bool):
-        raise LmgymError(f"key '{key}' must be a number, got {value}")
-    try:
-        return TypeAdapter(hint).validate_python(value)
-    except ValidationError as error:
-        reason = error.errors()[0]["msg"]
-        raise LmgymError(f"key '{key}': {reason[0].lower() + reason[1:]}, got {value!r}") from None
-    except PydanticUserError:  # a class that pydantic does not know
-        return value
 
 
 def _examples(name: str, split: str, arguments: Mapping[str, Any]) -> list[Example]:

@@ -4,14 +4,13 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.grpo import GRPO
 from lmgym.algorithms.reinforce import RLOO, Reinforce
 from lmgym.algorithms.supervised import Supervised
 from lmgym.batch import Batch, Scored, collate
 from lmgym.episode import Episode, Example, Turn
 from lmgym.errors import LmgymError
-from lmgym.maths.reductions import tokens_of_episode, totals, weights
+from tests.models import loss_of
 
 
 def batch_of(scores: list[float], lengths: list[int] | None = None, groups: list[int] | None = None) -> Batch:
@@ -23,15 +22,65 @@ def batch_of(scores: list[float], lengths: list[int] | None = None, groups: list
     return collate(episodes)
 
 
-def loss_of(algorithm: Algorithm, batch: Batch, logprobs: Tensor) -> Tensor:
-    """What `first_order` minimises, without a model: the weighted sum of all terms."""
-    terms, _ = algorithm.loss(batch, Scored(logprobs))
-    total, counts = totals(batch.actions, batch.episode), tokens_of_episode(batch.actions, batch.episode)
-    return sum((weights(reduction, batch.actions, counts, total) * term).sum() for term, reduction in terms.values())
-
-
 def per_row(batch: Batch) -> list[float]:
     return [float(row[mask][0]) for row, mask in zip(batch.advantages, batch.actions, strict=True)]
+
+
+# Columns
+
+
+def test_collate_writes_what_its_docstring_shows() -> None:
+    """Two answers to the prompt [5, 6]: [7, 2], ended and scored 1; [8], cut off and scored 0."""
+    ended = Turn([5, 6], [7, 2], [-0.5, -0.1], reward=1.0)
+    cut = Turn([5, 6], [8], [-0.7], stop="length")
+    example = Example("x", "?")
+    batch = collate([Episode(example, 0, 0, [ended], score=1.0), Episode(example, 0, 1, [cut], terminated=False)])
+    assert batch.tokens.tolist() == [[5, 6, 7, 2], [5, 6, 8, 0]]
+    assert batch.mask.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
+    assert batch.actions.tolist() == [[0, 0, 1, 1], [0, 0, 1, 0]]
+    assert batch.rewards.tolist() == [[0, 0, 0, 1], [0, 0, 0, 0]]
+    assert torch.equal(batch.logprobs_sampler, tensor([[0, 0, -0.5, -0.1], [0, 0, -0.7, 0]]))
+    assert (batch.score.tolist(), batch.terminated.tolist()) == ([1, 0], [1, 0])
+    assert (batch.episode.tolist(), batch.group.tolist(), batch.version.tolist()) == ([0, 1], [0, 0], [0, 0])
+    assert batch.stop_excluded is None
+    assert batch.baseline is None
+
+
+def test_collate_of_a_conversation() -> None:
+    """Two turns in one row, then a rewritten prompt: a second row of the same episode. The first two actions of each
+    turn were drawn without stop ids."""
+    turns = [
+        Turn([1, 5], [6, 7, 2], [-1.0, -2.0, -3.0], reward=0.25, minimum=2),
+        Turn([8], [9], [-4.0], reward=0.5, minimum=2),
+        Turn([1, 3, 4], [6, 2], [-5.0, -6.0], reward=1.0, minimum=2, restart=True),
+    ]
+    episode = Episode(Example("x", "?"), 3, 11, turns, score=1.75, version=4, baseline=0.5)
+    batch = collate([episode], pad_id=99, temperature=0.5, stop_ids=[2], key=17)
+    assert batch.tokens.tolist() == [[1, 5, 6, 7, 2, 8, 9], [1, 3, 4, 6, 2, 99, 99]]
+    assert batch.mask.tolist() == [[1] * 7, [1] * 5 + [0] * 2]
+    assert batch.actions.tolist() == [[0, 0, 1, 1, 1, 0, 1], [0, 0, 0, 1, 1, 0, 0]]
+    assert batch.stop_excluded.tolist() == [[0, 0, 1, 1, 0, 0, 1], [0, 0, 0, 1, 1, 0, 0]]
+    assert batch.rewards.tolist() == [[0, 0, 0, 0, 0.25, 0, 0.5], [0, 0, 0, 0, 1, 0, 0]]
+    assert batch.logprobs_sampler.tolist() == [[0, 0, -1, -2, -3, 0, -4], [0, 0, 0, -5, -6, 0, 0]]
+    assert (batch.score.tolist(), batch.baseline.tolist()) == ([1.75, 1.75], [0.5, 0.5])
+    assert (batch.episode.tolist(), batch.group.tolist(), batch.version.tolist()) == ([11, 11], [3, 3], [4, 4])
+    assert (batch.temperature, batch.stop_ids, batch.key) == (0.5, (2,), 17)
+    second = batch[tensor([1])]
+    assert second.tokens.tolist() == [[1, 3, 4, 6, 2]]
+    assert second.stop_excluded.shape == second.rewards.shape == (1, 5)
+
+
+def test_collate_refuses_what_cannot_be_trained_on() -> None:
+    with pytest.raises(LmgymError, match="no episode"):
+        collate([])
+    with pytest.raises(LmgymError, match=r"episode 6 \(example x/1\) has a turn without an action"):
+        collate([Episode(Example("x/1", "?"), 0, 6, [Turn([5], [])])])
+
+
+def test_demonstrations_have_no_sampler() -> None:
+    episodes = [Episode(Example("x", "?"), 0, n, [Turn([5], [6], logprobs)]) for n, logprobs in enumerate([[-1.0], []])]
+    assert collate(episodes).logprobs_sampler is None
+    assert collate(episodes[:1]).logprobs_sampler is not None
 
 
 # Baselines of REINFORCE
@@ -39,9 +88,7 @@ def per_row(batch: Batch) -> list[float]:
 MEANS = [0.5, 0.7, 0.6, 0.9]
 
 
-@pytest.mark.parametrize(
-    ("beta", "baselines"), [(0.9, [0.5, 0.52, 0.528, 0.5652]), (0.5, [0.5, 0.6, 0.6, 0.75])]
-)
+@pytest.mark.parametrize(("beta", "baselines"), [(0.9, [0.5, 0.52, 0.528, 0.5652]), (0.5, [0.5, 0.6, 0.6, 0.75])])
 def test_ema_baseline_over_batches(beta: float, baselines: list[float]) -> None:
     """NanoRL: the baseline of a batch already holds that batch. Each batch is its mean -+ .1."""
     algorithm = Reinforce(baseline="ema", ema_beta=beta)
@@ -78,7 +125,7 @@ def test_the_mean_baseline_ignores_groups_and_rloo_does_not() -> None:
 
 
 def test_rloo_loss_on_sums_of_log_probabilities() -> None:
-    """Scores 1, .5, 0, .5 and sums -10, -12, -8, -11: -(2/3 * -10 + 2/3 * 8) / 4 = 1/3, however long the answers are."""
+    """Scores 1, .5, 0, .5; sums -10, -12, -8, -11: -(2/3 * -10 + 2/3 * 8) / 4 = 1/3, however long the answers are."""
     batch = RLOO().advantages(batch_of([1.0, 0.5, 0.0, 0.5], lengths=[1, 2, 3, 4]))
     assert per_row(batch) == pytest.approx([2 / 3, 0, -2 / 3, 0])
     logprobs = batch.per_token(tensor([-10.0, -12.0, -8.0, -11.0]) / batch.actions.sum(1))

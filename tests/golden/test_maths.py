@@ -27,7 +27,9 @@ def test_group_advantages_of_one_group() -> None:
     # Standard deviation .408248 with n - 1, to which Michael-JB's GRPO adds 1e-6 and TRL (our default) 1e-4.
     scaled = advantages.group_centred(score, EPISODES, ONE_GROUP, scale=True, epsilon=1e-6)
     assert close(scaled, [1.224742, 0, -1.224742, 0])
-    assert close(advantages.group_centred(score, EPISODES, ONE_GROUP, scale=True), [0.5 / 0.4083483, 0, -0.5 / 0.4083483, 0])
+    assert close(
+        advantages.group_centred(score, EPISODES, ONE_GROUP, scale=True), [0.5 / 0.4083483, 0, -0.5 / 0.4083483, 0]
+    )
 
 
 def test_group_advantages_by_hand_for_unequal_groups() -> None:
@@ -49,7 +51,9 @@ def test_an_episode_of_two_rows_counts_once_in_every_mean() -> None:
     assert float(advantages.batch_mean(score, episode)) == 0.5
     assert close(advantages.group_centred(score, episode, group), [0.5, 0.5, -0.5])
     assert close(advantages.leave_one_out(score, episode, group), [1, 1, -1])
-    assert close(advantages.group_centred(score, episode, group, scale=True, epsilon=0.0), [0.7071068, 0.7071068, -0.7071068])
+    assert close(
+        advantages.group_centred(score, episode, group, scale=True, epsilon=0.0), [0.7071068, 0.7071068, -0.7071068]
+    )
 
 
 def test_discounted_returns_of_llm_rl() -> None:
@@ -177,7 +181,10 @@ def test_weights_by_hand(reduction: reductions.Reduction, per_row: list[float]) 
 def test_what_the_reductions_average() -> None:
     """Terms of 1 everywhere: token and sequence give 1, constant gives the mean length, 7 actions / 2 episodes."""
     total, counts = reductions.totals(ACTIONS, ROWS_OF), reductions.tokens_of_episode(ACTIONS, ROWS_OF)
-    sums = {name: float(reductions.weights(name, ACTIONS, counts, total).sum()) for name in ("token", "sequence", "constant")}
+    sums = {
+        name: float(reductions.weights(name, ACTIONS, counts, total).sum())
+        for name in ("token", "sequence", "constant")
+    }
     assert sums == pytest.approx({"token": 1.0, "sequence": 1.0, "constant": 3.5})
 
 

@@ -19,7 +19,7 @@ from lmgym.algorithms.grpo import GRPO
 from lmgym.algorithms.reinforce import RLOO
 from lmgym.batch import Batch, Scored, collate
 from lmgym.episode import Episode, Example, Turn
-from lmgym.maths.reductions import tokens_of_episode, totals, weights
+from tests.models import loss_of
 
 pytest.importorskip("trl")
 if importlib.metadata.version("trl") != "1.16.0":
@@ -69,9 +69,7 @@ class Case:
     def ours(self, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
         """lmgym's loss and its gradient at the log-probabilities."""
         batch = self.batch(algorithm)
-        terms, _ = algorithm.loss(batch, Scored(self.place(batch, self.new)))
-        total, counts = totals(batch.actions, batch.episode), tokens_of_episode(batch.actions, batch.episode)
-        loss = sum((weights(reduction, batch.actions, counts, total) * term).sum() for term, reduction in terms.values())
+        loss = loss_of(algorithm, batch, self.place(batch, self.new))
         return loss.detach(), torch.autograd.grad(loss, self.new)[0]
 
     def trl(self, trainer: Any, stand_in: SimpleNamespace, **columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,7 +81,7 @@ class Case:
 
 
 def stand_in_for(case: Case, **fields: Any) -> SimpleNamespace:
-    """The trainer's attributes, one process, one optimizer step per generation, our log-probabilities as its model's."""
+    """The trainer's attributes: one process, one optimizer step per generation, the case as what its model says."""
     ids = [[5] * length for length in case.lengths]
     prompts = [[9] * length for length in case.prompt_lengths]
     answers: dict[Any, Tensor] = {None: case.new, "model": case.old, "reference": case.reference}
@@ -112,11 +110,21 @@ def stand_in_for(case: Case, **fields: Any) -> SimpleNamespace:
             use_bias_correction_kl=True,
             delta=None,
         ),
-        _get_per_token_logps_and_entropies=lambda model, *rest, **more: (answers[model], torch.zeros_like(case.old), None),
+        _get_per_token_logps_and_entropies=lambda model, *rest, **more: (
+            answers[model],
+            torch.zeros_like(case.old),
+            None,
+        ),
         _calculate_rewards=lambda *inputs: case.score[:, None].clone(),
         _tokenizer=SimpleNamespace(pad_token_id=0),
         _metrics={"train": defaultdict(list)},
-        _logs={"prompt": [], "completion": [], "rewards": defaultdict(list), "advantages": [], "extra": defaultdict(list)},
+        _logs={
+            "prompt": [],
+            "completion": [],
+            "rewards": defaultdict(list),
+            "advantages": [],
+            "extra": defaultdict(list),
+        },
         _pending_extra_logs={},
         _pending_metrics={},
         **{"_generate": lambda _: (prompts, ids, None, ids, None, {}, None, None), **fields},
@@ -158,20 +166,18 @@ def test_grpo(seed: int, prompts: int, longest: int, loss_type: str, reduction: 
     from trl.trainer.grpo_trainer import GRPOTrainer
 
     case = Case(seed, prompts, longest)
+    algorithm = GRPO(group_size=SIZE, scale_rewards=scale == "group", reduction=reduction, kl_coefficient=beta)
     limit = 16  # dr_grpo divides by the length limit, our "constant" by the episodes only
-    stand_in = stand_in_for(
-        case, loss_type=loss_type, beta=beta, scale_rewards=scale, epsilon_low=0.2, epsilon_high=0.28,
-        max_completion_length=limit,
-    )  # fmt: skip
-    algorithm = GRPO(
-        group_size=SIZE, clip_low=0.2, clip_high=0.28, scale_rewards=scale == "group", reduction=reduction, kl_coefficient=beta
-    )
+    fields = {"epsilon_low": 0.2, "epsilon_high": 0.28, "max_completion_length": limit}
+    stand_in = stand_in_for(case, loss_type=loss_type, beta=beta, scale_rewards=scale, **fields)
     loss, gradient, advantages = case.trl(GRPOTrainer, stand_in, old_per_token_logps=case.old)
     if loss_type == "dr_grpo":
         loss, gradient = loss * limit, gradient * limit
     our_loss, our_gradient = case.ours(algorithm)
     batch = case.batch(algorithm)
-    assert same(torch.stack([row[mask][0] for row, mask in zip(batch.advantages, batch.actions, strict=True)]), advantages)
+    assert same(
+        torch.stack([row[mask][0] for row, mask in zip(batch.advantages, batch.actions, strict=True)]), advantages
+    )
     assert same(our_loss, loss)
     assert float(gradient.abs().max()) > 0
     assert same(our_gradient, gradient)
@@ -212,18 +218,20 @@ def rloo_of_trl(case: Case) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize(("seed", "prompts", "longest"), SHAPES)
 def test_rloo_on_policy(seed: int, prompts: int, longest: int) -> None:
-    """TRL's RLOO is PPO's clip on the ratio of whole sequences. At old = new that ratio is 1, and its gradient is A times
-    the gradient of the sum of log-probabilities, which is ours. The values differ: TRL's is minus the mean advantage."""
+    """TRL's RLOO is PPO's clip on the ratio of whole sequences. At old = new that ratio is 1, and its gradient is A
+    times the gradient of the sum of log-probabilities, as ours is. (Its value differs: minus the mean advantage.)"""
     case = Case(seed, prompts, longest, drift=0.0)
     _, gradient, advantages = rloo_of_trl(case)
     batch = case.batch(RLOO(group_size=SIZE))
-    assert same(torch.stack([row[mask][0] for row, mask in zip(batch.advantages, batch.actions, strict=True)]), advantages)
+    assert same(
+        torch.stack([row[mask][0] for row, mask in zip(batch.advantages, batch.actions, strict=True)]), advantages
+    )
     assert float(gradient.abs().max()) > 0
     assert same(case.ours(RLOO(group_size=SIZE))[1], gradient)
 
 
 def test_rloo_off_policy_is_another_estimator() -> None:
-    """Where old and new differ, TRL weighs by the ratio of sequences and clips it. lmgym's rloo has no ratio: it takes one
-    optimizer step per batch (and refuses more), so it never is off-policy by its own doing."""
+    """Where old and new differ, TRL weighs by the ratio of sequences and clips it. lmgym's rloo has no ratio: it takes
+    one optimizer step per batch (and refuses more), so it never is off-policy by its own doing."""
     case = Case(2, 2, 5, drift=0.4)
     assert not same(case.ours(RLOO(group_size=SIZE))[1], rloo_of_trl(case)[1], 1e-2)

@@ -1,5 +1,5 @@
-"""Every family against Hugging Face's own forward pass and `generate`: the fast path where a family has it, the plain one
-for the rest. Tiny random models from their configs; nothing is downloaded."""
+"""Every family against Hugging Face's own forward pass and `generate`: the fast path where a family has it, the plain
+one for the rest. Tiny random models from their configs; nothing is downloaded."""
 
 import functools
 from typing import Any
@@ -21,7 +21,10 @@ GROUPED = {**SMALL, "num_key_value_heads": 2}
 FAST: dict[str, dict[str, Any]] = {
     "llama": {**SMALL, "num_key_value_heads": 4},
     "llama, grouped queries": {**GROUPED, "attention_bias": True, "tie_word_embeddings": True},
-    "llama, scaled positions": {**GROUPED, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+    "llama, scaled positions": {
+        **GROUPED,
+        "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
+    },
     "mistral": {**GROUPED, "sliding_window": None},
     "qwen2": GROUPED,
     "qwen3": {**GROUPED, "head_dim": 16},
@@ -36,7 +39,13 @@ PLAIN: dict[str, dict[str, Any]] = {
     "gemma2": {**GROUPED, "head_dim": 8, "sliding_window": 4},  # soft caps, no fused attention
     "opt": {**SMALL, "ffn_dim": 64, "word_embed_proj_dim": 32},
     "phi": SMALL,
-    "gpt_neo": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 4},
+    "gpt_neo": {
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 4,
+    },
     "openai-gpt": {"n_embd": 32, "n_layer": 2, "n_head": 4},  # no cache at all
 }
 FAMILIES = FAST | PLAIN
@@ -131,7 +140,12 @@ def test_greedy_answers_equal_generate(family: str) -> None:
     paths = [policy_of(family), policy_of(family, fast=False)][: 1 + (family in FAST)]
     for policy in paths:
         for rows in (64, 2):
-            assert [answer.ids for answer in greedy(policy, rows)] == free
+            answers = greedy(policy, rows)
+            assert [answer.ids for answer in answers] == free
+            reported = torch.tensor([logprob for answer in answers for logprob in answer.logprobs])
+            turns = [Turn([*prompt], ids) for prompt, ids in zip(PROMPTS, free, strict=True)]
+            batch = models.batch_of([Episode(Example("x", "?"), n, n, [turn]) for n, turn in enumerate(turns)])
+            assert torch.allclose(policy.logprobs(batch)[batch.actions], reported, rtol=0, atol=1e-4)
     longest = max(free, key=lambda ids: len(set(ids)))
     ending = next(token for token in longest[3:] if token not in longest[:3])
     stopped = [generated(model, prompt, [models.EOS, ending]) for prompt in PROMPTS]

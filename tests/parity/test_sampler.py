@@ -111,9 +111,9 @@ def test_the_key_decides() -> None:
 # Draws
 
 
-@given(seed=st.integers(0, 2**31), uniform=st.floats(0, 1, exclude_max=True), temperature=st.sampled_from([0.3, 1.0, 2.0]))
+@given(st.integers(0, 2**31), st.floats(0, 1, exclude_max=True), st.sampled_from([0.3, 1.0, 2.0]))
 def test_a_draw_is_the_inverse_of_the_distribution(seed: int, uniform: float, temperature: float) -> None:
-    """The token is the one whose piece of [0, 1) holds the uniform number; a vocabulary of 3 blocks, some tokens barred."""
+    """The token is the one whose piece of [0, 1) holds the uniform number; three blocks of tokens, some barred."""
     generator = torch.Generator().manual_seed(seed)
     logits = 4 * torch.randn(1, 700, generator=generator)
     logits[0, torch.rand(700, generator=generator) < 0.3] = -math.inf
@@ -146,7 +146,10 @@ def test_draws_follow_the_softmax() -> None:
     assert float(seen[5]) == 0
     many = expected >= 5
     assert 100 < int(many.sum()) < 240
-    pairs = [*zip(seen[many].tolist(), expected[many].tolist(), strict=True), (float(seen[~many].sum()), float(expected[~many].sum()))]
+    pairs = [
+        *zip(seen[many].tolist(), expected[many].tolist(), strict=True),
+        (float(seen[~many].sum()), float(expected[~many].sum())),
+    ]
     statistic = sum((found - wanted) ** 2 / wanted for found, wanted in pairs)
     freedom = len(pairs) - 1
     assert abs(statistic - freedom) < 4 * math.sqrt(2 * freedom)
@@ -261,7 +264,8 @@ def test_the_bf16_copy_follows_load() -> None:
     copied = sampler._copy.model
     assert {parameter.dtype for parameter in copied.parameters()} == {torch.bfloat16}
     for ours, theirs in zip(copied.buffers(), policy.model.buffers(), strict=True):
-        assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
     before = sampler.generate(asked, sampling)
     assert gap(policy, asked, before, sampling) < 0.05
     moved = policy_of(compute=torch.bfloat16)
@@ -322,7 +326,10 @@ def test_greedy_stories_equal_generate() -> None:
     answers = Sampler(policy).generate(asked, Sampling(temperature=0, max_new_tokens=100))
     for prompt, answer in zip(prompts, answers, strict=True):
         expected = policy.model.generate(
-            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False, max_new_tokens=100
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=100,
         )
         assert answer.ids == expected[0, len(prompt) :].tolist()
     assert max(len(answer.ids) for answer in answers) == 100
@@ -348,7 +355,7 @@ def test_stories_respect_the_minimum() -> None:
 
 @models.needs_shared
 def test_gpt_nano_sorts() -> None:
-    """A GPT-2 of 11 positions that was trained to sort six letters: every one of the 729 inputs, as far as it can read."""
+    """A GPT-2 of 11 positions, trained to sort six letters: each of the 729 inputs, as far as it can read."""
     policy = pretrained("gpt-nano-sort-hf")
     inputs = np.stack(np.meshgrid(*[[0, 1, 2]] * 6), -1).reshape(-1, 6)
     asked = [Request(tuple(letters), 0) for letters in inputs.tolist()]

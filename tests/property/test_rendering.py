@@ -13,7 +13,7 @@ from lmgym.envs.base import Step
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.episode import Episode, Example, Message
 from lmgym.errors import LmgymError
-from lmgym.rendering import answer_ids, appended_ids, decode, plain_text, prompt_ids
+from lmgym.rendering import answer_ids, decode, plain_text, prompt_ids
 from lmgym.rollout import Speaker, collect, demonstrate
 from tests import models
 
@@ -21,7 +21,9 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% if mood is defined %}({{ mood }}) {% endif %}{% endif %}"
 )
-texts = st.text(max_size=40)
+# Without "<", lest hypothesis write "<eos>": a special token spelled out in a text is that token, as everywhere in
+# Hugging Face's world.
+texts = st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"]), max_size=40)
 plain = models.tokenizer()
 
 
@@ -53,12 +55,13 @@ def test_plain_prompts_round_trip(text: str) -> None:
 
 @given(texts, texts.filter(bool))
 def test_references_stand_behind_their_prompt(prompt: str, answer: str) -> None:
-    for tokenizer, before, after in ((plain, prompt, ""), (chat, f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n", "")):
+    asked = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
+    for tokenizer, before in ((plain, prompt), (chat, asked)):
         first, second = prompt_ids(tokenizer, prompt), answer_ids(tokenizer, prompt, answer)
         assert second.count(tokenizer.eos_token_id) == 1
         assert second[-1] == tokenizer.eos_token_id
         whole = tokenizer.decode([*first, *second[:-1]], skip_special_tokens=False).removeprefix("<bos>")
-        assert whole == before + answer + after
+        assert whole == before + answer
         assert decode(tokenizer, second) == answer
 
 
@@ -72,9 +75,6 @@ def test_plain_text_of_messages() -> None:
     assert plain_text(messages) == "Add.\n\n1+1=2\n\n2+2="
     assert decode(plain, prompt_ids(plain, messages)) == "Add.\n\n1+1=2\n\n2+2="
     assert decode(plain, prompt_ids(plain, "1+1=")) == "1+1="
-    # behind "4": what follows an answer to the last question
-    appended = appended_ids(plain, messages, [{"role": "user", "content": "3+3="}], ended=True)
-    assert appended == ids_of("\n\n3+3=")
 
 
 def test_an_eos_that_the_tokenizer_adds_is_not_part_of_a_prompt() -> None:
@@ -99,7 +99,7 @@ def merging_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def test_a_reference_never_changes_the_ids_of_its_prompt() -> None:
-    """Together where that leaves the prompt alone; apart where the seam would merge, as no model could have sampled that."""
+    """Together where that leaves the prompt alone; apart where the seam would merge, for no model could sample that."""
     tokenizer = merging_tokenizer()
     assert answer_ids(tokenizer, "ca", "c") == [3, 0]
     assert tokenizer("cab")["input_ids"] == [3, 4]
@@ -154,7 +154,9 @@ class Script:
         turn = len(self.asked)
         self.asked.append(list(requests))
         ids = [self.answers[episode][turn] for episode in range(len(requests))]
-        return [Completion(answer, [-0.5] * len(answer), "eos" if answer[-1] in self.ends else "length") for answer in ids]
+        return [
+            Completion(answer, [-0.5] * len(answer), "eos" if answer[-1] in self.ends else "length") for answer in ids
+        ]
 
     def load(self, policy: Any, version: int) -> None: ...
 
@@ -202,7 +204,7 @@ def test_sampled_ids_are_kept_whatever_they_decode_to() -> None:
     # An answer that ended by itself has its end mark; one that was cut off gets it from the environment.
     assert decode_all(episode.turns[1].prompt_ids).startswith("\n<|im_start|>user\nAnd 2?")
     assert decode_all(episode.turns[2].prompt_ids).startswith("<|im_end|>\n<|im_start|>user\nAnd 3?")
-    assert all_ids(episode).count(chat.eos_token_id) == 2 + 3  # system and first user, then three answers and two users
+    assert all_ids(episode).count(chat.eos_token_id) == 1 + 3 + 3  # the system prompt, three questions, three answers
     assert episode.truncated
 
 

@@ -56,7 +56,9 @@ def test_a_word_is_not_its_bytes(seed: int, letter: str) -> None:
 
 
 def test_keys_have_64_bits_and_no_near_twins() -> None:
-    made = [seeds.key(seed, "sampling", step, episode) for seed in range(5) for step in range(40) for episode in range(40)]
+    made = [
+        seeds.key(seed, "sampling", step, episode) for seed in range(5) for step in range(40) for episode in range(40)
+    ]
     assert len(set(made)) == len(made)
     assert all(0 <= key < 2**64 for key in made)
     first = seeds.uniforms(made, 0, 1)[:, 0]
@@ -81,5 +83,5 @@ def test_permutations(size: int, path: list) -> None:
 
 
 def test_generators() -> None:
-    assert seeds.generator(1, "a").integers(0, 10**9, 5).tolist() == seeds.generator(1, "a").integers(0, 10**9, 5).tolist()
-    assert seeds.generator(1, "a").integers(0, 10**9) != seeds.generator(1, "b").integers(0, 10**9)
+    first, again, other = (seeds.generator(1, word).integers(0, 10**9, 5).tolist() for word in ("a", "a", "b"))
+    assert first == again != other
