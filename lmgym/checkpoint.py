@@ -10,13 +10,12 @@ A checkpoint is written to a hidden folder, flushed to the disk and renamed, so 
 old state or the new one. A damaged one is noticed by its manifest, and the one before is taken.
 """
 
-import errno
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lmgym.errors import LmgymError
+from lmgym.logs.writer import disk_errors
 
 FORMAT = 1
 
@@ -45,40 +45,64 @@ def save(folder: Path, policy: Any, optimizer: torch.optim.Optimizer | None, sta
     Raises LmgymError if the disk is full; earlier checkpoints are left as they were.
     """
     path = folder / f"stage-{state['stage']}-step-{state['step']:06d}"
-    hidden = folder / f".saving-{path.name}"
-    shutil.rmtree(hidden, ignore_errors=True)
-    with disk_full_is_clear(folder):
-        hidden.mkdir(parents=True)
+
+    def write(hidden: Path) -> None:
         policy.save_pretrained(hidden)
-        tensors, groups = _flatten(optimizer)
-        save_file(tensors, hidden / "optimizer.safetensors")
-        (hidden / "state.json").write_text(json.dumps({**state, "format": FORMAT, "optimizer_groups": groups}))
+        save_file(_moments(optimizer), hidden / "optimizer.safetensors")
+        (hidden / "state.json").write_text(json.dumps({**state, "format": FORMAT}))
         files = sorted(p for p in hidden.iterdir() if p.is_file())
         manifest = {p.name: {"bytes": p.stat().st_size, "sha256": _digest(p)} for p in files}
         (hidden / "manifest.json").write_text(json.dumps(manifest, indent=1))
-        for file in hidden.iterdir():
-            _flush(file)
-        if path.exists():  # the same step, saved again after a resume
-            shutil.rmtree(path)
-        os.replace(hidden, path)
-        _flush(folder)
+
+    _write_folder(path, write)
     return path
 
 
+def save_model(path: Path, policy: Any) -> None:
+    """Write a model folder, as `from_pretrained` reads it, whole or not at all."""
+    _write_folder(path, policy.save_pretrained)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file whole or not at all."""
+    hidden = path.with_name(f".saving-{path.name}")
+    with disk_errors(path):
+        hidden.write_text(text, encoding="utf-8")
+        _flush(hidden)
+        os.replace(hidden, path)
+
+
 def newest(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint below `folder`, and a sentence for each newer one that was damaged."""
+    """The newest whole checkpoint below `folder`, and a sentence for each newer one that was damaged.
+
+    Raises LmgymError if there are checkpoints and all are damaged: to begin anew would be to throw the run away.
+    """
     complaints: list[str] = []
     for path in reversed(all_checkpoints(folder)):
         problem = damage(path)
         if problem is None:
             return path, complaints
         complaints.append(f"checkpoint {path} is damaged ({problem}); falling back to the one before")
+    if complaints:
+        raise LmgymError(
+            f"every checkpoint in {folder} is damaged ({problem} in {path.name}); put a whole one back, or delete "
+            f"{folder.parent} to begin anew"
+        )
     return None, complaints
 
 
 def all_checkpoints(folder: Path) -> list[Path]:
     """Finished checkpoints, oldest first."""
-    return sorted(folder.glob("stage-*-step-*"), key=lambda path: [int(part) for part in path.name.split("-")[1::2]])
+    for old in folder.glob(".old-stage-*"):  # killed between the two renames of `_write_folder`
+        path = folder / old.name.removeprefix(".old-")
+        if not path.exists():
+            os.replace(old, path)
+    return sorted(folder.glob("stage-*-step-*"), key=place)
+
+
+def place(path: Path) -> list[int]:
+    """Stage and step of a checkpoint, from its name."""
+    return [int(part) for part in path.name.split("-")[1::2]]
 
 
 def damage(path: Path) -> str | None:
@@ -104,51 +128,57 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
-    """Put the saved moments back, bit for bit."""
+    """Put the saved moments back, bit for bit; rates, betas and the like stay as the recipe has them now."""
     tensors = load_file(path / "optimizer.safetensors")
-    groups = read_state(path)["optimizer_groups"]
     state: dict[int, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         index, _, key = name.partition(".")
         state.setdefault(int(index), {})[key] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints, and what an interrupted save left behind."""
-    for path in all_checkpoints(folder)[: -max(keep, 1)]:
+def prune(newest: Path, keep: int) -> None:
+    """Delete all checkpoints but `newest` and the keep - 1 before it, and what an interrupted save left behind.
+
+    Any after it were damaged, since the run went on from one before them.
+    """
+    folder = newest.parent
+    everything = all_checkpoints(folder)
+    end = everything.index(newest) + 1
+    for path in {*everything} - {*everything[max(end - keep, 0) : end]}:
         shutil.rmtree(path, ignore_errors=True)
-    for path in folder.glob(".saving-*"):
-        shutil.rmtree(path, ignore_errors=True)
+    for pattern in (".saving-*", ".old-*"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
 
 
-@contextmanager
-def disk_full_is_clear(folder: Path) -> Iterator[None]:
-    """Turn "no space left on device", however the writing library words it, into one sentence."""
-    try:
-        yield
-    except Exception as error:  # safetensors has its own exception type
-        full = (
-            getattr(error, "errno", None) == errno.ENOSPC
-            or "No space left" in str(error)
-            or "StorageFull" in str(error)
-        )
-        if not full:
-            raise
-        raise LmgymError(
-            f"{folder}: the disk is full, so this could not be saved (earlier checkpoints are whole); "
-            "free some space and run the same command again to resume"
-        ) from error
+def _write_folder(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a hidden folder, flush it to the disk, and put it in the place of `path`."""
+    hidden, old = path.with_name(f".saving-{path.name}"), path.with_name(f".old-{path.name}")
+    for stale in (hidden, old):
+        shutil.rmtree(stale, ignore_errors=True)
+    with disk_errors(path):
+        try:
+            hidden.mkdir(parents=True)
+            write(hidden)
+            for file in [*hidden.iterdir(), hidden]:
+                _flush(file)
+        except Exception as error:
+            shutil.rmtree(hidden, ignore_errors=True)
+            number = re.search(r"\(os error (\d+)\)", str(error))  # how safetensors and tokenizers word a failed write
+            if isinstance(error, OSError) or number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+        if path.exists():
+            os.replace(path, old)
+        os.replace(hidden, path)
+        shutil.rmtree(old, ignore_errors=True)
+        _flush(path.parent)
 
 
-def _flatten(optimizer: torch.optim.Optimizer | None) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
-    if optimizer is None:
-        return {}, []
-    state = optimizer.state_dict()
-    tensors = {
-        f"{index}.{key}": value.contiguous() for index, entry in state["state"].items() for key, value in entry.items()
-    }
-    return tensors, state["param_groups"]
+def _moments(optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:
+    state = optimizer.state_dict()["state"] if optimizer else {}
+    return {f"{index}.{key}": value.contiguous() for index, entry in state.items() for key, value in entry.items()}
 
 
 def _digest(path: Path) -> str:

@@ -7,8 +7,9 @@ is a recipe again.
 """
 
 import dataclasses
+import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,35 @@ from lmgym.errors import LmgymError
 from lmgym.evaluate import EvaluationSection
 from lmgym.policies.load import PolicySection
 from lmgym.rewards import base as rewards
+from lmgym.tasks.base import OPTIONS
 from lmgym.update import OptimizerSection
 
 NAMED = {"algorithm": "algorithm", "env": "env", "task": "task"}  # sections whose `name` is looked up, and their kind
+REWARDS = ("rewards", "evaluation.metrics")
+LEAST = {  # the smallest value that makes sense
+    "threads": 1,
+    "engine.rows": 1,
+    "policy.tokens_per_forward": 1,
+    "evaluation.every": 0,
+    "evaluation.examples": 1,
+    "evaluation.samples": 1,
+    "evaluation.temperature": 0,
+    "checkpoint.every": 0,
+    "checkpoint.keep": 1,
+    "logs.samples": 0,
+}
+LEAST_OF_STAGE = {
+    "prompts_per_step": 1,
+    "steps": 1,
+    "max_draws": 1,
+    "optimizer.learning_rate": 0,
+    "optimizer.epsilon": 0,
+    "optimizer.weight_decay": 0,
+    "optimizer.max_gradient_norm": 0,
+    "optimizer.warmup": 0,
+    "optimizer.final_fraction": 0,
+    "early_stop.patience": 1,
+}
 
 
 @dataclass(kw_only=True)
@@ -118,9 +145,11 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
     for override in overrides or []:
         apply_override(tree, override)
     try:
-        return build_config(tree)
+        config = build_config(tree)
     except LmgymError as error:
         raise LmgymError(f"{path}: {error}") from error
+    _check_heard(tree, overrides or [])
+    return config
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -133,12 +162,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise LmgymError(f"{path} is not a readable YAML file: {error}") from error
     try:
         tree = yaml.load(text, _StrictLoader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: 2025-02-30 is no date
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise LmgymError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
+        reason = getattr(error, "problem", None) or str(error).split("\n")[0]
+        raise LmgymError(f"{where}: not valid YAML: {reason}") from error
     if not isinstance(tree, dict):
-        raise LmgymError(f"{path}: a recipe is a mapping of keys to values, not {type(tree).__name__}")
+        holds = "it is empty" if tree is None else f"not {type(tree).__name__}"
+        raise LmgymError(f"{path}: a recipe is a mapping of keys to values; {holds}")
     return tree
 
 
@@ -153,7 +184,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
         raise LmgymError(f"'{override}' is not an override; write key=value, such as steps=20")
     try:
         value = yaml.load(text, _StrictLoader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise LmgymError(f"override {key}: '{text}' is not a YAML value") from error
     *parents, last = key.split(".")
     node: Any = tree
@@ -194,6 +225,11 @@ def build_config(tree: Mapping[str, Any]) -> Config:
     _check_stages(stages)
     config = _build(Config, {key: value for key, value in tree.items()}, "")
     config.stages = stages
+    _check_least(config, LEAST, "")
+    if not config.reward_timeout > 0:
+        raise LmgymError(f"reward_timeout is {config.reward_timeout}; it must be above 0 seconds")
+    if "split" in (config.evaluation.task or {}):
+        raise LmgymError("unknown key 'evaluation.task.split'; the split is evaluation.split")
     return config
 
 
@@ -227,9 +263,9 @@ def _build(cls: Any, tree: Any, where: str) -> Any:
 
 def _value(hint: Any, value: Any, key: str) -> Any:
     name = key.rsplit(".", 1)[-1]
-    if name in NAMED and not isinstance(value, Algorithm):
+    if name in NAMED and not isinstance(value, Algorithm) and (value is not None or not _optional(hint)):
         return _named(name, value, key)
-    if name == "rewards":
+    if key.endswith(REWARDS):
         rewards.build(registry.converted(dict[str, Any], value, key))
         return value
     section: Any = next((a for a in (hint, *typing.get_args(hint)) if is_dataclass(a)), None)
@@ -244,9 +280,13 @@ def _named(kind: str, value: Any, key: str) -> Any:
     if not isinstance(tree, Mapping) or not isinstance(tree.get("name"), str):
         raise LmgymError(f"'{key}' must be a {kind}'s name, or a section with a 'name'")
     thing = registry.get(kind, tree["name"])
-    if kind != "algorithm":
-        return dict(tree)
-    return _build(thing, {k: v for k, v in tree.items() if k != "name"}, key + ".")
+    arguments = {k: v for k, v in tree.items() if k != "name"}
+    if kind == "algorithm":
+        return _build(thing, arguments, key + ".")
+    also = (*OPTIONS, "split") if kind == "task" else ()  # what `tasks.base.load` and the run itself take
+    own = {k: v for k, v in arguments.items() if k not in also}
+    registry.check_arguments(thing, own, key, given=1 if kind == "task" else 0, also=also)
+    return dict(tree)
 
 
 def _check_stages(stages: list[Stage]) -> None:
@@ -257,8 +297,11 @@ def _check_stages(stages: list[Stage]) -> None:
             raise LmgymError(f"two stages are called '{stage.name}'; give each its own 'name'")
         if not stage.task:
             raise LmgymError(f"{where}the recipe names no task; write, for example, 'task: arithmetic'")
-        if stage.prompts_per_step < 1 or stage.steps < 1 or stage.max_draws < 1:
-            raise LmgymError(f"{where}prompts_per_step, steps and max_draws must be at least 1")
+        _check_least(stage, LEAST_OF_STAGE, where)
+        if not all(0 <= beta < 1 for beta in stage.optimizer.betas):
+            raise LmgymError(f"{where}optimizer.betas are {stage.optimizer.betas}; each must be at least 0 and below 1")
+        if stage.early_stop and stage.early_stop.patience is None and stage.early_stop.target is None:
+            raise LmgymError(f"{where}early_stop never stops anything; give it a 'patience' or a 'target'")
         if "demonstrations" in stage.algorithm.needs:
             continue
         if stage.sampling.temperature == 0:
@@ -267,6 +310,36 @@ def _check_stages(stages: list[Stage]) -> None:
             )
         if not stage.rewards and stage.env.get("name") == "single_turn":
             raise LmgymError(f"{where}the recipe names no reward; write, for example, 'rewards: {{final_answer: 1.0}}'")
+
+
+def _check_least(section: Any, least: Mapping[str, float], where: str) -> None:
+    for key, smallest in least.items():
+        value = section
+        for part in key.split("."):
+            value = getattr(value, part, None)
+        if value is not None and not smallest <= value < math.inf:
+            raise LmgymError(f"{where}{key} is {value}; it must be at least {smallest}")
+
+
+def _check_heard(tree: Mapping[str, Any], overrides: list[str]) -> None:
+    """Refuse a top-level override that every stage answers with a value of its own, rather than ignore it."""
+    stage_keys = {f.name for f in fields(Stage)} - {"name"}
+    base = {key: value for key, value in tree.items() if key in stage_keys}
+    for key in dict.fromkeys(override.partition("=")[0] for override in overrides):
+        path = key.split(".")
+        stages = tree.get("stages")
+        if path[0] not in stage_keys or not stages:
+            continue
+        if all(_at(_merge(base, stage), path) != _at(base, path) for stage in stages):
+            names = [stage.get("name", number) for number, stage in enumerate(stages)]
+            keys = " or ".join(f"stages.{name}.{key}" for name in names)
+            raise LmgymError(f"override {key}: every stage sets its own; write {keys}")
+
+
+def _at(tree: Any, path: list[str]) -> Any:
+    for part in path:
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -298,12 +371,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _optional(hint: Any) -> bool:
+    return type(None) in typing.get_args(hint)
+
+
 def _required(f: Any) -> bool:
     return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
 
 
 def _stage_index(stages: list[Any], part: str, key: str) -> int:
-    names = [str(stage.get("name", number)) for number, stage in enumerate(stages)]
+    names = [str(stage.get("name", n)) if isinstance(stage, dict) else str(n) for n, stage in enumerate(stages)]
     if part in names:
         return names.index(part)
     if part.isdigit() and int(part) < len(stages):
@@ -318,9 +395,10 @@ class _StrictLoader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            if key in seen:
+            if isinstance(key, Hashable) and key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key '{key}' is given twice", key_node.start_mark
                 )
-            seen.add(key)
+            if isinstance(key, Hashable):
+                seen.add(key)
         return super().construct_mapping(node, deep)

@@ -4,12 +4,11 @@ import json
 from dataclasses import asdict, replace
 from typing import Any
 
-from lmgym import registry
+from lmgym import checkpoint, registry
 from lmgym.errors import LmgymError
 from lmgym.evaluate import Evaluation, evaluate, reference_nll
 from lmgym.logs.console import Sample
 from lmgym.logs.plots import training_plot
-from lmgym.logs.writer import disk_errors
 from lmgym.rewards.base import build
 from lmgym.run import Run
 from lmgym.statistics import Interval
@@ -45,10 +44,8 @@ def finish(run: Run) -> None:
     if run.interrupted:
         run.console.say(f"stopped and saved; go on with: lmgym train {run.folder}")
         return
-    with disk_errors(run.folder):
-        run.policy.save_pretrained(run.folder / "final")
-        summary = json.dumps(run.progress, indent=1, ensure_ascii=False)
-        (run.folder / "summary.json").write_text(summary, encoding="utf-8")
+    checkpoint.save_model(run.folder / "final", run.policy)
+    checkpoint.write_text(run.folder / "summary.json", json.dumps(run.progress, indent=1, ensure_ascii=False))
     before, after = run.progress["before"], run.progress["after"]
     rows = [
         (name, Interval(**before["results"][name]), Interval(**after["results"][name]))
@@ -91,8 +88,7 @@ def _keep_best(run: Run, results: dict[str, Interval]) -> None:
             "stage": run.stage.name,
             "step": run.step,
         }
-        with disk_errors(run.folder):
-            run.policy.save_pretrained(run.folder / "best")
+        checkpoint.save_model(run.folder / "best", run.policy)
 
 
 def _stop_early(run: Run, results: dict[str, Interval]) -> None:

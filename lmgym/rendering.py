@@ -76,14 +76,14 @@ def appended_ids(
     tokenizer: Any,
     history: Sequence[Message],
     new: Sequence[Message],
-    ended: bool,
+    last: int,
     template: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Token ids that put `new` environment messages behind a sampled answer, ready for the next one.
 
     `history` are the messages before that answer (their content is not rendered again: the template is only asked
-    what it writes between an answer and the next prompt); `ended` says that the sampled ids already hold the
-    end-of-sequence token. Raises LmgymError if the template rewrites what came before.
+    what it writes between an answer and the next prompt); `last` is the answer's last id: an end mark that the policy has
+    sampled itself is not written twice. Raises LmgymError if the template rewrites what came before.
     """
     if not getattr(tokenizer, "chat_template", None):
         return list(tokenizer("\n\n" + plain_text(new), add_special_tokens=False)["input_ids"])
@@ -95,9 +95,7 @@ def appended_ids(
         )
     suffix = text.split(ANSWER)[1]
     ids = list(tokenizer(suffix, add_special_tokens=False)["input_ids"])
-    if ended and ids and ids[0] == tokenizer.eos_token_id:
-        return ids[1:]
-    return ids
+    return ids[1:] if ids and ids[0] == last else ids
 
 
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:

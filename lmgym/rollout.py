@@ -128,8 +128,7 @@ def _advance(one: _Live, completion: Completion, speaker: Speaker, sampling: Sam
     one.episode.terminated = step.terminated and not cut
     if step.terminated or step.truncated or completion.stop == "context":
         return False
-    ended = completion.ids[-1] == speaker.tokenizer.eos_token_id
-    one.fresh = appended_ids(speaker.tokenizer, one.history, step.messages, ended, speaker.template)
+    one.fresh = appended_ids(speaker.tokenizer, one.history, step.messages, completion.ids[-1], speaker.template)
     one.history = [*one.history, {"role": "assistant", "content": text}, *step.messages]
     one.ids = one.ids + completion.ids + one.fresh
     if speaker.engine.context is not None and len(one.ids) >= speaker.engine.context:

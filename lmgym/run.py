@@ -12,10 +12,10 @@ runs/NAME/
     plot.png
 """
 
+import copy
 import importlib.metadata
 import json
 import platform
-import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -98,8 +98,8 @@ def start(config: Config, console: Console) -> Run:
     section = replace(section, compute=compute)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "recipe.yaml").write_text(dump(config), encoding="utf-8")
-        (folder / "machine.json").write_text(json.dumps({**machine, "compute": section.compute}, indent=1))
+        checkpoint.write_text(folder / "recipe.yaml", dump(config))
+        checkpoint.write_text(folder / "machine.json", json.dumps({**machine, "compute": section.compute}, indent=1))
     rewind(folder, state["stage"], state["step"])
     engine = make_engine(config, policy)
     run = Run(config, folder, section, policy, engine, Writer(folder, config.logs.sinks, console), console)
@@ -114,7 +114,8 @@ def start(config: Config, console: Console) -> Run:
 def begin_stage(run: Run) -> None:
     """Build the stage's parts; on resume, put back the optimizer and the algorithm's own state."""
     stage = run.stage = run.config.stages[run.stage_index]
-    run.algorithm, run.optimizer = stage.algorithm, Optimizer(run.policy.parameters(), stage.optimizer)
+    run.algorithm = copy.deepcopy(stage.algorithm)  # its state belongs to this run, not to the config
+    run.optimizer = Optimizer(run.policy.parameters(), stage.optimizer)
     run.stream = Stream(training_examples(run.config, stage), run.config.seed, stage.prompts_per_step)
     run.held_out = held_out_examples(run.config)
     run.rewards = build(stage.rewards)
@@ -169,10 +170,9 @@ def save(run: Run) -> None:
     """Write a checkpoint of the run as it is now and drop the oldest."""
     state = {"stage": run.stage_index, "step": run.step, "version": run.version, "progress": run.progress}
     optimizer = run.optimizer.torch if run.step else None
-    checkpoint.save(
-        run.folder / "checkpoints", run.policy, optimizer, {**state, "algorithm": run.algorithm.state_dict()}
-    )
-    checkpoint.prune(run.folder / "checkpoints", run.config.checkpoint.keep)
+    state["algorithm"] = run.algorithm.state_dict()
+    saved = checkpoint.save(run.folder / "checkpoints", run.policy, optimizer, state)
+    checkpoint.prune(saved, run.config.checkpoint.keep)
 
 
 def _examples(section: dict[str, Any], split: str, seed: int) -> list[Example]:
@@ -185,12 +185,7 @@ def _reference(run: Run) -> Policy:
     one."""
     folder = run.folder / f"reference-{run.stage_index}"
     if run.step == 0:
-        hidden = run.folder / f".saving-{folder.name}"
-        for stale in (hidden, folder):
-            shutil.rmtree(stale, ignore_errors=True)
-        with disk_errors(run.folder):
-            run.policy.save_pretrained(hidden)
-            hidden.rename(folder)
+        checkpoint.save_model(folder, run.policy)
     if not folder.is_dir():
         raise LmgymError(f"{folder} is gone, so the run cannot be resumed exactly; start it anew in another folder")
     reference = load_policy(run.section, run.config.seed, folder)

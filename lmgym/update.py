@@ -49,7 +49,7 @@ class OptimizerSection:
         """
         if step < self.warmup:
             return self.learning_rate * (step + 1) / self.warmup
-        progress = (step - self.warmup) / max(steps - self.warmup, 1)
+        progress = min((step - self.warmup) / max(steps - self.warmup, 1), 1.0)
         falling = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
         if self.schedule == "constant":
             return self.learning_rate
@@ -146,23 +146,25 @@ def _micro_batch(
 ) -> dict[str, Tensor]:
     """Accumulate the gradient of some rows; returns sums over their tokens, to be divided by "tokens"."""
     batch = batch.to(policy.device)
+    wide = torch.float32 if policy.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+    episode_tokens = episode_tokens.to(policy.device, wide)
     new = policy.score(batch, entropy="entropy" in algorithm.needs)
     if first:
         batch = batch.with_(logprobs_old=new.logprobs.detach())
     terms, metrics = algorithm.loss(batch, new)
     losses = {
-        f"loss/{name}": (weights(reduction, batch.actions, episode_tokens.to(policy.device), total) * term).sum()
+        f"loss/{name}": (weights(reduction, batch.actions, episode_tokens, total) * term).sum()
         for name, (term, reduction) in terms.items()
     }
     torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
     with torch.no_grad():
-        sums = {name: (value.detach() * batch.actions).sum().double() for name, value in metrics.items()}
-        sums["tokens"] = batch.actions.sum().double()
+        sums = {name: (value.detach() * batch.actions).sum().to(wide) for name, value in metrics.items()}
+        sums["tokens"] = batch.actions.sum().to(wide)
         if new.entropy is not None:
-            sums["entropy"] = new.entropy.detach().sum().double()
+            sums["entropy"] = new.entropy.detach().sum().to(wide)
         if first and batch.logprobs_sampler is not None:
             gap = (new.logprobs.detach() - batch.logprobs_sampler).abs() * batch.actions
-            sums["mismatch/mean"] = gap.sum().double()
+            sums["mismatch/mean"] = gap.sum().to(wide)
     return sums | {name: loss.detach() for name, loss in losses.items()}
 
 

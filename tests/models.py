@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from lmgym.batch import Batch, Scored, collate
 from lmgym.episode import Episode, Example, Turn
@@ -45,6 +46,19 @@ def llama(seed: int = 0, **architecture: Any) -> Any:
     small = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     fields = {**small, "num_key_value_heads": 1, "max_position_embeddings": 64, **architecture}
     return sharpen(tiny_model(tokenizer(), fields, seed), seed=seed)
+
+
+def in_double(model: Any) -> Any:
+    """The model in fp64 throughout. Llama's norms go through fp32 whatever the model's precision (which would blur
+    gradients by 1e-7), so torch's own take their place: the same formula, in fp64."""
+    model = model.double()
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, LlamaRMSNorm):
+                norm = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, dtype=torch.float64)
+                norm.weight = child.weight
+                setattr(module, name, norm)
+    return model
 
 
 def gpt2(seed: int = 0, **fields: Any) -> Any:

@@ -176,7 +176,7 @@ class _Run:
         early = torch.tensor([count < self.sampling.min_new_tokens for count in counts])
         if bool(early.any()):
             logits = logits.masked_fill(early.to(self.device)[:, None] & self.stop_mask, float("-inf"))
-        uniform = self.uniforms[requests, counts].to(self.device)
+        uniform = self.uniforms[requests, counts].to(self.device, torch.float32 if self.device.type == "mps" else None)
         tokens, logprobs = draw(logits, self.sampling.temperature, uniform)
         return tokens.tolist(), logprobs.tolist()
 
@@ -202,27 +202,29 @@ class _Run:
         live.lengths, live.last = live.lengths[slots], live.last[slots]
 
     def _decode_plain(self) -> None:
-        """Any causal LM, through Hugging Face's own cache: left-padded blocks of requests, nobody leaves early."""
-        for start in range(0, len(self.requests), self.rows):
-            block = list(range(start, min(start + self.rows, len(self.requests))))
-            prompts = [self.requests[request].prompt_ids for request in block]
-            width = max(map(len, prompts))
-            ids = torch.tensor([[self.policy.pad_id] * (width - len(p)) + list(p) for p in prompts], device=self.device)
-            mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self.device)
-            cache = None
-            while not all(self.stops[request] for request in block):
-                fresh = ids if cache is None else ids[:, -1:]
-                positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -fresh.shape[1] :]
-                output = self.policy.model(
-                    input_ids=fresh, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
-                )
-                cache = getattr(output, "past_key_values", None)  # a model without one reads everything again
-                tokens, logprobs = self._draw_open(output.logits[:, -1].float(), block)
-                ids = torch.cat([ids, torch.tensor(tokens, device=self.device)[:, None]], 1)
-                mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
-                for request, token, logprob in zip(block, tokens, logprobs, strict=True):
-                    if not self.stops[request]:
-                        self._keep(request, token, logprob)
+        """Any causal LM, through Hugging Face's own cache: blocks of prompts of one length, nobody leaves early.
+
+        One length means no padding, which recurrent models and odd position encodings would not survive.
+        """
+        by_length: dict[int, list[int]] = {}
+        for request, one in enumerate(self.requests):
+            by_length.setdefault(len(one.prompt_ids), []).append(request)
+        for same in by_length.values():
+            for start in range(0, len(same), self.rows):
+                self._decode_block(same[start : start + self.rows])
+
+    def _decode_block(self, block: list[int]) -> None:
+        ids = torch.tensor([self.requests[request].prompt_ids for request in block], device=self.device)
+        cache = None
+        while not all(self.stops[request] for request in block):
+            fresh = ids if cache is None else ids[:, -1:]
+            output = self.policy.model(input_ids=fresh, past_key_values=cache, use_cache=True)
+            cache = getattr(output, "past_key_values", None)  # a model without one reads everything again
+            tokens, logprobs = self._draw_open(output.logits[:, -1].float(), block)
+            ids = torch.cat([ids, torch.tensor(tokens, device=self.device)[:, None]], 1)
+            for request, token, logprob in zip(block, tokens, logprobs, strict=True):
+                if not self.stops[request]:
+                    self._keep(request, token, logprob)
 
     def _draw_open(self, logits: Float[Tensor, "R V"], block: list[int]) -> tuple[list[int], list[float]]:
         """Draw for the answers that are still open; the ended ones are fed padding."""
@@ -249,12 +251,13 @@ def draw(
     rows, vocabulary = scaled.shape
     highest = scaled.max(-1, keepdim=True).values
     mass = torch.nn.functional.pad((scaled - highest).exp(), (0, -vocabulary % BLOCK)).view(rows, -1, BLOCK)
-    sums = mass.sum(-1, dtype=torch.float64)
+    wide = torch.float32 if mass.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+    sums = mass.sum(-1, dtype=wide)
     running = sums.cumsum(-1)
     target = uniform[:, None] * running[:, -1:]
     block = torch.searchsorted(running, target, right=True).clamp(max=running.shape[1] - 1)
-    share = ((target - running.gather(1, block)) / sums.gather(1, block) + 1).clamp(0, 1 - 2.0**-53)
-    inner = mass[torch.arange(rows, device=mass.device), block[:, 0]].to(torch.float64).cumsum(-1)
+    share = ((target - running.gather(1, block)) / sums.gather(1, block) + 1).clamp(0, 1 - torch.finfo(wide).eps)
+    inner = mass[torch.arange(rows, device=mass.device), block[:, 0]].to(wide).cumsum(-1)
     within = torch.searchsorted(inner, share * inner[:, -1:], right=True)
     tokens = (block * BLOCK + within)[:, 0]
     logprobs = scaled.gather(1, tokens[:, None])[:, 0] - highest[:, 0] - running[:, -1].log().to(scaled.dtype)

@@ -169,9 +169,7 @@ def _load(section: PolicySection, model: str, revision: str | None, tokenizer: s
             raise LmgymError(
                 f"policy.model: {model} is an encoder-decoder model, which this version does not train yet"
             )
-        loaded = AutoModelForCausalLM.from_pretrained(
-            model, revision=revision, dtype=torch.float32, attn_implementation="sdpa"
-        )
+        loaded = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=torch.float32)
         return loaded, AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().split("\n")[0]
