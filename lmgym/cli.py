@@ -94,17 +94,15 @@ def _train(given: argparse.Namespace) -> None:
 def _eval(given: argparse.Namespace) -> None:
     from lmgym.evaluate import evaluate
     from lmgym.logs.console import Console
-    from lmgym.rewards.base import build
     from lmgym.rollout import Speaker
-    from lmgym.run import held_out_examples, make_engine, make_env, trained_policy
+    from lmgym.run import held_out_examples, held_out_rewards, make_engine, make_env, trained_policy
 
     config, folder = _config(given)
     section, stage = config.evaluation, config.stages[-1]
-    policy = trained_policy(config, folder)
     examples = held_out_examples(config)
+    policy = trained_policy(config, folder)
     speaker = Speaker(make_engine(config, policy), policy.tokenizer, config.policy.template)
-    rewards = build({**stage.rewards, **section.metrics})
-    sampling = replace(stage.sampling, temperature=section.temperature)
+    rewards, sampling = held_out_rewards(config, stage), replace(stage.sampling, temperature=section.temperature)
     result = evaluate(
         examples, speaker, sampling, rewards, make_env(stage), config.seed, section.samples, config.reward_timeout
     )
@@ -148,6 +146,8 @@ def _config(given: argparse.Namespace) -> tuple[Any, Path | None]:
         return load_config(what, given.overrides), None
     if not (what / "recipe.yaml").is_file():
         raise LmgymError(f"{what} is a folder without a recipe.yaml, so it is no run; name a recipe or a run folder")
+    if any(override.startswith("out=") for override in given.overrides):
+        raise LmgymError(f"{what} is a run folder and keeps its out=; to begin anew, name {what / 'recipe.yaml'}")
     config = load_config(what / "recipe.yaml", given.overrides)
     config.out = str(what)
     return config, what

@@ -28,7 +28,6 @@ from lmgym.tasks.base import OPTIONS
 from lmgym.update import OptimizerSection
 
 NAMED = {"algorithm": "algorithm", "env": "env", "task": "task"}  # sections whose `name` is looked up, and their kind
-REWARDS = ("rewards", "evaluation.metrics")
 LEAST = {  # the smallest value that makes sense
     "threads": 1,
     "engine.rows": 1,
@@ -265,7 +264,7 @@ def _value(hint: Any, value: Any, key: str) -> Any:
     name = key.rsplit(".", 1)[-1]
     if name in NAMED and not isinstance(value, Algorithm) and (value is not None or not _optional(hint)):
         return _named(name, value, key)
-    if key.endswith(REWARDS):
+    if name == "rewards" or key == "evaluation.metrics":
         rewards.build(registry.converted(dict[str, Any], value, key))
         return value
     section: Any = next((a for a in (hint, *typing.get_args(hint)) if is_dataclass(a)), None)

@@ -23,6 +23,9 @@ class EvaluationSection:
     every: int = 20
     """Steps between evaluations; there is always one at the start and one at the end of each stage. 0: only those."""
     split: str = "test"
+    """Held-out split of the evaluations on the way, which early stopping and keep_best look at."""
+    final_split: str | None = None
+    """Another split for the before-and-after table, so that its numbers have not been selected on."""
     examples: int = 256
     """Held-out prompts (all of them, where there are fewer)."""
     samples: int = 1
@@ -78,7 +81,7 @@ def evaluate(
             ):
                 results[f"{reward.name}/pass@{k}"] = pass_at_k_mean(values, k)
     lengths = [[float(sum(len(turn.action_ids) for turn in episode.turns)) for episode in group] for group in groups]
-    results["length"] = mean_interval(lengths)
+    results["length/mean"] = mean_interval(lengths)  # tokens; "length" is a reward
     results["truncated"] = mean_interval([[float(episode.truncated) for episode in group] for group in groups])
     return Evaluation(results, episodes)
 

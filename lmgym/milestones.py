@@ -9,33 +9,34 @@ from lmgym.errors import LmgymError
 from lmgym.evaluate import Evaluation, evaluate, reference_nll
 from lmgym.logs.console import Sample
 from lmgym.logs.plots import training_plot
-from lmgym.rewards.base import build
-from lmgym.run import Run
+from lmgym.run import Run, held_out_rewards
 from lmgym.statistics import Interval
 
 
 def evaluate_now(run: Run) -> None:
-    """Evaluate on the held-out prompts and log it; keep the first and the newest result, and the best model; decide on
-    early stopping."""
-    section, stage = run.config.evaluation, run.stage
-    sampling = replace(stage.sampling, temperature=section.temperature)
-    rewards = build({**run.config.stages[-1].rewards, **stage.rewards, **section.metrics})
-    timeout = run.config.reward_timeout
-    result = evaluate(
-        run.held_out, run.speaker, sampling, rewards, run.make_env, run.config.seed, section.samples, timeout
-    )
-    results = dict(result.results)
-    if "demonstrations" in run.algorithm.needs and all(example.references for example in run.held_out):
-        results["reference_nll"] = reference_nll(run.held_out, run.speaker, run.policy, run.config.seed)
-    _log(run, results)
-    summary = {"stage": stage.name, "step": run.step, "results": {name: asdict(v) for name, v in results.items()}}
-    summary["answers"] = _answers(result, run.config.logs.samples, section.samples)
-    if "before" not in run.progress or (run.last_stage and run.step == 0):
-        run.progress["before"] = summary  # the start of the last stage: "after" shows what its training changed
-    run.progress["after"] = summary
-    run.progress["evaluated"] = [run.stage_index, run.step]
+    """Evaluate on the held-out prompts and log it; keep the best model; decide on early stopping."""
+    results, run.progress["newest"] = _measure(run, run.config.evaluation.split)
     _keep_best(run, results)
     _stop_early(run, results)
+
+
+def note(run: Run, moment: str) -> None:
+    """Keep what the policy can do "before" or "after" the last stage, for the table at the end.
+
+    On `evaluation.final_split`, where the recipe names one: numbers that no decision of the run has looked at. Else the
+    newest evaluation.
+    """
+    split = run.config.evaluation.final_split
+    if split is None:
+        run.progress[moment] = run.progress["newest"]
+    elif run.step == 0 or not is_evaluated(run, moment, split):  # else a finished run, resumed
+        _, run.progress[moment] = _measure(run, split)
+
+
+def is_evaluated(run: Run, moment: str, split: str) -> bool:
+    """True if the "newest" (or "before", "after") evaluation is about this split and the policy as it is now."""
+    known = run.progress.get(moment, {})
+    return [known.get(key) for key in ("stage", "step", "split")] == [run.stage.name, run.step, split]
 
 
 def finish(run: Run) -> None:
@@ -59,20 +60,26 @@ def finish(run: Run) -> None:
     run.console.say(f"plot:  {plot}")
 
 
-def _log(run: Run, results: dict[str, Interval]) -> None:
-    record: dict[str, Any] = {
-        "kind": "evaluation",
-        "stage": run.stage_index,
-        "stage_name": run.stage.name,
-        "step": run.step,
-        "split": run.config.evaluation.split,
-        "count": len(run.held_out),
-    }
+def _measure(run: Run, split: str) -> tuple[dict[str, Interval], dict[str, Any]]:
+    """Answer a split's prompts, log the results, and return them, alone and as the summary keeps them."""
+    section, stage = run.config.evaluation, run.stage
+    examples, rewards = run.held_out[split], held_out_rewards(run.config, stage)
+    sampling = replace(stage.sampling, temperature=section.temperature)
+    seed, timeout = run.config.seed, run.config.reward_timeout
+    result = evaluate(examples, run.speaker, sampling, rewards, run.make_env, seed, section.samples, timeout)
+    results = dict(result.results)
+    if "demonstrations" in run.algorithm.needs and all(example.references for example in examples):
+        results["reference_nll"] = reference_nll(examples, run.speaker, run.policy, seed)
+    record: dict[str, Any] = {"kind": "evaluation", "stage": run.stage_index, "stage_name": stage.name}
+    record |= {"step": run.step, "split": split, "count": len(examples)}
     for name, interval in results.items():
         record |= {name: interval.mean, f"{name}/low": interval.low, f"{name}/high": interval.high}
     run.writer.metrics(record)
-    shown = [name for name in results if name not in ("reward", "length", "truncated")] or ["reward"]
-    run.console.evaluation(run.step, {name: results[name] for name in shown}, run.config.evaluation.split)
+    shown = [name for name in results if name not in ("reward", "length/mean", "truncated")] or ["reward"]
+    run.console.evaluation(run.step, {name: results[name] for name in shown}, split)
+    plain = {name: asdict(interval) for name, interval in results.items()}
+    answers = _answers(result, run.config.logs.samples, section.samples)
+    return results, {"stage": stage.name, "step": run.step, "split": split, "results": plain, "answers": answers}
 
 
 def _keep_best(run: Run, results: dict[str, Interval]) -> None:
@@ -104,7 +111,7 @@ def _stop_early(run: Run, results: dict[str, Interval]) -> None:
     run.progress["early_waited"] = 0 if improved else run.progress["early_waited"] + 1
     reached = stop.target is not None and value >= sign * stop.target
     tired = stop.patience is not None and run.progress["early_waited"] >= stop.patience
-    run.progress["stop"] = reached or tired
+    run.progress["stop"] = asdict(stop) if reached or tired else None
     if reached or tired:
         why = (
             f"{stop.metric} reached {stop.target}"
@@ -129,5 +136,6 @@ def _answers(result: Evaluation, count: int, samples: int) -> list[dict[str, Any
 def _samples(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[Sample]:
     return [
         Sample(prompt=b["prompt"], before=a["text"], after=b["text"], reference=b["reference"], reward=b["reward"])
-        for a, b in zip(before, after, strict=True)
+        for a, b in zip(before, after, strict=False)  # a resumed run may have been told to show more, or others
+        if a["prompt"] == b["prompt"]
     ]

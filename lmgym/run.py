@@ -17,8 +17,8 @@ import importlib.metadata
 import json
 import platform
 import subprocess
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from lmgym.logs.console import Console
 from lmgym.logs.writer import Writer, disk_errors, rewind
 from lmgym.policies.load import PolicySection, load_policy
 from lmgym.policies.policy import Policy
+from lmgym.rendering import answer_ids, messages_of, plain_text, prompt_ids
 from lmgym.rewards.base import Reward, build
 from lmgym.rollout import Speaker
 from lmgym.tasks.base import Stream, load
@@ -51,6 +52,9 @@ class Run:
     engine: Any
     writer: Writer
     console: Console
+    examples: list[list[Example]]  # what each stage trains on
+    held_out: dict[str, list[Example]]  # by split
+    resume_from: Path | None = None  # the checkpoint whose optimizer and algorithm the first stage takes over
     stage_index: int = 0
     step: int = 0  # of the stage
     version: int = 0  # updates that the policy has seen, all stages together
@@ -63,7 +67,6 @@ class Run:
     stream: Stream = field(init=False)
     rewards: list[Reward] = field(init=False)
     make_env: Callable[[], Any] = field(init=False)
-    held_out: list[Example] = field(init=False)
 
     @property
     def speaker(self) -> Speaker:
@@ -80,32 +83,38 @@ class Run:
 
 
 def start(config: Config, console: Console) -> Run:
-    """Make or find the run folder, load the policy (from the newest whole checkpoint, if there is one), open the
-    logs."""
+    """Load the data of all stages and the policy (from the newest whole checkpoint, if there is one), make or find the
+    run folder, open the logs. What a recipe has wrong shows before the folder is made."""
     folder = Path(config.out or "runs/run")
+    examples = [training_examples(config, stage) for stage in config.stages]
+    splits = {config.evaluation.split, config.evaluation.final_split or config.evaluation.split}
+    held_out = {split: held_out_examples(config, split) for split in sorted(splits)}
     machine = _machine(folder, config)
     torch.set_num_threads(machine["threads"])
-    compute: Any = (
-        machine["compute"] if config.policy.compute == "auto" and machine["compute"] else config.policy.compute
-    )
-    section = replace(config.policy, compute=compute)
     latest, complaints = checkpoint.newest(folder / "checkpoints")
     for complaint in complaints:
         console.warn(complaint)
     state: dict[str, Any] = checkpoint.read_state(latest) if latest else {"stage": 0, "step": 0}
-    policy = load_policy(section, config.seed, latest)
-    compute = str(policy.compute).removeprefix("torch.")
-    section = replace(section, compute=compute)
+    if state["stage"] >= len(config.stages):
+        raise LmgymError(f"{folder} is in its stage {state['stage'] + 1}, and the recipe has {len(config.stages)}")
+    policy = load_policy(_section(config, machine), config.seed, latest)
+    compute: Any = str(policy.compute).removeprefix("torch.")
+    section = replace(config.policy, compute=compute)
+    for stage, own in zip(config.stages, examples, strict=True):
+        _check_lengths(own, config, stage, policy)
+        for asked in held_out.values():
+            _check_lengths(asked, config, stage, policy)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         checkpoint.write_text(folder / "recipe.yaml", dump(config))
         checkpoint.write_text(folder / "machine.json", json.dumps({**machine, "compute": section.compute}, indent=1))
     rewind(folder, state["stage"], state["step"])
     engine = make_engine(config, policy)
-    run = Run(config, folder, section, policy, engine, Writer(folder, config.logs.sinks, console), console)
+    writer = Writer(folder, config.logs.sinks, console)
+    run = Run(config, folder, section, policy, engine, writer, console, examples, held_out)
     if latest:
         run.stage_index, run.step, run.version = state["stage"], state["step"], state["version"]
-        run.progress = state["progress"]
+        run.progress, run.resume_from = state["progress"], latest
         engine.load(policy, run.version)
         console.say(f"resuming {folder} at stage {run.stage_index + 1}, step {run.step}")
     return run
@@ -116,15 +125,15 @@ def begin_stage(run: Run) -> None:
     stage = run.stage = run.config.stages[run.stage_index]
     run.algorithm = copy.deepcopy(stage.algorithm)  # its state belongs to this run, not to the config
     run.optimizer = Optimizer(run.policy.parameters(), stage.optimizer)
-    run.stream = Stream(training_examples(run.config, stage), run.config.seed, stage.prompts_per_step)
-    run.held_out = held_out_examples(run.config)
+    run.stream = Stream(run.examples[run.stage_index], run.config.seed, stage.prompts_per_step)
     run.rewards = build(stage.rewards)
     run.make_env = make_env(stage)
     if run.step > 0:
-        latest, _ = checkpoint.newest(run.folder / "checkpoints")
-        assert latest is not None
-        checkpoint.load_optimizer(latest, run.optimizer.torch)
-        run.algorithm.load_state_dict(checkpoint.read_state(latest)["algorithm"])
+        assert run.resume_from is not None
+        checkpoint.load_optimizer(run.resume_from, run.optimizer.torch)
+        run.algorithm.load_state_dict(checkpoint.read_state(run.resume_from)["algorithm"])
+    if run.progress.get("stop") != (stage.early_stop and asdict(stage.early_stop)):
+        run.progress["stop"] = None  # it was stopped early, and goes on under another rule
     run.reference = _reference(run) if "reference" in run.algorithm.needs else None
     run.console.stage(stage.name, run.stage_index, len(run.config.stages))
 
@@ -134,20 +143,28 @@ def training_examples(config: Config, stage: Stage) -> list[Example]:
     return _examples(stage.task, stage.task.get("split", "train"), config.seed)
 
 
-def held_out_examples(config: Config) -> list[Example]:
-    """What every evaluation of a run asks. Raises LmgymError if a stage trains on that very split."""
+def held_out_examples(config: Config, split: str | None = None) -> list[Example]:
+    """What an evaluation asks, of `evaluation.split` or another. Raises LmgymError if a stage trains on that split."""
     section, task = config.evaluation, config.evaluation.task or config.stages[-1].task
+    split = split or section.split
     for stage in config.stages:
-        if task["name"] == stage.task["name"] and stage.task.get("split", "train") == section.split:
-            raise LmgymError(
-                f"evaluation.split is '{section.split}', which stage '{stage.name}' trains on; choose another"
-            )
-    return _examples(task, section.split, config.seed)[: section.examples]
+        same = all(task.get(key) == stage.task.get(key) for key in ("name", "path", "hub_id"))
+        if same and stage.task.get("split", "train") == split:
+            raise LmgymError(f"evaluation on split '{split}', which stage '{stage.name}' trains on; choose another")
+    return _examples(task, split, config.seed)[: section.examples]
 
 
 def make_engine(config: Config, policy: Policy) -> Any:
     """The engine that samples from the policy."""
     return registry.get("engine", "sampler")(policy, rows=config.engine.rows)
+
+
+def held_out_rewards(config: Config, stage: Stage) -> list[Reward]:
+    """What an evaluation reports: the stage's rewards with their weights (where it has none, the last stage's), and the
+    last stage's and `evaluation.metrics` besides, without weight."""
+    weighted = stage.rewards or config.stages[-1].rewards
+    rewards = build({**config.stages[-1].rewards, **weighted, **config.evaluation.metrics})
+    return [reward if reward.name in weighted else replace(reward, weight=0.0) for reward in rewards]
 
 
 def make_env(stage: Stage) -> Callable[[], Any]:
@@ -156,14 +173,17 @@ def make_env(stage: Stage) -> Callable[[], Any]:
 
 
 def trained_policy(config: Config, folder: Path | None) -> Policy:
-    """A run's newest model (final/, else its newest checkpoint), or the recipe's own where there is no run."""
+    """A run's newest model (its newest whole checkpoint, else final/), or the recipe's own where there is no run."""
     if folder is None:
         return load_policy(config.policy, config.seed)
-    latest, _ = checkpoint.newest(folder / "checkpoints")
-    source = folder / "final" if (folder / "final").is_dir() else latest
+    # A run that was resumed with more steps has checkpoints newer than its final/.
+    source, _ = checkpoint.newest(folder / "checkpoints")
+    source = source or (folder / "final" if (folder / "final").is_dir() else None)
     if source is None:
         raise LmgymError(f"{folder} holds no model yet: neither final/ nor a whole checkpoint")
-    return load_policy(config.policy, config.seed, source)
+    machine = _machine(folder, config)
+    torch.set_num_threads(machine["threads"])
+    return load_policy(_section(config, machine), config.seed, source)
 
 
 def save(run: Run) -> None:
@@ -180,6 +200,29 @@ def _examples(section: dict[str, Any], split: str, seed: int) -> list[Example]:
     return load(section["name"], split, seed=seed, **arguments)
 
 
+def _check_lengths(examples: Sequence[Example], config: Config, stage: Stage, policy: Policy) -> None:
+    """Raise LmgymError, naming the example, where a prompt leaves the model no room to answer, or a demonstration does
+    not fit. A token stands for at least one byte, so only texts of many bytes are tokenized."""
+    if policy.context is None or stage.env["name"] != "single_turn":
+        return
+    tokenizer, template = policy.tokenizer, config.policy.template
+    imitated = "demonstrations" in stage.algorithm.needs
+    around = len(prompt_ids(tokenizer, examples[0].prompt, template))  # at least what the chat template adds
+    for example in examples:
+        answers = example.references if imitated else ()
+        longest = max((len(text.encode()) for text in answers), default=0)
+        if around + len(plain_text(messages_of(example.prompt)).encode()) + longest < policy.context:
+            continue
+        length = len(prompt_ids(tokenizer, example.prompt, template))
+        length += max((len(answer_ids(tokenizer, example.prompt, text, template)) for text in answers), default=1)
+        if length > policy.context:
+            what = "the prompt and reference" if imitated else "the prompt, with one token of an answer,"
+            raise LmgymError(
+                f"{what} of example '{example.id}' have {length} tokens, and the model reads {policy.context} at most; "
+                "shorten it, or take a model with a longer context"
+            )
+
+
 def _reference(run: Run) -> Policy:
     """A frozen copy of the policy as the stage found it, kept in the run folder so that a resumed run has the same
     one."""
@@ -193,10 +236,21 @@ def _reference(run: Run) -> Policy:
     return reference
 
 
+def _section(config: Config, machine: dict[str, Any]) -> PolicySection:
+    """The policy section with the precision that this run has chosen, if it has."""
+    chosen = machine["compute"] if config.policy.compute == "auto" else None
+    return replace(config.policy, compute=chosen or config.policy.compute)
+
+
 def _machine(folder: Path, config: Config) -> dict[str, Any]:
     """What is chosen once for a run: read back when it exists, so that a resumed run computes the same."""
-    if (folder / "machine.json").is_file():
-        return json.loads((folder / "machine.json").read_text())
+    path = folder / "machine.json"
+    if path.is_file():
+        try:
+            machine = json.loads(path.read_text(encoding="utf-8"))
+            return {**machine, "compute": machine["compute"], "threads": config.threads or int(machine["threads"])}
+        except (ValueError, KeyError, TypeError) as error:
+            raise LmgymError(f"{path} is damaged ({error}); put it back, or delete it to choose anew") from error
     try:
         described = subprocess.run(
             ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False

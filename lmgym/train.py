@@ -20,7 +20,7 @@ from lmgym.episode import Episode
 from lmgym.errors import LmgymError
 from lmgym.logs.console import Console
 from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens
-from lmgym.milestones import evaluate_now, finish
+from lmgym.milestones import evaluate_now, finish, is_evaluated, note
 from lmgym.rollout import collect, demonstrate, groups_of, score
 from lmgym.run import Run, begin_stage, save, start
 from lmgym.update import batch_metrics, prepare
@@ -40,6 +40,8 @@ def train(config: Config, console: Console | None = None) -> Path:
                 begin_stage(run)
                 if run.step == 0:
                     evaluate_now(run)
+                    if run.last_stage:
+                        note(run, "before")
                 for step in range(run.step, run.stage.steps):
                     if run.interrupted or run.progress.get("stop"):
                         break
@@ -54,7 +56,9 @@ def train(config: Config, console: Console | None = None) -> Path:
                     run.algorithm.after_update(run)
                     log_step(run, episodes, batch, {**metrics, "learning_rate": rate}, began, gathered)
                     evaluate_and_save_when_due(run)
-                if not run.interrupted:
+                if run.interrupted:
+                    save(run)
+                else:
                     end_stage(run)
             finish(run)
     return run.folder
@@ -150,27 +154,28 @@ def log_step(
 
 
 def evaluate_and_save_when_due(run: Run) -> None:
-    """After a step: evaluate and save where the recipe says so, and on Ctrl-C save in any case."""
+    """After a step: evaluate and save where the recipe says so."""
     last = run.step == run.stage.steps
     every = run.config.evaluation.every
     if last or (every and run.step % every == 0):
         evaluate_now(run)
     every = run.config.checkpoint.every
-    if run.interrupted or (every and run.step % every == 0 and not last):
+    if every and run.step % every == 0 and not last:
         save(run)
 
 
 def end_stage(run: Run) -> None:
     """Save at the boundary: another stage starts at step 0 with a fresh optimizer, the last one can still be
     extended."""
-    if run.progress.get("evaluated") != [run.stage_index, run.step]:
+    if not is_evaluated(run, "newest", run.config.evaluation.split):
         evaluate_now(run)
     if run.last_stage:
+        note(run, "after")
         save(run)
     run.stage_index += 1
     if run.stage_index < len(run.config.stages):
         run.step = 0
-        run.progress = {key: run.progress[key] for key in ("before", "after", "best") if key in run.progress}
+        run.progress = {key: run.progress[key] for key in ("best",) if key in run.progress}
         save(run)
 
 

@@ -41,7 +41,7 @@ class Algorithm:
     epochs: int = 1
     """Passes over each batch."""
     minibatches: int = 1
-    """Optimizer steps per pass."""
+    """Optimizer steps per pass (at most one per group)."""
 
     def __post_init__(self) -> None:
         for name in ("group_size", "epochs", "minibatches"):
@@ -91,15 +91,19 @@ class Algorithm:
         return {name: float(np.mean([r[name] for r in records if name in r])) for name in sorted(names)}
 
     def minibatches_of(self, batch: Batch) -> Iterator[Batch]:
-        """Each epoch's minibatches, in an order that is a function of the batch's key. Sizes differ by one row at
-        most."""
+        """Each epoch's minibatches, in an order that is a function of the batch's key.
+
+        They are made of whole groups, whose rows share a prompt that is computed once; their numbers of groups differ
+        by one at most, and where there are fewer groups than minibatches there are as many minibatches as groups.
+        """
         if self.optimizer_steps == 1:
             yield batch
             return
+        groups = torch.unique(batch.group)
         for epoch in range(self.epochs):
-            order = seeds.permutation(len(batch), batch.key, "minibatches", epoch)
-            for rows in np.array_split(order, min(self.minibatches, len(batch))):
-                yield batch[torch.from_numpy(np.sort(rows))]
+            order = seeds.permutation(len(groups), batch.key, "minibatches", epoch)
+            for chosen in np.array_split(order, min(self.minibatches, len(groups))):
+                yield batch[torch.isin(batch.group, groups[torch.from_numpy(chosen)])]
 
     def after_update(self, run: Any) -> None:
         """Called once per step when the policy has changed: moving baselines, reference refresh, controllers."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Okabe & Ito's palette, told apart with every common kind of colour blindness
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
 COLOURS = (ORANGE, GREEN, PURPLE)
-ALWAYS_EVALUATED = ("reward", "length", "truncated")  # the task's own metrics go before these
+ALWAYS_EVALUATED = ("reward", "length/mean", "truncated")  # the task's own metrics go before these
 STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 9,

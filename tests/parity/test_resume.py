@@ -1,0 +1,159 @@
+"""A resumed run is the run that was not interrupted: 6 steps equal 3 + resume + 3, bit for bit, for every algorithm.
+
+Compared are the bytes of the last checkpoint (parameters, moments, algorithm, early stopping), of final/, rollouts.jsonl
+and summary.json, and metrics.jsonl but for what a clock wrote.
+"""
+
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmgym import registry
+from lmgym.cli import main
+from lmgym.errors import LmgymError
+from lmgym.logs.console import Console
+from lmgym.train import Run
+from tests import runs
+from tests.runs import assert_equal_runs
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "reinforce none": {"name": "reinforce", "baseline": "none"},
+    "reinforce mean": {"name": "reinforce", "baseline": "mean"},
+    "reinforce ema": {"name": "reinforce", "baseline": "ema"},
+    "reinforce scst": {"name": "reinforce", "baseline": "scst"},
+    "rloo": {"name": "rloo"},
+    "grpo": {"name": "grpo", "group_size": 4},
+    "grpo, reference": {"name": "grpo", "group_size": 4, "kl_coefficient": 0.1},
+    "grpo, 4 optimizer steps a batch": {"name": "grpo", "group_size": 4, "epochs": 2, "minibatches": 2},
+    "supervised": {"name": "supervised"},
+}
+WARM, RL = {"name": "warm", "algorithm": "supervised", "steps": 3}, {"name": "rl", "steps": 4}
+
+
+@pytest.fixture(autouse=True)
+def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plot takes twice as long as one of these runs; test_logs.py draws it."""
+    monkeypatch.setattr("lmgym.milestones.training_plot", lambda metrics, plot: plot)
+
+
+class Interrupting(Console):
+    """Asks the loop to stop during its n-th step (counted through all stages), as Ctrl-C does."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(quiet=True)
+        self.left = at
+
+    def step(self, *arguments: Any, **named: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_three_steps_and_three_more_equal_six(name: str, tmp_path: Path) -> None:
+    changes = {"algorithm": ALGORITHMS[name]}
+    whole = runs.run(tmp_path / "whole", **changes)
+    halves = runs.run(tmp_path / "halves", Interrupting(at=3), **changes)
+    assert runs.newest(halves).name == "stage-0-step-000003" and not (halves / "final").exists()
+    runs.run(halves, **changes)
+    assert_equal_runs(whole, halves)
+    assert [r["step"] for r in runs.records(whole / "metrics.jsonl") if r["kind"] == "train"] == list(range(6))
+
+
+def test_every_algorithm_is_tried() -> None:
+    assert {algorithm["name"] for algorithm in ALGORITHMS.values()} == set(registry.BUILTIN["algorithm"])
+
+
+def test_the_runs_learn_something() -> None:
+    """Equal runs prove little where nothing moves: here rewards differ, gradients flow, the algorithm has state."""
+
+
+@pytest.mark.parametrize("step", [1, 3, 5], ids=["in stage 1", "at the boundary", "in stage 2"])
+def test_a_run_of_two_stages_resumes_anywhere(step: int, tmp_path: Path) -> None:
+    changes = {
+        "stages": [WARM, RL],
+        "algorithm": {"name": "grpo", "group_size": 4, "kl_coefficient": 0.1},
+        "evaluation": {"every": 2, "examples": 8, "keep_best": "reward", "final_split": "validation"},
+    }
+    whole = runs.run(tmp_path / "whole", **changes)
+    parts = runs.run(tmp_path / "parts", Interrupting(at=step), **changes)
+    runs.run(parts, **changes)
+    assert_equal_runs(whole, parts)
+    assert (whole / "best/model.safetensors").read_bytes() == (parts / "best/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"policy": {**runs.TINY["policy"], "path": "plain"}},
+        {"policy": {**runs.TINY["policy"], "compute": "bfloat16"}},
+        {"sampling": {"max_new_tokens": 6, "min_new_tokens": 2, "stop": ["a"]}, "optimizer": {"schedule": "cosine"}},
+        {"checkpoint": {"every": 4, "keep": 1}, "evaluation": {"every": 4, "examples": 8, "samples": 2}},
+        {"early_stop": {"metric": "reward", "patience": 1}, "evaluation": {"every": 1, "examples": 4}},
+    ],
+    ids=["plain path", "bf16", "stops and schedule", "rare checkpoints", "early stop"],
+)
+def test_other_settings_resume_as_well(changes: dict[str, Any], tmp_path: Path) -> None:
+    whole = runs.run(tmp_path / "whole", **changes)
+    parts = runs.run(tmp_path / "parts", Interrupting(at=1), **changes)
+    parts = runs.run(parts, Interrupting(at=1), **changes)
+    runs.run(parts, **changes)
+    assert_equal_runs(whole, parts)
+
+
+def test_more_steps_go_on_where_the_run_ended(tmp_path: Path) -> None:
+    """With a constant learning rate, 3 steps and then 6 are the 6 of one run."""
+    whole = runs.run(tmp_path / "whole")
+    parts = runs.run(tmp_path / "parts", steps=3)
+    before = (parts / "final/model.safetensors").read_bytes()
+    runs.run(parts)
+    assert_equal_runs(whole, parts)
+    assert (parts / "final/model.safetensors").read_bytes() != before
+
+
+def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
+    changes = {"evaluation": {"every": 3, "examples": 8, "final_split": "validation"}}
+    done = runs.run(tmp_path / "done", **changes)
+    shutil.copytree(done, tmp_path / "copy")
+    runs.run(done, **changes)
+    assert_equal_runs(tmp_path / "copy", done)
+    assert (done / "metrics.jsonl").read_bytes() == (tmp_path / "copy/metrics.jsonl").read_bytes()
+
+
+def test_one_seed_gives_one_run_and_another_seed_another(tmp_path: Path) -> None:
+    one, same, other = (
+        runs.run(tmp_path / name, seed=seed, steps=2) for name, seed in (("one", 1), ("same", 1), ("other", 2))
+    )
+    assert_equal_runs(one, same)
+    for name in ("final/model.safetensors", "rollouts.jsonl"):
+        assert (one / name).read_bytes() != (other / name).read_bytes()
+
+
+def test_the_recipe_of_the_run_folder_decides_on_resume(tmp_path: Path) -> None:
+    """The optimizer's moments come from the checkpoint, its settings from the recipe as it is now."""
+    folder = runs.run(tmp_path / "run", Interrupting(at=3))
+    held: list[Run] = []
+
+    class Watching(Console):
+        def step(self, *arguments: Any, **named: Any) -> None: ...
+
+    import lmgym.train as loop
+
+    changed = {**runs.TINY["optimizer"], "weight_decay": 0.25, "betas": [0.5, 0.9]}
+    begin = loop.begin_stage
+    try:
+        loop.begin_stage = lambda run: (begin(run), held.append(run))[0]
+        runs.run(folder, Watching(quiet=True), optimizer=changed)
+    finally:
+        loop.begin_stage = begin
+    groups = held[0].optimizer.torch.param_groups
+    assert [group["weight_decay"] for group in groups] == [0.25, 0.0]
+    assert all(tuple(group["betas"]) == (0.5, 0.9) for group in groups)
+
+
+def test_ctrl_c_saves_and_a_second_command_goes_on(tmp_path: Path) -> None:
+    """The real thing: SIGINT to a process, twice, then the same command until it ends."""

@@ -1,0 +1,105 @@
+"""Tiny whole runs that several test files train: a recipe of a model of 5,000 parameters, and what its folder holds."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lmgym.cli import main
+from lmgym.config import build_config
+from lmgym.logs.console import Console
+from lmgym.train import train
+
+ROOT = Path(__file__).parents[1]
+ARCHITECTURE = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+TINY: dict[str, Any] = {
+    "threads": 1,
+    "policy": {"model": "builtin:tiny", "device": "cpu", "architecture": ARCHITECTURE},
+    "task": {"name": "arithmetic", "size": 64, "test_size": 16, "validation_size": 16, "largest": 5},
+    # Untrained answers earn something now and then: the share of wanted length, and digits.
+    "rewards": {"length": {"unit": "characters", "target": 6}, "regex": {"pattern": "[0-9]", "weight": 0.5}},
+    "sampling": {"max_new_tokens": 6},
+    "optimizer": {"learning_rate": 0.003, "warmup": 2},
+    "algorithm": {"name": "grpo", "group_size": 4},
+    "evaluation": {"every": 3, "examples": 8},
+    "checkpoint": {"every": 1},
+    "logs": {"samples": 2},
+    "prompts_per_step": 4,
+    "steps": 6,
+}
+CLOCKS = ("seconds", "tokens_per_second", "memory")
+
+
+def tiny(**changes: Any) -> dict[str, Any]:
+    """The tree of a tiny recipe; a None removes a key."""
+    tree = copy.deepcopy(TINY) | changes
+    return {key: value for key, value in tree.items() if value is not None}
+
+
+def write(path: Path, **changes: Any) -> Path:
+    """A tiny recipe as a file."""
+    path.write_text(yaml.safe_dump(tiny(**changes)))
+    return path
+
+
+def run(folder: Path, console: Console | None = None, **changes: Any) -> Path:
+    """Train a tiny recipe in this process, silently."""
+    return train(build_config(tiny(out=str(folder), **changes)), console or Console(quiet=True))
+
+
+def lmgym(*arguments: object, **environment: str) -> subprocess.Popen[str]:
+    """The command line in a process of its own."""
+    command = [sys.executable, "-m", "lmgym.cli", *map(str, arguments)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, **environment}, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one sentence that a command that cannot go on leaves on standard error, without its "lmgym: "."""
+    assert main([str(argument) for argument in arguments]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("lmgym: ") and said.count("\n") == 1 and "Traceback" not in said, said
+    return said.removeprefix("lmgym: ").strip()
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """The records of a run's metrics.jsonl or rollouts.jsonl, without what a clock or the machine put there."""
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        kept.append({name: value for name, value in record.items() if name.split("/")[0] not in CLOCKS})
+    return kept
+
+
+def newest(folder: Path) -> Path:
+    """The newest checkpoint of a run."""
+    return max((folder / "checkpoints").glob("stage-*"))
+
+
+def state(folder: Path) -> dict[str, Any]:
+    return json.loads((newest(folder) / "state.json").read_text())
+
+
+def assert_equal_runs(one: Path, other: Path) -> None:
+    """Two finished runs are the same, bit for bit: parameters, moments, algorithm, rollouts, metrics."""
+    assert newest(one).name == newest(other).name
+    for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
+        assert (newest(one) / name).read_bytes() == (newest(other) / name).read_bytes(), name
+    for name in ("final/model.safetensors", "rollouts.jsonl", "summary.json"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    assert records(one / "metrics.jsonl") == records(other / "metrics.jsonl")
