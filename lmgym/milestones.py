@@ -5,10 +5,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from lmgym import checkpoint, registry
+from lmgym.episode import Episode
 from lmgym.errors import LmgymError
-from lmgym.evaluate import Evaluation, evaluate, reference_nll
+from lmgym.evaluate import evaluate, reference_nll
 from lmgym.logs.console import Sample
 from lmgym.logs.plots import training_plot
+from lmgym.logs.records import rollout_record
 from lmgym.run import Run, held_out_rewards
 from lmgym.statistics import Interval
 
@@ -70,15 +72,17 @@ def _measure(run: Run, split: str) -> tuple[dict[str, Interval], dict[str, Any]]
     results = dict(result.results)
     if "demonstrations" in run.algorithm.needs and all(example.references for example in examples):
         results["reference_nll"] = reference_nll(examples, run.speaker, run.policy, seed)
-    record: dict[str, Any] = {"kind": "evaluation", "stage": run.stage_index, "stage_name": stage.name}
-    record |= {"step": run.step, "split": split, "count": len(examples)}
+    place = {"kind": "evaluation", "stage": run.stage_index, "stage_name": stage.name, "step": run.step, "split": split}
+    record: dict[str, Any] = {**place, "count": len(examples)}
     for name, interval in results.items():
         record |= {name: interval.mean, f"{name}/low": interval.low, f"{name}/high": interval.high}
     run.writer.metrics(record)
+    tracked = result.episodes[: run.config.logs.samples * section.samples : section.samples]
+    run.writer.rollouts([place | rollout_record(episode) for episode in tracked])  # the same prompts every time
     shown = [name for name in results if name not in ("reward", "length/mean", "truncated")] or ["reward"]
     run.console.evaluation(run.step, {name: results[name] for name in shown}, split)
     plain = {name: asdict(interval) for name, interval in results.items()}
-    answers = _answers(result, run.config.logs.samples, section.samples)
+    answers = _answers(tracked)
     return results, {"stage": stage.name, "step": run.step, "split": split, "results": plain, "answers": answers}
 
 
@@ -121,7 +125,7 @@ def _stop_early(run: Run, results: dict[str, Interval]) -> None:
         run.console.say(f"stage {run.stage.name} ends at step {run.step}: {why}")
 
 
-def _answers(result: Evaluation, count: int, samples: int) -> list[dict[str, Any]]:
+def _answers(episodes: list[Episode]) -> list[dict[str, Any]]:
     return [
         {
             "prompt": e.example.prompt if isinstance(e.example.prompt, str) else e.example.prompt[-1]["content"],
@@ -129,7 +133,7 @@ def _answers(result: Evaluation, count: int, samples: int) -> list[dict[str, Any
             "reference": e.example.references[0] if e.example.references else "",
             "reward": e.score,
         }
-        for e in result.episodes[: count * samples : samples]
+        for e in episodes
     ]
 
 

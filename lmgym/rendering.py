@@ -81,8 +81,8 @@ def appended_ids(
 ) -> list[int]:
     """Token ids that put `new` environment messages behind a sampled answer, ready for the next one.
 
-    `history` are the messages before that answer (their content is not rendered again: the template is only asked
-    what it writes between an answer and the next prompt); `last` is the answer's last id: an end mark that the policy has
+    `history` are the messages before that answer. Their content is not rendered again: the template is only asked what
+    it writes between an answer and the next prompt. `last` is the answer's last id: an end mark that the policy has
     sampled itself is not written twice. Raises LmgymError if the template rewrites what came before.
     """
     if not getattr(tokenizer, "chat_template", None):

@@ -2,9 +2,9 @@
 
 import copy
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +60,75 @@ def run(folder: Path, console: Console | None = None, **changes: Any) -> Path:
     return train(build_config(tiny(out=str(folder), **changes)), console or Console(quiet=True))
 
 
-def lmgym(*arguments: object, **environment: str) -> subprocess.Popen[str]:
-    """The command line in a process of its own."""
-    command = [sys.executable, "-m", "lmgym.cli", *map(str, arguments)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, **environment}, stdin=pipe, stdout=pipe, stderr=pipe, text=True
-    )
+DRIVER = """
+import json, os, sys
+import lmgym.check, lmgym.train, matplotlib.backends.backend_agg, matplotlib.style
+from lmgym.cli import main
+for line in sys.stdin:
+    arguments, output = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(output, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 1)
+        os.dup2(1, 2)
+        status = main(arguments)
+        sys.stdout.flush()
+        os._exit(status)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class Shell:
+    """Runs `lmgym ...` in processes of their own, forked from one that has imported everything already (which would
+    take each of them seconds).
+
+    Example:
+        >>> shell.start("train", recipe); os.kill(shell.process, signal.SIGKILL); shell.wait()
+        -9
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.output = folder / "output.txt"
+        self.process = 0
+        pipe = subprocess.PIPE
+        self.driver = subprocess.Popen([sys.executable, "-c", DRIVER], cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+
+    def start(self, *arguments: object) -> None:
+        assert self.driver.stdin is not None
+        print(
+            json.dumps([[str(argument) for argument in arguments], str(self.output)]),
+            file=self.driver.stdin,
+            flush=True,
+        )
+        self.process = self._read()
+
+    def wait(self) -> int:
+        """The exit status of the command, or minus the signal that ended it."""
+        return self._read()
+
+    def run(self, *arguments: object) -> int:
+        self.start(*arguments)
+        return self.wait()
+
+    @property
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def close(self) -> None:
+        assert self.driver.stdin is not None
+        self.driver.stdin.close()
+        self.driver.wait()
+
+    def _read(self) -> int:
+        assert self.driver.stdout is not None
+        return int(self.driver.stdout.readline())
+
+
+@pytest.fixture(scope="session")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    shell = Shell(tmp_path_factory.mktemp("shell"))
+    yield shell
+    shell.close()
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

@@ -1,22 +1,18 @@
 """A resumed run is the run that was not interrupted: 6 steps equal 3 + resume + 3, bit for bit, for every algorithm.
 
-Compared are the bytes of the last checkpoint (parameters, moments, algorithm, early stopping), of final/, rollouts.jsonl
-and summary.json, and metrics.jsonl but for what a clock wrote.
+Compared are the bytes of the last checkpoint (parameters, moments, algorithm, early stopping), of final/,
+rollouts.jsonl and summary.json, and metrics.jsonl but for what a clock wrote.
 """
 
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lmgym import registry
-from lmgym.cli import main
-from lmgym.errors import LmgymError
 from lmgym.logs.console import Console
-from lmgym.train import Run
 from tests import runs
 from tests.runs import assert_equal_runs
 
@@ -61,15 +57,13 @@ def test_three_steps_and_three_more_equal_six(name: str, tmp_path: Path) -> None
     assert runs.newest(halves).name == "stage-0-step-000003" and not (halves / "final").exists()
     runs.run(halves, **changes)
     assert_equal_runs(whole, halves)
-    assert [r["step"] for r in runs.records(whole / "metrics.jsonl") if r["kind"] == "train"] == list(range(6))
+    trained = [record for record in runs.records(whole / "metrics.jsonl") if record["kind"] == "train"]
+    assert [record["step"] for record in trained] == list(range(6))
+    assert all(record["gradient_norm"] > 0 for record in trained)  # equality proves little where nothing moves
 
 
 def test_every_algorithm_is_tried() -> None:
     assert {algorithm["name"] for algorithm in ALGORITHMS.values()} == set(registry.BUILTIN["algorithm"])
-
-
-def test_the_runs_learn_something() -> None:
-    """Equal runs prove little where nothing moves: here rewards differ, gradients flow, the algorithm has state."""
 
 
 @pytest.mark.parametrize("step", [1, 3, 5], ids=["in stage 1", "at the boundary", "in stage 2"])
@@ -131,29 +125,3 @@ def test_one_seed_gives_one_run_and_another_seed_another(tmp_path: Path) -> None
     assert_equal_runs(one, same)
     for name in ("final/model.safetensors", "rollouts.jsonl"):
         assert (one / name).read_bytes() != (other / name).read_bytes()
-
-
-def test_the_recipe_of_the_run_folder_decides_on_resume(tmp_path: Path) -> None:
-    """The optimizer's moments come from the checkpoint, its settings from the recipe as it is now."""
-    folder = runs.run(tmp_path / "run", Interrupting(at=3))
-    held: list[Run] = []
-
-    class Watching(Console):
-        def step(self, *arguments: Any, **named: Any) -> None: ...
-
-    import lmgym.train as loop
-
-    changed = {**runs.TINY["optimizer"], "weight_decay": 0.25, "betas": [0.5, 0.9]}
-    begin = loop.begin_stage
-    try:
-        loop.begin_stage = lambda run: (begin(run), held.append(run))[0]
-        runs.run(folder, Watching(quiet=True), optimizer=changed)
-    finally:
-        loop.begin_stage = begin
-    groups = held[0].optimizer.torch.param_groups
-    assert [group["weight_decay"] for group in groups] == [0.25, 0.0]
-    assert all(tuple(group["betas"]) == (0.5, 0.9) for group in groups)
-
-
-def test_ctrl_c_saves_and_a_second_command_goes_on(tmp_path: Path) -> None:
-    """The real thing: SIGINT to a process, twice, then the same command until it ends."""

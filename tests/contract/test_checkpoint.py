@@ -1,0 +1,178 @@
+"""Checkpoints are whole or not there, come back bit for bit, and a damaged one is noticed, whatever the damage."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as some
+
+from lmgym import checkpoint
+from lmgym.errors import LmgymError
+from lmgym.policies.policy import Policy
+from lmgym.update import Optimizer, OptimizerSection
+from tests import models
+
+STATE = {"stage": 0, "step": 3, "version": 3, "progress": {"best": 0.1}, "algorithm": {"moving_mean": 1 / 3}}
+
+
+def policy(seed: int = 0) -> Policy:
+    return Policy(models.llama(seed), models.tokenizer())
+
+
+def moved(policy: Policy, section: OptimizerSection | None = None, steps: int = 2) -> Optimizer:
+    """An optimizer that has made some steps on random gradients."""
+    optimizer = Optimizer(policy.parameters(), section or OptimizerSection(learning_rate=0.01))
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        for parameter in optimizer.parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+    return optimizer
+
+
+def save(folder: Path, step: int, stage: int = 0) -> Path:
+    one = policy()
+    return checkpoint.save(folder, one, moved(one).torch, STATE | {"stage": stage, "step": step})
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("three")
+    for step in (9, 10, 11):
+        save(folder, step)
+    return folder
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    one = policy()
+    optimizer = moved(one)
+    path = checkpoint.save(tmp_path, one, optimizer.torch, STATE)
+    assert path.name == "stage-0-step-000003" and checkpoint.damage(path) is None
+    assert checkpoint.read_state(path) == {**STATE, "format": checkpoint.FORMAT}
+    other = Optimizer(policy().parameters(), OptimizerSection())
+    checkpoint.load_optimizer(path, other.torch)
+    ours, theirs = optimizer.torch.state_dict()["state"], other.torch.state_dict()["state"]
+    assert ours.keys() == theirs.keys() and len(ours) == len(one.parameters())
+    for index, entry in ours.items():
+        assert all(torch.equal(value, theirs[index][name]) for name, value in entry.items())
+        assert float(entry["step"]) == 2 and float(entry["exp_avg"].abs().sum()) > 0
+
+
+def test_moments_come_from_the_checkpoint_and_settings_from_the_recipe(tmp_path: Path) -> None:
+    one = policy()
+    path = checkpoint.save(tmp_path, one, moved(one).torch, STATE)
+    section = OptimizerSection(weight_decay=0.25, betas=(0.5, 0.75), epsilon=1e-3)
+    other = Optimizer(policy().parameters(), section)
+    checkpoint.load_optimizer(path, other.torch)
+    assert [group["weight_decay"] for group in other.torch.param_groups] == [0.25, 0.0]
+    assert all(group["betas"] == (0.5, 0.75) and group["eps"] == 1e-3 for group in other.torch.param_groups)
+
+
+def test_checkpoints_come_in_the_order_of_training(tmp_path: Path) -> None:
+    for stage, step in ((1, 0), (0, 1_000_000), (0, 5), (10, 3), (2, 3)):
+        (tmp_path / f"stage-{stage}-step-{step:06d}").mkdir()
+    (tmp_path / ".saving-stage-9-step-000009").mkdir()
+    found = [checkpoint.place(path) for path in checkpoint.all_checkpoints(tmp_path)]
+    assert found == [[0, 5], [0, 1_000_000], [1, 0], [2, 3], [10, 3]]
+
+
+def truncate(file: Path, where: float) -> None:
+    os.truncate(file, int(where * file.stat().st_size))
+
+
+def flip(file: Path, where: float) -> None:
+    data = bytearray(file.read_bytes())
+    data[int(where * len(data))] ^= 0x10
+    file.write_bytes(data)
+
+
+def delete(file: Path, where: float) -> None:
+    file.unlink()
+
+
+@given(
+    file=some.sampled_from(
+        ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json", "config.json", "tokenizer.json"]
+    ),
+    harm=some.sampled_from([truncate, flip, delete]),
+    where=some.floats(0, 1, exclude_max=True),
+)
+def test_any_damage_is_noticed_and_the_one_before_is_taken(
+    three: Path, tmp_path_factory: pytest.TempPathFactory, file: str, harm, where: float
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    shutil.copytree(three, folder, dirs_exist_ok=True)
+    harm(folder / "stage-0-step-000011" / file, where)
+    latest, complaints = checkpoint.newest(folder)
+    assert latest is not None and latest.name == "stage-0-step-000010"
+    assert len(complaints) == 1
+    assert "stage-0-step-000011 is damaged (" in complaints[0] and "falling back to the one before" in complaints[0]
+
+
+def test_where_all_are_damaged_nothing_is_thrown_away(three: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+    shutil.copytree(three, folder)
+    for path in checkpoint.all_checkpoints(folder):
+        truncate(path / "model.safetensors", 0.5)
+    with pytest.raises(LmgymError, match=r"every checkpoint in .*run/checkpoints is damaged .*put a whole one back"):
+        checkpoint.newest(folder)
+    assert checkpoint.newest(tmp_path / "nothing") == (None, [])
+
+
+def test_a_kill_between_the_two_renames_loses_no_checkpoint(tmp_path: Path) -> None:
+    """A checkpoint that is saved again is moved aside first; killed just then, it is moved back."""
+    path = save(tmp_path, 3)
+    os.replace(path, tmp_path / f".old-{path.name}")
+    (tmp_path / f".saving-{path.name}").mkdir()
+    assert checkpoint.newest(tmp_path) == (path, [])
+    save(tmp_path, 3)
+    checkpoint.prune(path, keep=1)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_prune_keeps_the_newest_and_what_the_run_stands_on(three: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(three, folder)
+    (folder / ".saving-stage-0-step-000012").mkdir()
+    checkpoint.prune(folder / "stage-0-step-000011", keep=2)
+    assert sorted(path.name for path in folder.iterdir()) == ["stage-0-step-000010", "stage-0-step-000011"]
+    # 11 was damaged, the run fell back to 9 and has saved 10: 11 must not push out what is whole
+    checkpoint.prune(folder / "stage-0-step-000010", keep=1)
+    assert [path.name for path in folder.iterdir()] == ["stage-0-step-000010"]
+
+
+def test_a_save_that_fails_leaves_the_earlier_one(tmp_path: Path) -> None:
+    path = save(tmp_path, 3)
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+
+    class Failing(Policy):
+        def save_pretrained(self, folder: Path) -> None:
+            super().save_pretrained(folder)
+            raise OSError(28, "No space left on device")
+
+    broken = Failing(models.llama(), models.tokenizer())
+    with pytest.raises(LmgymError, match=r"stage-0-step-000003: the disk is full"):
+        checkpoint.save(tmp_path, broken, None, STATE)
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_another_format_is_refused_by_name(tmp_path: Path) -> None:
+    path = save(tmp_path, 3)
+    state = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps(state | {"format": 99}))
+    with pytest.raises(LmgymError, match=r"stage-0-step-000003 has format 99, and this lmgym reads format 1"):
+        checkpoint.read_state(path)
+
+
+def test_text_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    checkpoint.write_text(tmp_path / "a.json", "one")
+    checkpoint.write_text(tmp_path / "a.json", "zwei, für drei")
+    assert (tmp_path / "a.json").read_text(encoding="utf-8") == "zwei, für drei"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    with pytest.raises(LmgymError, match=r"gone/a\.json: cannot be written"):
+        checkpoint.write_text(tmp_path / "gone" / "a.json", "text")

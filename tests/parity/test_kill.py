@@ -1,0 +1,104 @@
+"""`kill -9` at twenty moments, saving included: nothing is lost but the step in flight, and the end is the same."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmgym import checkpoint
+from tests import runs
+from tests.runs import Shell, assert_equal_runs, shell  # noqa: F401 (a fixture)
+
+KILLS = 20
+RECIPE: dict[str, Any] = {
+    "stages": [{"name": "warm", "algorithm": "supervised", "steps": 30}, {"name": "rl", "steps": 60}],
+    "algorithm": {"name": "grpo", "group_size": 4, "kl_coefficient": 0.1, "epochs": 2},
+    "evaluation": {"every": 4, "examples": 8, "keep_best": "reward", "final_split": "validation"},
+    "checkpoint": {"every": 1, "keep": 1},
+}
+
+
+def train_steps(folder: Path) -> list[tuple[int, int]]:
+    """(stage, step) of each whole train record; a kill may have torn the last line."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    whole = folder / "whole.jsonl"
+    whole.write_bytes(b"".join(line for line in lines if line.endswith(b"\n")))
+    steps = [(record["stage"], record["step"]) for record in runs.records(whole) if record["kind"] == "train"]
+    whole.unlink()
+    return steps
+
+
+def saving(folder: Path) -> bool:
+    return any(folder.glob(".saving-*")) or any(folder.glob("checkpoints/.saving-*"))
+
+
+def wait_for(moment: Any, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not moment():
+        assert time.monotonic() < end, "the run stands still"
+        time.sleep(0.0005)
+
+
+def size(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.stat().st_size if path.is_file() else 0
+
+
+@pytest.mark.slow
+def test_twenty_kills_lose_nothing_but_the_step_in_flight(shell: Shell, tmp_path: Path) -> None:  # noqa: F811
+    recipe = runs.write(tmp_path / "recipe.yaml", **RECIPE)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert shell.run("train", recipe, f"out={whole}") == 0, shell.said
+    moments = random.Random(0)
+    saved = torn = 0
+    for kill in range(KILLS):
+        shell.start("train", recipe, f"out={killed}")
+        if kill % 4 == 0:  # anywhere: while it loads, samples, trains, evaluates
+            time.sleep(moments.uniform(0.0, 0.8))
+        else:  # after some records, in the middle of saving
+            for _ in range(moments.randint(1, 4)):
+                before = size(killed)
+                wait_for(lambda before=before: size(killed) > before)
+            wait_for(lambda: saving(killed))
+            time.sleep(moments.uniform(0.0, 0.006))
+        os.kill(shell.process, signal.SIGKILL)
+        assert shell.wait() == -signal.SIGKILL, f"kill {kill} came too late: {shell.said}"
+        torn += saving(killed)
+        steps = train_steps(killed)
+        assert steps == [(stage, step) for stage, count in ((0, 30), (1, 60)) for step in range(count)][: len(steps)]
+        latest, complaints = checkpoint.newest(killed / "checkpoints")
+        version = checkpoint.read_state(latest)["version"] if latest else 0
+        assert not complaints
+        assert len(steps) - 1 <= version <= len(steps)  # at most the step in flight is lost ...
+        assert version >= saved  # ... and nothing that was there before
+        saved = version
+    assert torn >= 3 and steps[-1][0] == 1, "too few kills hit a save, or none the second stage"
+    assert shell.run("train", recipe, f"out={killed}") == 0, shell.said
+    assert_equal_runs(whole, killed)
+    assert (whole / "best/model.safetensors").read_bytes() == (killed / "best/model.safetensors").read_bytes()
+    assert not saving(killed)
+
+
+@pytest.mark.slow
+def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(shell: Shell, tmp_path: Path) -> None:  # noqa: F811
+    """The real signal, twice in one run; then the command that it names, until the end."""
+    recipe = runs.write(tmp_path / "recipe.yaml", **RECIPE | {"checkpoint": {"every": 0}})
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert shell.run("train", recipe, f"out={whole}") == 0, shell.said
+    for number in (signal.SIGINT, signal.SIGTERM):
+        shell.start("train", recipe, f"out={stopped}")
+        before = size(stopped)
+        wait_for(lambda before=before: size(stopped) > before + 5000)
+        os.kill(shell.process, number)
+        assert shell.wait() == 0, shell.said
+        assert "stopping after this step" in shell.said and f"go on with: lmgym train {stopped}" in shell.said
+        assert len(train_steps(stopped)) == runs.state(stopped)["version"]
+        assert not (stopped / "final").exists()
+    assert shell.run("train", stopped) == 0, shell.said
+    assert f"resuming {stopped}" in shell.said
+    assert_equal_runs(whole, stopped)
