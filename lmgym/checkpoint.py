@@ -133,7 +133,7 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
     state: dict[int, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         index, _, key = name.partition(".")
-        state.setdefault(int(index), {})[key] = tensor
+        state.setdefault(int(index), {})[key] = tensor.clone()  # off the mapped file, which will be deleted
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

@@ -131,7 +131,13 @@ def begin_stage(run: Run) -> None:
     if run.step > 0:
         assert run.resume_from is not None
         checkpoint.load_optimizer(run.resume_from, run.optimizer.torch)
-        run.algorithm.load_state_dict(checkpoint.read_state(run.resume_from)["algorithm"])
+        state = checkpoint.read_state(run.resume_from)
+        run.algorithm.load_state_dict(state["algorithm"])
+        if state["steps"] != stage.steps and stage.optimizer.schedule != "constant":
+            run.console.warn(
+                f"stage {stage.name} now has {stage.steps} steps instead of {state['steps']}, so its "
+                f"{stage.optimizer.schedule} learning rate jumps to where the new curve stands at step {run.step}"
+            )
     if run.progress.get("stop") != (stage.early_stop and asdict(stage.early_stop)):
         run.progress["stop"] = None  # it was stopped early, and goes on under another rule
     run.reference = _reference(run) if "reference" in run.algorithm.needs else None
@@ -188,9 +194,15 @@ def trained_policy(config: Config, folder: Path | None) -> Policy:
 
 def save(run: Run) -> None:
     """Write a checkpoint of the run as it is now and drop the oldest."""
-    state = {"stage": run.stage_index, "step": run.step, "version": run.version, "progress": run.progress}
+    state = {
+        "stage": run.stage_index,
+        "step": run.step,
+        "steps": run.config.stages[run.stage_index].steps,
+        "version": run.version,
+        "progress": run.progress,
+        "algorithm": run.algorithm.state_dict(),
+    }
     optimizer = run.optimizer.torch if run.step else None
-    state["algorithm"] = run.algorithm.state_dict()
     saved = checkpoint.save(run.folder / "checkpoints", run.policy, optimizer, state)
     checkpoint.prune(saved, run.config.checkpoint.keep)
 

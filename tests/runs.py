@@ -124,6 +124,12 @@ class Shell:
         return int(self.driver.stdout.readline())
 
 
+@pytest.fixture
+def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plot takes twice as long as a tiny run, and test_logs.py draws it."""
+    monkeypatch.setattr("lmgym.milestones.training_plot", lambda metrics, plot: plot)
+
+
 @pytest.fixture(scope="session")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     shell = Shell(tmp_path_factory.mktemp("shell"))

@@ -170,6 +170,8 @@ def _load(section: PolicySection, model: str, revision: str | None, tokenizer: s
                 f"policy.model: {model} is an encoder-decoder model, which this version does not train yet"
             )
         loaded = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=torch.float32)
+        for parameter in loaded.parameters():  # from the odd addresses of a mapped file to aligned ones: matrix
+            parameter.data = parameter.data.clone()  # products round by alignment, and a resumed run must as before
         return loaded, AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().split("\n")[0]

@@ -62,6 +62,7 @@ def arithmetic(
     steps: int = 1,
     style: Literal["short", "story"] = "short",
     explain: bool = False,
+    mistakes: float = 0.0,
 ) -> list[Example]:
     """`size` word problems to train on, `validation_size` and `test_size` held-out ones.
 
@@ -71,6 +72,10 @@ def arithmetic(
 
     The problems are a function of the arguments: a larger size begins with those of a smaller one. A hash of
     a problem's text decides its split, so no prompt is in two splits, whatever the sizes.
+
+    With `mistakes` the training references come from a careless teacher: that share of them adds where the problem
+    takes away, and the other way round (the difference taken as positive); `meta["mistake"]` says which. Validation
+    and test references are always right.
 
     Raises LmgymError if there are fewer different problems than asked for.
 
@@ -82,6 +87,10 @@ def arithmetic(
     if largest < 2 or not 1 <= steps <= 3 or not operations:
         raise LmgymError(
             "task 'arithmetic' needs largest of at least 2, steps from 1 to 3 and at least one of operations"
+        )
+    if not 0 <= mistakes <= 1 or (mistakes and (steps > 1 or not {*operations} <= {"add", "subtract"})):
+        raise LmgymError(
+            "task.mistakes must lie between 0 and 1, and goes with one step of the operations add and subtract only"
         )
     wanted = {"train": size, "validation": validation_size, "test": test_size}[split]
     examples: dict[str, Example] = {}
@@ -99,13 +108,25 @@ def arithmetic(
         if not prompt or prompt in examples or _split_of(prompt) != split:
             continue
         fruitless = 0
+        mistake = split == "train" and share("mistake" + prompt) < mistakes
+        if mistake:
+            working, answer = _mistaken(working)
         examples[prompt] = Example(
             id=f"arithmetic/{split}/{len(examples)}",
             prompt=prompt,
             references=(f" {working}\n#### {answer}" if explain else f" {answer}",),
-            meta={"answer": answer, "operation": applied},
+            meta={"answer": answer, "operation": applied, "mistake": mistake},
         )
     return list(examples.values())
+
+
+def _mistaken(working: str) -> tuple[str, str]:
+    """The working and answer of somebody who mixes up adding and taking away ("5-2=..." becomes "5+2=...")."""
+    sum_ = working.split("=")[0]
+    sign = "+" if "+" in sum_ else "-"
+    first, second = map(int, sum_.split(sign))
+    result, wrong = (abs(first - second), "-") if sign == "+" else (first + second, "+")
+    return f"{first}{wrong}{second}=<<{first}{wrong}{second}={result}>>{result}", str(result)
 
 
 def _split_of(prompt: str) -> str:

@@ -7,14 +7,19 @@ all it samples alike, stays at 0.05 or below. The threshold is 0.7, for the poli
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lmgym.algorithms.grpo import GRPO
+from lmgym.batch import Batch
 from lmgym.episode import Example
 from tests import runs
+from tests.runs import no_picture  # noqa: F401 (a fixture)
 
+pytestmark = pytest.mark.usefixtures("no_picture")
 HERE = "tests.learn.test_learn"
 SIDES = {"left": "abcdefghijklm", "right": "nopqrstuvwxyz"}
 
@@ -23,7 +28,7 @@ def sides(split: str) -> list[Example]:
     """Prompts of both sides; numbers of three digits are held out."""
     numbers = range(100, 132) if split == "test" else range(32)
     return [
-        Example(f"{split}/{side}/{number}", f"{side} {number}:", (letters[number % 13] * 4,))
+        Example(f"{split}/{side}/{number}", f"{side} {number}:", (letters[:4],))
         for number in numbers
         for side, letters in SIDES.items()
     ]
@@ -44,28 +49,50 @@ def learn(folder: Path, **changes: Any) -> tuple[float, float]:
         "optimizer": {"learning_rate": 0.01, "warmup": 1},
         "evaluation": {"every": 0, "examples": 64, "temperature": 1.0},
         "checkpoint": {"every": 0},
-        "prompts_per_step": 64,
-        "steps": 60,
     }
     summary = json.loads((runs.run(folder, **tree | changes) / "summary.json").read_text())
     before, after = (summary[moment]["results"]["reward"]["mean"] for moment in ("before", "after"))
     return before, after
 
 
+@dataclass(kw_only=True)
+class Backwards(GRPO):
+    """GRPO whose advantages have the wrong sign."""
+
+    def advantages(self, batch: Batch) -> Batch:
+        batch = super().advantages(batch)
+        assert batch.advantages is not None
+        return batch.with_(advantages=-batch.advantages)
+
+
+ONE_ANSWER: dict[str, Any] = {"prompts_per_step": 64, "steps": 50}
+FOUR_ANSWERS: dict[str, Any] = {"prompts_per_step": 16, "steps": 50}
+
+
 @pytest.mark.parametrize(
-    "algorithm",
+    ("algorithm", "changes"),
     [
-        {"name": "reinforce", "baseline": "none"},
-        {"name": "reinforce", "baseline": "mean"},
-        {"name": "reinforce", "baseline": "ema"},
-        {"name": "reinforce", "baseline": "scst"},
-        {"name": "rloo", "group_size": 4},
-        {"name": "grpo", "group_size": 4},
-        {"name": "grpo", "group_size": 4, "epochs": 2, "minibatches": 2, "kl_coefficient": 0.001},
+        ({"name": "reinforce", "baseline": "none"}, ONE_ANSWER),
+        ({"name": "reinforce", "baseline": "mean"}, ONE_ANSWER),
+        ({"name": "reinforce", "baseline": "ema"}, ONE_ANSWER),
+        ({"name": "reinforce", "baseline": "scst"}, ONE_ANSWER | {"steps": 80}),
+        ({"name": "rloo", "group_size": 4}, FOUR_ANSWERS),
+        ({"name": "grpo", "group_size": 4}, FOUR_ANSWERS),
+        (
+            {"name": "grpo", "group_size": 4, "epochs": 2, "minibatches": 2, "kl_coefficient": 0.001},
+            FOUR_ANSWERS | {"optimizer": {"learning_rate": 0.005}},
+        ),
+        ({"name": "supervised"}, ONE_ANSWER | {"steps": 40}),
     ],
     ids=str,
 )
-@pytest.mark.usefixtures("no_picture")
-def test_a_policy_gradient_learns_to_answer_as_the_prompt_asks(algorithm: dict[str, Any], tmp_path: Path) -> None:
-    before, after = learn(tmp_path / "run", algorithm=algorithm)
+def test_every_algorithm_learns_to_answer_as_the_prompt_asks(
+    algorithm: dict[str, Any], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    before, after = learn(tmp_path / "run", algorithm=algorithm, **changes)
     assert before < 0.15 and after > 0.7
+
+
+def test_a_wrong_sign_does_not_pass(tmp_path: Path) -> None:
+    _, after = learn(tmp_path / "run", algorithm={"name": f"{HERE}:Backwards", "group_size": 4}, **FOUR_ANSWERS)
+    assert after < 0.15

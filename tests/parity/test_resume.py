@@ -14,7 +14,7 @@ import pytest
 from lmgym import registry
 from lmgym.logs.console import Console
 from tests import runs
-from tests.runs import assert_equal_runs
+from tests.runs import assert_equal_runs, no_picture  # noqa: F401 (a fixture)
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "reinforce none": {"name": "reinforce", "baseline": "none"},
@@ -29,11 +29,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 WARM, RL = {"name": "warm", "algorithm": "supervised", "steps": 3}, {"name": "rl", "steps": 4}
 
-
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plot takes twice as long as one of these runs; test_logs.py draws it."""
-    monkeypatch.setattr("lmgym.milestones.training_plot", lambda metrics, plot: plot)
+pytestmark = pytest.mark.usefixtures("no_picture")
 
 
 class Interrupting(Console):
