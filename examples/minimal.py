@@ -1,22 +1,27 @@
 """GRPO in one file: sampling, reward, advantage, loss and loop, without lmgym's own loop.
 
-    python examples/minimal.py             # one to two minutes on two CPU cores
-    python examples/minimal.py --steps 5   # seconds
+    python examples/minimal.py             # about 70 seconds on one core
+    python examples/minimal.py --steps 5   # about 15
 
-Only torch and transformers do the work here. From lmgym come two conveniences: a byte-level tokenizer, and a Llama of
-0.8 million random parameters. So nothing is downloaded.
+torch and transformers do the work. From lmgym come two conveniences, so that nothing has to be downloaded: a byte-level
+tokenizer, and a Llama of 0.8 million random parameters.
 
 The task is to spell a word of four random letters backwards: "abcd>" -> "dcba". GRPO improves what a model sometimes
-does, and a random model never spells a word, so a short supervised warm start comes first; it ends as soon as at least
-three in ten held-out words are right. From there on the model sees no answer, only a reward of 1 or 0 for its own.
+does, and a random model never spells a word. So a short supervised warm start comes first, which ends when three in ten
+of the held-out words are right. From there on the model sees no answer, only a reward of 1 or 0 for its own.
 
-Measured (greedy accuracy on 256 words that are never trained on, Python 3.11, torch 2.13, two CPU cores):
+Greedy accuracy on 256 words after the warm start and after 100 steps of GRPO (torch 2.13, two cores of an AMD EPYC;
+the words are random, and training happens to meet 3 to 10 of them):
 
-MEASURED
+    seed 0   0.38 -> 0.84
+    seed 1   0.41 -> 0.90
+    seed 2   0.55 -> 1.00
 
-What it leaves out, and lmgym has: prompts of different lengths, any Hugging Face model, packing without padding, other
-rewards and tasks, evaluation with intervals, logs, checkpoints, exact resume. The reading order in docs/ goes on from
-here; `lmgym/algorithms/grpo.py` is the same algorithm behind lmgym's contract.
+This shows that the loop learns, no more: more steps of the warm start alone would learn the task as well.
+
+Missing here and present in lmgym: prompts of different lengths, any Hugging Face model, other tasks, intervals, logs,
+checkpoints, exact resume. `lmgym/algorithms/grpo.py` is the same algorithm behind lmgym's contract;
+docs/reading_order.md goes on from there.
 """
 
 import argparse
@@ -24,6 +29,7 @@ import string
 
 import torch
 from torch import Tensor
+from transformers import LlamaForCausalLM
 
 from lmgym.policies.load import byte_tokenizer, tiny_model
 
@@ -62,7 +68,7 @@ def encode_answers(words: list[str]) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def sample(model, prompts: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def sample(model: LlamaForCausalLM, prompts: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Answers as ids [N T], and the mask [N T] of the tokens that belong to them, end of sequence included.
 
     The key-value cache keeps what was read, so that each pass reads one new token only. Temperature 0 takes the most
@@ -85,7 +91,7 @@ def sample(model, prompts: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     return torch.stack(ids, 1), torch.stack(mask, 1)
 
 
-def log_probabilities(model, prompts: Tensor, answers: Tensor) -> Tensor:
+def log_probabilities(model: LlamaForCausalLM, prompts: Tensor, answers: Tensor) -> Tensor:
     """log pi(token | everything before it) of each answer token [N T], at the temperature of the sampling.
 
     The logits at a place describe the token behind it: hence the shift by one.
@@ -126,7 +132,7 @@ def policy_loss(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> t
     return -(surrogate * mask).sum() / mask.sum(), (outside & mask).sum() / mask.sum()
 
 
-def optimizer_step(model, optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
+def optimizer_step(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
     """One step down the gradient, which is scaled to a norm of 1 at most; returns the norm before that."""
     optimizer.zero_grad()
     loss.backward()
@@ -135,13 +141,13 @@ def optimizer_step(model, optimizer: torch.optim.Optimizer, loss: Tensor) -> flo
     return float(norm)
 
 
-def accuracy(model, words: list[str]) -> float:
+def accuracy(model: LlamaForCausalLM, words: list[str]) -> float:
     """Share of words whose greedy answer is right."""
     answers, mask = sample(model, encode_prompts(words), temperature=0)
     return float(rewards(words, answers, mask).mean())
 
 
-def warm_start(model, held_out: list[str], generator: torch.Generator, most_steps: int) -> int:
+def warm_start(model: LlamaForCausalLM, held_out: list[str], generator: torch.Generator, most_steps: int) -> int:
     """Imitate right answers (cross-entropy) until WARM_ENOUGH of the held-out words are right; returns the steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=WARM_START_RATE, weight_decay=0.01)
     for step in range(most_steps):
@@ -154,7 +160,7 @@ def warm_start(model, held_out: list[str], generator: torch.Generator, most_step
     return most_steps
 
 
-def grpo(model, held_out: list[str], generator: torch.Generator, steps: int) -> None:
+def grpo(model: LlamaForCausalLM, held_out: list[str], generator: torch.Generator, steps: int) -> None:
     """The loop: sample, judge, compare within each group, update."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     for step in range(steps):
@@ -187,7 +193,7 @@ def main() -> None:
 
     torch.manual_seed(given.seed)  # sampling
     generator = torch.Generator().manual_seed(given.seed)  # words
-    held_out = random_words(HELD_OUT, generator)  # of 456,976 words: training meets very few of these again
+    held_out = random_words(HELD_OUT, generator)
     model = tiny_model(tokenizer, {}, given.seed)
     print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters")
     steps = warm_start(model, held_out, generator, given.warm_start)

@@ -28,6 +28,7 @@ from lmgym.tasks.base import OPTIONS
 from lmgym.update import OptimizerSection
 
 NAMED = {"algorithm": "algorithm", "env": "env", "task": "task"}  # sections whose `name` is looked up, and their kind
+DEFAULT = {"algorithm": "grpo", "env": "single_turn"}  # for a section without a name, such as {group_size: 4}
 LEAST = {  # the smallest value that makes sense
     "threads": 1,
     "engine.rows": 1,
@@ -77,10 +78,10 @@ class Stage:
     name: str = "train"
     task: dict[str, Any] = field(default_factory=dict)
     """name, the task's own arguments, and limit, system_prompt, few_shot, prompt_prefix, prompt_suffix, split."""
-    env: dict[str, Any] = field(default_factory=lambda: {"name": "single_turn"})
+    env: dict[str, Any] = field(default_factory=lambda: {"name": DEFAULT["env"]})
     rewards: dict[str, Any] = field(default_factory=dict)
     """reward name: weight, or reward name: {weight, its arguments}. Weight 0 makes it a metric."""
-    algorithm: Algorithm = field(default_factory=lambda: registry.get("algorithm", "grpo")())
+    algorithm: Algorithm = field(default_factory=lambda: registry.get("algorithm", DEFAULT["algorithm"])())
     sampling: Sampling = field(default_factory=Sampling)
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     prompts_per_step: int = 32
@@ -239,7 +240,7 @@ def resolved(config: Config) -> dict[str, Any]:
 
 def dump(config: Config) -> str:
     """The resolved tree as YAML."""
-    return yaml.safe_dump(resolved(config), sort_keys=False, allow_unicode=True, width=110)
+    return yaml.dump(resolved(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
 def _build(cls: Any, tree: Any, where: str) -> Any:
@@ -276,8 +277,9 @@ def _value(hint: Any, value: Any, key: str) -> Any:
 def _named(kind: str, value: Any, key: str) -> Any:
     """`name` or {name: ..., arguments}: an algorithm becomes its dataclass, a task or env stays a checked mapping."""
     tree = {"name": value} if isinstance(value, str) else value
+    tree = {"name": DEFAULT[kind], **tree} if kind in DEFAULT and isinstance(tree, Mapping) else tree
     if not isinstance(tree, Mapping) or not isinstance(tree.get("name"), str):
-        raise LmgymError(f"'{key}' must be a {kind}'s name, or a section with a 'name'")
+        raise LmgymError(f"'{key}' must be the name of one ({', '.join(registry.names(kind))}), or a section with it")
     thing = registry.get(kind, tree["name"])
     arguments = {k: v for k, v in tree.items() if k != "name"}
     if kind == "algorithm":
@@ -393,7 +395,7 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
+            key = key_node.value if key_node.tag.endswith(":merge") else self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable) and key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key '{key}' is given twice", key_node.start_mark
@@ -401,3 +403,14 @@ class _StrictLoader(yaml.SafeLoader):
             if isinstance(key, Hashable):
                 seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes texts with Unicode's own line ends, which the library would write bare and read back as a line feed."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = '"' if any(end in text for end in "\x85\u2028\u2029") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)

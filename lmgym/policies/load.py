@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from lmgym import seeds
 from lmgym.errors import LmgymError
 from lmgym.policies.policy import Policy
+from lmgym.registry import suggest
 
 transformers_logging.disable_progress_bar()
 
@@ -109,6 +110,10 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 def tiny_model(tokenizer: PreTrainedTokenizerFast, architecture: dict[str, Any], seed: int) -> LlamaForCausalLM:
     """A random Llama of under a million parameters, a function of the seed."""
+    valid = LlamaConfig().to_dict()
+    for key in architecture:
+        if key not in valid:
+            raise LmgymError(f"unknown key 'policy.architecture.{key}'; {suggest(str(key), valid)}")
     fields = {
         "vocab_size": len(tokenizer),
         "hidden_size": 128,
@@ -125,7 +130,10 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, architecture: dict[str, Any],
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.key(seed, "initial weights") & 0x7FFFFFFFFFFFFFFF)
-        return LlamaForCausalLM(LlamaConfig(**fields))
+        try:
+            return LlamaForCausalLM(LlamaConfig(**fields))
+        except Exception as error:  # the library's own kinds, for sizes that do not go together
+            raise LmgymError(f"policy.architecture: {' '.join(str(error).split())[:300]}") from error
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -170,11 +178,16 @@ def _load(section: PolicySection, model: str, revision: str | None, tokenizer: s
                 f"policy.model: {model} is an encoder-decoder model, which this version does not train yet"
             )
         loaded = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=torch.float32)
-        for parameter in loaded.parameters():  # from the odd addresses of a mapped file to aligned ones: matrix
-            parameter.data = parameter.data.clone()  # products round by alignment, and a resumed run must as before
-        return loaded, AutoTokenizer.from_pretrained(tokenizer)
-    except (OSError, ValueError, KeyError) as error:
-        first = str(error).strip().split("\n")[0]
+        words = AutoTokenizer.from_pretrained(tokenizer, revision=revision if tokenizer == model else None)
+    except LmgymError:
+        raise
+    except Exception as error:  # what transformers, the Hub client, safetensors and tokenizers raise has no common name
+        reason = " ".join(str(error).split())[:300]
         raise LmgymError(
-            f"policy.model: could not load '{model}': not a model folder here, and the Hub did not give it ({first})"
+            f"policy.model: could not load '{model}': not a model folder here, and the Hub did not give it ({reason})"
         ) from error
+    for parameter in loaded.parameters():  # from the odd addresses of a mapped file to aligned ones: matrix products
+        parameter.data = parameter.data.clone()  # round by alignment, and a resumed run must round as before
+    for key in ("is_local", "local_files_only"):  # transformers would save with the tokenizer how it was loaded
+        words.init_kwargs.pop(key, None)
+    return loaded, words

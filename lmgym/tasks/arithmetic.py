@@ -1,6 +1,7 @@
 """Small arithmetic word problems, generated: work for a tiny model that needs no download."""
 
 import functools
+import re
 from collections.abc import Iterator, Sequence
 from typing import Literal, TypeVar
 
@@ -73,25 +74,22 @@ def arithmetic(
     The problems are a function of the arguments: a larger size begins with those of a smaller one. A hash of
     a problem's text decides its split, so no prompt is in two splits, whatever the sizes.
 
-    With `mistakes` the training references come from a careless teacher: that share of them adds where the problem
-    takes away, and the other way round (the difference taken as positive); `meta["mistake"]` says which. Validation
-    and test references are always right.
+    With `mistakes` the training references come from a careless teacher: that share of them only repeats the last
+    number of the problem; `meta["mistake"]` says which. Validation and test references are always right.
 
     Raises LmgymError if there are fewer different problems than asked for.
 
     Example:
-        >>> arithmetic("test")[0] Example(id='arithmetic/test/0', prompt='...', references=('...',),
-        meta={'answer': '...', 'operation': '...'})
+        >>> arithmetic("test")[0]
+        Example(id='arithmetic/test/0', prompt='...', references=('...',), meta={'answer': '...', ...})
     """
     check_split("arithmetic", split)
     if largest < 2 or not 1 <= steps <= 3 or not operations:
         raise LmgymError(
             "task 'arithmetic' needs largest of at least 2, steps from 1 to 3 and at least one of operations"
         )
-    if not 0 <= mistakes <= 1 or (mistakes and (steps > 1 or not {*operations} <= {"add", "subtract"})):
-        raise LmgymError(
-            "task.mistakes must lie between 0 and 1, and goes with one step of the operations add and subtract only"
-        )
+    if not 0 <= mistakes <= 1:
+        raise LmgymError(f"task.mistakes is {mistakes}; it is a share, from 0 to 1")
     wanted = {"train": size, "validation": validation_size, "test": test_size}[split]
     examples: dict[str, Example] = {}
     fruitless = 0
@@ -110,7 +108,8 @@ def arithmetic(
         fruitless = 0
         mistake = split == "train" and share("mistake" + prompt) < mistakes
         if mistake:
-            working, answer = _mistaken(working)
+            answer = re.findall(r"\d+", prompt)[-1]
+            working = f"I see {answer}."
         examples[prompt] = Example(
             id=f"arithmetic/{split}/{len(examples)}",
             prompt=prompt,
@@ -118,15 +117,6 @@ def arithmetic(
             meta={"answer": answer, "operation": applied, "mistake": mistake},
         )
     return list(examples.values())
-
-
-def _mistaken(working: str) -> tuple[str, str]:
-    """The working and answer of somebody who mixes up adding and taking away ("5-2=..." becomes "5+2=...")."""
-    sum_ = working.split("=")[0]
-    sign = "+" if "+" in sum_ else "-"
-    first, second = map(int, sum_.split(sign))
-    result, wrong = (abs(first - second), "-") if sign == "+" else (first + second, "+")
-    return f"{first}{wrong}{second}=<<{first}{wrong}{second}={result}>>{result}", str(result)
 
 
 def _split_of(prompt: str) -> str:

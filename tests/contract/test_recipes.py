@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from lmgym.cli import main
+from lmgym.config import load_config
 from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
@@ -35,16 +36,13 @@ def gsm8k_folder(folder: Path) -> Path:
 
 
 def overrides(recipe: Path, folder: Path) -> list[str]:
-    tree = yaml.safe_load(recipe.read_text())
-    stages = tree.get("stages") or []
     wanted = {"policy": POLICY, "threads": 1, "evaluation.examples": 4, "evaluation.every": 1, "checkpoint.every": 1}
-    sections = [(f"stages.{number}.", stage) for number, stage in enumerate(stages)] or [("", {})]
-    for where, stage in sections:
+    staged = "stages" in yaml.safe_load(recipe.read_text())
+    for number, stage in enumerate(load_config(recipe).stages):
+        where = f"stages.{number}." if staged else ""
         wanted |= {where + key: value for key, value in SMALL.items()}
-        task = stage.get("task", tree.get("task"))
-        name = task if isinstance(task, str) else task["name"]
-        wanted |= {f"{where}task.{key}": value for key, value in FEWER.get(name, {}).items()}
-        if name == "gsm8k":
+        wanted |= {f"{where}task.{key}": value for key, value in FEWER.get(stage.task["name"], {}).items()}
+        if stage.task["name"] == "gsm8k":
             wanted[f"{where}task.path"] = str(gsm8k_folder(folder))
     return [f"{key}={json.dumps(value)}" for key, value in wanted.items()]
 
@@ -54,7 +52,7 @@ def overrides(recipe: Path, folder: Path) -> list[str]:
 def test_a_recipe_trains_two_steps_a_stage(recipe: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert main(["train", str(recipe), f"out={folder}", *overrides(recipe, tmp_path)]) == 0
-    stages = len(yaml.safe_load(recipe.read_text()).get("stages") or [{}])
+    stages = len(load_config(recipe).stages)
     steps = [(r["stage"], r["step"]) for r in runs.records(folder / "metrics.jsonl") if r["kind"] == "train"]
     assert steps == [(stage, step) for stage in range(stages) for step in (0, 1)]
     assert (folder / "final" / "model.safetensors").is_file()

@@ -1,0 +1,508 @@
+"""Whatever a user gets wrong gives one sentence that names file, line or key, status 1, and no traceback."""
+
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from lmgym.cli import main
+from lmgym.episode import Example
+from lmgym.policies.load import byte_tokenizer, tiny_model
+from tests import runs
+from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
+
+HERE = "tests.contract.test_bad_input"
+STAGES = [{"name": "warm", "algorithm": "supervised"}, {"name": "rl"}]
+
+pytestmark = pytest.mark.usefixtures("no_picture")
+
+
+# ---------------------------------------------------------------- the recipe
+
+# what the recipe says, overrides, what the sentence must say
+WRONG_RECIPES: list[tuple[dict[str, Any], list[str], str]] = [
+    ({"stepz": 3}, [], r"recipe\.yaml: unknown key 'stepz'; did you mean 'steps'\?"),
+    ({"sampling": {"temprature": 1}}, [], r"recipe\.yaml: unknown key 'temprature' in 'sampling'; did you mean 'temp"),
+    ({"policy": {"modell": "x"}}, [], r"unknown key 'modell' in 'policy'; did you mean 'model'\?"),
+    ({"algorithm": {"name": "grpo", "clip_hi": 0.2}}, [], r"unknown key 'clip_hi' in 'algorithm'; did you mean 'clip_"),
+    ({"algorithm": {"name": "rloo", "clip_low": 0.2}}, [], r"unknown key 'clip_low' in 'algorithm'"),
+    ({"stages": [*STAGES, {"name": "x", "stepz": 3}]}, [], r"unknown key 'stepz' in 'stages\.x'; did you mean 'steps'"),
+    ({"task": {"name": "arithmetic", "sise": 9}}, [], r"unknown key 'task\.sise'; did you mean 'size'\?"),
+    ({"evaluation": {"task": {"name": "topics", "size": 9}}}, [], r"unknown key 'evaluation\.task\.size'"),
+    ({"env": {"name": "single_turn", "turns": 2}}, [], r"unknown key 'env\.turns'"),
+    ({"rewards": {"length": {"targt": 5}}}, [], r"unknown key 'rewards\.length\.targt'; did you mean 'target'\?"),
+    ({"policy": {"architecture": {"hiden_size": 8}}}, [], r"unknown key 'policy\.architecture\.hiden_size'; did you m"),
+    ({}, ["early_stop.metricc=x"], r"unknown key 'metricc' in 'early_stop'; did you mean 'metric'\?"),
+    ({}, ["optimiser.learning_rate=1"], r"unknown key 'optimiser'; did you mean 'optimizer'\?"),
+    # types and values
+    ({"steps": "many"}, [], r"recipe\.yaml: key 'steps': .*valid integer.*, got 'many'"),
+    ({"steps": True}, [], r"key 'steps' must be a number, got True"),
+    ({"steps": 1.5}, [], r"key 'steps': .*integer.*, got 1\.5"),
+    ({"steps": 0}, [], r"steps is 0; it must be at least 1"),
+    ({"sampling": 7}, [], r"'sampling' must be a section of keys and values, not 7"),
+    ({"sampling": {"stop": "x"}}, [], r"key 'sampling\.stop': .*tuple.*, got 'x'"),
+    ({"sampling": {"temperature": -1}}, [], r"sampling\.temperature is -1"),
+    ({"sampling": {"temperature": 0}}, [], r"sampling\.temperature is 0; training needs answers that differ"),
+    ({"sampling": {"min_new_tokens": 9, "max_new_tokens": 8}}, [], r"sampling\.min_new_tokens is 9; it must lie betw"),
+    ({"optimizer": {"schedule": "cosin"}}, [], r"key 'optimizer\.schedule': .*'constant', 'linear' or 'cosine'"),
+    ({"optimizer": {"learning_rate": -0.1}}, [], r"optimizer\.learning_rate is -0\.1; it must be at least 0"),
+    ({"optimizer": {"learning_rate": math.nan}}, [], r"optimizer\.learning_rate is nan"),
+    ({"optimizer": {"betas": [0.9, 1.0]}}, [], r"optimizer\.betas are \(0\.9, 1\.0\)"),
+    ({"algorithm": {"name": "grpo", "group_size": 1}}, [], r"algorithm\.group_size is 1; grpo needs at least 2"),
+    ({"rewards": {"length": "much"}}, [], r"key 'rewards\.length\.weight': .*number.*, got 'much'"),
+    ({"rewards": {"length": {"target": "x"}}}, [], r"key 'rewards\.length\.target': .*integer"),
+    ({"task": {"name": "arithmetic", "size": "big"}}, [], r"key 'task\.size': .*integer.*, got 'big'"),
+    ({"task": {"name": "arithmetic", "limit": 0}}, [], r"'task\.limit' must be a whole number of at least 1"),
+    ({"evaluation": {"examples": 0}}, [], r"evaluation\.examples is 0; it must be at least 1"),
+    ({"checkpoint": {"every": -1}}, [], r"checkpoint\.every is -1; it must be at least 0"),
+    ({"threads": 0}, [], r"threads is 0; it must be at least 1"),
+    ({"reward_timeout": 0}, [], r"reward_timeout is 0.*above 0 seconds"),
+    ({"early_stop": {"metric": "reward"}}, [], r"early_stop never stops anything; give it a 'patience' or a 'target'"),
+    ({"stages": {"rl": {}}}, [], r"'stages' must be a list"),
+    ({"stages": []}, [], r"'stages' must be a list of at least one stage"),
+    ({"stages": ["rl"]}, [], r"stages\.0 must be a mapping"),
+    ({"stages": [{"name": "a"}, {"name": "a"}]}, [], r"two stages are called 'a'"),
+    ({"task": None}, [], r"names no task; write, for example, 'task: arithmetic'"),
+    ({"rewards": None}, [], r"names no reward; write, for example, 'rewards: \{final_answer: 1\.0\}'"),
+    # names
+    ({"task": "arithmetics"}, [], r"unknown task 'arithmetics'; did you mean 'arithmetic'\?"),
+    ({"rewards": {"final_anser": 1}}, [], r"unknown reward 'final_anser'; did you mean 'final_answer'\?"),
+    ({"evaluation": {"metrics": {"lenght": 0}}}, [], r"unknown reward 'lenght'; did you mean 'length'\?"),
+    ({"algorithm": "gpro"}, [], r"unknown algorithm 'gpro'; did you mean 'grpo'\?"),
+    ({"env": "singleturn"}, [], r"unknown env 'singleturn'; did you mean 'single_turn'\?"),
+    ({"task": 7}, [], r"'task' must be the name of one \(.*arithmetic.*\)"),
+    ({"task": {"size": 7}}, [], r"'task' must be the name of one \(.*arithmetic.*\), or a section with it"),
+    ({"plugins": ["no_such_module"]}, [], r"plugins: 'no_such_module': there is no module 'no_such_module'"),
+    ({"plugins": ["no/such/file.py"]}, [], r"plugins: there is no file no/such/file\.py"),
+    ({"rewards": {f"{HERE}:missing": 1}}, [], r"module tests\.contract\.test_bad_input has no 'missing'"),
+    ({"logs": {"sinks": ["tensorbord"]}}, [], r"key 'logs\.sinks\.0': .*'tensorboard' or 'wandb'"),
+    ({"evaluation": {"keep_best": "acuracy"}}, [], r"evaluation\.keep_best is 'acuracy'; .*Valid: .*reward"),
+    ({"early_stop": {"metric": "rewrd", "patience": 1}}, [], r"early_stop\.metric is 'rewrd'; did you mean 'reward'"),
+    ({"evaluation": {"split": "train"}}, [], r"evaluation on split 'train', which stage 'train' trains on"),
+    ({"evaluation": {"split": "tset"}}, [], r"has no split 'tset'; did you mean 'test'\?"),
+    ({"evaluation": {"task": {"name": "topics", "split": "test"}}}, [], r"unknown key 'evaluation\.task\.split'"),
+    # overrides
+    ({}, ["steps"], r"'steps' is not an override; write key=value, such as steps=20"),
+    ({}, ["=3"], r"'=3' is not an override"),
+    ({}, ["steps=[1"], r"override steps: '\[1' is not a YAML value"),
+    ({}, ["steps.x=1"], r"override steps\.x: 'steps' is a value, not a section"),
+    ({"stages": STAGES}, ["stages.rll.steps=3"], r"override stages\.rll\.steps: there is no stage 'rll'; did you"),
+    ({"stages": STAGES}, ["stages.2.steps=3"], r"there is no stage '2'"),
+    ({"stages": STAGES}, ["stages.rl=3"], r"override stages\.rl: name a key inside the stage"),
+    ({"stages": [{"name": "a", "steps": 1}]}, ["steps=5"], r"override steps: every stage sets its own; write stag"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "overrides", "sentence"), WRONG_RECIPES, ids=[case[2][:50] for case in WRONG_RECIPES]
+)
+def test_a_wrong_recipe_is_told_in_a_sentence(
+    changes: dict[str, Any],
+    overrides: list[str],
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe = runs.write(tmp_path / "recipe.yaml", **changes)
+    said = complaint(capsys, "train", recipe, f"out={tmp_path / 'run'}", *overrides)
+    assert re.search(sentence, said), said
+
+
+# the text of the file, what the sentence must say
+WRONG_FILES = {
+    "a key given twice": (
+        "steps: 1\nseed: 0\nsteps: 2\n",
+        r"recipe\.yaml:3: not valid YAML: the key 'steps' is given tw",
+    ),
+    "twice in a section": ("task: {name: a,\n  size: 1, size: 2}\n", r"recipe\.yaml:2: .*'size' is given twice"),
+    "malformed": ("steps: 1\ntask: [1, 2\nseed: 3\n", r"recipe\.yaml:3: not valid YAML"),
+    "a tab": ("task:\n\tname: a\n", r"recipe\.yaml:2: not valid YAML: .*cannot start any token"),
+    "a control character": ("task: \x00\n", r"recipe\.yaml: not valid YAML: unacceptable character"),
+    "no such date": ("task: 2025-02-30\n", r"recipe\.yaml: not valid YAML: day is out of range"),
+    "a key that is a list": ("[1, 2]: 3\n", r"recipe\.yaml:1: not valid YAML: found unhashable key"),
+    "endless nesting": ("[" * 5000, r"recipe\.yaml: not valid YAML"),
+    "code": (
+        "task: !!python/object/apply:os.getcwd []\n",
+        r"recipe\.yaml:1: not valid YAML: could not determine a cons",
+    ),
+    "a list": ("- 1\n- 2\n", r"recipe\.yaml: a recipe is a mapping of keys to values; not list"),
+    "nothing": ("# steps: 3\n", r"recipe\.yaml: a recipe is a mapping of keys to values; it is empty"),
+    "another encoding": (b"task: caf\xe9\n", r"recipe\.yaml is not a readable YAML file: .*utf-8"),
+    "a number for a key": ("1: 2\ntask: arithmetic\n", r"unknown key '1'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_FILES)
+def test_a_malformed_file_is_told_with_its_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content, sentence = WRONG_FILES[name]
+    (tmp_path / "recipe.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    said = complaint(capsys, "train", tmp_path / "recipe.yaml")
+    assert re.search(sentence, said), said
+
+
+def test_a_recipe_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint(capsys, "train", tmp_path / "a.yaml") == f"there is no recipe {tmp_path / 'a.yaml'}"
+    assert "is a folder without a recipe.yaml, so it is no run" in complaint(capsys, "train", tmp_path)
+    for verb in ("eval", "generate", "check"):
+        assert complaint(capsys, verb, tmp_path / "a.yaml").startswith("there is no recipe")
+
+
+def test_a_recipe_that_is_wrong_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = runs.write(tmp_path / "recipe.yaml", task={"name": "jsonl", "path": str(tmp_path / "no.jsonl")})
+    complaint(capsys, "train", recipe, f"out={tmp_path / 'run'}")
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------- data
+
+
+def row(prompt: str, references: list[str] | None = None) -> str:
+    return json.dumps({"prompt": prompt, "references": ["1"] if references is None else references}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, r"cannot read .*data\.jsonl: No such file"),
+        ("", r"task 'jsonl' has no examples in split 'train'"),
+        (row("a") + "{'prompt': 1}\n", r"data\.jsonl:2: not valid JSON"),
+        (row("a") + "\n" + row("b") + '{"promt": "c"}\n', r"data\.jsonl:4: there is no column 'prompt'; did you mean"),
+        (row("a") + row(""), r"data\.jsonl:2: column 'prompt' must hold a text"),
+    ],
+)
+def test_data_that_cannot_be_read(
+    content: str | None, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "data.jsonl"
+    if content is not None:
+        path.write_text(content)
+    recipe = runs.write(tmp_path / "recipe.yaml", task={"name": "jsonl", "path": str(path)})
+    said = complaint(capsys, "train", recipe, f"out={tmp_path / 'run'}")
+    assert re.search(sentence, said), said
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reference", "algorithm", "sentence"),
+    [
+        (
+            "x" * 200,
+            "1",
+            "reinforce",
+            r"the prompt, with one token of an answer, of example 'data/3' have 202 tokens, and",
+        ),
+        (
+            "x" * 200,
+            "1",
+            "supervised",
+            r"the prompt and reference of example 'data/3' have 203 tokens, and the model re",
+        ),
+        (
+            "x",
+            "1" * 200,
+            "supervised",
+            r"the prompt and reference of example 'data/3' have 203 tokens, and the model re",
+        ),
+        ("x", "1" * 200, "reinforce", ""),
+        ("x" * 126, "1", "reinforce", ""),  # 127 with BOS, of 128
+    ],
+)
+def test_a_text_longer_than_the_context_is_named_before_anything_starts(
+    prompt: str, reference: str, algorithm: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data.jsonl").write_text(row("a") + row("b") + row(prompt, [reference]) + row("c"))
+    (tmp_path / "test.jsonl").write_text(row("t"))
+    task = {"name": "jsonl", "path": str(tmp_path / "data.jsonl"), "test_path": str(tmp_path / "test.jsonl")}
+    recipe = runs.write(tmp_path / "recipe.yaml", task=task, algorithm=algorithm, steps=1)
+    command = ["train", recipe, f"out={tmp_path / 'run'}"]
+    if not sentence:
+        assert main([str(word) for word in command]) == 0
+        return
+    said = complaint(capsys, *command)
+    assert re.search(sentence, said) and "128 at most" in said, said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_reference_is_needed_to_imitate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = runs.write(tmp_path / "recipe.yaml", task="topics", algorithm="supervised")
+    said = complaint(capsys, "train", recipe, f"out={tmp_path / 'run'}")
+    assert re.search(r"example topics/train/\d+ has no reference answer to imitate", said), said
+
+
+# ---------------------------------------------------------------- rewards
+
+
+def raises(texts: list[str], examples: list[Example]) -> list[float]:
+    raise ValueError("the sky fell\nin two lines")
+
+
+def not_a_number(texts: list[str], examples: list[Example]) -> list[float]:
+    return [math.nan for _ in texts]
+
+
+def too_few(texts: list[str], examples: list[Example]) -> list[float]:
+    return [1.0 for _ in texts][1:]
+
+
+def words_for_numbers(texts: list[str], examples: list[Example]) -> list[Any]:
+    return ["good" for _ in texts]
+
+
+def nothing(texts: list[str], examples: list[Example]) -> None:
+    return None
+
+
+def sleeps(texts: list[str], examples: list[Example]) -> list[float]:
+    time.sleep(60)
+    return [0.0 for _ in texts]
+
+
+def loops(texts: list[str], examples: list[Example]) -> list[float]:
+    while True:
+        pass
+
+
+def backtracks(texts: list[str], examples: list[Example]) -> list[float]:
+    return [float(re.match("(a|a)*b", "a" * 60) is not None) for _ in texts]
+
+
+@pytest.mark.parametrize(
+    ("reward", "sentence"),
+    [
+        ("raises", r"raised ValueError: the sky fell at .*test_bad_input\.py:\d+"),
+        ("not_a_number", r"returned nan for example 'arithmetic/test/0' .*; it must be finite"),
+        ("too_few", r"returned 7 values for 8 episodes"),
+        ("words_for_numbers", r"returned 'good' for example .*; it must be a number"),
+        ("nothing", r"returned NoneType; it must return a list of one number per episode"),
+        ("sleeps", r"did not return within 0\.2 s for 8 episodes at .*test_bad_input\.py:\d+"),
+        ("loops", r"did not return within 0\.2 s"),
+        ("backtracks", r"did not return within 0\.2 s"),
+    ],
+)
+def test_a_reward_that_fails_is_named(
+    reward: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = runs.write(tmp_path / "recipe.yaml", rewards={f"{HERE}:{reward}": 1.0}, reward_timeout=0.2)
+    said = complaint(capsys, "train", recipe, f"out={tmp_path / 'run'}")
+    assert re.search(f"reward '{HERE}:{reward}' {sentence}", said), said
+
+
+# ---------------------------------------------------------------- models
+
+
+def model_folder(folder: Path) -> Path:
+    """A whole, tiny model."""
+    tokenizer = byte_tokenizer()
+    tiny_model(tokenizer, runs.ARCHITECTURE, seed=0).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def edit(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def without_eos(folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", eos_token=None)
+
+
+def without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def half_of_the_weights(folder: Path) -> None:
+    os.truncate(folder / "model.safetensors", 9000)
+
+
+def without_tokenizer(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
+def config_of_nonsense(folder: Path) -> None:
+    (folder / "config.json").write_text("{nonsense")
+
+
+def sizes_that_do_not_fit(folder: Path) -> None:
+    edit(folder / "config.json", num_attention_heads=3)
+
+
+def encoder_decoder(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "t5", "is_encoder_decoder": True}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (without_eos, r"has no end-of-sequence token, .*name one of its tokens with policy\.eos_token"),
+        (without_weights, r"could not load"),
+        (half_of_the_weights, r"could not load"),
+        (without_tokenizer, r"could not load"),
+        (config_of_nonsense, r"could not load"),
+        (sizes_that_do_not_fit, r"could not load .*hidden size \(16\) is not a multiple"),
+        (encoder_decoder, r"is an encoder-decoder model, which this version does not train yet"),
+    ],
+)
+def test_a_model_folder_that_cannot_be_trained(
+    spoil: Any, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(model_folder(tmp_path / "model"))
+    recipe = runs.write(tmp_path / "recipe.yaml", policy={"model": str(tmp_path / "model"), "device": "cpu"})
+    said = complaint(capsys, "train", recipe, f"out={tmp_path / 'run'}")
+    assert said.startswith("policy.model: ") and str(tmp_path / "model") in said
+    assert re.search(sentence, said), said
+
+
+@pytest.mark.parametrize(
+    ("policy", "sentence"),
+    [
+        (
+            {"model": "nobody/no-such-model"},
+            r"policy\.model: could not load 'nobody/no-such-model': not a model folder",
+        ),
+        ({"model": "no/such/folder"}, r"policy\.model: could not load 'no/such/folder'"),
+        ({"eos_token": "<end>"}, r"policy\.eos_token: '<end>' is not in the vocabulary of builtin:tiny"),
+        (
+            {"architecture": {"hidden_size": 18, "num_attention_heads": 4}},
+            r"policy\.architecture: .*hidden size \(18\)",
+        ),
+        ({"model": "gpt2", "architecture": {"hidden_size": 18}}, r"policy\.architecture changes builtin:tiny only"),
+        pytest.param(
+            {"device": "cuda"},
+            r"policy\.device: there is no cuda device here",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
+    ],
+)
+def test_a_model_that_is_not_there(
+    policy: dict[str, Any], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = runs.write(tmp_path / "recipe.yaml", policy={"device": "cpu", **policy})
+    said = complaint(capsys, "train", recipe, f"out={tmp_path / 'run'}")
+    assert re.search(sentence, said), said
+
+
+# ---------------------------------------------------------------- run folders
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lmgym.milestones.training_plot", lambda metrics, plot: plot)
+        return runs.run(tmp_path_factory.mktemp("bad_input") / "run", steps=3)
+
+
+@pytest.fixture
+def folder(done: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(done, tmp_path / "run"))
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    done: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.truncate(runs.newest(folder) / "optimizer.safetensors", 100)
+    assert main(["train", str(folder)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "stage-0-step-000003 is damaged (optimizer.safetensors has 100 bytes instead of" in said
+    assert "falling back to the one before" in said and f"resuming {folder} at stage 1, step 2" in said
+    runs.assert_equal_runs(done, folder)
+
+
+def test_where_every_checkpoint_is_damaged_nothing_is_begun_anew(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (folder / "checkpoints").iterdir():
+        (path / "model.safetensors").unlink()
+    before = (folder / "metrics.jsonl").read_bytes()
+    said = complaint(capsys, "train", folder)
+    assert re.search(r"every checkpoint in .*run/checkpoints is damaged .*put a whole one back, or delete", said), said
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_other_damage_in_a_run_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text("{broken\n" + metrics)
+    assert "metrics.jsonl line 1: this is no record" in complaint(capsys, "train", folder)
+    (folder / "metrics.jsonl").write_text(metrics)
+    (folder / "machine.json").write_text("{")
+    assert "machine.json is damaged" in complaint(capsys, "train", folder)
+    (folder / "machine.json").unlink()
+    shutil.rmtree(folder / "checkpoints")
+    shutil.rmtree(folder / "final")
+    assert "holds no model yet" in complaint(capsys, "eval", folder)
+
+
+def test_stages_that_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stages = [{"name": "one", "steps": 1}, {"name": "two", "steps": 1}]
+    folder = runs.run(tmp_path / "run", stages=stages)
+    tree = yaml.safe_load((folder / "recipe.yaml").read_text())
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(tree | {"stages": tree["stages"][:1]}))
+    assert re.search(r"run is in its stage 2, and the recipe has 1", complaint(capsys, "train", folder))
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").write_text("a file")
+    recipe = runs.write(tmp_path / "recipe.yaml")
+    assert re.search(
+        r"run: cannot be written \(File exists\)", complaint(capsys, "train", recipe, f"out={tmp_path}/run")
+    )
+
+
+# ---------------------------------------------------------------- the disk
+
+FULL_DISK = """
+import hashlib, subprocess, sys
+import lmgym.milestones
+from lmgym.cli import main
+lmgym.milestones.training_plot = lambda metrics, plot: plot
+disk, recipe, sizes = sys.argv[1], sys.argv[2], sys.argv[3:]
+for size in sizes:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", disk], check=True)
+    full = main(["train", recipe, f"out={disk}/run"])
+    subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
+    again = main(["train", recipe, f"out={disk}/run"])
+    with open(f"{disk}/run/final/model.safetensors", "rb") as file:
+        model = hashlib.sha256(file.read()).hexdigest()
+    with open(f"{disk}/run/rollouts.jsonl", "rb") as file:
+        rollouts = hashlib.sha256(file.read()).hexdigest()
+    print("result", full, again, model, rollouts)
+    subprocess.run(["umount", disk], check=True)
+"""
+
+
+def has_small_disks(folder: Path) -> bool:
+    """True if a user may mount a tmpfs in a namespace of their own here."""
+    command = f"mount -t tmpfs -o size=4k tmpfs {folder}"
+    return bool(shutil.which("unshare")) and not subprocess.run(["unshare", "-rm", "sh", "-c", command]).returncode
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_told_and_with_more_space_the_run_goes_on(tmp_path: Path) -> None:
+    """Real disks of 40 to 400 KiB, which fill up in the first checkpoint, in a later one, in a log, at the end."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if not has_small_disks(disk):
+        pytest.skip("needs unshare and tmpfs (Linux)")
+    recipe = runs.write(tmp_path / "recipe.yaml")
+    sizes = [str(size) for size in range(40, 440, 40)]
+    command = ["unshare", "-rm", sys.executable, "-c", FULL_DISK, str(disk), str(recipe), *sizes, "5000"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=runs.ROOT)
+    results = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("result")]
+    assert len(results) == len(sizes) + 1, done.stderr
+    statuses = [result[0] for result in results]
+    assert statuses[0] == "1" and statuses[-1] == "0" and statuses.count("1") >= 4
+    assert {tuple(result[1:]) for result in results} == {tuple(results[-1][1:])} and results[-1][1] == "0"
+    sentences = [line for line in done.stderr.splitlines() if line.startswith("lmgym: ")]
+    assert len(sentences) == statuses.count("1") and "Traceback" not in done.stderr
+    for sentence in sentences:
+        assert re.search(r"lmgym: \S+/run\S*: the disk is full \(No space left on device\); free some space", sentence)

@@ -1,0 +1,203 @@
+"""A recipe to a typed tree and back: how stages and overrides merge, and that the resolved tree is itself a recipe."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as some
+
+from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.reinforce import Reinforce
+from lmgym.algorithms.supervised import Supervised
+from lmgym.config import Config, Stage, apply_override, build_config, dump, load_config, read_yaml, resolved
+from lmgym.errors import LmgymError
+
+BASE: dict[str, Any] = {"task": "arithmetic", "rewards": {"final_answer": 1.0}}
+STAGED = """
+task: {name: arithmetic, largest: 9}
+rewards: {final_answer: 1.0}
+algorithm: {name: grpo, group_size: 6, clip_low: 0.1}
+sampling: {max_new_tokens: 20}
+optimizer: {learning_rate: 0.01, warmup: 3}
+steps: 30
+stages:
+  - name: warm
+    algorithm: supervised
+    task: {size: 50}
+    optimizer: {learning_rate: 0.02}
+    steps: 7
+  - name: rl
+    rewards: {exact_match: 0.5}
+    algorithm: {clip_low: 0.3}
+  - task: topics
+    name: other
+    rewards: {words: 1}
+"""
+
+
+def load(tmp_path: Path, text: str, *overrides: str) -> Config:
+    (tmp_path / "recipe.yaml").write_text(text)
+    return load_config(tmp_path / "recipe.yaml", list(overrides))
+
+
+def test_stages_take_the_top_level_for_what_they_leave_out(tmp_path: Path) -> None:
+    warm, rl, other = load(tmp_path, STAGED).stages
+    # sections merge key by key; a section with another name replaces the base's; rewards replace
+    assert warm.task == {"name": "arithmetic", "largest": 9, "size": 50}
+    assert warm.algorithm == Supervised() and warm.steps == 7
+    assert (warm.optimizer.learning_rate, warm.optimizer.warmup) == (0.02, 3)
+    assert rl.algorithm == GRPO(group_size=6, clip_low=0.3) and rl.steps == 30
+    assert rl.rewards == {"exact_match": 0.5} and warm.rewards == {"final_answer": 1.0}
+    assert rl.task == {"name": "arithmetic", "largest": 9}
+    assert other.task == {"name": "topics"} and other.algorithm == GRPO(group_size=6, clip_low=0.1)
+    assert [stage.sampling.max_new_tokens for stage in (warm, rl, other)] == [20, 20, 20]
+
+
+def test_a_recipe_without_stages_has_one_called_train() -> None:
+    (stage,) = build_config(BASE | {"steps": 3}).stages
+    assert (stage.name, stage.steps, stage.algorithm) == ("train", 3, GRPO())
+
+
+def test_a_name_alone_is_a_section() -> None:
+    stage = build_config(BASE | {"algorithm": "reinforce", "env": "single_turn"}).stages[0]
+    assert stage.algorithm == Reinforce() and stage.task == {"name": "arithmetic"}
+    assert stage.env == {"name": "single_turn"}
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "value"),
+    [
+        ("steps=20", ["steps"], 20),
+        ("optimizer.learning_rate=1e-3", ["optimizer", "learning_rate"], 0.001),
+        ("optimizer.learning_rate=3", ["optimizer", "learning_rate"], 3.0),
+        ("optimizer.betas=[0.5, 0.75]", ["optimizer", "betas"], (0.5, 0.75)),
+        ('sampling.stop=["\\n\\n", "END"]', ["sampling", "stop"], ("\n\n", "END")),
+        ("early_stop={metric: reward, patience: 2}", ["early_stop", "patience"], 2),
+        ("early_stop=null", ["early_stop"], None),
+        ("algorithm.group_size=16", ["algorithm", "group_size"], 16),
+        ("algorithm.scale_rewards=true", ["algorithm", "scale_rewards"], True),
+        ("task=gsm8k", ["task", "name"], "gsm8k"),
+        ("task.size=50", ["task", "size"], 50),
+        ("rewards.words=0", ["rewards", "words"], 0),
+    ],
+)
+def test_overrides_have_the_type_of_their_key(tmp_path: Path, override: str, path: list[str], value: Any) -> None:
+    text = yaml.safe_dump(BASE | {"early_stop": {"metric": "reward", "target": 1}})
+    found: Any = load(tmp_path, text, override).stages[0]
+    for part in path:
+        found = found[part] if isinstance(found, dict) else getattr(found, part)
+    assert found == value and type(found) is type(value)
+
+
+def test_overrides_outside_the_stages(tmp_path: Path) -> None:
+    text = yaml.safe_dump(BASE)
+    overrides = ["seed=7", "out=runs/b", "policy.model=gpt2", "evaluation.task=topics", "evaluation.task.opening=true"]
+    config = load(tmp_path, text, *overrides, "logs.sinks=[tensorboard]", "threads=2", "policy.revision=null")
+    assert (config.seed, config.out, config.policy.model, config.threads) == (7, "runs/b", "gpt2", 2)
+    assert config.evaluation.task == {"name": "topics", "opening": True}
+    assert config.logs.sinks == ["tensorboard"] and config.policy.revision is None
+
+
+def test_a_stage_is_named_by_its_name_or_its_number(tmp_path: Path) -> None:
+    config = load(tmp_path, STAGED, "stages.rl.steps=1", "stages.0.steps=2", "stages.other.algorithm.group_size=3")
+    assert [stage.steps for stage in config.stages] == [2, 1, 30]
+    assert config.stages[2].algorithm == GRPO(group_size=3, clip_low=0.1)
+
+
+def test_a_later_override_wins_over_an_earlier_one(tmp_path: Path) -> None:
+    assert load(tmp_path, yaml.safe_dump(BASE), "steps=1", "steps=2").stages[0].steps == 2
+
+
+def test_an_override_that_no_stage_would_hear_is_refused(tmp_path: Path) -> None:
+    assert load(tmp_path, STAGED, "steps=5").stages[2].steps == 5  # one stage has no steps of its own
+    with pytest.raises(LmgymError, match=r"override task.largest: every stage .* write stages.a.task.largest or stage"):
+        text = (
+            "stages: [{name: a, task: {name: arithmetic, largest: 5}, algorithm: supervised}, {name: b, task: topics}]"
+        )
+        load(tmp_path, f"rewards: {{words: 1}}\n{text}", "task.largest=4")
+
+
+@pytest.mark.parametrize(
+    ("tree", "override", "expected"),
+    [
+        ({}, "a.b.c=1", {"a": {"b": {"c": 1}}}),
+        ({"a": {"b": 1}}, "a.c=x y", {"a": {"b": 1, "c": "x y"}}),
+        ({"task": "gsm8k"}, "task.limit=5", {"task": {"name": "gsm8k", "limit": 5}}),
+        ({"stages": [{"name": "rl"}]}, "stages.rl.steps=1", {"stages": [{"name": "rl", "steps": 1}]}),
+        ({"stages": [{}, {}]}, "stages.1.steps=1", {"stages": [{}, {"steps": 1}]}),
+        ({"a": 1}, "a=k=v", {"a": "k=v"}),
+        ({"a": 1}, "a=", {"a": None}),
+    ],
+)
+def test_what_an_override_does_to_the_tree(tree: dict[str, Any], override: str, expected: dict[str, Any]) -> None:
+    apply_override(tree, override)
+    assert tree == expected
+
+
+def test_the_resolved_tree_writes_every_default_out() -> None:
+    tree = resolved(build_config(BASE))
+    assert tree["stages"][0]["algorithm"] == {"name": "grpo", **vars(GRPO())}
+    assert tree["stages"][0]["sampling"]["temperature"] == 1.0
+    assert tree["evaluation"]["task"] is None and tree["policy"]["model"] == "builtin:tiny"
+
+
+names = some.text("abcdefghij", min_size=1, max_size=5)
+numbers = some.floats(1e-6, 1.0)
+algorithms = some.one_of(
+    some.fixed_dictionaries(
+        {
+            "name": some.just("grpo"),
+            "group_size": some.integers(2, 9),
+            "reduction": some.sampled_from(["token", "constant"]),
+        }
+    ),
+    some.fixed_dictionaries({"name": some.just("reinforce"), "baseline": some.sampled_from(["none", "ema", "scst"])}),
+    some.sampled_from(["rloo", "supervised"]),
+)
+stage_trees = some.fixed_dictionaries(
+    {"name": names},
+    optional={
+        "algorithm": algorithms,
+        "steps": some.integers(1, 10**6),
+        "task": some.sampled_from(["gsm8k", {"name": "arithmetic", "operations": ["add"], "limit": 3}]),
+        "rewards": some.dictionaries(some.sampled_from(["words", "final_answer"]), numbers, min_size=1),
+        "optimizer": some.fixed_dictionaries({"learning_rate": numbers, "betas": some.tuples(numbers, numbers).map(
+            lambda pair: [value * 0.99 for value in pair])}),
+        "sampling": some.fixed_dictionaries({"stop": some.lists(some.text(min_size=1)), "temperature": numbers}),
+        "early_stop": some.fixed_dictionaries({"metric": some.text(), "target": numbers}),
+    },
+)  # fmt: skip
+trees = some.fixed_dictionaries(
+    {"stages": some.lists(stage_trees, min_size=1, max_size=3, unique_by=lambda stage: stage["name"])},
+    optional={
+        "seed": some.integers(0, 2**40),
+        "out": some.one_of(some.none(), some.text(min_size=1)),
+        "evaluation": some.fixed_dictionaries(
+            {"every": some.integers(0, 9), "task": some.none() | some.just("topics")}
+        ),
+        "policy": some.fixed_dictionaries({"template": some.dictionaries(names, some.booleans())}),
+    },
+)
+
+
+@given(trees)
+def test_a_resolved_recipe_resolves_to_itself(tmp_path_factory: pytest.TempPathFactory, tree: dict[str, Any]) -> None:
+    config = build_config(BASE | tree)
+    text = dump(config)
+    path = tmp_path_factory.mktemp("recipe") / "recipe.yaml"
+    path.write_text(text, encoding="utf-8")
+    again = load_config(path)
+    assert again == config and dump(again) == text
+
+
+def test_a_config_can_be_written_in_python(tmp_path: Path) -> None:
+    config = Config(stages=[Stage(task={"name": "arithmetic"}, rewards={"final_answer": 1.0}, steps=5)])
+    (tmp_path / "recipe.yaml").write_text(dump(config))
+    assert load_config(tmp_path / "recipe.yaml") == config
+
+
+def test_read_yaml_keeps_what_a_recipe_may_hold(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("a: &anchor {b: 1, c: é}\nd: {<<: *anchor, c: 2}\n", encoding="utf-8")
+    assert read_yaml(tmp_path / "a.yaml") == {"a": {"b": 1, "c": "é"}, "d": {"b": 1, "c": 2}}
