@@ -55,7 +55,7 @@ def check(config: Config, folder: Path | None = None) -> int:
     report.note(f"evaluation: {len(held_out)} prompts of split '{config.evaluation.split}'")
     for stage in config.stages:
         report.lines.append(f"stage {stage.name}: {type(stage.algorithm).__name__} on {stage.task['name']}")
-        _stage(report, config, stage, policy)
+        _stage(report, config, stage, policy, verdict=stage is config.stages[0] or folder is not None)
     print("\n".join(report.lines))
     print("looks ready to train" if not report.problems else f"{report.problems} thing(s) to look at, marked with !")
     return 1 if report.problems else 0
@@ -79,7 +79,7 @@ def _model(report: Report, policy: Policy) -> None:
         report.warn(f"the tokenizer has {len(policy.tokenizer)} tokens, the model's head only {policy.vocabulary}")
 
 
-def _stage(report: Report, config: Config, stage: Stage, policy: Policy) -> None:
+def _stage(report: Report, config: Config, stage: Stage, policy: Policy, verdict: bool) -> None:
     examples = training_examples(config, stage)
     few = examples[:EXAMPLES]
     report.note(f"{len(examples)} training examples, {stage.prompts_per_step} prompts a step, {stage.steps} steps "
@@ -94,7 +94,7 @@ def _stage(report: Report, config: Config, stage: Stage, policy: Policy) -> None
         prompts = [(number, example) for number, example in enumerate(few) for _ in range(group)]
         episodes = collect(prompts, speaker, stage.sampling, path, make_env(stage))
         score(episodes, build(stage.rewards), config.reward_timeout)
-        _answers(report, stage, episodes)
+        _answers(report, stage, episodes, verdict=verdict)
     _memory(report, stage, policy, episodes)
 
 
@@ -117,17 +117,21 @@ def _lengths(report: Report, config: Config, stage: Stage, policy: Policy, examp
                         f"({stage.sampling.max_new_tokens}): right answers would be cut off")  # fmt: skip
 
 
-def _answers(report: Report, stage: Stage, episodes: list[Episode]) -> None:
+def _answers(report: Report, stage: Stage, episodes: list[Episode], verdict: bool) -> None:
+    """How the answers end and what they earn: a verdict, unless stages before this one have yet to train the model."""
+    complain = report.warn if verdict else report.note
+    if not verdict:
+        report.note("(what follows is of the model before the stages ahead of this one have trained it)")
     count = len(episodes)
     cut = sum(episode.truncated for episode in episodes) / count
-    (report.warn if cut > 0.5 else report.note)(f"answers cut off at max_new_tokens: {cut:.0%} of {count}")
+    (complain if cut > 0.5 else report.note)(f"answers cut off at max_new_tokens: {cut:.0%} of {count}")
     mean = sum(episode.score for episode in episodes) / count
     values = sorted({round(episode.score, 4) for episode in episodes})
     report.note(f"reward: mean {mean:.3f}, from {values[0]} to {values[-1]}")
     groups = groups_of(episodes)
     equal = sum(len({episode.score for episode in group}) == 1 for group in groups) / len(groups)
     if stage.algorithm.group_size > 1 and equal == 1.0:
-        report.warn(f"in all {len(groups)} groups every answer earned the same: a group baseline would learn nothing; "
+        complain(f"in all {len(groups)} groups every answer earned the same: a group baseline would learn nothing; "
                     "warm-start the model, or make the reward finer")  # fmt: skip
     else:
         report.note(f"groups whose answers all earned the same: {equal:.0%} of {len(groups)}")

@@ -20,7 +20,7 @@ EPILOG = """examples:
   lmgym train recipes/gsm8k_grpo.yaml policy.device=cuda steps=200
   lmgym train runs/quickstart                               resume (add stages.rl.steps=300 for more)
   lmgym check recipes/gsm8k_grpo.yaml                       a dry run: lengths, stops, rewards, memory
-  lmgym eval runs/quickstart evaluation.samples=4
+  lmgym eval runs/quickstart evaluation.samples=4 evaluation.temperature=1
   lmgym generate runs/quickstart --prompt "Mia has 3 pens and gets 4 more. How many?"
   lmgym list reward --json
 """

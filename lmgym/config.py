@@ -92,6 +92,9 @@ class Stage:
     early_stop: EarlyStop | None = None
 
 
+STAGE_KEYS = {f.name for f in fields(Stage)} - {"name"}
+
+
 @dataclass(kw_only=True)
 class Engine:
     """The `engine:` section: rows is how many answers are decoded side by side."""
@@ -174,7 +177,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def apply_override(tree: dict[str, Any], override: str) -> None:
-    """Set one dotted key in place; a stage is named by its name or its number.
+    """Set one dotted key in place. A stage is named by its name or its number; where there is only one, its keys stand
+    for themselves too.
 
     Example: apply_override(tree, "algorithm.group_size=16"); apply_override(tree,
     "stages.rl.optimizer.learning_rate=1e-4")
@@ -187,7 +191,9 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise LmgymError(f"override {key}: '{text}' is not a YAML value") from error
     *parents, last = key.split(".")
-    node: Any = tree
+    stages: Any = tree.get("stages")
+    alone = isinstance(stages, list) and len(stages) == 1 and isinstance(stages[0], dict)
+    node: Any = stages[0] if alone and key.split(".")[0] in STAGE_KEYS else tree
     for depth, part in enumerate(parents):
         if isinstance(node, list):
             node = node[_stage_index(node, part, key)]
@@ -207,12 +213,11 @@ def build_config(tree: Mapping[str, Any]) -> Config:
     tree = dict(tree)
     for plugin in registry.converted(list[str], tree.get("plugins") or [], "plugins"):
         registry.load_plugin(plugin)
-    stage_keys = {f.name for f in fields(Stage)} - {"name"}
-    base = {key: tree.pop(key) for key in list(tree) if key in stage_keys}
+    base = {key: tree.pop(key) for key in list(tree) if key in STAGE_KEYS}
     given = tree.pop("stages", None)
     if given is not None and (not isinstance(given, list) or not given):
         raise LmgymError("'stages' must be a list of at least one stage; without stages, leave the key out")
-    valid = {f.name for f in fields(Config)} | stage_keys
+    valid = {f.name for f in fields(Config)} | STAGE_KEYS
     for key in tree:
         if key not in valid:
             raise LmgymError(f"unknown key '{key}'; {registry.suggest(str(key), valid)}")
@@ -324,12 +329,11 @@ def _check_least(section: Any, least: Mapping[str, float], where: str) -> None:
 
 def _check_heard(tree: Mapping[str, Any], overrides: list[str]) -> None:
     """Refuse a top-level override that every stage answers with a value of its own, rather than ignore it."""
-    stage_keys = {f.name for f in fields(Stage)} - {"name"}
-    base = {key: value for key, value in tree.items() if key in stage_keys}
+    stages = tree.get("stages") or []
+    base = {key: value for key, value in tree.items() if key in STAGE_KEYS}
     for key in dict.fromkeys(override.partition("=")[0] for override in overrides):
         path = key.split(".")
-        stages = tree.get("stages")
-        if path[0] not in stage_keys or not stages:
+        if path[0] not in STAGE_KEYS or len(stages) < 2:
             continue
         if all(_at(_merge(base, stage), path) != _at(base, path) for stage in stages):
             names = [stage.get("name", number) for number, stage in enumerate(stages)]

@@ -265,7 +265,7 @@ def _machine(folder: Path, config: Config) -> dict[str, Any]:
             raise LmgymError(f"{path} is damaged ({error}); put it back, or delete it to choose anew") from error
     try:
         described = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
         ).stdout.strip()
     except OSError:  # no git here
         described = ""

@@ -35,7 +35,7 @@ TINY: dict[str, Any] = {
     "optimizer": {"learning_rate": 0.003, "warmup": 2},
     "algorithm": {"name": "grpo", "group_size": 4},
     "evaluation": {"every": 3, "examples": 8},
-    "checkpoint": {"every": 1},
+    "checkpoint": {"every": 4},
     "logs": {"samples": 2},
     "prompts_per_step": 4,
     "steps": 6,

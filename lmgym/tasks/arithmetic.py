@@ -1,7 +1,6 @@
 """Small arithmetic word problems, generated: work for a tiny model that needs no download."""
 
 import functools
-import re
 from collections.abc import Iterator, Sequence
 from typing import Literal, TypeVar
 
@@ -74,8 +73,8 @@ def arithmetic(
     The problems are a function of the arguments: a larger size begins with those of a smaller one. A hash of
     a problem's text decides its split, so no prompt is in two splits, whatever the sizes.
 
-    With `mistakes` the training references come from a careless teacher: that share of them only repeats the last
-    number of the problem; `meta["mistake"]` says which. Validation and test references are always right.
+    With `mistakes` the training references come from a careless teacher: in that share of the problems the result is
+    one too many; `meta["mistake"]` says in which. Validation and test references are always right.
 
     Raises LmgymError if there are fewer different problems than asked for.
 
@@ -108,8 +107,8 @@ def arithmetic(
         fruitless = 0
         mistake = split == "train" and share("mistake" + prompt) < mistakes
         if mistake:
-            answer = re.findall(r"\d+", prompt)[-1]
-            working = f"I see {answer}."
+            right, answer = answer, str(int(answer) + 1)
+            working = working.removesuffix(f"{right}>>{right}") + f"{answer}>>{answer}"
         examples[prompt] = Example(
             id=f"arithmetic/{split}/{len(examples)}",
             prompt=prompt,

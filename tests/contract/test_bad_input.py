@@ -99,7 +99,7 @@ WRONG_RECIPES: list[tuple[dict[str, Any], list[str], str]] = [
     ({"stages": STAGES}, ["stages.rll.steps=3"], r"override stages\.rll\.steps: there is no stage 'rll'; did you"),
     ({"stages": STAGES}, ["stages.2.steps=3"], r"there is no stage '2'"),
     ({"stages": STAGES}, ["stages.rl=3"], r"override stages\.rl: name a key inside the stage"),
-    ({"stages": [{"name": "a", "steps": 1}]}, ["steps=5"], r"override steps: every stage sets its own; write stag"),
+    ({"stages": [{"steps": 1}, {"name": "b", "steps": 2}]}, ["steps=5"], r"override steps: every s"),
 ]  # fmt: skip
 
 
@@ -399,7 +399,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lmgym.milestones.training_plot", lambda metrics, plot: plot)
-        return runs.run(tmp_path_factory.mktemp("bad_input") / "run", steps=3)
+        return runs.run(tmp_path_factory.mktemp("bad_input") / "run", steps=3, checkpoint={"every": 1})
 
 
 @pytest.fixture

@@ -123,6 +123,8 @@ def test_an_override_that_no_stage_would_hear_is_refused(tmp_path: Path) -> None
     ("tree", "override", "expected"),
     [
         ({}, "a.b.c=1", {"a": {"b": {"c": 1}}}),
+        ({"stages": [{"name": "rl"}]}, "sampling.stop=[x]", {"stages": [{"name": "rl", "sampling": {"stop": ["x"]}}]}),
+        ({"stages": [{}]}, "seed=1", {"stages": [{}], "seed": 1}),
         ({"a": {"b": 1}}, "a.c=x y", {"a": {"b": 1, "c": "x y"}}),
         ({"task": "gsm8k"}, "task.limit=5", {"task": {"name": "gsm8k", "limit": 5}}),
         ({"stages": [{"name": "rl"}]}, "stages.rl.steps=1", {"stages": [{"name": "rl", "steps": 1}]}),

@@ -64,9 +64,7 @@ def test_any_text_makes_one_line_and_comes_back(tmp_path_factory: pytest.TempPat
         writer.rollouts([train(0, 0, text=text, turns=[{"text": text, "logprobs": [-0.5, math.nan]}])] * 2)
     data = (folder / "rollouts.jsonl").read_bytes()
     assert data.count(b"\n") == 2 and data.decode("utf-8")
-    assert list(read_records(folder / "rollouts.jsonl"))[1]["turns"] == [
-        {"text": text, "logprobs": [-0.5, None]}
-    ]
+    assert list(read_records(folder / "rollouts.jsonl"))[1]["turns"] == [{"text": text, "logprobs": [-0.5, None]}]
 
 
 @pytest.mark.parametrize(
@@ -99,9 +97,7 @@ with Writer(Path(sys.argv[1])) as writer:
 
 
 def test_a_killed_process_loses_nothing_that_it_wrote(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT
-    ) as child:
+    with subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT) as child:
         assert child.stdout is not None
         for _ in range(200):
             step = int(child.stdout.readline())
@@ -339,9 +335,7 @@ HOSTILE = "[red]x[/red] [/] \x1b[2J\x1b]0;title\x07 \x9b31m \u202eabc \ud800 :sm
 
 def test_the_line_says_step_reward_accuracy_speed_and_time() -> None:
     words = status(RECORD | {"truncated": 0.31}, 12, 200, 151.0, ("final_answer", 0.612))
-    assert "  ".join(words) == (
-        "step  13/200  reward 0.530  accuracy 0.612  12.3k tokens/s  02:31 left  truncated 31%"
-    )
+    assert "  ".join(words) == ("step  13/200  reward 0.530  accuracy 0.612  12.3k tokens/s  02:31 left  truncated 31%")
     assert status(RECORD, 0, 9, None)[2:] == ["train accuracy 0.500", "12.3k tokens/s", "--:-- left"]
     supervised = {"loss/supervised": 1.5, "tokens_per_second/update": 2.5e6}
     assert status(supervised, 8, 9, 0.0) == ["step 9/9", "loss 1.500", "2.5M tokens/s", "00:00 left"]

@@ -82,10 +82,10 @@ def test_a_run_of_two_stages_resumes_anywhere(step: int, tmp_path: Path) -> None
         {"policy": {**runs.TINY["policy"], "path": "plain"}},
         {"policy": {**runs.TINY["policy"], "compute": "bfloat16"}},
         {"sampling": {"max_new_tokens": 6, "min_new_tokens": 2, "stop": ["a"]}, "optimizer": {"schedule": "cosine"}},
-        {"checkpoint": {"every": 4, "keep": 1}, "evaluation": {"every": 4, "examples": 8, "samples": 2}},
+        {"checkpoint": {"every": 1, "keep": 1}, "evaluation": {"every": 4, "examples": 8, "samples": 2}},
         {"early_stop": {"metric": "reward", "patience": 1}, "evaluation": {"every": 1, "examples": 4}},
     ],
-    ids=["plain path", "bf16", "stops and schedule", "rare checkpoints", "early stop"],
+    ids=["plain path", "bf16", "stops and schedule", "a checkpoint each step", "early stop"],
 )
 def test_other_settings_resume_as_well(changes: dict[str, Any], tmp_path: Path) -> None:
     whole = runs.run(tmp_path / "whole", **changes)

@@ -1,0 +1,216 @@
+"""What newcomers copy works: the example, the code blocks of the README and the docs, the links between the pages.
+
+A block is tested where a comment names its file, and overrides for a tiny recipe: <!-- snippet: my.py key=value -->
+"""
+
+import json
+import re
+import runpy
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from lmgym import check_reward, check_task, load_config, registry
+from lmgym.cli import main
+from lmgym.logs.console import Console
+from lmgym.train import train
+from tests import runs
+from tests.runs import no_picture  # noqa: F401 (a fixture)
+
+PAGES = [
+    runs.ROOT / "README.md",
+    runs.ROOT / "CONTRIBUTING.md",
+    *sorted((runs.ROOT / "docs").rglob("*.md")),
+]
+SNIPPET = re.compile(r"<!-- snippet: (\S+) ?([^>]*?) ?-->\n```\w+\n(.*?)```", re.DOTALL)
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+class Snippet(NamedTuple):
+    file: str
+    override: str
+    text: str
+
+
+SNIPPETS = {found[0]: Snippet(*found) for page in PAGES for found in SNIPPET.findall(page.read_text(encoding="utf-8"))}
+PLUGINS = [name for name in SNIPPETS if name.endswith(".py") and name != "my_loop.py"]
+
+
+@pytest.fixture(autouse=True)
+def forget_plugins() -> Iterator[None]:
+    """What a snippet registers lives for one test."""
+    yield
+    for things in registry._registered.values():
+        for name in [n for n, thing in things.items() if thing.__module__.startswith("lmgym_plugin_")]:
+            del things[name]
+    for module in [name for name in sys.modules if name.startswith("lmgym_plugin_")]:
+        del sys.modules[module]
+
+
+def write(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.write_text(SNIPPETS[name].text, encoding="utf-8")
+    return path
+
+
+def test_the_readme_shows_an_algorithm_a_reward_a_task_and_the_loop() -> None:
+    assert {"my_recipe.yaml", "my_reward.py", "my_task.py", "my_algorithm.py", "my_loop.py"} <= SNIPPETS.keys()
+    for name in ("my_reward.py", "my_task.py", "my_algorithm.py"):
+        assert len(SNIPPETS[name].text.splitlines()) < 20
+
+
+@pytest.mark.usefixtures("no_picture")
+@pytest.mark.parametrize("name", PLUGINS)
+def test_a_snippet_trains_two_steps_as_a_plugin(name: str, tmp_path: Path) -> None:
+    plugin = write(tmp_path, name)
+    recipe = runs.write(tmp_path / "recipe.yaml", steps=2)
+    overrides = [f"plugins=[{plugin}]", f"out={tmp_path / 'run'}", SNIPPETS[name].override]
+    train(load_config(recipe, overrides), Console(quiet=True))
+    steps = [record["step"] for record in runs.records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
+    assert steps == [0, 1]
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_the_replay_snippet_resumes_with_its_buffer(tmp_path: Path) -> None:
+    """The longest state that a snippet has: episodes, to JSON and back."""
+    plugin = write(tmp_path, "paper_replay.py")
+    override = SNIPPETS["paper_replay.py"].override
+    for folder, parts in (("whole", [2]), ("halves", [1, 2])):
+        for steps in parts:
+            recipe = runs.write(tmp_path / "recipe.yaml", steps=steps, out=str(tmp_path / folder))
+            train(load_config(recipe, [f"plugins=[{plugin}]", override]), Console(quiet=True))
+    assert len(runs.state(tmp_path / "whole")["algorithm"]["buffer"]) == 2
+    newest = [runs.newest(tmp_path / folder) for folder in ("whole", "halves")]
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        assert (newest[0] / file).read_bytes() == (newest[1] / file).read_bytes()
+    assert runs.state(tmp_path / "whole")["algorithm"] == runs.state(tmp_path / "halves")["algorithm"]
+
+
+def test_the_reward_and_the_task_of_the_readme_keep_their_contracts(tmp_path: Path) -> None:
+    for name in ("my_reward.py", "my_task.py"):
+        registry.load_plugin(str(write(tmp_path, name)))
+    check_reward("mentions")
+    check_task("backwards")
+
+
+def test_the_recipe_of_the_readme_and_its_overrides_are_valid(tmp_path: Path) -> None:
+    recipe = write(tmp_path, "my_recipe.yaml")
+    overrides = ["seed=1", "stages.rl.steps=50", "policy.device=cpu", "rewards={final_answer: 1.0}"]
+    config = load_config(recipe, overrides)
+    assert [(stage.name, stage.steps) for stage in config.stages] == [("warm_start", 100), ("rl", 50)]
+
+
+def test_the_loop_of_the_readme_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "recipes").mkdir()
+    runs.write(tmp_path / "recipes" / "gsm8k_grpo.yaml", steps=2)
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(write(tmp_path, "my_loop.py")))
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-2:]] == ["0", "1"]
+    assert runs.newest(tmp_path / "runs" / "mine").name == "stage-0-step-000002"
+
+
+def test_the_minimal_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["minimal.py", "--steps", "2", "--warm-start", "2"])
+    runpy.run_path(str(runs.ROOT / "examples" / "minimal.py"), run_name="__main__")
+    assert re.search(r"^step +2  reward 0\.\d\d  held-out 0\.\d\d  entropy \d", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_the_minimal_example_and_lmgym_agree_on_the_loss() -> None:
+    """The same numbers through both: advantages, loss, clipped share."""
+    import torch
+
+    from lmgym.maths import advantages as credit
+    from lmgym.maths.losses import clipped_surrogate
+
+    minimal = runpy.run_path(str(runs.ROOT / "examples" / "minimal.py"))
+    generator = torch.Generator().manual_seed(0)
+    count, group = 4 * minimal["GROUP"], minimal["GROUP"]
+    score = torch.rand(count, generator=generator)
+    old = -torch.rand(count, 5, generator=generator)
+    new = old + 0.4 * torch.randn(count, 5, generator=generator)
+    mask = torch.rand(count, 5, generator=generator) < 0.7
+    ours = credit.group_centred(score, torch.arange(count), torch.arange(count) // group)
+    assert torch.allclose(minimal["group_advantages"](score), ours, atol=1e-6)
+    loss, clipped = minimal["policy_loss"](new, old, ours, mask)
+    terms = clipped_surrogate((new - old).exp(), ours[:, None].expand(count, 5), 0.2, 0.28)
+    assert torch.allclose(loss, terms[mask].mean(), atol=1e-6)
+    assert 0.1 < clipped < 0.9
+
+
+@pytest.mark.usefixtures("no_picture")
+@pytest.mark.parametrize("baseline", ["none", "ema", "scst"])  # test_recipes.py trains it with its own
+def test_the_nanorl_recipe_trains_with_each_baseline(baseline: str, tmp_path: Path) -> None:
+    architecture = runs.ARCHITECTURE | {"max_position_embeddings": 512}
+    small = [
+        f"out={tmp_path / 'run'}",
+        f"policy={{model: 'builtin:tiny', architecture: {architecture}}}",
+        "sampling.max_new_tokens=4",
+        "evaluation.samples=1",
+        "prompts_per_step=2",
+        "steps=2",
+        "threads=1",
+        f"algorithm.baseline={baseline}",
+    ]
+    assert main(["train", str(runs.ROOT / "recipes" / "nanorl_reinforce.yaml"), *small]) == 0
+    assert runs.state(tmp_path / "run")["step"] == 2
+
+
+def test_the_nanorl_recipes_show_the_bare_prompt_to_a_model_with_a_chat_template() -> None:
+    from lmgym.policies.load import byte_tokenizer
+    from lmgym.rendering import prompt_ids
+
+    tokenizer = byte_tokenizer()
+    bare = prompt_ids(tokenizer, "Write.\n\n")
+    tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    assert prompt_ids(tokenizer, "Write.\n\n") != bare
+    for name in ("nanorl_reinforce", "nanorl_rloo"):
+        template = load_config(runs.ROOT / "recipes" / f"{name}.yaml").policy.template
+        assert prompt_ids(tokenizer, "Write.\n\n", template) == bare
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(runs.ROOT).as_posix())
+def test_links_between_the_pages_lead_somewhere(page: Path) -> None:
+    gone = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if not (page.parent / link).exists()]
+    assert not gone
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
+    supervised = {"name": "warm", "algorithm": "supervised", "steps": 1}
+    grpo = {
+        "name": "rl",
+        "algorithm": {"name": "grpo", "group_size": 4, "epochs": 2, "kl_coefficient": 0.1},
+        "steps": 2,
+    }
+    evaluation = {"every": 0, "examples": 4, "samples": 2, "temperature": 1.0}
+    folder = runs.run(tmp_path / "run", stages=[supervised, grpo], steps=None, algorithm=None, evaluation=evaluation)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    seen = {key.removesuffix("/low").removesuffix("/high") for line in lines for key in line}
+    page = (runs.ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ((?:`[^`]+`(?:, )?)+) \|", page, re.MULTILINE)
+    assert {key for row in rows for key in re.findall(r"`([^`]+)`", row)} == {general(key) for key in seen}
+
+
+def general(key: str) -> str:
+    """A key as the glossary writes it; the run's rewards are length and regex."""
+    key = re.sub(r"^loss/.*", "loss/NAME", key)
+    return re.sub(
+        r"^(reward/)?(?:length|regex)(?:(/pass@)\d)?$", lambda m: f"{m[1] or ''}NAME{m[2] + 'K' if m[2] else ''}", key
+    )
+
+
+@pytest.mark.parametrize("name", registry.BUILTIN["algorithm"])
+def test_the_page_of_an_algorithm_has_every_hyperparameter(name: str) -> None:
+    page = (runs.ROOT / "docs" / "algorithms" / f"{name}.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", page, re.MULTILINE))
+    defaults = {key: default.strip("` ") for keys, default in rows.items() for key in re.findall(r"`(\w+)`", keys)}
+    algorithm = registry.get("algorithm", name)()
+    for field in fields(algorithm):
+        if field.init:
+            assert defaults[field.name] == str(getattr(algorithm, field.name)).lower().removesuffix(".0"), field.name
