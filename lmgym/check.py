@@ -95,7 +95,7 @@ def _stage(report: Report, config: Config, stage: Stage, policy: Policy, verdict
         episodes = collect(prompts, speaker, stage.sampling, path, make_env(stage))
         score(episodes, build(stage.rewards), config.reward_timeout)
         _answers(report, stage, episodes, verdict=verdict)
-    _memory(report, stage, policy, episodes)
+    _memory(report, stage, policy, episodes, config.engine.rows)
 
 
 def _lengths(report: Report, config: Config, stage: Stage, policy: Policy, examples: list[Example]) -> None:
@@ -140,7 +140,7 @@ def _answers(report: Report, stage: Stage, episodes: list[Episode], verdict: boo
 
 
 @torch.no_grad()
-def _memory(report: Report, stage: Stage, policy: Policy, episodes: list[Episode]) -> None:
+def _memory(report: Report, stage: Stage, policy: Policy, episodes: list[Episode], rows: int) -> None:
     """Weights, gradients and AdamW moments in fp32, the activations of one forward pass, the cache of the decoder."""
     parameters = sum(parameter.numel() for parameter in policy.model.parameters())
     trained = sum(parameter.numel() for parameter in policy.parameters())
@@ -152,7 +152,7 @@ def _memory(report: Report, stage: Stage, policy: Policy, episodes: list[Episode
     size = 4 if policy.compute == torch.float32 else 2
     tokens = min(policy.tokens_per_forward, stage.prompts_per_step * stage.algorithm.group_size * batch.mask.shape[1])
     activations = tokens * layers * width * 24 * size  # about 24 values a token, layer and unit of width are kept
-    rows = min(256, stage.prompts_per_step * stage.algorithm.group_size)
+    rows = min(rows, stage.prompts_per_step * stage.algorithm.group_size)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_size = getattr(config, "head_dim", None) or width // config.num_attention_heads
     capacity = batch.mask.shape[1] + stage.sampling.max_new_tokens

@@ -7,19 +7,17 @@ about the policy after s updates.
 """
 
 import errno
-import importlib
 import json
 import math
 import os
-import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lmgym.errors import LmgymError
-from lmgym.registry import suggest
+from lmgym.logs.sinks import brief, start
 
 if TYPE_CHECKING:
     from lmgym.logs.console import Console
@@ -55,7 +53,7 @@ class Writer:
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         self._files = {name: _open(self.folder / name) for name in (METRICS, ROLLOUTS)}
-        self._sinks = {name: _start(name, self.folder) for name in sinks}
+        self._sinks = {name: start(name, self.folder) for name in sinks}
         self._clock = StepClock()
         if self._sinks:  # they count steps through all stages, so a resumed run must know the earlier ones
             for record in read_records(self.folder / METRICS):
@@ -72,7 +70,7 @@ class Writer:
                 sink.write(scalars, position)
             except Exception as error:  # a tracker's bad day must not end the training
                 del self._sinks[name]
-                self._warn(f"{name} failed and gets no more metrics ({_brief(error)}); {METRICS} has all")
+                self._warn(f"{name} failed and gets no more metrics ({brief(error)}); {METRICS} has all")
 
     def rollouts(self, records: Iterable[Record]) -> None:
         """Append records (texts, rewards, nested values) to rollouts.jsonl."""
@@ -84,7 +82,7 @@ class Writer:
             try:
                 sink.close()
             except Exception as error:
-                self._warn(f"{name} did not close properly ({_brief(error)}); {METRICS} has all metrics")
+                self._warn(f"{name} did not close properly ({brief(error)}); {METRICS} has all metrics")
         self._sinks = {}
         for file in self._files.values():
             file.close()
@@ -181,76 +179,6 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise LmgymError(f"{path}: cannot be written ({reason}); choose a folder that can") from error
 
 
-class Sink(Protocol):
-    """A receiver of scalar metrics."""
-
-    def write(self, scalars: dict[str, float], position: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Tensorboard:
-    """Event files under the run folder's tensorboard/; steps that a resumed run repeats are purged."""
-
-    def __init__(self, folder: Path):
-        self._module = importlib.import_module("torch.utils.tensorboard")
-        self._folder = folder / "tensorboard"
-        self._events: Any = None
-
-    def write(self, scalars: dict[str, float], position: int) -> None:
-        if self._events is None:
-            # the evaluation at this very position came before the checkpoint and stays: hence + 1
-            self._events = self._module.SummaryWriter(str(self._folder), purge_step=position + 1)
-        for name, value in scalars.items():
-            self._events.add_scalar(name, value, position)
-        self._events.flush()
-
-    def close(self) -> None:
-        if self._events is not None:
-            self._events.close()
-
-
-class Wandb:
-    """A Weights & Biases run of project lmgym (or WANDB_PROJECT); a resumed run goes on in the same one."""
-
-    def __init__(self, folder: Path):
-        self._wandb = importlib.import_module("wandb")
-        known = folder / "wandb_id.txt"  # kept with the run, so that a new run of the same name is a new one
-        if not known.exists():
-            known.write_text(uuid.uuid4().hex[:16])
-        self._run = self._wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "lmgym"),
-            name=folder.name,
-            id=known.read_text(),
-            dir=str(folder),
-            resume="allow",
-        )
-        # wandb refuses steps that go back, as they do on resume: our own x axis has no such rule
-        self._run.define_metric("step")
-        self._run.define_metric("*", step_metric="step")
-
-    def write(self, scalars: dict[str, float], position: int) -> None:
-        self._run.log({**scalars, "step": position})
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-SINKS: dict[str, Callable[[Path], Sink]] = {"tensorboard": Tensorboard, "wandb": Wandb}
-
-
-def _start(name: str, folder: Path) -> Sink:
-    if name not in SINKS:
-        raise LmgymError(f"unknown sink '{name}'; {suggest(name, SINKS)}")
-    try:
-        return SINKS[name](folder)
-    except ModuleNotFoundError as error:
-        lacking = f"sink '{name}' is not installed (no module '{error.name}')"
-        raise LmgymError(f"{lacking}; pip install 'lmgym[track]'") from error
-    except Exception as error:  # no login, no network: whatever the tracker raises, before any work is done
-        raise LmgymError(f"sink '{name}' did not start ({_brief(error)}); mend it or leave it out") from error
-
-
 def _scalars(record: Record) -> dict[str, float]:
     prefix = f"{record['kind']}/{record['split']}" if "split" in record else record["kind"]
     return {
@@ -332,7 +260,3 @@ def _belongs(record: Record, stage: int, step: int) -> bool:
     place = (record["stage"], record["step"])
     # A stage's first checkpoint comes before its first evaluation, every other one after it.
     return place < (stage, step) or (record["kind"] == "evaluation" and place == (stage, step) and step > 0)
-
-
-def _brief(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".split("\n")[0][:200]

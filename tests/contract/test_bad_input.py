@@ -89,6 +89,7 @@ WRONG_RECIPES: list[tuple[dict[str, Any], list[str], str]] = [
     ({"evaluation": {"keep_best": "acuracy"}}, [], r"evaluation\.keep_best is 'acuracy'; .*Valid: .*reward"),
     ({"early_stop": {"metric": "rewrd", "patience": 1}}, [], r"early_stop\.metric is 'rewrd'; did you mean 'reward'"),
     ({"evaluation": {"split": "train"}}, [], r"evaluation on split 'train', which stage 'train' trains on"),
+    ({"evaluation": {"final_split": "train"}}, [], r"evaluation on split 'train', which stage 'train' trains on"),
     ({"evaluation": {"split": "tset"}}, [], r"has no split 'tset'; did you mean 'test'\?"),
     ({"evaluation": {"task": {"name": "topics", "split": "test"}}}, [], r"unknown key 'evaluation\.task\.split'"),
     # overrides
@@ -493,7 +494,7 @@ def test_a_full_disk_is_told_and_with_more_space_the_run_goes_on(tmp_path: Path)
     disk.mkdir()
     if not has_small_disks(disk):
         pytest.skip("needs unshare and tmpfs (Linux)")
-    recipe = runs.write(tmp_path / "recipe.yaml")
+    recipe = runs.write(tmp_path / "recipe.yaml", checkpoint={"every": 1})
     sizes = [str(size) for size in range(40, 440, 40)]
     command = ["unshare", "-rm", sys.executable, "-c", FULL_DISK, str(disk), str(recipe), *sizes, "5000"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=runs.ROOT)

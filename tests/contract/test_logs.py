@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from lmgym.errors import LmgymError
-from lmgym.logs import writer as writer_module
+from lmgym.logs import sinks
 from lmgym.logs.console import Console, Pace, Sample, duration, shorten, status, visible
 from lmgym.logs.plots import running_mean, training_plot
 from lmgym.logs.writer import StepClock, Writer, read_records, rewind
@@ -254,7 +254,7 @@ class Notebook:
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Notebook:
     book = Notebook(tmp_path)
-    monkeypatch.setitem(writer_module.SINKS, "notebook", lambda folder: book)
+    monkeypatch.setitem(sinks.SINKS, "notebook", lambda folder: book)
     return book
 
 

@@ -102,3 +102,18 @@ def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(shell: Shell, tmp_path: 
     assert shell.run("train", stopped) == 0, shell.said
     assert f"resuming {stopped}" in shell.said
     assert_equal_runs(whole, stopped)
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_stops_at_once(shell: Shell, tmp_path: Path) -> None:  # noqa: F811
+    """In the middle of a reward that takes a minute: the first one is noted, the second one ends it."""
+    rewards = {"tests.contract.test_bad_input:sleeps": 1.0}
+    recipe = runs.write(tmp_path / "recipe.yaml", rewards=rewards)
+    shell.start("train", recipe, f"out={tmp_path / 'run'}")
+    wait_for(lambda: "stage 1/1" in shell.said)
+    time.sleep(0.3)
+    os.kill(shell.process, signal.SIGINT)
+    wait_for(lambda: "stopping after this step; once more to stop at once" in shell.said)
+    os.kill(shell.process, signal.SIGINT)
+    assert shell.wait() == 130
+    assert "lmgym: stopped; what was saved is whole" in shell.said and "Traceback" not in shell.said

@@ -1,0 +1,87 @@
+"""Receivers of scalar metrics besides the run folder's own files: TensorBoard and Weights & Biases, on request."""
+
+import importlib
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from lmgym.errors import LmgymError
+from lmgym.registry import suggest
+
+
+class Sink(Protocol):
+    """A receiver of scalar metrics."""
+
+    def write(self, scalars: dict[str, float], position: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Tensorboard:
+    """Event files under the run folder's tensorboard/; steps that a resumed run repeats are purged."""
+
+    def __init__(self, folder: Path):
+        self._module = importlib.import_module("torch.utils.tensorboard")
+        self._folder = folder / "tensorboard"
+        self._events: Any = None
+
+    def write(self, scalars: dict[str, float], position: int) -> None:
+        if self._events is None:
+            # the evaluation at this very position came before the checkpoint and stays: hence + 1
+            self._events = self._module.SummaryWriter(str(self._folder), purge_step=position + 1)
+        for name, value in scalars.items():
+            self._events.add_scalar(name, value, position)
+        self._events.flush()
+
+    def close(self) -> None:
+        if self._events is not None:
+            self._events.close()
+
+
+class Wandb:
+    """A Weights & Biases run of project lmgym (or WANDB_PROJECT); a resumed run goes on in the same one."""
+
+    def __init__(self, folder: Path):
+        self._wandb = importlib.import_module("wandb")
+        known = folder / "wandb_id.txt"  # kept with the run, so that a new run of the same name is a new one
+        if not known.exists():
+            known.write_text(uuid.uuid4().hex[:16])
+        self._run = self._wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "lmgym"),
+            name=folder.name,
+            id=known.read_text(),
+            dir=str(folder),
+            resume="allow",
+        )
+        # wandb refuses steps that go back, as they do on resume: our own x axis has no such rule
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, scalars: dict[str, float], position: int) -> None:
+        self._run.log({**scalars, "step": position})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+SINKS: dict[str, Callable[[Path], Sink]] = {"tensorboard": Tensorboard, "wandb": Wandb}
+
+
+def start(name: str, folder: Path) -> Sink:
+    """The sink of this name for a run folder. Raises LmgymError if it is unknown, not installed or does not start."""
+    if name not in SINKS:
+        raise LmgymError(f"unknown sink '{name}'; {suggest(name, SINKS)}")
+    try:
+        return SINKS[name](folder)
+    except ModuleNotFoundError as error:
+        lacking = f"sink '{name}' is not installed (no module '{error.name}')"
+        raise LmgymError(f"{lacking}; pip install 'lmgym[track]'") from error
+    except Exception as error:  # no login, no network: whatever the tracker raises, before any work is done
+        raise LmgymError(f"sink '{name}' did not start ({brief(error)}); mend it or leave it out") from error
+
+
+def brief(error: Exception) -> str:
+    """One line of an exception: its type and the beginning of what it says."""
+    return f"{type(error).__name__}: {error}".split("\n")[0][:200]
