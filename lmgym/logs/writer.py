@@ -174,7 +174,7 @@ def disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            then = "free some space and run the same command again to resume"
+            then = "free some space, then resume with `lmgym train RUN_FOLDER`"
             raise LmgymError(f"{path}: the disk is full ({reason}); {then}") from error
         raise LmgymError(f"{path}: cannot be written ({reason}); choose a folder that can") from error
 

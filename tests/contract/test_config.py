@@ -11,8 +11,9 @@ from hypothesis import strategies as some
 from lmgym.algorithms.grpo import GRPO
 from lmgym.algorithms.reinforce import Reinforce
 from lmgym.algorithms.supervised import Supervised
-from lmgym.config import Config, Stage, apply_override, build_config, dump, load_config, read_yaml, resolved
+from lmgym.config import STAGE_KEYS, Config, Stage, build_config, dump, load_config, resolved
 from lmgym.errors import LmgymError
+from lmgym.tree import apply_override, read_yaml
 
 BASE: dict[str, Any] = {"task": "arithmetic", "rewards": {"final_answer": 1.0}}
 STAGED = """
@@ -134,7 +135,7 @@ def test_an_override_that_no_stage_would_hear_is_refused(tmp_path: Path) -> None
     ],
 )
 def test_what_an_override_does_to_the_tree(tree: dict[str, Any], override: str, expected: dict[str, Any]) -> None:
-    apply_override(tree, override)
+    apply_override(tree, override, STAGE_KEYS)
     assert tree == expected
 
 

@@ -124,7 +124,7 @@ def test_a_full_disk_says_what_to_do(tmp_path: Path) -> None:
     with Writer(tmp_path) as writer, pytest.raises(LmgymError) as caught:
         writer.metrics(train(0, 0))
     assert "metrics.jsonl: the disk is full" in str(caught.value)
-    assert "free some space and run the same command again to resume" in str(caught.value)
+    assert "free some space, then resume with `lmgym train RUN_FOLDER`" in str(caught.value)
 
 
 LIMITED = """

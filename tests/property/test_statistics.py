@@ -10,9 +10,7 @@ from hypothesis import strategies as some
 from lmgym import statistics
 from lmgym.statistics import clustered_bootstrap, do_not_overlap, mean_interval, pass_at_k, wilson
 
-shares = some.integers(1, 2000).flatmap(
-    lambda trials: some.tuples(some.integers(0, trials), some.just(trials))
-)
+shares = some.integers(1, 2000).flatmap(lambda trials: some.tuples(some.integers(0, trials), some.just(trials)))
 confidences = some.floats(0.5, 0.999)
 prompts = some.lists(some.lists(some.floats(-5, 5), min_size=1, max_size=4), min_size=2, max_size=12)
 
@@ -46,11 +44,7 @@ def test_more_evidence_or_less_confidence_narrows_wilson(share: tuple[int, int])
     assert less.high - less.low < interval.high - interval.low
 
 
-@given(
-    some.integers(1, 40).flatmap(
-        lambda n: some.tuples(some.integers(0, n), some.just(n), some.integers(1, n))
-    )
-)
+@given(some.integers(1, 40).flatmap(lambda n: some.tuples(some.integers(0, n), some.just(n), some.integers(1, n))))
 def test_pass_at_k_grows_with_k_and_with_correct_samples(case: tuple[int, int, int]) -> None:
     correct, samples, k = case
     value = pass_at_k(correct, samples, k)
@@ -83,9 +77,7 @@ def test_bootstrap_depends_on_prompt_means_and_seed_only(values: list[list[float
 @given(prompts, some.floats(0.1, 10), some.floats(-10, 10))
 def test_bootstrap_follows_shift_and_scale(values: list[list[float]], scale: float, shift: float) -> None:
     interval = clustered_bootstrap(values, resamples=100)
-    moved = clustered_bootstrap(
-        [[scale * value + shift for value in samples] for samples in values], resamples=100
-    )
+    moved = clustered_bootstrap([[scale * value + shift for value in samples] for samples in values], resamples=100)
     for ours, theirs in ((interval.mean, moved.mean), (interval.low, moved.low), (interval.high, moved.high)):
         assert scale * ours + shift == pytest.approx(theirs, abs=1e-9)
 
