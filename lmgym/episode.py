@@ -77,6 +77,7 @@ class Episode:
     version: int = 0  # of the weights that sampled it: the number of updates they had seen
     parts: dict[str, float] = field(default_factory=dict)  # each reward before its weight
     score: float = 0.0  # the sum of the turns' rewards
+    trains: bool = True  # False: the algorithm has not selected it
     baseline: float | None = None  # score of the greedy answer to the same prompt, where the algorithm asks for it
 
     @property

@@ -65,13 +65,12 @@ def train(config: Config, console: Console | None = None) -> Path:
 
 
 def gather(run: Run, step: int) -> list[Episode]:
-    """The scored episodes of a step: prompts from the stream, answers from the engine (or the references), rewards, and
-    more draws where the algorithm rejects groups."""
-    kept: list[Episode] = []
-    drawn = 0
+    """All episodes of a step, scored: prompts from the stream, answers from the engine (or the references), rewards,
+    and more draws where the algorithm wants them. `Episode.trains` says which ones it has selected."""
+    groups: list[list[Episode]] = []
     for draw in range(run.stage.max_draws):
-        examples = run.stream.at(step, draw)
-        prompts = [(drawn + i, example) for i, example in enumerate(examples) for _ in range(run.algorithm.group_size)]
+        numbered = enumerate(run.stream.at(step, draw), start=len(groups))
+        prompts = [(number, example) for number, example in numbered for _ in range(run.algorithm.group_size)]
         path = (*run.path, "step", step, draw)
         if "demonstrations" in run.algorithm.needs:
             episodes = demonstrate(prompts, run.speaker, path)
@@ -80,19 +79,34 @@ def gather(run: Run, step: int) -> list[Episode]:
             score(episodes, run.rewards, run.config.reward_timeout)
         if "greedy" in run.algorithm.needs:
             add_greedy_baseline(run, episodes, path)
-        groups, more = run.algorithm.select(groups_of(episodes))
-        kept += [episode for group in groups for episode in group]
-        drawn += len(examples)
+        groups += groups_of(episodes)
+        selected, more = run.algorithm.select(groups, run.stage.prompts_per_step)
         if not more:
             break
-    if not kept:
+    if not any(selected):
         raise LmgymError(
             f"step {step}: the algorithm rejected every group of {run.stage.max_draws} draws; "
             "raise max_draws, or choose prompts of another difficulty"
         )
-    for index, episode in enumerate(kept):
+    return mark_selected(groups, selected)
+
+
+def mark_selected(groups: list[list[Episode]], selected: list[list[Episode]]) -> list[Episode]:
+    """The episodes of `groups`, then those that an algorithm has brought from elsewhere (replay), with `trains`,
+    `index` and the latters' `group` filled in."""
+    episodes = [episode for group in groups for episode in group]
+    chosen, drawn = {id(e) for group in selected for e in group}, {id(e) for e in episodes}
+    for episode in episodes:
+        episode.trains = id(episode) in chosen
+    for group in selected:
+        number = len(groups_of(episodes))
+        for episode in group:
+            if id(episode) not in drawn:
+                episode.group, episode.trains = number, True
+                episodes.append(episode)
+    for index, episode in enumerate(episodes):
         episode.index = index
-    return kept
+    return episodes
 
 
 def add_greedy_baseline(run: Run, episodes: list[Episode], path: tuple[int | str, ...]) -> None:
@@ -109,10 +123,10 @@ def add_greedy_baseline(run: Run, episodes: list[Episode], path: tuple[int | str
 
 
 def collate_step(run: Run, episodes: list[Episode], step: int) -> Batch:
-    """The step's batch, with the temperature and stop ids that its actions were sampled under."""
+    """The batch of the selected episodes, with the temperature and stop ids that their actions were sampled under."""
     sampled = "demonstrations" not in run.algorithm.needs
     return collate(
-        episodes,
+        [episode for episode in episodes if episode.trains],
         pad_id=run.policy.pad_id,
         temperature=run.stage.sampling.temperature if sampled else 1.0,
         stop_ids=sorted({*run.policy.stop_ids, *run.stage.sampling.stop_ids}),
@@ -130,13 +144,14 @@ def log_step(
     """
     now, step = time.perf_counter(), run.step - 1
     place = {"kind": "train", "stage": run.stage_index, "stage_name": run.stage.name, "step": step}
-    record: dict[str, Any] = place | episode_metrics(episodes) | batch_metrics(batch) | metrics
+    fresh = [episode for episode in episodes if episode.version == run.version - 1]  # the others were replayed
+    record: dict[str, Any] = place | episode_metrics(fresh) | batch_metrics(batch) | metrics
     on_gpu = run.policy.device.type == "cuda"
     record |= {
         "seconds": now - began,
         "seconds/rollout": gathered - began,
         "seconds/update": now - gathered,
-        "tokens_per_second/rollout": sampled_tokens(episodes) / (gathered - began),
+        "tokens_per_second/rollout": sampled_tokens(fresh) / (gathered - began),
         "tokens_per_second/update": float(batch.mask.sum()) / (now - gathered),
         "memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else peak_memory_gib(),
     }

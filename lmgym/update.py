@@ -172,15 +172,11 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     """What can be said of a prepared batch without a forward pass.
 
     `entropy` is the Monte-Carlo estimate -mean(log-probability of the sampled tokens): unbiased, free of cost (the
-    exact one replaces it where the algorithm asks for entropies). `groups/equal` is the share of groups whose scores
-    are all equal, which give a group baseline nothing to learn from.
+    exact one replaces it where the algorithm asks for entropies).
     """
     metrics = {"advantage/std": float(batch.advantages[batch.actions].std()) if batch.advantages is not None else 0.0}
     if batch.logprobs_sampler is not None:
         metrics["entropy"] = -float(masked_mean(batch.logprobs_sampler, batch.actions))
-    spans = {int(group): batch.score[batch.group == group] for group in torch.unique(batch.group)}
-    if max(len(scores) for scores in spans.values()) > 1:
-        metrics["groups/equal"] = sum(float(s.max() - s.min()) == 0 for s in spans.values()) / len(spans)
     if batch.logprobs_ref is not None and batch.logprobs_sampler is not None:
         metrics["kl/reference"] = float(masked_mean(batch.logprobs_sampler - batch.logprobs_ref, batch.actions))
     return {name: value for name, value in metrics.items() if math.isfinite(value)}

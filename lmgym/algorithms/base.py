@@ -60,8 +60,13 @@ class Algorithm:
         """Optimizer steps that one batch serves."""
         return self.epochs * self.minibatches
 
-    def select(self, groups: list[list[Episode]]) -> tuple[list[list[Episode]], bool]:
-        """The groups that train, and whether to draw more prompts for this step. Default: all, no."""
+    def select(self, groups: list[list[Episode]], wanted: int) -> tuple[list[list[Episode]], bool]:
+        """The groups that train, and whether to draw more prompts for this step (up to the stage's `max_draws`).
+
+        `groups` are all those drawn in this step so far, `wanted` is the recipe's `prompts_per_step`. A group may be
+        cut to some of its episodes, and groups of earlier steps may be added (replay). Default: all, no. Rewards and
+        lengths are logged of all drawn episodes, whatever is selected.
+        """
         return groups, False
 
     def advantages(self, batch: Batch) -> Batch:

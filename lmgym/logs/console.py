@@ -153,8 +153,8 @@ class Console:
         title = f"before and after{prompts}: mean [95% interval]"
         table = Table(box=rich.box.SIMPLE, title=title, title_justify="left")
         table.add_column("metric", overflow="fold")
-        for heading in ("before", "after", "intervals overlap"):
-            table.add_column(heading, no_wrap=heading != "intervals overlap")
+        for heading in ("before", "after", "overlap"):
+            table.add_column(heading, no_wrap=heading != "overlap")
         for metric, before, after in rows:
             apart = do_not_overlap(before, after)
             cells = (metric, str(before), str(after), "no" if apart else "yes")

@@ -10,12 +10,18 @@ from lmgym.episode import Episode
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Means over the episodes of a step: reward and its parts, lengths (tokens), share of answers cut off.
+    """Means over the episodes drawn in a step: reward and its parts, lengths (tokens), share of answers cut off, share
+    that the algorithm selected, and the share of groups whose scores are all equal, from which a group baseline learns
+    nothing.
 
     Example: {"reward": 0.53, "reward/final_answer": 0.5, "length/mean": 4.2, "length/max": 8.0, "truncated": 0.0}
     """
     count = len(episodes)
     lengths = [sampled_tokens([episode]) for episode in episodes]
+    scores: dict[int, list[float]] = {}
+    for episode in episodes:
+        scores.setdefault(episode.group, []).append(episode.score)
+    groups = list(scores.values())
     parts = {name: sum(e.parts[name] for e in episodes) / count for name in episodes[0].parts}
     return {
         "reward": sum(episode.score for episode in episodes) / count,
@@ -23,6 +29,8 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "length/mean": sum(lengths) / count,
         "length/max": float(max(lengths)),
         "truncated": sum(episode.truncated for episode in episodes) / count,
+        "selected": sum(episode.trains for episode in episodes) / count,
+        **({"groups/equal": sum(min(g) == max(g) for g in groups) / len(groups)} if len(groups) < count else {}),
     }
 
 
