@@ -29,7 +29,12 @@ EPILOG = """examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status (0 done, 1 a mistake the user can mend, 130 stopped by Ctrl-C)."""
     parser = _parser()
-    given = parser.parse_args(arguments)
+    given, rest = parser.parse_known_args(arguments)
+    late = [word for word in rest if "=" in word and not word.startswith("-")]  # key=value behind an option
+    if rest != late or (late and not hasattr(given, "overrides")):
+        parser.error(f"unrecognised: {' '.join(word for word in rest if word not in late) or ' '.join(rest)}")
+    if late:
+        given.overrides = [*given.overrides, *late]
     if given.verb is None:
         parser.print_help()
         return 0
@@ -117,6 +122,7 @@ def _generate(given: argparse.Namespace) -> None:
     from lmgym.engines.base import Request
     from lmgym.rendering import decode, prompt_ids
     from lmgym.run import make_engine, trained_policy
+    from lmgym.tasks.base import ask
 
     config, folder = _config(given)
     prompts = given.prompt or [line.rstrip("\n") for line in sys.stdin]
@@ -124,7 +130,8 @@ def _generate(given: argparse.Namespace) -> None:
         raise LmgymError("there is no prompt: give --prompt TEXT, or one prompt a line on standard input")
     policy = trained_policy(config, folder)
     sampling = replace(config.stages[-1].sampling, temperature=config.evaluation.temperature)
-    ids = [tuple(prompt_ids(policy.tokenizer, prompt, config.policy.template)) for prompt in prompts]
+    posed = [example.prompt for example in ask(prompts, config.stages[-1].task, config.seed)]
+    ids = [tuple(prompt_ids(policy.tokenizer, prompt, config.policy.template)) for prompt in posed]
     requests = [Request(one, seeds.key(config.seed, "generate", place)) for place, one in enumerate(ids)]
     for prompt, completion in zip(prompts, make_engine(config, policy).generate(requests, sampling), strict=True):
         print(f"{prompt}{'' if prompt[-1:].isspace() else ' '}{decode(policy.tokenizer, completion.ids)}")

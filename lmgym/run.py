@@ -13,6 +13,7 @@ runs/NAME/
 """
 
 import copy
+import fcntl
 import importlib.metadata
 import json
 import platform
@@ -21,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -51,6 +52,7 @@ class Run:
     policy: Policy
     engine: Any
     writer: Writer
+    lock: IO[str]  # held until it is closed: no other process may train in this folder
     console: Console
     examples: list[list[Example]]  # what each stage trains on
     held_out: dict[str, list[Example]]  # by split
@@ -104,14 +106,17 @@ def start(config: Config, console: Console) -> Run:
         _check_lengths(own, config, stage, policy)
         for asked in held_out.values():
             _check_lengths(asked, config, stage, policy)
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    engine = make_engine(config, policy)
+    lock = _lock(folder)
+    try:
         checkpoint.write_text(folder / "recipe.yaml", dump(config))
         checkpoint.write_text(folder / "machine.json", json.dumps({**machine, "compute": section.compute}, indent=1))
-    rewind(folder, state["stage"], state["step"])
-    engine = make_engine(config, policy)
-    writer = Writer(folder, config.logs.sinks, console)
-    run = Run(config, folder, section, policy, engine, writer, console, examples, held_out)
+        rewind(folder, state["stage"], state["step"])
+        writer = Writer(folder, config.logs.sinks, console)
+    except BaseException:
+        lock.close()
+        raise
+    run = Run(config, folder, section, policy, engine, writer, lock, console, examples, held_out)
     if latest:
         run.stage_index, run.step, run.version = state["stage"], state["step"], state["version"]
         run.progress, run.resume_from = state["progress"], latest
@@ -233,6 +238,19 @@ def _check_lengths(examples: Sequence[Example], config: Config, stage: Stage, po
                 f"{what} of example '{example.id}' have {length} tokens, and the model reads {policy.context} at most; "
                 "shorten it, or take a model with a longer context"
             )
+
+
+def _lock(folder: Path) -> IO[str]:
+    """Take the run folder for this process; the system gives it back when the file is closed or the process dies."""
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / ".lock", "w")  # noqa: SIM115 (train closes it)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise LmgymError(f"another process is training in {folder}; wait for it, or choose another out=") from error
+    return file
 
 
 def _reference(run: Run) -> Policy:

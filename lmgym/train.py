@@ -35,7 +35,7 @@ def train(config: Config, console: Console | None = None) -> Path:
     """
     with console or Console() as console:
         run = start(config, console)
-        with run.writer, stop_signals(run):
+        with run.lock, run.writer, stop_signals(run):
             while run.stage_index < len(config.stages) and not run.interrupted:
                 begin_stage(run)
                 if run.step == 0:

@@ -115,18 +115,25 @@ def load(
             raise LmgymError(f"key 'task.{option}' must be a text, not {text!r}")
     shots = _few_shot(few_shot)
     everything = _examples(name, split, arguments)
-    examples = everything[:limit]
-    if prompt_prefix or prompt_suffix:
-        examples = [_wrap(example, prompt_prefix, prompt_suffix) for example in examples]
-    if shots is None and system_prompt is None:
-        return examples
-    system = _system_text(system_prompt)
-    if shots is None:
-        return [replace(example, prompt=_chat(example, system, [])) for example in examples]
-    source = everything if shots.split == split else _examples(name, shots.split, arguments)
-    source = [_wrap(shot, prompt_prefix, prompt_suffix) for shot in source]
-    choose = _chooser(shots, source, seed)
-    return [replace(example, prompt=_chat(example, system, choose(example))) for example in examples]
+    source = everything if shots is None or shots.split == split else _examples(name, shots.split, arguments)
+    affixes = (prompt_prefix, prompt_suffix)
+    return _posed(everything[:limit], affixes, _system_text(system_prompt), shots, source, seed)
+
+
+def ask(prompts: Sequence[str], section: Mapping[str, Any], seed: int = 0) -> list[Example]:
+    """Prompts of a user's own, put to the model as a recipe's `task:` section puts its own: prefix and suffix, system
+    prompt, shots. The task itself is loaded only where there are shots.
+
+    Example:
+        >>> ask(["2+2="], {"name": "arithmetic", "system_prompt": "Add."})[0].prompt
+        [{'role': 'system', 'content': 'Add.'}, {'role': 'user', 'content': '2+2='}]
+    """
+    shots = _few_shot(section.get("few_shot"))
+    arguments = {key: value for key, value in section.items() if key not in (*OPTIONS, "name", "split")}
+    source = _examples(section["name"], shots.split, arguments) if shots else []
+    examples = [Example(id=f"prompt/{place}", prompt=prompt) for place, prompt in enumerate(prompts)]
+    affixes = (section.get("prompt_prefix", ""), section.get("prompt_suffix", ""))
+    return _posed(examples, affixes, _system_text(section.get("system_prompt")), shots, source, seed)
 
 
 def check_task(name: str, split: str = "train", **arguments: Any) -> None:
@@ -246,6 +253,23 @@ def _draw(size: int, count: int, *path: int | str) -> list[int]:
         drawn |= dict.fromkeys((seeds.uniforms([key], start, 2 * count)[0] * size).astype(int).tolist())
         start += 2 * count
     return list(drawn)[:count]
+
+
+def _posed(
+    examples: Sequence[Example],
+    affixes: tuple[str, str],
+    system: str | None,
+    shots: FewShot | None,
+    source: Sequence[Example],
+    seed: int,
+) -> list[Example]:
+    """Examples with prefix and suffix, and as chat messages where there is a system prompt or shots from `source`."""
+    if any(affixes):
+        examples = [_wrap(example, *affixes) for example in examples]
+    if shots is None:
+        return [e if system is None else replace(e, prompt=_chat(e, system, [])) for e in examples]
+    choose = _chooser(shots, [_wrap(shot, *affixes) for shot in source], seed)
+    return [replace(example, prompt=_chat(example, system, choose(example))) for example in examples]
 
 
 def _wrap(example: Example, prefix: str, suffix: str) -> Example:

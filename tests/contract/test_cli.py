@@ -114,7 +114,7 @@ def test_list_everything_and_a_plugin(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_run_folder_holds_all_that_is_promised(done: Path) -> None:
     files = {"recipe.yaml", "machine.json", "metrics.jsonl", "rollouts.jsonl", "checkpoints", "final", "summary.json"}
-    assert {path.name for path in done.iterdir()} == files
+    assert {path.name for path in done.iterdir()} == files | {".lock"}
     summary = json.loads((done / "summary.json").read_text())
     for moment, step in (("before", 0), ("after", 3)):
         assert summary[moment]["step"] == step
@@ -160,6 +160,28 @@ def test_the_final_model_is_a_transformers_model(done: Path, capsys: pytest.Capt
         answer = model.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :]
         theirs += f"{prompt} {tokenizer.decode(answer, skip_special_tokens=True)}\n"
     assert ours == theirs
+
+
+def test_generate_puts_a_prompt_as_the_task_does(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The byte tokenizer has no chat template: a system prompt and the prefix stand plainly before the prompt."""
+    plain = ["--prompt", "Add the numbers.\n\nQ: 2+2="]
+    assert command("generate", done, *plain) == 0
+    expected = capsys.readouterr().out.removeprefix(plain[1])
+    posed = ["--prompt", "2+2=", "task.system_prompt=Add the numbers.", "task.prompt_prefix='Q: '"]
+    assert command("generate", done, *posed) == 0
+    assert capsys.readouterr().out == "2+2=" + expected
+
+
+def test_a_run_folder_is_for_one_process_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import fcntl
+
+    folder = runs.run(tmp_path / "run", steps=1)
+    before = (folder / "metrics.jsonl").read_bytes()
+    with open(folder / ".lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "another process is training in" in complaint(capsys, "train", folder, "steps=2")
+    assert (folder / "metrics.jsonl").read_bytes() == before
+    assert command("train", folder, "steps=2") == 0  # it is free again
 
 
 def test_without_out_runs_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

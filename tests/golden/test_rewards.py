@@ -184,3 +184,8 @@ def test_patterns_and_exact_matches() -> None:
     assert regex(["x 12", "12", "x"], [OPEN] * 3, pattern="[0-9]+", full=True) == [0.0, 1.0, 0.0]
     example = Example("a/0", "7+5=", references=(" 12", "twelve"))
     assert exact_match(["12\n", " twelve", "12.", ""], [example] * 4) == [1.0, 1.0, 0.0, 0.0]
+
+
+# Case 12, computed by running RL4LMs' diversity metrics (GEM): distinct-1 of a corpus is the ratio over all its words.
+def test_type_token_ratio_is_distinct_1() -> None:
+    assert type_token_ratio(["the cat sat the cat ran"], [OPEN]) == [pytest.approx(0.66667, abs=5e-6)]
