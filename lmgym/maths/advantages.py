@@ -84,6 +84,125 @@ def discounted_returns(
     return returns
 
 
+def gae(
+    rewards: Float[Tensor, "E L"],
+    values: Float[Tensor, "E L"],
+    steps: Bool[Tensor, "E L"],
+    last_values: Float[Tensor, " E"],
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[Float[Tensor, "E L"], Float[Tensor, "E L"]]:
+    """Generalised advantages and returns (arXiv 1506.02438, eq. 16), zero where there is no step.
+
+    delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lambda A_{t+1}, return_t = A_t + V_t. One row is one
+    episode; its steps start at column 0 without a gap, and what stands to their right is not read. `last_values` is
+    the value behind the last step: 0 where the episode terminated, the critic's where it was cut off.
+
+    Example:
+        >>> gae(torch.tensor([[0., 1.]]), torch.tensor([[.5, .6]]), torch.ones(1, 2).bool(), torch.zeros(1), 0.99, 0.95)
+        (tensor([[0.4702, 0.4000]]), tensor([[0.9702, 1.0000]]))
+    """
+    last = last_values[:, None]
+    continues = torch.cat([steps[:, 1:], torch.zeros_like(steps[:, :1])], 1)
+    following = torch.where(continues, torch.cat([values[:, 1:], last], 1), last)
+    deltas = torch.where(steps, rewards + gamma * following - values, 0.0)
+    advantages = torch.zeros_like(deltas)
+    ahead = torch.zeros_like(last_values)
+    for t in reversed(range(steps.shape[1])):
+        ahead = deltas[:, t] + gamma * gae_lambda * ahead
+        advantages[:, t] = ahead
+    return advantages, torch.where(steps, advantages + values, 0.0)
+
+
+def episode_steps(
+    actions: Bool[Tensor, "N T"], episode: Int[Tensor, " N"]
+) -> tuple[Int[Tensor, "E L"], Int[Tensor, "E L"], Bool[Tensor, "E L"]]:
+    """Where each episode's actions stand: row, column and whether there is such a step.
+
+    `values[row, column]` is the column `values` [N T] as one line of actions for each episode, which is what `gae`
+    reads. Episodes are in the order of their numbers; all rows of one are chained in the order of the rows. E episodes,
+    L actions in the longest. Places without a step point at row 0, column 0.
+
+    Example: episode 7 has two rows, of two actions and one:
+        >>> row, column, steps = episode_steps(torch.tensor([[0, 1, 1], [0, 0, 1]]).bool(), torch.tensor([7, 7]))
+        >>> row, column
+        (tensor([[0, 0, 1]]), tensor([[1, 2, 2]]))
+    """
+    numbers, inverse = torch.unique(episode, return_inverse=True)
+    row, column = actions.nonzero(as_tuple=True)
+    order = torch.argsort(inverse[row], stable=True)  # nonzero goes by rows, so an episode's rows stay in order
+    row, column = row[order], column[order]
+    owner = inverse[row]
+    counts = torch.bincount(owner, minlength=len(numbers))
+    place = torch.arange(len(owner), device=owner.device) - (counts.cumsum(0) - counts)[owner]
+    steps = torch.arange(int(counts.max()), device=owner.device) < counts[:, None]
+    empty = torch.zeros(steps.shape, dtype=row.dtype, device=row.device)
+    return empty.index_put((owner, place), row), empty.index_put((owner, place), column), steps
+
+
+def scatter_steps(
+    dense: Float[Tensor, "E L"],
+    row: Int[Tensor, "E L"],
+    column: Int[Tensor, "E L"],
+    steps: Bool[Tensor, "E L"],
+    shape: tuple[int, int],
+) -> Float[Tensor, "N T"]:
+    """The way back from `episode_steps`: one line per episode to a column [N T] of `shape`, zero elsewhere.
+
+    Example:
+        >>> actions = torch.tensor([[0, 1, 1], [0, 0, 1]]).bool()
+        >>> row, column, steps = episode_steps(actions, torch.tensor([7, 7]))
+        >>> scatter_steps(torch.tensor([[.1, .2, .3]]), row, column, steps, (2, 3))
+        tensor([[0.0000, 0.1000, 0.2000],
+                [0.0000, 0.0000, 0.3000]])
+    """
+    return dense.new_zeros(shape).index_put((row[steps], column[steps]), dense[steps])
+
+
+def whiten(
+    values: Float[Tensor, "*S"],
+    mask: Bool[Tensor, "*S"],
+    shift_mean: bool = True,
+    unbiased: bool = True,
+    epsilon: float = 1e-8,
+    inside_root: bool = False,
+) -> Float[Tensor, "*S"]:
+    """(x - mean) / (standard deviation + epsilon) over the True places of the mask, zero elsewhere.
+
+    Unbiased (n - 1): advantages of a minibatch in stable-baselines3 and RL4LMs. Not unbiased: RL4LMs' norm_reward.
+    `inside_root` divides by sqrt(variance + epsilon), as TRL does. Without `shift_mean` the mean is put back, so only
+    the scale changes (TRL's whitened rewards). A single value differs from its mean by zero, and zero it becomes.
+
+    Example:
+        >>> whiten(torch.tensor([0., 0., 1., -.1]), torch.ones(4, dtype=torch.bool), unbiased=False)
+        tensor([-0.5008, -0.5008,  1.7249, -0.7233])
+    """
+    count = mask.sum()
+    mean = torch.where(mask, values, 0.0).sum() / count.clamp(min=1)
+    centred = torch.where(mask, values - mean, 0.0)
+    variance = (centred**2).sum() / (count - int(unbiased)).clamp(min=1)
+    scaled = centred / ((variance + epsilon).sqrt() if inside_root else variance.sqrt() + epsilon)
+    return scaled if shift_mean else torch.where(mask, scaled + mean, 0.0)
+
+
+def explained_variance(
+    values: Float[Tensor, "*S"], returns: Float[Tensor, "*S"], mask: Bool[Tensor, "*S"]
+) -> Float[Tensor, ""]:
+    """1 - Var(returns - values) / Var(returns) over the True places of the mask (stable-baselines3).
+
+    1: the critic is exact up to a constant; 0: no better than a constant; below: worse. NaN where the returns do not
+    vary.
+
+    Example:
+        >>> explained_variance(torch.tensor([0., 1.]), torch.tensor([0., 2.]), torch.ones(2, dtype=torch.bool))
+        tensor(0.7500)
+    """
+    true, missed = returns[mask], (returns - values)[mask]
+    if not len(true) or true.min() == true.max():
+        return true.new_tensor(float("nan"))
+    return 1 - missed.var(correction=0) / true.var(correction=0)
+
+
 def first_rows(episode: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
     """True at the first row of each episode, so that statistics count an episode once."""
     unique, inverse = torch.unique(episode, return_inverse=True)

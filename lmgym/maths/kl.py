@@ -1,7 +1,8 @@
-"""Per-token estimators of KL(p || q) from samples of p (Schulman, "Approximating KL divergence", 2020).
+"""Per-token estimators of KL(p || q) from samples of p, and updates of the coefficient of a KL penalty.
 
-Means over samples of p of all three estimate the divergence; k1 and k3 without bias. Their gradients differ: k3 put
-into a loss has a biased gradient unless it is multiplied by the ratio of the policy to the sampling policy.
+The estimators are Schulman's ("Approximating KL divergence", 2020). Means over samples of p of all three estimate the
+divergence; k1 and k3 without bias. Their gradients differ: k3 put into a loss has a biased gradient unless it is
+multiplied by the ratio of the policy to the sampling policy.
 """
 
 from jaxtyping import Float
@@ -22,3 +23,34 @@ def k3(logprobs_p: Float[Tensor, "N T"], logprobs_q: Float[Tensor, "N T"]) -> Fl
     """exp(log q - log p) - (log q - log p) - 1: unbiased and never negative."""
     difference = logprobs_q - logprobs_p
     return difference.exp() - difference - 1
+
+
+def proportional_update(coefficient: float, kl: float, target: float, rate: float = 0.1, bound: float = 0.2) -> float:
+    """beta (1 + rate e), e = (kl - target) / target cut to +-bound: RL4LMs, once per rollout.
+
+    `kl` and `target` are in nats per token there (the mean log-ratio of the rollout).
+
+    Example:
+        >>> round(proportional_update(0.1, kl=0.3, target=0.1), 6)
+        0.102
+    """
+    return coefficient * (1 + rate * _error(kl, target, bound))
+
+
+def horizon_update(
+    coefficient: float, kl: float, target: float, horizon: float, samples: int, bound: float = 0.2
+) -> float:
+    """beta (1 + e samples / horizon), e = kl / target - 1 cut to +-bound: arXiv 1909.08593, section 2.2, and TRL.
+
+    `kl` and `target` are in nats per answer there; `samples` answers were drawn since the last update.
+
+    Example:
+        >>> round(horizon_update(0.2, kl=3.0, target=6.0, horizon=10_000, samples=16), 6)
+        0.199936
+    """
+    return coefficient * (1 + _error(kl, target, bound) * samples / horizon)
+
+
+def _error(kl: float, target: float, bound: float) -> float:
+    """How far the KL is from its target, as a fraction of the target, cut to +-bound."""
+    return min(max((kl - target) / target, -bound), bound)
