@@ -1,0 +1,86 @@
+"""The synthetic tasks of RL4LMs: prompts without answers, for the rewards `increasing_numbers` and `dates`."""
+
+from collections.abc import Sequence
+
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.registry import register
+from lmgym.tasks.base import check_split
+
+LARGEST = 49  # of the first numbers, which leaves room to count on with two digits
+PLACES = {"train": (0, 1, 2), "validation": (3,), "test": (4,)}  # a number's remainder by 5 decides its split
+
+# The beginning of a sentence that asks for a day.
+OPENINGS = {
+    "train": (
+        "The bridge was opened on",
+        "Her passport was issued on",
+        "Please send the form back by",
+        "The two companies merged on",
+        "The ship left the harbour on",
+        "Our next meeting will be held on",
+        "The first frost came on",
+        "The old theatre burned down on",
+        "He signed the lease on",
+        "The museum will close its doors on",
+        "The comet was last seen on",
+        "The letter in the drawer is dated",
+        "Tickets go on sale on",
+        "The twins were born on",
+        "The new timetable takes effect on",
+    ),
+    "validation": (
+        "The treaty was signed on",
+        "My library card expires on",
+        "The orchestra last played here on",
+    ),
+    "test": (
+        "The railway line was finished on",
+        "The warranty of this radio ends on",
+        "They moved into the farmhouse on",
+        "The election was held on",
+        "The parcel arrived on",
+    ),
+}
+
+
+@register("task", "increasing_numbers")
+def increasing_numbers(split: str, size: int = 100, prompt: str | None = None) -> list[Example]:
+    """`size` prompts to continue with increasing numbers: each one a number of 0 to 49 ("7"); no references.
+
+    The numbers come in increasing order, again and again until there are `size` of them: 30 to train on, 10 to
+    validate, 10 to test, and none is in two splits. `prompt` is one prompt in place of them all, as in RL4LMs, whose
+    `dummy_pool` has 100 times "<|endoftext|>"; then the splits differ in their ids only, which does no harm where
+    there is no answer to give away. The reward sees the answer alone: it need not go on from the prompt.
+
+    Source: Ramamurthy et al. 2022 (RL4LMs), synthetic_generate_increasing_numbers; the numbers as prompts are ours.
+
+    Example:
+        >>> [example.prompt for example in load("increasing_numbers", "test", size=3)]
+        ['4', '9', '14']
+    """
+    check_split("increasing_numbers", split)
+    numbers = [str(number) for number in range(LARGEST + 1) if number % 5 in PLACES[split]]
+    return _repeated("increasing_numbers", split, numbers, size, prompt)
+
+
+@register("task", "sentences_with_dates")
+def sentences_with_dates(split: str, size: int = 100, prompt: str | None = None) -> list[Example]:
+    """`size` beginnings of a sentence that ask for a date: 15 to train on, 3 to validate, 5 to test; no references.
+
+    They come in order, again and again until there are `size` of them. `prompt` is one prompt in place of them all, in
+    every split, as in RL4LMs. Source: RL4LMs, synthetic_generate_dates; the sentences are ours.
+
+    Example:
+        >>> load("sentences_with_dates", "test")[0].prompt
+        'The railway line was finished on'
+    """
+    check_split("sentences_with_dates", split)
+    return _repeated("sentences_with_dates", split, OPENINGS[split], size, prompt)
+
+
+def _repeated(name: str, split: str, prompts: Sequence[str], size: int, prompt: str | None) -> list[Example]:
+    if size < 1:
+        raise LmgymError(f"task.size must be at least 1, not {size}")
+    prompts = prompts if prompt is None else [prompt]
+    return [Example(id=f"{name}/{split}/{index}", prompt=prompts[index % len(prompts)]) for index in range(size)]
