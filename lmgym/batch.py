@@ -1,19 +1,35 @@
 """Batch and Scored: what a set of episodes is as tensors. `collate` is the only door from the text world.
 
-Letters: N rows, T tokens. A row is one sequence that the model can be run on, padded on the right. Column t
-describes token t; `Policy.score` is the only place that shifts by one.
+Letters: N rows, T tokens, S tokens that an encoder reads. A row is one sequence that the model can be run on, padded
+on the right. Column t describes token t; `Policy.score` is the only place that shifts by one.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from lmgym.episode import Episode, Turn
 from lmgym.errors import LmgymError
+
+SOURCE = ("source", "source_mask")  # columns [N S]; all others of two dimensions are [N T]
+
+
+@dataclass(frozen=True)
+class KeptSets:
+    """The sets that actions were drawn from, one packed row each (maths/kept.py); `Batch.kept` says whose is which.
+
+    Memory: one bit for each token of the vocabulary and each action, and nothing for prompts and padding.
+
+    Example: KeptSets(bits=pack(kept))
+    """
+
+    bits: UInt8[Tensor, "K W"]
+    renormalised: bool = True  # False: log-probabilities are over the whole vocabulary all the same (RL4LMs' NLPO)
 
 
 @dataclass(frozen=True)
@@ -41,11 +57,17 @@ class Batch:
     stop_ids: tuple[int, ...] = ()
     key: int = 0  # random key of this step's update (order of minibatches)
     stop_excluded: Bool[Tensor, "N T"] | None = None  # the stop ids could not be sampled here (min_new_tokens)
+    source: Int[Tensor, "N S"] | None = None  # what the encoder reads; `tokens` are then the decoder's
+    source_mask: Bool[Tensor, "N S"] | None = None
+    kept_sets: KeptSets | None = None  # sampling was restricted; everything is renormalised on these sets
+    kept: Int[Tensor, "N T"] | None = None  # each action's row of them
     logprobs_sampler: Float[Tensor, "N T"] | None = None
     baseline: Float[Tensor, " N"] | None = None  # score of the greedy answer
     logprobs_old: Float[Tensor, "N T"] | None = None
     logprobs_ref: Float[Tensor, "N T"] | None = None
-    values: Float[Tensor, "N T"] | None = None
+    logprobs_teacher: Float[Tensor, "N T"] | None = None
+    values: Float[Tensor, "N T"] | None = None  # of what stands before each action
+    last_values: Float[Tensor, " N"] | None = None  # of what stands behind the row's last action
     advantages: Float[Tensor, "N T"] | None = None
     returns: Float[Tensor, "N T"] | None = None
 
@@ -55,10 +77,10 @@ class Batch:
     def __getitem__(self, rows: Int[Tensor, " R"] | Bool[Tensor, " N"]) -> "Batch":
         """The batch of some rows, cut to the longest of them."""
         columns = self._map(lambda column: column[rows])
-        longest = int(columns["mask"].sum(1).max()) if len(columns["mask"]) else 0
+        longest = {name: _longest(columns[name]) for name in ("mask", "source_mask") if name in columns}
         for name, column in columns.items():
             if column.dim() == 2:
-                columns[name] = column[:, :longest]
+                columns[name] = column[:, : longest["source_mask" if name in SOURCE else "mask"]]
         return replace(self, **columns)
 
     def with_(self, **columns: Any) -> "Batch":
@@ -81,13 +103,14 @@ class Batch:
 class Scored:
     """What a policy says of a batch: zero where there is no action.
 
-    `logprobs` are natural logs under the sampled distribution (temperature, excluded stop ids); `entropy` (nats)
-    and `values` only where they were asked for.
+    `logprobs` are natural logs under the sampled distribution (temperature, excluded stop ids, kept sets); `entropy`
+    (nats), `values` and `last_values` only where they were asked for.
     """
 
     logprobs: Float[Tensor, "N T"]
     entropy: Float[Tensor, "N T"] | None = None
     values: Float[Tensor, "N T"] | None = None
+    last_values: Float[Tensor, " N"] | None = None
 
 
 def collate(
@@ -123,6 +146,9 @@ def collate(
             if turn.logprobs:
                 logprobs[n, start:stop] = torch.tensor(turn.logprobs)
     owners = [episode for episode, _ in rows]
+    sources = [row[0].source_ids for _, row in rows]
+    if any(sources) and not (all(sources) and all(len(row) == 1 for _, row in rows)):
+        raise LmgymError("some turns have source_ids; then each turn needs them, and a row of its own (restart=True)")
     sampled = all(turn.logprobs for episode in episodes for turn in episode.turns)
     greedy = all(episode.baseline is not None for episode in episodes)
     return Batch(
@@ -141,7 +167,35 @@ def collate(
         stop_excluded=excluded if bool(excluded.any()) else None,
         logprobs_sampler=logprobs if sampled else None,
         baseline=torch.tensor([float(episode.baseline or 0.0) for episode in owners]) if greedy else None,
+        **(_source_columns(sources, pad_id) if any(sources) else {}),
+        **_kept_columns([turn for _, row in rows for turn in row], actions),
     )
+
+
+def _longest(mask: Bool[Tensor, "N T"]) -> int:
+    return int(mask.sum(1).max()) if len(mask) else 0
+
+
+def _source_columns(sources: list[list[int]], pad_id: int) -> dict[str, Any]:
+    """`source` and `source_mask` [N S]."""
+    size = (len(sources), max(map(len, sources)))
+    source, mask = torch.full(size, pad_id, dtype=torch.long), torch.zeros(size, dtype=torch.bool)
+    for n, ids in enumerate(sources):
+        source[n, : len(ids)] = torch.tensor(ids)
+        mask[n, : len(ids)] = True
+    return {"source": source, "source_mask": mask}
+
+
+def _kept_columns(turns: list[Turn], actions: Bool[Tensor, "N T"]) -> dict[str, Any]:
+    """`kept_sets` and `kept`, where sampling was restricted: the sets stand in the order of the actions."""
+    if all(turn.kept is None for turn in turns):
+        return {}
+    if any(turn.kept is None or len(turn.kept) != len(turn.action_ids) for turn in turns):
+        raise LmgymError("some actions were drawn from a kept set and others were not; one batch cannot hold both")
+    bits = torch.from_numpy(np.concatenate([turn.kept for turn in turns if turn.kept is not None]))
+    kept = torch.zeros(actions.shape, dtype=torch.long)
+    kept[actions] = torch.arange(len(bits))
+    return {"kept_sets": KeptSets(bits), "kept": kept}
 
 
 def _spans(row: list[Turn]) -> list[tuple[Turn, int, int]]:

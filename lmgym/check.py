@@ -12,11 +12,12 @@ import torch
 from lmgym.batch import collate
 from lmgym.config import Config, Stage
 from lmgym.episode import Episode, Example
+from lmgym.maths.kept import packed_bytes
 from lmgym.policies.policy import Policy
-from lmgym.rendering import answer_ids, prompt_ids
+from lmgym.rendering import answer_ids, decoder_answer_ids, prompt_ids, source_ids
 from lmgym.rewards.base import build
-from lmgym.rollout import Speaker, collect, demonstrate, groups_of, score
-from lmgym.run import held_out_examples, make_engine, make_env, trained_policy, training_examples
+from lmgym.rollout import collect, demonstrate, groups_of, score
+from lmgym.run import held_out_examples, make_engine, make_env, make_speaker, trained_policy, training_examples
 
 EXAMPLES = 8
 GROUP = 4  # answers per prompt where the algorithm itself asks for fewer
@@ -85,7 +86,7 @@ def _stage(report: Report, config: Config, stage: Stage, policy: Policy, verdict
     report.note(f"{len(examples)} training examples, {stage.prompts_per_step} prompts a step, {stage.steps} steps "
                 f"({stage.prompts_per_step * stage.steps / len(examples):.2f} epochs)")  # fmt: skip
     _lengths(report, config, stage, policy, few)
-    speaker = Speaker(make_engine(config, policy), policy.tokenizer, config.policy.template)
+    speaker = make_speaker(config, policy, make_engine(config, policy))
     path = (config.seed, "check")
     if "demonstrations" in stage.algorithm.needs:
         episodes = demonstrate(list(enumerate(few)), speaker, path)
@@ -95,18 +96,24 @@ def _stage(report: Report, config: Config, stage: Stage, policy: Policy, verdict
         episodes = collect(prompts, speaker, stage.sampling, path, make_env(stage))
         score(episodes, build(stage.rewards), config.reward_timeout)
         _answers(report, stage, episodes, verdict=verdict)
-    _memory(report, stage, policy, episodes, config.engine.rows)
+    _memory(report, config, stage, policy, episodes)
 
 
 def _lengths(report: Report, config: Config, stage: Stage, policy: Policy, examples: list[Example]) -> None:
-    lengths = [len(prompt_ids(policy.tokenizer, example.prompt, config.policy.template)) for example in examples]
+    read = source_ids if policy.encoder_decoder else prompt_ids
+    lengths = [len(read(policy.tokenizer, example.prompt, config.policy.template)) for example in examples]
     report.note(f"prompt tokens: {min(lengths)} to {max(lengths)}; context {policy.context or 'without limit'}")
-    room = None if policy.context is None else policy.context - max(lengths)
+    before = (
+        len(policy.decoder_start) if policy.encoder_decoder else max(lengths)
+    )  # what an answer shares its context with
+    room = None if policy.context is None else policy.context - before
     if room is not None and room < stage.sampling.max_new_tokens:
         report.warn(f"the longest of {len(examples)} prompts leaves room for {max(room, 0)} new tokens, fewer than "
                     f"sampling.max_new_tokens ({stage.sampling.max_new_tokens})")  # fmt: skip
     references = [
-        len(answer_ids(policy.tokenizer, example.prompt, text, config.policy.template))
+        len(decoder_answer_ids(policy.tokenizer, text))
+        if policy.encoder_decoder
+        else len(answer_ids(policy.tokenizer, example.prompt, text, config.policy.template))
         for example in examples
         for text in example.references
     ]
@@ -140,25 +147,32 @@ def _answers(report: Report, stage: Stage, episodes: list[Episode], verdict: boo
 
 
 @torch.no_grad()
-def _memory(report: Report, stage: Stage, policy: Policy, episodes: list[Episode], rows: int) -> None:
-    """Weights, gradients and AdamW moments in fp32, the activations of one forward pass, the cache of the decoder."""
+def _memory(report: Report, config: Config, stage: Stage, policy: Policy, episodes: list[Episode]) -> None:
+    """Weights, gradients and AdamW moments in fp32, the activations of one forward pass, the cache of the decoder, and
+    the kept sets of restricted sampling."""
     parameters = sum(parameter.numel() for parameter in policy.model.parameters())
     trained = sum(parameter.numel() for parameter in policy.parameters())
-    copies = 1 + ("reference" in stage.algorithm.needs)
-    states = 4 * (copies * parameters + 3 * trained)
+    needs = stage.algorithm.needs
+    adapted = trained < parameters  # then the first stage's reference is the model with its adapters off
+    copies = 1 + ("reference" in needs and not adapted) + len({"mask", "teacher"} & needs)
+    critics = 1 if "values" in needs and config.policy.critic == "separate" else 0
+    states = 4 * ((copies + critics) * parameters + 3 * (1 + critics) * trained)
     batch = collate(episodes, policy.pad_id)
-    config = policy.model.config
-    width, layers = config.hidden_size, config.num_hidden_layers
+    model = policy.model.config
+    width, layers = model.hidden_size, model.num_hidden_layers
     size = 4 if policy.compute == torch.float32 else 2
     tokens = min(policy.tokens_per_forward, stage.prompts_per_step * stage.algorithm.group_size * batch.mask.shape[1])
     activations = tokens * layers * width * 24 * size  # about 24 values a token, layer and unit of width are kept
-    rows = min(rows, stage.prompts_per_step * stage.algorithm.group_size)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_size = getattr(config, "head_dim", None) or width // config.num_attention_heads
+    rows = min(config.engine.rows, stage.prompts_per_step * stage.algorithm.group_size)
+    heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
+    head_size = getattr(model, "head_dim", None) or width // model.num_attention_heads
     capacity = batch.mask.shape[1] + stage.sampling.max_new_tokens
     cache = 2 * rows * capacity * layers * heads * head_size * size
-    total = states + activations + cache
+    answers = stage.prompts_per_step * stage.algorithm.group_size * stage.sampling.max_new_tokens
+    sets = answers * packed_bytes(policy.vocabulary) if stage.algorithm.restriction(None) is not None else 0
+    total = states + activations + cache + sets
     parts = f"weights and optimizer {_gib(states)}, activations about {_gib(activations)}, cache {_gib(cache)}"
+    parts += f", kept sets {_gib(sets)}" if sets else ""
     report.note(f"memory, estimated: {_gib(total)} ({parts})")
     if policy.device.type == "cuda" and total > torch.cuda.get_device_properties(policy.device).total_memory:
         report.warn(

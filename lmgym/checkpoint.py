@@ -1,9 +1,11 @@
 """Checkpoints: plain files, written whole or not at all, and enough to go on bit for bit.
 
     checkpoints/stage-1-step-000050/
-        model.safetensors, config.json, tokenizer files     what `from_pretrained` reads
+        model.safetensors, config.json, tokenizer files     what `from_pretrained` reads (or an adapter)
+        value_head.safetensors, critic/                     the value function, where there is one
         optimizer.safetensors                               moments, by parameter
-        state.json                                          stage, step, the algorithm's own state, early stopping
+        algorithm.json                                      the algorithm's own state
+        state.json                                          stage, step, frozen copies, early stopping
         manifest.json                                       size and SHA-256 of each file above
 
 A checkpoint is written to a hidden folder, flushed to the disk and renamed, so a kill at any moment leaves either the
@@ -15,7 +17,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from lmgym.errors import LmgymError
 from lmgym.logs.writer import disk_errors
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(kw_only=True)
@@ -39,19 +41,27 @@ class CheckpointSection:
     """How many of the newest to keep."""
 
 
-def save(folder: Path, policy: Any, optimizer: torch.optim.Optimizer | None, state: dict[str, Any]) -> Path:
-    """Write one checkpoint below `folder` atomically; returns its path. `state` is plain JSON with "stage" and "step".
+def save(
+    folder: Path,
+    policy: Any,
+    optimizer: torch.optim.Optimizer | None,
+    algorithm: Mapping[str, Any],
+    state: Mapping[str, Any],
+) -> Path:
+    """Write one checkpoint below `folder` atomically; returns its path. `algorithm` and `state` are plain JSON, `state`
+    with "stage" and "step".
 
     Raises LmgymError if the disk is full; earlier checkpoints are left as they were.
     """
     path = folder / f"stage-{state['stage']}-step-{state['step']:06d}"
 
     def write(hidden: Path) -> None:
-        policy.save_pretrained(hidden)
+        policy.save(hidden)
         save_file(_moments(optimizer), hidden / "optimizer.safetensors")
+        (hidden / "algorithm.json").write_text(json.dumps(algorithm))
         (hidden / "state.json").write_text(json.dumps({**state, "format": FORMAT}))
-        files = sorted(p for p in hidden.iterdir() if p.is_file())
-        manifest = {p.name: {"bytes": p.stat().st_size, "sha256": _digest(p)} for p in files}
+        files = sorted(p for p in hidden.rglob("*") if p.is_file())
+        manifest = {p.relative_to(hidden).as_posix(): {"bytes": p.stat().st_size, "sha256": _digest(p)} for p in files}
         (hidden / "manifest.json").write_text(json.dumps(manifest, indent=1))
 
     _write_folder(path, write)
@@ -127,6 +137,11 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
+def read_algorithm(path: Path) -> dict[str, Any]:
+    """The algorithm's own state in a checkpoint."""
+    return json.loads((path / "algorithm.json").read_text())
+
+
 def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
     """Put the saved moments back, bit for bit; rates, betas and the like stay as the recipe has them now."""
     tensors = load_file(path / "optimizer.safetensors")
@@ -161,7 +176,7 @@ def _write_folder(path: Path, write: Callable[[Path], None]) -> None:
         try:
             hidden.mkdir(parents=True)
             write(hidden)
-            for file in [*hidden.iterdir(), hidden]:
+            for file in [*hidden.rglob("*"), hidden]:
                 _flush(file)
         except Exception as error:
             shutil.rmtree(hidden, ignore_errors=True)

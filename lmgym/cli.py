@@ -99,14 +99,13 @@ def _train(given: argparse.Namespace) -> None:
 def _eval(given: argparse.Namespace) -> None:
     from lmgym.evaluate import evaluate
     from lmgym.logs.console import Console
-    from lmgym.rollout import Speaker
-    from lmgym.run import held_out_examples, held_out_rewards, make_engine, make_env, trained_policy
+    from lmgym.run import held_out_examples, held_out_rewards, make_engine, make_env, make_speaker, trained_policy
 
     config, folder = _config(given)
     section, stage = config.evaluation, config.stages[-1]
     examples = held_out_examples(config)
     policy = trained_policy(config, folder)
-    speaker = Speaker(make_engine(config, policy), policy.tokenizer, config.policy.template)
+    speaker = make_speaker(config, policy, make_engine(config, policy))
     rewards, sampling = held_out_rewards(config, stage), replace(stage.sampling, temperature=section.temperature)
     result = evaluate(
         examples, speaker, sampling, rewards, make_env(stage), config.seed, section.samples, config.reward_timeout

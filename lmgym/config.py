@@ -31,6 +31,8 @@ LEAST = {  # the smallest value that makes sense
     "threads": 1,
     "engine.rows": 1,
     "policy.tokens_per_forward": 1,
+    "policy.lora_rank": 1,
+    "policy.lora_alpha": 0,
     "evaluation.every": 0,
     "evaluation.examples": 1,
     "evaluation.samples": 1,
@@ -44,6 +46,7 @@ LEAST_OF_STAGE = {
     "steps": 1,
     "max_draws": 1,
     "optimizer.learning_rate": 0,
+    "optimizer.critic_learning_rate": 0,
     "optimizer.epsilon": 0,
     "optimizer.weight_decay": 0,
     "optimizer.max_gradient_norm": 0,
@@ -176,6 +179,10 @@ def build_config(tree: Mapping[str, Any]) -> Config:
     config = _build(Config, {key: value for key, value in tree.items()}, "")
     config.stages = stages
     _check_least(config, LEAST, "")
+    for stage in stages:
+        if "values" in stage.algorithm.needs and config.policy.critic == "none":
+            name = registry.name_of("algorithm", type(stage.algorithm))
+            raise LmgymError(f"{name} needs a value function, and policy.critic is none; write head or separate")
     if not config.reward_timeout > 0:
         raise LmgymError(f"reward_timeout is {config.reward_timeout}; it must be above 0 seconds")
     if "split" in (config.evaluation.task or {}):
@@ -233,11 +240,22 @@ def _named(kind: str, value: Any, key: str) -> Any:
     thing = registry.get(kind, tree["name"])
     arguments = {k: v for k, v in tree.items() if k != "name"}
     if kind == "algorithm":
-        return _build(thing, arguments, key + ".")
+        return _build(thing, _with_preset(thing, arguments, key), key + ".")
     also = (*OPTIONS, "split") if kind == "task" else ()  # what `tasks.base.load` and the run itself take
     own = {k: v for k, v in arguments.items() if k not in also}
     registry.check_arguments(thing, own, key, given=1 if kind == "task" else 0, also=also)
     return dict(tree)
+
+
+def _with_preset(thing: Any, arguments: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The arguments, over those of the preset that they name."""
+    given = dict(arguments)
+    preset = given.pop("preset", None)
+    if preset is None:
+        return given
+    if preset not in thing.presets:
+        raise LmgymError(f"'{key}.preset' is {preset!r}; {registry.suggest(str(preset), thing.presets)}")
+    return {**thing.presets[preset], **given}
 
 
 def _check_stages(stages: list[Stage]) -> None:
@@ -249,6 +267,8 @@ def _check_stages(stages: list[Stage]) -> None:
         if not stage.task:
             raise LmgymError(f"{where}the recipe names no task; write, for example, 'task: arithmetic'")
         _check_least(stage, LEAST_OF_STAGE, where)
+        if not 0 <= stage.optimizer.alpha < 1:
+            raise LmgymError(f"{where}optimizer.alpha is {stage.optimizer.alpha}; it must be at least 0 and below 1")
         if not all(0 <= beta < 1 for beta in stage.optimizer.betas):
             raise LmgymError(f"{where}optimizer.betas are {stage.optimizer.betas}; each must be at least 0 and below 1")
         if stage.early_stop and stage.early_stop.patience is None and stage.early_stop.target is None:

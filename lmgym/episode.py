@@ -1,4 +1,4 @@
-"""The nouns of the text world: Example, Turn, Episode. Plain Python, no torch.
+"""The nouns of the text world: Example, Turn, Episode, Restriction. Plain Python, no torch.
 
 Tasks make Examples, rollouts make Episodes of Turns, rewards score them, and `batch.collate` is the only door
 from here to tensors.
@@ -6,7 +6,10 @@ from here to tensors.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 Message = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content": "..."}
 
@@ -39,6 +42,10 @@ class Turn:
     log-probabilities under the distribution that was sampled from (natural log, temperature applied; empty for
     demonstrations, which nobody sampled). The first `minimum` actions were drawn with the stop ids excluded.
 
+    For an encoder-decoder model `source_ids` are what the encoder reads (the whole conversation so far), `prompt_ids`
+    are the decoder's first tokens, and each turn is a row of its own (`restart`). Where sampling was restricted, row t
+    of `kept` is the set of tokens that action t was drawn from, one bit a token of the vocabulary (maths/kept.py).
+
     Example: a turn of a model that was asked "2+2=" and answered "4", then stopped:
         >>> Turn(prompt_ids=[51, 44, 51, 62], action_ids=[53, 2], logprobs=[-0.1, -0.02], text="4", stop="eos",
         reward=1.0)
@@ -54,6 +61,8 @@ class Turn:
     minimum: int = 0
     reward: float = 0.0  # earned by this turn
     restart: bool = False  # the prompt was rewritten, not appended to: this turn begins a new row
+    source_ids: list[int] = field(default_factory=list)
+    kept: npt.NDArray[np.uint8] | None = None  # [actions, bytes]
 
 
 @dataclass
@@ -98,3 +107,19 @@ class Episode:
                 rows.append([])
             rows[-1].append(turn)
         return rows
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """Only likely tokens may be sampled: those that `policy` (the sampled one itself, if None) finds likely enough.
+
+    The set of each token travels with the answer (`Completion.kept`), and everything that is scored later is
+    renormalised on it. The policy's special ids are always in it.
+
+    Example: Restriction(rule="top_p", amount=0.9, least=1, policy=mask_policy)
+    """
+
+    rule: Literal["top_p", "top_k"]
+    amount: float  # top_p: probability mass; top_k: number of tokens
+    least: int = 1  # tokens that are kept whatever the rule says
+    policy: Any = None

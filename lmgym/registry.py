@@ -43,6 +43,9 @@ BUILTIN: dict[str, dict[str, Entry]] = {
             "lmgym.algorithms.reinforce:RLOO", "REINFORCE whose baseline is the mean of the rest of the group"
         ),
         "grpo": Entry("lmgym.algorithms.grpo:GRPO", "group-centred advantages, clipped ratio, token-sum loss"),
+        "ppo": Entry("lmgym.algorithms.actor_critic:PPO", "proximal policy optimisation with a value function"),
+        "nlpo": Entry("lmgym.algorithms.nlpo:NLPO", "PPO on the tokens that a mask policy finds likely"),
+        "a2c": Entry("lmgym.algorithms.actor_critic:A2C", "advantage actor-critic, one step per batch"),
         "supervised": Entry("lmgym.algorithms.supervised:Supervised", "cross-entropy on the references (warm start)"),
     },
     "task": {
@@ -52,6 +55,12 @@ BUILTIN: dict[str, dict[str, Entry]] = {
         ),
         "topics": Entry("lmgym.tasks.topics:topics", "open writing prompts in the manner of NanoRL"),
         "jsonl": Entry("lmgym.tasks.jsonl:jsonl", "any .jsonl file with prompt and reference columns"),
+        "increasing_numbers": Entry(
+            "lmgym.tasks.synthetic:increasing_numbers", "a number to count on from, or one prompt, as in RL4LMs"
+        ),
+        "sentences_with_dates": Entry(
+            "lmgym.tasks.synthetic:sentences_with_dates", "beginnings of a sentence that ask for a date, as in RL4LMs"
+        ),
     },
     "reward": {
         "final_answer": Entry("lmgym.rewards.maths:final_answer", "1 if the final answer equals the reference's"),
@@ -64,6 +73,10 @@ BUILTIN: dict[str, dict[str, Entry]] = {
         "words": Entry("lmgym.rewards.form:words", "number of words (a metric)"),
         "regex": Entry("lmgym.rewards.form:regex", "1 where a regular expression matches"),
         "exact_match": Entry("lmgym.rewards.form:exact_match", "1 if the text is one of the references"),
+        "increasing_numbers": Entry(
+            "lmgym.rewards.synthetic:increasing_numbers", "share of numbers in increasing order, as in RL4LMs"
+        ),
+        "dates": Entry("lmgym.rewards.synthetic:dates", "1 if a date such as 2021-03-04 occurs, as in RL4LMs"),
     },
     "env": {
         "single_turn": Entry("lmgym.envs.single_turn:SingleTurn", "one prompt, one answer"),

@@ -72,6 +72,20 @@ def answer_ids(
     return [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
 
+def source_ids(tokenizer: Any, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None) -> list[int]:
+    """Token ids [S] of a prompt for an encoder: with all the special tokens that the tokenizer puts around a text, the
+    end mark of T5 included, which `prompt_ids` leaves out."""
+    if getattr(tokenizer, "chat_template", None):
+        return prompt_ids(tokenizer, prompt, template)
+    return list(tokenizer(plain_text(messages_of(prompt)))["input_ids"])
+
+
+def decoder_answer_ids(tokenizer: Any, answer: str) -> list[int]:
+    """Token ids [A] of a reference answer for a decoder that begins it apart from the prompt: the text's own ids and
+    the end of sequence. (A beginning-of-sequence id belongs to the decoder's first tokens, not to the answer.)"""
+    return [*tokenizer(text_target=answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+
+
 def appended_ids(
     tokenizer: Any,
     history: Sequence[Message],

@@ -12,20 +12,34 @@ from typing import Any
 from lmgym import seeds
 from lmgym.engines.base import Completion, Engine, Request, Sampling
 from lmgym.envs.base import Env
-from lmgym.episode import Episode, Example, Message, Turn
+from lmgym.episode import Episode, Example, Message, Restriction, Turn
 from lmgym.errors import LmgymError
-from lmgym.rendering import answer_ids, appended_ids, decode, messages_of, prompt_ids
+from lmgym.rendering import (
+    answer_ids,
+    appended_ids,
+    decode,
+    decoder_answer_ids,
+    messages_of,
+    prompt_ids,
+    source_ids,
+)
 from lmgym.rewards.base import Reward, evaluate
 
 
 @dataclass(frozen=True)
 class Speaker:
-    """Who answers: an engine with the tokenizer of its policy and the keyword arguments of its chat template."""
+    """Who answers: an engine with the tokenizer of its policy and the keyword arguments of its chat template.
+
+    An encoder-decoder's answers begin with `decoder_start`; a causal model has none. Under a `restriction` only some
+    tokens are sampled.
+    """
 
     engine: Engine
     tokenizer: Any
     template: Mapping[str, Any] = field(default_factory=dict)
     version: int = 0
+    decoder_start: tuple[int, ...] = ()
+    restriction: Restriction | None = None
 
 
 @dataclass
@@ -55,8 +69,7 @@ def collect(
     live = [_begin(place, group, example, speaker, path, make_env) for place, (group, example) in enumerate(prompts)]
     episodes = [one.episode for one in live]
     while live:
-        requests = [Request(tuple(one.ids), seeds.key(one.key, len(one.episode.turns))) for one in live]
-        completions = speaker.engine.generate(requests, sampling)
+        completions = speaker.engine.generate([_request(one, speaker) for one in live], sampling, speaker.restriction)
         live = [
             one
             for one, completion in zip(live, completions, strict=True)
@@ -82,6 +95,13 @@ def demonstrate(prompts: Sequence[tuple[int, Example]], speaker: Speaker, path: 
             action_ids=answer_ids(speaker.tokenizer, example.prompt, answer, speaker.template),
             text=answer,
         )
+        if speaker.decoder_start:
+            turn = Turn(
+                prompt_ids=list(speaker.decoder_start),
+                action_ids=decoder_answer_ids(speaker.tokenizer, answer),
+                text=answer,
+                source_ids=source_ids(speaker.tokenizer, example.prompt, speaker.template),
+            )
         episodes.append(Episode(example=example, group=group, index=place, turns=[turn], version=speaker.version))
     return episodes
 
@@ -110,17 +130,27 @@ def _begin(
 ) -> _Live:
     env = make_env()
     prompt = env.reset(example, seeds.key(*path, "environment", group))
-    ids = prompt_ids(speaker.tokenizer, prompt, speaker.template)
+    ids = (source_ids if speaker.decoder_start else prompt_ids)(speaker.tokenizer, prompt, speaker.template)
     if not ids:
         raise LmgymError(f"the prompt of example {example.id} has no token at all; give it some text")
     episode = Episode(example=example, group=group, index=place, version=speaker.version)
     return _Live(episode, env, seeds.key(*path, "episode", place), messages_of(prompt), ids, ids)
 
 
+def _request(one: _Live, speaker: Speaker) -> Request:
+    key = seeds.key(one.key, len(one.episode.turns))
+    if speaker.decoder_start:
+        return Request(speaker.decoder_start, key, source_ids=tuple(one.ids))
+    return Request(tuple(one.ids), key)
+
+
 def _advance(one: _Live, completion: Completion, speaker: Speaker, sampling: Sampling) -> bool:
     """Add the sampled turn, let the environment answer; True if the episode goes on."""
     text = decode(speaker.tokenizer, completion.ids)
     turn = Turn(one.fresh, completion.ids, completion.logprobs, text, completion.stop, sampling.min_new_tokens)
+    turn.kept = completion.kept
+    if speaker.decoder_start:  # the encoder reads the whole conversation anew
+        turn.prompt_ids, turn.source_ids, turn.restart = list(speaker.decoder_start), one.ids, bool(one.episode.turns)
     one.episode.turns.append(turn)
     step = one.env.step(text)
     turn.reward = step.reward

@@ -5,6 +5,7 @@ runs/NAME/
     machine.json        precision, threads, versions: chosen once
     metrics.jsonl       one record a step and an evaluation
     rollouts.jsonl      a tracked prompt's answers in each step
+    copies/             frozen copies of the policy that checkpoints refer to, see copies.py
     checkpoints/        the newest few, see checkpoint.py
     best/               the best model, where evaluation.keep_best names a metric
     final/              the trained model, for AutoModelForCausalLM.from_pretrained
@@ -28,13 +29,17 @@ import torch
 
 from lmgym import checkpoint, registry
 from lmgym.config import Config, Stage, dump
+from lmgym.copies import Copies
 from lmgym.episode import Example
 from lmgym.errors import LmgymError
 from lmgym.logs.console import Console
 from lmgym.logs.writer import Writer, disk_errors, rewind
-from lmgym.policies.load import PolicySection, load_policy
+from lmgym.policies import adapter
+from lmgym.policies.builtin import is_builtin
+from lmgym.policies.heads import add_critic
+from lmgym.policies.load import PolicySection, load_policy, load_tokenizer, look
 from lmgym.policies.policy import Policy
-from lmgym.rendering import answer_ids, messages_of, plain_text, prompt_ids
+from lmgym.rendering import answer_ids, decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids
 from lmgym.rewards.base import Reward, build
 from lmgym.rollout import Speaker
 from lmgym.tasks.base import Stream, load
@@ -65,14 +70,24 @@ class Run:
     stage: Stage = field(init=False)
     algorithm: Any = field(init=False)
     optimizer: Optimizer = field(init=False)
-    reference: Policy | None = field(init=False)
+    copies: Copies = field(init=False)
     stream: Stream = field(init=False)
     rewards: list[Reward] = field(init=False)
     make_env: Callable[[], Any] = field(init=False)
 
     @property
     def speaker(self) -> Speaker:
-        return Speaker(self.engine, self.policy.tokenizer, self.config.policy.template, self.version)
+        """Who answers in evaluations: the policy itself."""
+        return make_speaker(self.config, self.policy, self.engine, self.version)
+
+    @property
+    def training_speaker(self) -> Speaker:
+        """Who answers in training, under the algorithm's restriction if it has one."""
+        return replace(self.speaker, restriction=self.algorithm.restriction(self.copies.models.get("mask")))
+
+    def refresh(self, name: str) -> None:
+        """Take a frozen copy anew, of the policy as it is now; for `Algorithm.after_update`."""
+        self.copies.take(name, self.policy, self.step)
 
     @property
     def path(self) -> tuple[int | str, ...]:
@@ -99,6 +114,7 @@ def start(config: Config, console: Console) -> Run:
     state: dict[str, Any] = checkpoint.read_state(latest) if latest else {"stage": 0, "step": 0}
     if state["stage"] >= len(config.stages):
         raise LmgymError(f"{folder} is in its stage {state['stage'] + 1}, and the recipe has {len(config.stages)}")
+    _check_model(config, examples)
     policy = load_policy(_section(config, machine), config.seed, latest)
     compute: Any = str(policy.compute).removeprefix("torch.")
     section = replace(config.policy, compute=compute)
@@ -129,7 +145,10 @@ def begin_stage(run: Run) -> None:
     """Build the stage's parts; on resume, put back the optimizer and the algorithm's own state."""
     stage = run.stage = run.config.stages[run.stage_index]
     run.algorithm = copy.deepcopy(stage.algorithm)  # its state belongs to this run, not to the config
-    run.optimizer = Optimizer(run.policy.parameters(), stage.optimizer)
+    if "values" in run.algorithm.needs:
+        add_critic(run.policy, separate=run.config.policy.critic == "separate")
+    own, critic = run.algorithm.parameters(run.policy)
+    run.optimizer = Optimizer(own, stage.optimizer, critic)
     run.stream = Stream(run.examples[run.stage_index], run.config.seed, stage.prompts_per_step)
     run.rewards = build(stage.rewards)
     run.make_env = make_env(stage)
@@ -137,7 +156,7 @@ def begin_stage(run: Run) -> None:
         assert run.resume_from is not None
         checkpoint.load_optimizer(run.resume_from, run.optimizer.torch)
         state = checkpoint.read_state(run.resume_from)
-        run.algorithm.load_state_dict(state["algorithm"])
+        run.algorithm.load_state_dict(checkpoint.read_algorithm(run.resume_from))
         if state["steps"] != stage.steps and stage.optimizer.schedule != "constant":
             run.console.warn(
                 f"stage {stage.name} now has {stage.steps} steps instead of {state['steps']}, so its "
@@ -145,7 +164,7 @@ def begin_stage(run: Run) -> None:
             )
     if run.progress.get("stop") != (stage.early_stop and asdict(stage.early_stop)):
         run.progress["stop"] = None  # it was stopped early, and goes on under another rule
-    run.reference = _reference(run) if "reference" in run.algorithm.needs else None
+    _copies(run)
     run.console.stage(stage.name, run.stage_index, len(run.config.stages))
 
 
@@ -168,6 +187,11 @@ def held_out_examples(config: Config, split: str | None = None) -> list[Example]
 def make_engine(config: Config, policy: Policy) -> Any:
     """The engine that samples from the policy."""
     return registry.get("engine", "sampler")(policy, rows=config.engine.rows)
+
+
+def make_speaker(config: Config, policy: Policy, engine: Any, version: int = 0) -> Speaker:
+    """Who answers: the engine, in the words of the policy's tokenizer."""
+    return Speaker(engine, policy.tokenizer, config.policy.template, version, policy.decoder_start)
 
 
 def held_out_rewards(config: Config, stage: Stage) -> list[Reward]:
@@ -205,16 +229,38 @@ def save(run: Run) -> None:
         "steps": run.config.stages[run.stage_index].steps,
         "version": run.version,
         "progress": run.progress,
-        "algorithm": run.algorithm.state_dict(),
+        "copies": run.copies.taken if run.step else {},
     }
+    run.copies.save()
     optimizer = run.optimizer.torch if run.step else None
-    saved = checkpoint.save(run.folder / "checkpoints", run.policy, optimizer, state)
+    algorithm = run.algorithm.state_dict() if run.step else {}
+    saved = checkpoint.save(run.folder / "checkpoints", run.policy, optimizer, algorithm, state)
     checkpoint.prune(saved, run.config.checkpoint.keep)
+    run.copies.prune(map(checkpoint.read_state, checkpoint.all_checkpoints(saved.parent)))
 
 
 def _examples(section: dict[str, Any], split: str, seed: int) -> list[Example]:
     arguments = {key: value for key, value in section.items() if key not in ("name", "split")}
     return load(section["name"], split, seed=seed, **arguments)
+
+
+def _check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
+    """Raise LmgymError where the recipe does not fit the model, as far as its configuration and tokenizer tell."""
+    facts = look(config.policy)
+    if config.policy.context_start_token is not None and not facts.encoder_decoder:
+        raise LmgymError(
+            f"policy.context_start_token is for encoder-decoder models, and {config.policy.model} is a causal one; "
+            "remove it"
+        )
+    for stage in config.stages:
+        stage.algorithm.check_vocabulary(facts.vocabulary)
+    chat = next((e for own in examples for e in own if not isinstance(e.prompt, str)), None)
+    if facts.encoder_decoder and chat is not None and not load_tokenizer(config.policy).chat_template:
+        raise LmgymError(
+            f"example '{chat.id}' is a chat of several messages, and {config.policy.model} is an encoder-decoder "
+            "without a chat template; take a task of plain prompts (prompt_prefix in place of system_prompt), or a "
+            "chat model"
+        )
 
 
 def _check_lengths(examples: Sequence[Example], config: Config, stage: Stage, policy: Policy) -> None:
@@ -224,16 +270,22 @@ def _check_lengths(examples: Sequence[Example], config: Config, stage: Stage, po
         return
     tokenizer, template = policy.tokenizer, config.policy.template
     imitated = "demonstrations" in stage.algorithm.needs
-    around = len(prompt_ids(tokenizer, examples[0].prompt, template))  # at least what the chat template adds
+    read = source_ids if policy.encoder_decoder else prompt_ids
+    around = len(read(tokenizer, examples[0].prompt, template))  # at least what the chat template adds
     for example in examples:
         answers = example.references if imitated else ()
         longest = max((len(text.encode()) for text in answers), default=0)
         if around + len(plain_text(messages_of(example.prompt)).encode()) + longest < policy.context:
             continue
-        length = len(prompt_ids(tokenizer, example.prompt, template))
-        length += max((len(answer_ids(tokenizer, example.prompt, text, template)) for text in answers), default=1)
-        if length > policy.context:
+        length = len(read(tokenizer, example.prompt, template))
+        if policy.encoder_decoder:  # each half has the whole context to itself
+            spoken = [len(policy.decoder_start) + len(decoder_answer_ids(tokenizer, text)) for text in answers]
+            length = max([length, *spoken])
+            what = "the prompt or the reference" if imitated else "the prompt"
+        else:
+            length += max((len(answer_ids(tokenizer, example.prompt, text, template)) for text in answers), default=1)
             what = "the prompt and reference" if imitated else "the prompt, with one token of an answer,"
+        if length > policy.context:
             raise LmgymError(
                 f"{what} of example '{example.id}' have {length} tokens, and the model reads {policy.context} at most; "
                 "shorten it, or take a model with a longer context"
@@ -253,17 +305,36 @@ def _lock(folder: Path) -> IO[str]:
     return file
 
 
-def _reference(run: Run) -> Policy:
-    """A frozen copy of the policy as the stage found it, kept in the run folder so that a resumed run has the same
-    one."""
-    folder = run.folder / f"reference-{run.stage_index}"
-    if run.step == 0:
-        checkpoint.save_model(folder, run.policy)
-    if not folder.is_dir():
-        raise LmgymError(f"{folder} is gone, so the run cannot be resumed exactly; start it anew in another folder")
-    reference = load_policy(run.section, run.config.seed, folder)
-    reference.model.requires_grad_(False)
-    return reference
+def _copies(run: Run) -> None:
+    """Take the frozen copies that the stage's algorithm needs, or read back those of the checkpoint."""
+    run.copies = Copies(run.folder, run.stage_index, run.section, run.config.seed)
+    needs = run.algorithm.needs
+    if "teacher" in needs:
+        run.copies.models["teacher"] = _teacher(run)
+    taken = checkpoint.read_state(run.resume_from)["copies"] if run.step > 0 and run.resume_from else {}
+    for name in ("reference", "mask"):
+        if name not in needs:
+            continue
+        if name == "reference" and run.stage_index == 0 and adapter.has_adapter(run.policy.model) and not taken:
+            run.copies.models[name] = adapter.BeforeAdapter(run.policy)  # what the adapters began from
+        elif name in taken:
+            run.copies.restore(name, taken[name])
+        else:
+            run.copies.take(name, run.policy, run.step)
+
+
+def _teacher(run: Run) -> Policy:
+    """The frozen model that the algorithm names. Raises LmgymError if it speaks another vocabulary."""
+    name = run.algorithm.teacher
+    own = replace(run.section, model=name, revision=None, lora_rank=None, architecture={}, context_start_token=None)
+    teacher = load_policy(replace(own, tokenizer=run.section.tokenizer if is_builtin(name) else None), run.config.seed)
+    if teacher.tokenizer.get_vocab() != run.policy.tokenizer.get_vocab():
+        raise LmgymError(
+            f"algorithm.teacher: {name} has another tokenizer than the policy, so it cannot score the policy's tokens"
+        )
+    if teacher.encoder_decoder != run.policy.encoder_decoder:
+        raise LmgymError(f"algorithm.teacher: {name} and the policy must both be causal, or both encoder-decoders")
+    return teacher.frozen_copy()
 
 
 def _section(config: Config, machine: dict[str, Any]) -> PolicySection:

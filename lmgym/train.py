@@ -48,7 +48,7 @@ def train(config: Config, console: Console | None = None) -> Path:
                     began = time.perf_counter()
                     episodes = gather(run, step)
                     gathered = time.perf_counter()
-                    batch = prepare(collate_step(run, episodes, step), run.policy, run.reference, run.algorithm)
+                    batch = prepare(collate_step(run, episodes, step), run.policy, run.copies.models, run.algorithm)
                     rate = run.optimizer.set_step(step, run.stage.steps)
                     metrics = run.algorithm.update(run.policy, batch, run.optimizer)
                     run.step, run.version = step + 1, run.version + 1
@@ -75,7 +75,7 @@ def gather(run: Run, step: int) -> list[Episode]:
         if "demonstrations" in run.algorithm.needs:
             episodes = demonstrate(prompts, run.speaker, path)
         else:
-            episodes = collect(prompts, run.speaker, run.stage.sampling, path, run.make_env)
+            episodes = collect(prompts, run.training_speaker, run.stage.sampling, path, run.make_env)
             score(episodes, run.rewards, run.config.reward_timeout)
         if "greedy" in run.algorithm.needs:
             add_greedy_baseline(run, episodes, path)

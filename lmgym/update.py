@@ -5,6 +5,7 @@ Nothing here knows an algorithm or a model by name; both are called through thei
 """
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,21 +14,29 @@ from torch import Tensor
 
 from lmgym.batch import Batch
 from lmgym.errors import LmgymError
+from lmgym.maths.advantages import explained_variance
 from lmgym.maths.reductions import Totals, masked_mean, tokens_of_episode, totals, weights
 
 
 @dataclass(kw_only=True)
 class OptimizerSection:
-    """The `optimizer:` section of a recipe: AdamW (arXiv 1711.05101) and the learning rate as a function of the step.
+    """The `optimizer:` section of a recipe: AdamW (arXiv 1711.05101) or RMSprop, and the learning rate as a function of
+    the step.
 
     Example: OptimizerSection(learning_rate=1e-6, schedule="cosine", warmup=20)
     """
 
+    name: Literal["adamw", "rmsprop"] = "adamw"
     learning_rate: float = 1e-6
+    critic_learning_rate: float | None = None
+    """Of the value function's own parameters; like the policy's if left out. Schedule and warm-up are the same."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's."""
+    alpha: float = 0.99
+    """RMSprop's memory of squared gradients."""
     epsilon: float = 1e-8
     weight_decay: float = 0.01
-    """On matrices only, not on biases and norms."""
+    """On matrices only, not on biases and norms. AdamW decays the weights themselves, RMSprop adds to the gradient."""
     max_gradient_norm: float = 1.0
     """Gradients are scaled down to this L2 norm; 0 switches it off (the norm is logged all the same)."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -57,28 +66,43 @@ class OptimizerSection:
 
 
 class Optimizer:
-    """AdamW over a policy's parameters, its learning rate set per step, with clipping of the gradient norm."""
+    """AdamW or RMSprop over a policy's parameters and its critic's, learning rates set per step, with clipping of the
+    gradient norm of all of them together."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter], section: OptimizerSection) -> None:
+    def __init__(
+        self,
+        parameters: list[torch.nn.Parameter],
+        section: OptimizerSection,
+        critic: Sequence[torch.nn.Parameter] = (),
+    ) -> None:
         self.section = section
+        self.parameters = [*parameters, *critic]
+        ratio = 1.0 if not section.learning_rate else (section.critic_learning_rate or 0.0) / section.learning_rate
+        ratio = 1.0 if section.critic_learning_rate is None else ratio
         groups = [
-            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": section.weight_decay},
-            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+            {"params": [p for p in owned if (p.dim() >= 2) == decays], "weight_decay": decay, "ratio": share}
+            for owned, share in ((parameters, 1.0), (critic, ratio))
+            for decays, decay in ((True, section.weight_decay), (False, 0.0))
         ]
-        self.parameters = parameters
+        groups = [group for group in groups if group["params"]]
+        if section.name == "rmsprop":
+            self.torch: torch.optim.Optimizer = torch.optim.RMSprop(
+                groups, lr=section.learning_rate, alpha=section.alpha, eps=section.epsilon
+            )
+            return
         self.torch = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
+            groups,
             lr=section.learning_rate,
             betas=section.betas,
             eps=section.epsilon,
-            fused=parameters[0].device.type in ("cpu", "cuda"),
+            fused=self.parameters[0].device.type in ("cpu", "cuda"),
         )
 
     def set_step(self, step: int, steps: int) -> float:
-        """Set the learning rate of this training step, and return it."""
+        """Set the learning rates of this training step, and return the policy's."""
         rate = self.section.at(step, steps)
         for group in self.torch.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["ratio"]
         return rate
 
     def zero_grad(self) -> None:
@@ -105,26 +129,38 @@ class Optimizer:
         return norm
 
 
-def prepare(batch: Batch, policy: Any, reference: Any, algorithm: Any) -> Batch:
+def prepare(batch: Batch, policy: Any, copies: Mapping[str, Any], algorithm: Any) -> Batch:
     """Fill the columns that the algorithm needs, then its advantages.
 
-    `logprobs_old` costs a scoring pass and is needed only where a batch serves more than one optimizer step: on the
-    first step the old policy is the new one. `logprobs_ref` is computed once per batch, and only where there is a
-    reference.
+    `copies` are the frozen models that it needs, by name: "reference", "teacher". `logprobs_old` costs a scoring pass
+    and is needed only where a batch serves more than one optimizer step: on the first step the old policy is the new
+    one. The values come from the same pass.
     """
-    if algorithm.optimizer_steps > 1 or "old" in algorithm.needs:
-        batch = batch.with_(logprobs_old=policy.logprobs(batch))
-    if "reference" in algorithm.needs:
-        batch = batch.with_(logprobs_ref=reference.logprobs(batch))
+    needs, batch = algorithm.needs, algorithm.before_scoring(batch)
+    if algorithm.optimizer_steps > 1 or needs & {"old", "values"}:
+        said = policy.describe(batch, values="values" in needs, last_values="values" in needs)
+        batch = batch.with_(logprobs_old=said.logprobs, values=said.values, last_values=said.last_values)
+    if "reference" in needs:
+        batch = batch.with_(logprobs_ref=copies["reference"].logprobs(batch))
+    if "teacher" in needs:
+        batch = batch.with_(logprobs_teacher=copies["teacher"].logprobs(batch))
     return algorithm.advantages(batch)
 
 
-def first_order(algorithm: Any, policy: Any, batch: Batch, optimizer: Optimizer, first: bool) -> dict[str, float]:
+def first_order(
+    algorithm: Any,
+    policy: Any,
+    batch: Batch,
+    optimizer: Optimizer,
+    first: bool,
+    refuse: Callable[[dict[str, float]], bool] | None = None,
+) -> dict[str, float]:
     """One optimizer step on all rows of this batch; returns its metrics.
 
     The weights of the tokens come from totals over the whole batch, so the cut into micro-batches does not matter.
     Rows that cannot contribute (`Algorithm.active`) are counted in the totals but not computed. On the first step of a
-    batch `logprobs_old` is what the policy says now, so the ratio is exactly 1.
+    batch `logprobs_old` is what the policy says now, so the ratio is exactly 1. Where `refuse` says so of the metrics,
+    the parameters are left as they were ("gradient_norm" is then missing).
     """
     total = totals(batch.actions, batch.episode)
     episode_tokens = tokens_of_episode(batch.actions, batch.episode)
@@ -135,10 +171,12 @@ def first_order(algorithm: Any, policy: Any, batch: Batch, optimizer: Optimizer,
         rows = active.nonzero()[:, 0][rows]
         for name, value in _micro_batch(algorithm, policy, batch[rows], episode_tokens[rows], total, first).items():
             sums[name] = sums[name] + value if name in sums else value
-    norm = optimizer.step()
     tokens = max(float(sums.pop("tokens", torch.tensor(0.0))), 1.0)
     metrics = {name: float(value) / (1.0 if name.startswith("loss/") else tokens) for name, value in sums.items()}
-    return {**metrics, "gradient_norm": norm, "rows/computed": float(active.float().mean())}
+    metrics["rows/computed"] = float(active.float().mean())
+    if refuse is not None and refuse(metrics):
+        return metrics
+    return {**metrics, "gradient_norm": optimizer.step()}
 
 
 def _micro_batch(
@@ -148,7 +186,7 @@ def _micro_batch(
     batch = batch.to(policy.device)
     wide = torch.float32 if policy.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
     episode_tokens = episode_tokens.to(policy.device, wide)
-    new = policy.score(batch, entropy="entropy" in algorithm.needs)
+    new = policy.score(batch, entropy="entropy" in algorithm.needs, values="values" in algorithm.needs)
     if first:
         batch = batch.with_(logprobs_old=new.logprobs.detach())
     terms, metrics = algorithm.loss(batch, new)
@@ -179,4 +217,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         metrics["entropy"] = -float(masked_mean(batch.logprobs_sampler, batch.actions))
     if batch.logprobs_ref is not None and batch.logprobs_sampler is not None:
         metrics["kl/reference"] = float(masked_mean(batch.logprobs_sampler - batch.logprobs_ref, batch.actions))
+    if batch.values is not None and batch.returns is not None:
+        metrics["value/mean"] = float(masked_mean(batch.values, batch.actions))
+        metrics["value/explained_variance"] = float(explained_variance(batch.values, batch.returns, batch.actions))
     return {name: value for name, value in metrics.items() if math.isfinite(value)}

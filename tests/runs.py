@@ -163,10 +163,14 @@ def state(folder: Path) -> dict[str, Any]:
     return json.loads((newest(folder) / "state.json").read_text())
 
 
+def algorithm_state(folder: Path) -> dict[str, Any]:
+    return json.loads((newest(folder) / "algorithm.json").read_text())
+
+
 def assert_equal_runs(one: Path, other: Path) -> None:
     """Two finished runs are the same, bit for bit: parameters, moments, algorithm, rollouts, metrics."""
     assert newest(one).name == newest(other).name
-    for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
+    for name in ("model.safetensors", "optimizer.safetensors", "algorithm.json", "state.json"):
         assert (newest(one) / name).read_bytes() == (newest(other) / name).read_bytes(), name
     for name in ("final/model.safetensors", "rollouts.jsonl", "summary.json"):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name

@@ -6,7 +6,7 @@ never sees a string, a model or a tokenizer: columns of a `Batch` come in, per-t
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lmgym import seeds
 from lmgym.batch import Batch, Scored
-from lmgym.episode import Episode
+from lmgym.episode import Episode, Restriction
 from lmgym.errors import LmgymError
 from lmgym.maths.reductions import Reduction
 from lmgym.update import Optimizer, first_order
@@ -36,6 +36,9 @@ class Algorithm:
         ...         return {"policy": (-batch.advantages * new.logprobs, "constant")}, {}
     """
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Values of the fields under a name: `algorithm: {name: ppo, preset: trl}`."""
+
     group_size: int = 1
     """Answers per prompt."""
     epochs: int = 1
@@ -51,14 +54,27 @@ class Algorithm:
     @property
     def needs(self) -> frozenset[str]:
         """What to collect and fill in besides the rollout: any of "reference" (log-probabilities of a frozen copy),
-        "greedy" (the score of the greedy answer), "demonstrations" (reference answers in place of sampled ones), "old"
-        (a scoring pass even for one optimizer step), "entropy" (exact entropies in `Scored`)."""
+        "teacher" (of the model that the field `teacher` names), "mask" (a frozen copy for `restriction`), "values" (a
+        value function: `batch.values`, `new.values`), "greedy" (the score of the greedy answer), "demonstrations"
+        (reference answers in place of sampled ones), "old" (a scoring pass even for one optimizer step), "entropy"
+        (exact entropies in `Scored`)."""
         return frozenset()
 
     @property
     def optimizer_steps(self) -> int:
         """Optimizer steps that one batch serves."""
         return self.epochs * self.minibatches
+
+    def parameters(self, policy: Any) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
+        """What the optimizer moves: the policy's own parameters, and its critic's."""
+        return policy.parameters(), policy.critic_parameters()
+
+    def restriction(self, mask: Any) -> Restriction | None:
+        """Which tokens may be sampled in training; `mask` is the frozen copy that "mask" asks for, else None."""
+        return None
+
+    def check_vocabulary(self, size: int) -> None:
+        """Raise LmgymError where the fields do not go with a vocabulary of `size`; called before a model is loaded."""
 
     def select(self, groups: list[list[Episode]], wanted: int) -> tuple[list[list[Episode]], bool]:
         """The groups that train, and whether to draw more prompts for this step (up to the stage's `max_draws`).
@@ -68,6 +84,10 @@ class Algorithm:
         lengths are logged of all drawn episodes, whatever is selected.
         """
         return groups, False
+
+    def before_scoring(self, batch: Batch) -> Batch:
+        """The batch as its log-probabilities are to be taken, all of them; called before any column is filled in."""
+        return batch
 
     def advantages(self, batch: Batch) -> Batch:
         """The batch with `advantages` [N T] (and `returns`, for a critic) filled in: the credit of each token."""
@@ -88,12 +108,18 @@ class Algorithm:
 
     def update(self, policy: Any, batch: Batch, optimizer: Optimizer) -> dict[str, float]:
         """All optimizer steps on one prepared batch; returns the mean of their metrics."""
-        records = [
-            first_order(self, policy, minibatch, optimizer, first=place == 0)
-            for place, minibatch in enumerate(self.minibatches_of(batch))
-        ]
+        records = []
+        for place, minibatch in enumerate(self.minibatches_of(batch)):
+            records.append(first_order(self, policy, minibatch, optimizer, first=place == 0, refuse=self.refuses))
+            if "gradient_norm" not in records[-1]:
+                break
         names = {name for record in records for name in record}
-        return {name: float(np.mean([r[name] for r in records if name in r])) for name in sorted(names)}
+        metrics = {name: float(np.mean([r[name] for r in records if name in r])) for name in sorted(names)}
+        return metrics | {"updates": float(sum("gradient_norm" in record for record in records))}
+
+    def refuses(self, metrics: Mapping[str, float]) -> bool:
+        """Whether an optimizer step with these metrics is left out, and all after it on the same batch."""
+        return False
 
     def minibatches_of(self, batch: Batch) -> Iterator[Batch]:
         """Each epoch's minibatches, in an order that is a function of the batch's key.

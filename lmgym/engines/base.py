@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from lmgym.episode import Restriction
 from lmgym.errors import LmgymError
 
 
@@ -45,11 +49,14 @@ class Sampling:
 class Request:
     """One answer wanted: the prompt's ids, and the 64-bit key that fixes its random numbers.
 
+    An encoder-decoder model reads `source_ids`; `prompt_ids` are then the decoder's first tokens.
+
     Example: Request(prompt_ids=(5, 6), key=seeds.key(0, "sampling", 3, 0, 17))
     """
 
     prompt_ids: tuple[int, ...]
     key: int
+    source_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,13 +69,15 @@ class Completion:
     ids: list[int]
     logprobs: list[float]
     stop: str  # "eos" | "stop" | "length" | "context"
+    kept: npt.NDArray[np.uint8] | None = None  # [tokens, bytes], where sampling was restricted
 
 
 class Engine(Protocol):
     """Anything that samples from the policy's weights.
 
     Contract: completions come in the order of the requests; a completion's random numbers depend on its key only;
-    temperature 0 is argmax; the reported log-probabilities are those of the distribution that was sampled.
+    temperature 0 is argmax; the reported log-probabilities are those of the distribution that was sampled, on the
+    kept set where there is a restriction.
     """
 
     @property
@@ -76,7 +85,9 @@ class Engine(Protocol):
         """Most tokens of prompt and answer together, or None if there is no limit."""
         ...
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]: ...
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, restriction: Restriction | None = None
+    ) -> list[Completion]: ...
 
     def load(self, policy: Any, version: int) -> None:
         """Take over the policy's weights after an update."""

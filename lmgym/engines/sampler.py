@@ -1,7 +1,8 @@
 """Sampler: lmgym's own engine, in the training process, over the policy's own forward pass.
 
 A distinct prompt is computed once and its keys and values are stored for each of its answers; the cache is
-preallocated and written in place; a finished answer leaves and a waiting one takes its slot.
+preallocated and written in place; a finished answer leaves and a waiting one takes its slot. Encoder-decoders, and
+causal models that the fast path does not serve, read through Hugging Face's caches (engines/readers.py).
 """
 
 import copy
@@ -9,14 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lmgym import seeds
 from lmgym.attention import CachedRows, KeyValueCache, PackedRows
 from lmgym.engines.base import Completion, Request, Sampling
+from lmgym.engines.readers import EncoderDecoderReader, PlainReader
+from lmgym.episode import Restriction
 from lmgym.errors import LmgymError
+from lmgym.maths import kept
 from lmgym.registry import register
 from lmgym.rendering import decode
 
@@ -65,18 +71,25 @@ class Sampler:
                 ours.copy_(theirs)
 
     @torch.no_grad()
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, restriction: Restriction | None = None
+    ) -> list[Completion]:
         """One completion per request, in order. Raises LmgymError for a prompt that leaves no room to answer."""
         for request in requests:
             self._check(request)
         if not requests:
             return []
-        return _Run(self._copy or self.policy, list(requests), sampling, self.rows).finish()
+        return _Run(self._copy or self.policy, list(requests), sampling, self.rows, restriction).finish()
 
     def _check(self, request: Request) -> None:
         context = self.policy.context
-        if not request.prompt_ids:
+        if not request.prompt_ids or (self.policy.encoder_decoder and not request.source_ids):
             raise LmgymError("a prompt has no token at all; give it some text, or a tokenizer with a BOS token")
+        if context is not None and len(request.source_ids) > context:
+            raise LmgymError(
+                f"a prompt has {len(request.source_ids)} tokens, and the encoder reads {context} at most; shorten the "
+                "prompts or take a model with a longer context"
+            )
         if context is not None and len(request.prompt_ids) >= context:
             raise LmgymError(
                 f"a prompt has {len(request.prompt_ids)} tokens, and the model reads {context} at most, answer "
@@ -87,8 +100,14 @@ class Sampler:
 class _Run:
     """The state of one `generate` call."""
 
-    def __init__(self, policy: Any, requests: list[Request], sampling: Sampling, rows: int) -> None:
+    def __init__(
+        self, policy: Any, requests: list[Request], sampling: Sampling, rows: int, restriction: Restriction | None
+    ) -> None:
         self.policy, self.requests, self.sampling, self.rows = policy, requests, sampling, min(rows, len(requests))
+        self.restriction = restriction
+        # Who reads the answers back: the sampled policy and, where another restricts it, that one beside it.
+        guide = restriction.policy if restriction else None
+        self.policies = [policy] if guide is None else [policy, guide]
         self.device = policy.device
         room = [
             policy.context - len(request.prompt_ids) if policy.context else sampling.max_new_tokens
@@ -97,6 +116,7 @@ class _Run:
         self.limits = [min(sampling.max_new_tokens, space) for space in room]
         self.ids: list[list[int]] = [[] for _ in requests]
         self.logprobs: list[list[float]] = [[] for _ in requests]
+        self.kept: list[list[npt.NDArray[np.uint8]]] = [[] for _ in requests]
         self.stops = [""] * len(requests)
         self.stop_ids = {*policy.stop_ids, *sampling.stop_ids}
         self.tail = max((len(text.encode()) for text in sampling.stop), default=0) + 4  # a token may be a single byte
@@ -107,32 +127,43 @@ class _Run:
         self.stop_mask = stop.to(self.device)
 
     def finish(self) -> list[Completion]:
-        (self._decode if self.policy.fast else self._decode_plain)()
-        return [Completion(*parts) for parts in zip(self.ids, self.logprobs, self.stops, strict=True)]
+        if self.policy.encoder_decoder:
+            # Sources of like length side by side: the encoder and the cross-attention see little padding.
+            order = sorted(range(len(self.requests)), key=lambda request: len(self.requests[request].source_ids))
+            self._decode_blocks(order, EncoderDecoderReader)
+        elif all(policy.fast for policy in self.policies):
+            self._decode()
+        else:
+            by_length: dict[int, list[int]] = {}
+            for request, one in enumerate(self.requests):
+                by_length.setdefault(len(one.prompt_ids), []).append(request)
+            for same in by_length.values():
+                self._decode_blocks(same, PlainReader)
+        kept = [np.stack(sets) if sets else None for sets in self.kept]
+        return [Completion(*parts) for parts in zip(self.ids, self.logprobs, self.stops, kept, strict=True)]
 
     def _decode(self) -> None:
         capacity = max(len(r.prompt_ids) + limit for r, limit in zip(self.requests, self.limits, strict=True))
-        cache = KeyValueCache(self.rows, capacity)
-        order = list(range(len(self.requests)))
-        waiting, free = order, list(range(self.rows))
+        caches = [KeyValueCache(self.rows, capacity) for _ in self.policies]
+        waiting, free = list(range(len(self.requests))), list(range(self.rows))
         live = Live(
             [-1] * self.rows, torch.zeros(self.rows, dtype=torch.long), torch.zeros(self.rows, dtype=torch.long)
         )
         while True:
             if waiting and len(free) >= min(len(waiting), max(1, self.rows // 4)):
                 admitted, waiting = waiting[: len(free)], waiting[len(free) :]
-                self._admit(admitted, free[: len(admitted)], live, cache)
+                self._admit(admitted, free[: len(admitted)], live, caches)
                 free = [slot for slot, request in enumerate(live.request) if request < 0]
                 continue  # some may have ended with their first token
-            active = cache.slots - len(free)
+            active = caches[0].slots - len(free)
             if active == 0 and not waiting:
                 return
-            if not waiting and active <= 0.75 * cache.slots:
-                self._compact(live, cache)
-            self._step(live, cache)
+            if not waiting and active <= 0.75 * caches[0].slots:
+                self._compact(live, caches)
+            self._step(live, caches)
             free = [slot for slot, request in enumerate(live.request) if request < 0]
 
-    def _admit(self, requests: list[int], slots: list[int], live: Live, cache: KeyValueCache) -> None:
+    def _admit(self, requests: list[int], slots: list[int], live: Live, caches: list[KeyValueCache]) -> None:
         """Prefill the distinct prompts of these requests, fill their slots and sample their first tokens."""
         members: dict[tuple[int, ...], list[int]] = {}
         for place, request in enumerate(requests):
@@ -141,44 +172,65 @@ class _Run:
             places = [place for prompt in chunk for place in members[prompt]]
             source = torch.tensor([i for i, prompt in enumerate(chunk) for _ in members[prompt]], device=self.device)
             into = torch.tensor([slots[place] for place in places])
-            layout = PackedRows([len(prompt) for prompt in chunk], self.device, cache, source, into.to(self.device))
             ids = torch.tensor([token for prompt in chunk for token in prompt], device=self.device)
-            hidden = self.policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
-            ends = torch.tensor([len(prompt) for prompt in chunk]).cumsum(0) - 1
-            logits = self.policy.head(hidden[ends.to(self.device)])[source]
+            ends = (torch.tensor([len(prompt) for prompt in chunk]).cumsum(0) - 1).to(self.device)
+            logits = []
+            for policy, cache in zip(self.policies, caches, strict=True):
+                layout = PackedRows([len(prompt) for prompt in chunk], self.device, cache, source, into.to(self.device))
+                hidden = policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
+                logits.append(policy.head(hidden[ends])[source])
             for place in places:
                 live.request[slots[place]] = requests[place]
                 live.lengths[slots[place]] = len(self.requests[requests[place]].prompt_ids)
             self._take(logits, into.tolist(), live)
 
-    def _step(self, live: Live, cache: KeyValueCache) -> None:
+    def _step(self, live: Live, caches: list[KeyValueCache]) -> None:
         """One token for each live slot; free slots are computed along, and their tokens are thrown away."""
-        layout = CachedRows(cache, live.lengths.to(self.device), int(live.lengths.max()))
-        hidden = self.policy.forward_hidden(live.last.to(self.device)[:, None], layout.positions[:, None], layout)
         slots = [slot for slot, request in enumerate(live.request) if request >= 0]
+        logits = []
+        for policy, cache in zip(self.policies, caches, strict=True):
+            layout = CachedRows(cache, live.lengths.to(self.device), int(live.lengths.max()))
+            hidden = policy.forward_hidden(live.last.to(self.device)[:, None], layout.positions[:, None], layout)
+            logits.append(policy.head(hidden[:, 0] if len(slots) == cache.slots else hidden[slots, 0]))
         live.lengths[slots] += 1
-        rows = hidden[:, 0] if len(slots) == cache.slots else hidden[slots, 0]
-        self._take(self.policy.head(rows), slots, live)
+        self._take(logits, slots, live)
 
-    def _take(self, logits: Float[Tensor, "R V"], slots: list[int], live: Live) -> None:
+    def _take(self, logits: list[Float[Tensor, "R V"]], slots: list[int], live: Live) -> None:
         """Sample one token per slot, keep it with its log-probability, and free the slots of ended answers."""
         requests = [live.request[slot] for slot in slots]
-        tokens, logprobs = self._draw(logits, requests)
-        for slot, request, token, logprob in zip(slots, requests, tokens, logprobs, strict=True):
-            self._keep(request, token, logprob)
+        for slot, request, token in zip(slots, requests, self._draw(logits, requests), strict=True):
             live.last[slot] = token
             if self.stops[request]:
                 live.request[slot] = -1
                 live.lengths[slot] = 0
 
-    def _draw(self, logits: Float[Tensor, "R V"], requests: list[int]) -> tuple[list[int], list[float]]:
+    def _draw(self, logits: list[Float[Tensor, "R V"]], requests: list[int]) -> list[int]:
+        """Sample the next token of these answers, all of them open, from the policies' logits, and keep it."""
         counts = [len(self.ids[request]) for request in requests]
         early = torch.tensor([count < self.sampling.min_new_tokens for count in counts])
         if bool(early.any()):
-            logits = logits.masked_fill(early.to(self.device)[:, None] & self.stop_mask, float("-inf"))
+            excluded = early.to(self.device)[:, None] & self.stop_mask
+            logits = [one.masked_fill(excluded, float("-inf")) for one in logits]
+        own = logits[0]
+        if self.restriction is not None:
+            allowed = self._allowed(logits[-1])
+            own = own.masked_fill(~allowed, float("-inf"))
+            for request, bits in zip(requests, kept.pack(allowed).cpu().numpy(), strict=True):
+                self.kept[request].append(bits)
         uniform = self.uniforms[requests, counts].to(self.device, torch.float32 if self.device.type == "mps" else None)
-        tokens, logprobs = draw(logits, self.sampling.temperature, uniform)
-        return tokens.tolist(), logprobs.tolist()
+        tokens, logprobs = draw(own, self.sampling.temperature, uniform)
+        for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
+            self._keep(request, token, logprob)
+        return tokens.tolist()
+
+    def _allowed(self, logits: Float[Tensor, "R V"]) -> Bool[Tensor, "R V"]:
+        """The kept set of each row, by the distribution at the sampling temperature; special ids are always in it."""
+        assert self.restriction is not None
+        rule, amount, least = self.restriction.rule, self.restriction.amount, self.restriction.least
+        logits = logits / (self.sampling.temperature or 1.0)
+        allowed = kept.top_p(logits, amount, least) if rule == "top_p" else kept.top_k(logits, int(amount), least)
+        allowed[:, list(self.policy.special_ids)] = True
+        return allowed
 
     def _keep(self, request: int, token: int, logprob: float) -> None:
         ids = self.ids[request]
@@ -195,45 +247,33 @@ class _Run:
         text = decode(self.policy.tokenizer, ids[-self.tail :])
         return any(stop in text for stop in self.sampling.stop)
 
-    def _compact(self, live: Live, cache: KeyValueCache) -> None:
+    def _compact(self, live: Live, caches: list[KeyValueCache]) -> None:
         slots = [slot for slot, request in enumerate(live.request) if request >= 0]
-        cache.keep(torch.tensor(slots, device=self.device))
+        for cache in caches:
+            cache.keep(torch.tensor(slots, device=self.device))
         live.request = [live.request[slot] for slot in slots]
         live.lengths, live.last = live.lengths[slots], live.last[slots]
 
-    def _decode_plain(self) -> None:
-        """Any causal LM, through Hugging Face's own cache: blocks of prompts of one length, nobody leaves early.
-
-        One length means no padding, which recurrent models and odd position encodings would not survive.
-        """
-        by_length: dict[int, list[int]] = {}
-        for request, one in enumerate(self.requests):
-            by_length.setdefault(len(one.prompt_ids), []).append(request)
-        for same in by_length.values():
-            for start in range(0, len(same), self.rows):
-                self._decode_block(same[start : start + self.rows])
-
-    def _decode_block(self, block: list[int]) -> None:
-        ids = torch.tensor([self.requests[request].prompt_ids for request in block], device=self.device)
-        cache = None
-        while not all(self.stops[request] for request in block):
-            fresh = ids if cache is None else ids[:, -1:]
-            output = self.policy.model(input_ids=fresh, past_key_values=cache, use_cache=True)
-            cache = getattr(output, "past_key_values", None)  # a model without one reads everything again
-            tokens, logprobs = self._draw_open(output.logits[:, -1].float(), block)
-            ids = torch.cat([ids, torch.tensor(tokens, device=self.device)[:, None]], 1)
-            for request, token, logprob in zip(block, tokens, logprobs, strict=True):
-                if not self.stops[request]:
-                    self._keep(request, token, logprob)
-
-    def _draw_open(self, logits: Float[Tensor, "R V"], block: list[int]) -> tuple[list[int], list[float]]:
-        """Draw for the answers that are still open; the ended ones are fed padding."""
-        still = [place for place, request in enumerate(block) if not self.stops[request]]
-        drawn, drawn_logprobs = self._draw(logits[still], [block[place] for place in still])
-        tokens, logprobs = [self.policy.pad_id] * len(block), [0.0] * len(block)
-        for place, token, logprob in zip(still, drawn, drawn_logprobs, strict=True):
-            tokens[place], logprobs[place] = token, logprob
-        return tokens, logprobs
+    def _decode_blocks(self, order: list[int], make: type[PlainReader] | type[EncoderDecoderReader]) -> None:
+        """Answers in blocks that begin together, through Hugging Face's own caches."""
+        for start in range(0, len(order), self.rows):
+            block = order[start : start + self.rows]
+            readers = [make(policy, [self.requests[request] for request in block]) for policy in self.policies]
+            tokens = None
+            while True:
+                logits = [reader.step(tokens) for reader in readers]
+                still = [place for place, request in enumerate(block) if not self.stops[request]]
+                drawn = self._draw([one[still] for one in logits], [block[place] for place in still])
+                tokens = torch.full((len(block),), self.policy.pad_id, device=self.device)  # ended ones are fed padding
+                tokens[still] = torch.tensor(drawn, device=self.device)
+                still = [place for place in still if not self.stops[block[place]]]
+                if not still:
+                    break
+                if make.shrinks and len(still) <= 0.75 * len(block):
+                    block, places = [block[place] for place in still], torch.tensor(still, device=self.device)
+                    tokens = tokens[places]
+                    for reader in readers:
+                        reader.keep(places)
 
 
 def draw(
@@ -254,7 +294,9 @@ def draw(
     wide = torch.float32 if mass.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
     sums = mass.sum(-1, dtype=wide)
     running = sums.cumsum(-1)
-    target = uniform[:, None] * running[:, -1:]
+    total = running[:, -1:]
+    # Below the total also where the product rounds up to it: the last blocks may hold excluded tokens only.
+    target = torch.minimum(uniform[:, None] * total, total * (1 - torch.finfo(wide).eps))
     block = torch.searchsorted(running, target, right=True).clamp(max=running.shape[1] - 1)
     share = ((target - running.gather(1, block)) / sums.gather(1, block) + 1).clamp(0, 1 - torch.finfo(wide).eps)
     inner = mass[torch.arange(rows, device=mass.device), block[:, 0]].to(wide).cumsum(-1)

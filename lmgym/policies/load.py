@@ -1,29 +1,24 @@
 """From a name to a Policy: Hugging Face Hub id, local folder, or `builtin:tiny`; device and precision chosen once."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from lmgym import seeds
 from lmgym.errors import LmgymError
-from lmgym.policies.policy import Policy
-from lmgym.registry import suggest
+from lmgym.policies import adapter
+from lmgym.policies.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
+from lmgym.policies.heads import add_critic
+from lmgym.policies.policy import VALUE_HEAD, Policy
 
 transformers_logging.disable_progress_bar()
 
-BUILTIN = "builtin:tiny"
 SMALL = 10_000_000  # parameters below which bf16 costs more in conversions than it saves
 
 
@@ -35,13 +30,26 @@ class PolicySection:
     """
 
     model: str = BUILTIN
-    """Hub id, local folder, or builtin:tiny (a small random Llama with a byte-level tokenizer)."""
+    """Hub id or local folder of a causal or encoder-decoder LM, or a small random one: builtin:tiny (a Llama),
+    builtin:tiny_gpt2, builtin:tiny_t5, builtin:tiny_bart."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
     tokenizer: str | None = None
-    """Hub id or folder of the tokenizer, where it is not the model's."""
+    """Hub id or folder of the tokenizer, where it is not the model's; builtin:bytes or builtin:numbers for built-in
+    models."""
     eos_token: str | None = None
     """End-of-sequence token, for a tokenizer that does not name one."""
+    context_start_token: int | str | None = None
+    """First token of an encoder-decoder's answers, where it is not the model's own decoder_start_token_id."""
+    critic: Literal["head", "separate", "none"] = "head"
+    """Value function, for algorithms that need one: a linear head on the policy's own trunk, or on a copy of it that
+    trains apart."""
+    lora_rank: int | None = None
+    """Train LoRA adapters (arXiv 2106.09685) of this rank instead of the model's own weights; needs lmgym[lora]."""
+    lora_alpha: float | None = None
+    """The adapters' update is scaled by alpha / rank; 2 * rank if left out."""
+    lora_targets: list[str] | str = "all-linear"
+    """Names of the linear layers with adapters; all-linear: every one but the LM head."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of forward passes; the parameters themselves stay fp32. auto: bf16 where a short probe finds it
@@ -53,7 +61,7 @@ class PolicySection:
     template: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the tokenizer's chat template."""
     architecture: dict[str, Any] = field(default_factory=dict)
-    """LlamaConfig fields that override builtin:tiny's, such as hidden_size."""
+    """Configuration fields of a built-in model, such as hidden_size."""
 
 
 def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = None) -> Policy:
@@ -62,17 +70,14 @@ def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = Non
     Raises LmgymError if the model or tokenizer cannot be had, or the tokenizer has no end-of-sequence token.
     """
     device = choose_device(section.device)
-    if section.architecture and section.model != BUILTIN:
-        raise LmgymError(
-            f"policy.architecture changes {BUILTIN} only; remove it, or take the model from its own folder"
-        )
-    if folder is not None:
-        model, tokenizer = _load(section, str(folder), None, str(folder))
-    elif section.model == BUILTIN:
-        tokenizer = byte_tokenizer()
-        model = tiny_model(tokenizer, section.architecture, seed)
-    else:
-        model, tokenizer = _load(section, section.model, section.revision, section.tokenizer or section.model)
+    _check_builtin(section)
+    adapted = folder is not None and (folder / adapter.CONFIG).is_file()
+    model, tokenizer = _base(section, seed) if folder is None or adapted else _load(section, str(folder), str(folder))
+    if adapted and folder is not None:
+        adapter.load_lora(model, folder)
+    elif folder is None and section.lora_rank is not None:
+        alpha = section.lora_alpha or 2 * section.lora_rank
+        adapter.add_lora(model, section.lora_rank, alpha, section.lora_targets, seeds.key(seed, "lora"))
     if section.eos_token is not None:
         if section.eos_token not in tokenizer.get_vocab():
             raise LmgymError(f"policy.eos_token: '{section.eos_token}' is not in the vocabulary of {section.model}")
@@ -83,57 +88,46 @@ def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = Non
             "ever end; name one of its tokens with policy.eos_token"
         )
     compute = choose_compute(section.compute, device, sum(p.numel() for p in model.parameters()))
-    policy = Policy(model.to(device), tokenizer, compute, section.tokens_per_forward)
+    start = _decoder_start(section, model, tokenizer)
+    policy = Policy(model.to(device), tokenizer, compute, section.tokens_per_forward, decoder_start=start)
     if section.path == "fast" and not policy.fast:
         raise LmgymError(
             f"policy.path: the fast path does not serve {model.config.model_type}; write path: auto or plain"
         )
     policy.fast = policy.fast and section.path != "plain"
+    if folder is not None:
+        _load_critic(policy, section, seed, folder)
     return policy
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of single bytes: ids 0 pad, 1 BOS, 2 EOS, then the 256 bytes; any text round-trips."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+@dataclass(frozen=True)
+class Facts:
+    """What a model's configuration says before any weight is loaded.
 
-    special = ["<pad>", "<bos>", "<eos>"]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(special + alphabet)}, merges=[]))
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", model_max_length=512
-    )
+    Example: Facts(encoder_decoder=True, vocabulary=32128)
+    """
+
+    encoder_decoder: bool
+    vocabulary: int
 
 
-def tiny_model(tokenizer: PreTrainedTokenizerFast, architecture: dict[str, Any], seed: int) -> LlamaForCausalLM:
-    """A random Llama of under a million parameters, a function of the seed."""
-    valid = LlamaConfig().to_dict()
-    for key in architecture:
-        if key not in valid:
-            raise LmgymError(f"unknown key 'policy.architecture.{key}'; {suggest(str(key), valid)}")
-    fields = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 128,
-        "intermediate_size": 352,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": True,
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        **architecture,
-    }
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeds.key(seed, "initial weights") & 0x7FFFFFFFFFFFFFFF)
-        try:
-            return LlamaForCausalLM(LlamaConfig(**fields))
-        except Exception as error:  # the library's own kinds, for sizes that do not go together
-            raise LmgymError(f"policy.architecture: {' '.join(str(error).split())[:300]}") from error
+def look(section: PolicySection) -> Facts:
+    """Read a model's configuration only. Raises LmgymError if there is none."""
+    _check_builtin(section)
+    if is_builtin(section.model):
+        model = builtin_model(section.model, builtin_tokenizer(section.tokenizer or "builtin:bytes"), {}, 0)
+        return Facts(bool(model.config.is_encoder_decoder), int(model.config.vocab_size))
+    config = _config(section.model, section.revision)
+    vocabulary = getattr(config.get_text_config(decoder=True), "vocab_size", None) or 0
+    return Facts(bool(getattr(config, "is_encoder_decoder", False)), int(vocabulary))
+
+
+def load_tokenizer(section: PolicySection) -> Any:
+    """The tokenizer that a recipe asks for."""
+    if is_builtin(section.model):
+        return builtin_tokenizer(section.tokenizer or "builtin:bytes")
+    name = section.tokenizer or section.model
+    return AutoTokenizer.from_pretrained(name, revision=section.revision if name == section.model else None)
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -170,24 +164,75 @@ def bf16_speedup(size: int = 512, repeats: int = 5) -> float:
     return best[torch.float32] / best[torch.bfloat16]
 
 
-def _load(section: PolicySection, model: str, revision: str | None, tokenizer: str) -> tuple[Any, Any]:
-    try:
-        config = AutoConfig.from_pretrained(model, revision=revision)
-        if getattr(config, "is_encoder_decoder", False):
-            raise LmgymError(
-                f"policy.model: {model} is an encoder-decoder model, which this version does not train yet"
-            )
-        loaded = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=torch.float32)
-        words = AutoTokenizer.from_pretrained(tokenizer, revision=revision if tokenizer == model else None)
-    except LmgymError:
-        raise
-    except Exception as error:  # what transformers, the Hub client, safetensors and tokenizers raise has no common name
-        reason = " ".join(str(error).split())[:300]
+def _check_builtin(section: PolicySection) -> None:
+    builtin = is_builtin(section.model)
+    if section.architecture and not builtin:
+        raise LmgymError("policy.architecture changes built-in models only; remove it, or change the model's folder")
+    if builtin and section.tokenizer is not None and not is_builtin(section.tokenizer):
         raise LmgymError(
-            f"policy.model: could not load '{model}': not a model folder here, and the Hub did not give it ({reason})"
-        ) from error
+            f"policy.tokenizer: {section.model} speaks builtin:bytes or builtin:numbers, not {section.tokenizer}"
+        )
+
+
+def _base(section: PolicySection, seed: int) -> tuple[Any, Any]:
+    """The model as it was before any training, and its tokenizer."""
+    if is_builtin(section.model):
+        tokenizer = builtin_tokenizer(section.tokenizer or "builtin:bytes")
+        return builtin_model(section.model, tokenizer, section.architecture, seed), tokenizer
+    return _load(section, section.model, section.tokenizer or section.model)
+
+
+def _config(model: str, revision: str | None) -> Any:
+    try:
+        return AutoConfig.from_pretrained(model, revision=revision)
+    except Exception as error:  # what transformers and the Hub client raise has no common name
+        raise _cannot_load(model, error) from error
+
+
+def _cannot_load(model: str, error: Exception) -> LmgymError:
+    reason = " ".join(str(error).split())[:300]
+    return LmgymError(
+        f"policy.model: could not load '{model}': not a model folder here, and the Hub did not give it ({reason})"
+    )
+
+
+def _load(section: PolicySection, model: str, tokenizer: str) -> tuple[Any, Any]:
+    revision = section.revision if model == section.model else None
+    config = _config(model, revision)
+    kind: Any = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
+    try:
+        loaded = kind.from_pretrained(model, revision=revision, dtype=torch.float32)
+        words = AutoTokenizer.from_pretrained(tokenizer, revision=revision if tokenizer == model else None)
+    except Exception as error:  # what transformers, the Hub client, safetensors and tokenizers raise has no common name
+        raise _cannot_load(model, error) from error
     for parameter in loaded.parameters():  # from the odd addresses of a mapped file to aligned ones: matrix products
         parameter.data = parameter.data.clone()  # round by alignment, and a resumed run must round as before
     for key in ("is_local", "local_files_only"):  # transformers would save with the tokenizer how it was loaded
         words.init_kwargs.pop(key, None)
     return loaded, words
+
+
+def _load_critic(policy: Policy, section: PolicySection, seed: int, folder: Path) -> None:
+    """Put back the value function that a checkpoint holds, if it holds one."""
+    if (folder / VALUE_HEAD).is_file():
+        add_critic(policy, separate=False)
+        assert policy.value_head is not None
+        weight = load_file(folder / VALUE_HEAD)["weight"].clone()
+        policy.value_head.weight.data = weight.to(policy.device)
+    if (folder / "critic").is_dir():
+        compute: Any = str(policy.compute).removeprefix("torch.")
+        policy.critic = load_policy(replace(section, compute=compute), seed, folder / "critic")
+
+
+def _decoder_start(section: PolicySection, model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """The recipe's own first token of an encoder-decoder's answers, or nothing."""
+    token = section.context_start_token
+    if token is None:
+        return ()
+    if not model.config.is_encoder_decoder:
+        raise LmgymError(
+            f"policy.context_start_token is for encoder-decoder models, and {section.model} is a causal one; remove it"
+        )
+    if isinstance(token, str) and token not in tokenizer.get_vocab():
+        raise LmgymError(f"policy.context_start_token: '{token}' is not in the vocabulary of {section.model}")
+    return (token if isinstance(token, int) else int(tokenizer.convert_tokens_to_ids(token)),)

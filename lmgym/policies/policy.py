@@ -1,33 +1,50 @@
-"""Policy: a Hugging Face causal LM that can say how likely it finds the actions of a batch."""
+"""Policy: a Hugging Face causal or encoder-decoder LM that can say how likely it finds the actions of a batch."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from jaxtyping import Float, Int
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 from lmgym import attention
 from lmgym.batch import Batch, Scored
 from lmgym.errors import LmgymError
+from lmgym.policies import adapter
+from lmgym.policies.heads import describe
 
 AttentionInterface.register(attention.NAME, attention.attend)
 
 # Families whose attention goes through the registered function with nothing else in it (checked by the parity tests).
-# Any other model, or one of these with a sliding window, takes the plain padded path.
+# Any other causal model, or one of these with a sliding window, takes the plain padded path.
 FAST_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gpt2", "gpt_neox")
+# Encoder-decoders whose head is a linear map of what enters it (plus final_logits_bias), so that it can run on the
+# actions only. Any other runs its own head on every token.
+FAST_ENCODER_DECODERS = ("t5", "mt5", "bart", "mbart", "pegasus", "blenderbot", "marian")
+VALUE_HEAD = "value_head.safetensors"
+
+
+class States(NamedTuple):
+    """Hidden states as they enter the LM head [R H], and the model's own logits [R V] on the plain path."""
+
+    hidden: Tensor
+    logits: Tensor | None
 
 
 class Policy:
-    """A causal LM with its tokenizer, on its device, in its precision.
+    """A language model with its tokenizer, on its device, in its precision; with a value function where one is needed.
 
     The parameters are the fp32 masters that the optimizer moves; `compute` is the precision of the forward pass.
     Dropout is off. `tokens_per_forward` bounds the padded size of one forward pass, and so its memory; no result
-    depends on it.
+    depends on it. An encoder-decoder's answers begin with `decoder_start`.
     """
 
     def __init__(
@@ -37,6 +54,7 @@ class Policy:
         compute: torch.dtype = torch.float32,
         tokens_per_forward: int = 16384,
         fast: bool | None = None,
+        decoder_start: tuple[int, ...] = (),
     ) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
@@ -45,11 +63,16 @@ class Policy:
         self.fast = supports_fast_path(model.config) if fast is None else fast
         self.device = next(model.parameters()).device
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
+        self.hidden_size = int(model.get_output_embeddings().weight.shape[1])
         self.pad_id = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
+        self.encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
+        self.decoder_start = decoder_start or (default_decoder_start(model) if self.encoder_decoder else ())
+        self.value_head: nn.Linear | None = None  # on this model's own hidden states
+        self.critic: Policy | None = None  # a separate model, whose value head is used instead
 
     @property
     def context(self) -> int | None:
-        """Most tokens that the model can read, or None if it does not say."""
+        """Most tokens that the model can read, or None if it does not say; an encoder-decoder's, for each half."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
     @property
@@ -59,48 +82,89 @@ class Policy:
         ids = configured if isinstance(configured, list) else [configured]
         return tuple(sorted({int(i) for i in [*ids, self.tokenizer.eos_token_id] if i is not None}))
 
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """The parameters that train."""
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """The stop ids and the tokenizer's special tokens, which no restriction of sampling removes."""
+        special = {*self.stop_ids, *self.tokenizer.all_special_ids}
+        return tuple(sorted(i for i in special if i < self.vocabulary))
+
+    @property
+    def has_critic(self) -> bool:
+        return self.value_head is not None or self.critic is not None
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The language model's parameters that train."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def score(self, batch: Batch, entropy: bool = False) -> Scored:
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """The value function's own parameters: its head, and its model where that is separate."""
+        own = [] if self.value_head is None else list(self.value_head.parameters())
+        return own if self.critic is None else [*self.critic.parameters(), *self.critic.critic_parameters()]
+
+    def score(self, batch: Batch, entropy: bool = False, values: bool = False, last_values: bool = False) -> Scored:
         """What this policy says of the batch's actions, under the distribution that they were sampled from.
 
-        Gradients flow unless the caller switched them off. The fast path runs the trunk on real tokens only, and the LM
-        head on the hidden states that predict an action only, in chunks, so that [N T V] never exists.
+        With `values`, also what its value function says of what stands before each action, and with `last_values` of
+        what stands behind each row's last one. Gradients flow unless the caller switched them off. The fast path runs
+        the trunk on real tokens only, and the LM head on the hidden states that predict an action only, in chunks, so
+        that [N T V] never exists.
         """
         batch = batch.to(self.device)
         row, column = batch.actions.nonzero(as_tuple=True)
         if bool((column == 0).any()):
-            raise LmgymError(
-                "a causal policy cannot score an action that has no token before it; give each prompt at least one"
-            )
+            raise LmgymError("an action has no token before it, so it cannot be scored; give each prompt at least one")
+        count, before = len(row), (row, column - 1)
+        if last_values:
+            ends = (batch.actions * torch.arange(batch.actions.shape[1], device=self.device)).max(1).values
+            before = (torch.cat([row, torch.arange(len(batch), device=self.device)]), torch.cat([column - 1, ends]))
         with self.precision():
-            hidden = self._hidden(batch, row, column) if self.fast else None
-            logits = None if self.fast else self._plain_logits(batch)[row, column - 1]
-            targets = batch.tokens[row, column]
-            excluded = None if batch.stop_excluded is None else batch.stop_excluded[row, column]
+            states = self.states(batch, *before)
             pieces = []
-            for part in torch.arange(len(targets), device=self.device).split(self.head_chunk):
-                arguments = (targets[part], None if excluded is None else excluded[part], batch, entropy)
-                if hidden is None:
-                    assert logits is not None
-                    pieces.append(_describe(logits[part], *arguments))
-                elif torch.is_grad_enabled() and len(targets) > self.head_chunk:
-                    pieces.append(checkpoint(self._describe_hidden, hidden[part], *arguments, use_reentrant=False))
+            for part in torch.arange(count, device=self.device).split(self.head_chunk):
+                if states.logits is not None:
+                    pieces.append(describe(states.logits[part], batch, row[part], column[part], entropy))
+                    continue
+                arguments = (states.hidden[part], batch, row[part], column[part], entropy)
+                if torch.is_grad_enabled() and count > self.head_chunk:
+                    pieces.append(checkpoint(self._describe, *arguments, use_reentrant=False))
                 else:
-                    pieces.append(self._describe_hidden(hidden[part], *arguments))
-        logprobs = torch.cat([piece[0] for piece in pieces])
-        empty = torch.zeros(batch.tokens.shape, dtype=logprobs.dtype, device=self.device)
+                    pieces.append(self._describe(*arguments))
+            said = self._values(batch, states, *before) if values else None
+        empty = torch.zeros(batch.tokens.shape, dtype=pieces[0][0].dtype, device=self.device)
+
+        def column_of(numbers: Tensor) -> Tensor:
+            return empty.to(numbers.dtype).index_put((row, column), numbers)
+
         return Scored(
-            logprobs=empty.index_put((row, column), logprobs),
-            entropy=empty.index_put((row, column), torch.cat([piece[1] for piece in pieces])) if entropy else None,
+            logprobs=column_of(torch.cat([piece[0] for piece in pieces])),
+            entropy=column_of(torch.cat([piece[1] for piece in pieces])) if entropy else None,
+            values=column_of(said[:count]) if said is not None else None,
+            last_values=said[count:] if said is not None and last_values else None,
         )
+
+    def states(self, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> States:
+        """What the LM head reads of the tokens at (row, column), with gradient, in that order."""
+        if self.fast:
+            return States((self._encoder_decoder if self.encoder_decoder else self._packed)(batch, row, column), None)
+        inputs: dict[str, Any] = {"attention_mask": batch.mask.long()}
+        if self.encoder_decoder:
+            inputs = {f"decoder_{key}": value for key, value in inputs.items()} | {
+                "input_ids": batch.source,
+                "attention_mask": batch.source_mask.long(),  # type: ignore[union-attr]
+                "decoder_input_ids": batch.tokens,
+            }
+        else:
+            inputs |= {"input_ids": batch.tokens, "position_ids": (batch.mask.cumsum(1) - 1).clamp(min=0)}
+        hidden, output = self.head_inputs(**inputs, use_cache=False)
+        logits = output.logits[row, column]
+        return States(hidden[row, column], logits if logits.dtype == torch.float64 else logits.float())
 
     def micro_batches(self, batch: Batch) -> list[Int[Tensor, " R"]]:
         """Rows that fit one forward pass each; groups stay together, longest first, so that rows of like length and
         rows that share a prompt are computed side by side."""
         lengths, group = batch.mask.sum(1).cpu(), batch.group.cpu()
+        if batch.source_mask is not None:
+            lengths = lengths + batch.source_mask.sum(1).cpu()
         longest = {int(g): int(lengths[group == g].max()) for g in torch.unique(group)}
         order = sorted(range(len(batch)), key=lambda row: (-longest[int(group[row])], int(group[row]), row))
         batches: list[list[int]] = []
@@ -114,26 +178,61 @@ class Policy:
         return [torch.tensor(rows) for rows in batches]
 
     @torch.no_grad()
-    def logprobs(self, batch: Batch) -> Float[Tensor, "N T"]:
-        """Log-probabilities of a whole batch without gradients, micro-batch by micro-batch."""
-        result = torch.zeros(batch.tokens.shape)
+    def describe(self, batch: Batch, values: bool = False, last_values: bool = False) -> Scored:
+        """`score` of a whole batch without gradients, micro-batch by micro-batch, on the CPU."""
+        columns = {"logprobs": torch.zeros(batch.tokens.shape)}
+        if values:
+            columns |= {"values": torch.zeros(batch.tokens.shape), "last_values": torch.zeros(len(batch))}
         for rows in self.micro_batches(batch):
-            scored = self.score(batch[rows]).logprobs.float().cpu()
-            result[rows, : scored.shape[1]] = scored
-        return result
+            scored = self.score(batch[rows], values=values, last_values=last_values)
+            columns["logprobs"][rows, : scored.logprobs.shape[1]] = scored.logprobs.float().cpu()
+            if scored.values is not None:
+                columns["values"][rows, : scored.values.shape[1]] = scored.values.float().cpu()
+            if scored.last_values is not None:
+                columns["last_values"][rows] = scored.last_values.float().cpu()
+        return Scored(**columns)
+
+    def logprobs(self, batch: Batch) -> Float[Tensor, "N T"]:
+        """Log-probabilities of a whole batch without gradients."""
+        return self.describe(batch).logprobs
 
     def forward_hidden(
         self, ids: Int[Tensor, "B L"], positions: Int[Tensor, "B L"], layout: attention.Layout
     ) -> Tensor:
-        """Last hidden states [B L H] of the trunk over one of lmgym's own attention layouts."""
+        """Last hidden states [B L H] of a causal trunk over one of lmgym's own attention layouts."""
         with _packed_attention(self.model):
             trunk = self.model.base_model
             return trunk(input_ids=ids, position_ids=positions, use_cache=False, lmgym_layout=layout).last_hidden_state
 
+    def encode(self, source: Int[Tensor, "P S"], mask: Tensor) -> Float[Tensor, "P S H"]:
+        """What the encoder makes of padded sources; an encoder-decoder only."""
+        encoder: Any = self.model.get_encoder()  # type: ignore[no-untyped-call]
+        return encoder(input_ids=source, attention_mask=mask.long()).last_hidden_state
+
+    def head_inputs(self, shorten: bool = False, **inputs: Any) -> tuple[Tensor, Any]:
+        """Run the model; returns what enters its LM head, whatever the family does before that, and its output.
+
+        With `shorten` the model's own head is run on the last token only.
+        """
+        seen: list[Tensor] = []
+
+        def look(module: Any, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+            seen.append(arguments[0])
+            return (arguments[0][:, -1:],) if shorten else None
+
+        handle = self.model.get_output_embeddings().register_forward_pre_hook(look)
+        try:
+            output = self.model(**inputs)
+        finally:
+            handle.remove()
+        return seen[0], output
+
     def head(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R V"]:
         """The LM head's logits in at least fp32."""
         logits = self.model.get_output_embeddings()(hidden)
-        return logits if logits.dtype == torch.float64 else logits.float()
+        bias = getattr(self.model, "final_logits_bias", None)  # BART's family; zeros in most checkpoints
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return logits if bias is None else logits + bias.to(logits.dtype)
 
     @property
     def head_chunk(self) -> int:
@@ -146,20 +245,64 @@ class Policy:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute)
 
+    @contextmanager
+    def twice_differentiable(self) -> Iterator[None]:
+        """Within it `score` and `states` run in the masters' precision, with attention that has second derivatives."""
+        compute, self.compute = self.compute, next(self.model.parameters()).dtype
+        try:
+            with sdpa_kernel(SDPBackend.MATH):
+                yield
+        finally:
+            self.compute = compute
+
+    def trainable_copy(self) -> "Policy":
+        """A copy that trains on its own, without a value function."""
+        other = copy.copy(self)
+        other.model, other.value_head, other.critic = copy.deepcopy(self.model), None, None
+        return other
+
+    def frozen_copy(self, precision: torch.dtype | None = None) -> "Policy":
+        """A copy that does not train: any adapter merged, no value function, parameters in `precision`."""
+        other = copy.copy(self)
+        other.model, other.value_head, other.critic = adapter.merged(self.model), None, None
+        other.model.requires_grad_(False)
+        if precision is not None:
+            for parameter in other.model.parameters():  # not the rotary frequencies, which are buffers
+                parameter.data = parameter.data.to(precision)
+        return other
+
     def save_pretrained(self, folder: Path) -> None:
-        """A folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` read."""
-        self.model.save_pretrained(folder)
+        """A folder that `from_pretrained` reads: the language model, any adapter merged, and its tokenizer."""
+        (adapter.merged(self.model) if adapter.has_adapter(self.model) else self.model).save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
-    def _hidden(self, batch: Batch, row: Tensor, column: Tensor) -> Float[Tensor, "R H"]:
-        """The hidden states that predict the actions at (row, column), from packed tokens.
+    def save(self, folder: Path) -> None:
+        """Everything that trains, as `load_policy` reads it: model or adapter, tokenizer, value head, critic/."""
+        self.model.save_pretrained(folder)  # of a model with an adapter, this is the adapter
+        self.tokenizer.save_pretrained(folder)
+        if self.value_head is not None:
+            save_file({"weight": self.value_head.weight.detach().contiguous()}, folder / VALUE_HEAD)
+        if self.critic is not None:
+            self.critic.save(folder / "critic")
 
-        What stands behind the last action predicts nothing and is not run. Rows with the same tokens before their first
-        action run them once.
+    def _values(self, batch: Batch, states: States, row: Tensor, column: Tensor) -> Float[Tensor, " R"]:
+        critic, hidden = self, states.hidden
+        if self.critic is not None:
+            critic, hidden = self.critic, self.critic.states(batch, row, column).hidden
+        if critic.value_head is None:
+            raise LmgymError("the policy has no value function; write policy.critic: head or separate")
+        with torch.autocast(self.device.type, enabled=False):
+            return critic.value_head(hidden.to(critic.value_head.weight.dtype))[:, 0]
+
+    def _packed(self, batch: Batch, row: Tensor, column: Tensor) -> Float[Tensor, "R H"]:
+        """Hidden states of the tokens at (row, column) of a causal trunk, from packed tokens.
+
+        What stands behind the last of them in a row is not run. Rows with the same tokens before their first action run
+        them once.
         """
         rows, width = batch.actions.shape
         columns = torch.arange(width, device=self.device)
-        end = (batch.actions * columns).max(1).values  # the last action's column
+        end = torch.zeros(rows, dtype=torch.long, device=self.device).scatter_reduce(0, row, column + 1, "amax")
         start = torch.where(batch.actions, columns, width).min(1).values.clamp(max=width - 1)  # the first action's
         prompts: dict[tuple[int, ...], int] = {}
         owner = [
@@ -167,57 +310,46 @@ class Policy:
             for ids, length in zip(batch.tokens.tolist(), start.tolist(), strict=True)
         ]
         if len(prompts) == rows or not bool((end > start).any()):
-            return self._hidden_rows(batch, row, column, end)
+            return self._packed_rows(batch, row, column, end)
         prompt_ids = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
         own = (columns >= start[:, None]) & (columns < end[:, None])
         layout = attention.PackedGroups(list(map(len, prompts)), own.sum(1).tolist(), torch.tensor(owner), self.device)
         ids = torch.cat([prompt_ids, batch.tokens[own]])
         hidden = self.forward_hidden(ids[None], layout.positions[None], layout)[0]
-        before, offset = column - 1, layout.prompts.offsets.to(self.device)[layout.prompt_of_row][row]
+        offset = layout.prompts.offsets.to(self.device)[layout.prompt_of_row][row]
         own_offset = layout.prompt_tokens + layout.own.offsets.to(self.device)[row]
         return hidden.index_select(
-            0, torch.where(before < start[row], offset + before, own_offset + before - start[row])
+            0, torch.where(column < start[row], offset + column, own_offset + column - start[row])
         )
 
-    def _hidden_rows(self, batch: Batch, row: Tensor, column: Tensor, end: Tensor) -> Float[Tensor, "R H"]:
+    def _packed_rows(self, batch: Batch, row: Tensor, column: Tensor, end: Tensor) -> Float[Tensor, "R H"]:
         used = torch.arange(batch.mask.shape[1], device=self.device) < end[:, None]
         layout = attention.PackedRows(used.sum(1).tolist(), self.device)
         hidden = self.forward_hidden(batch.tokens[used][None], layout.positions[None], layout)[0]
-        return hidden.index_select(0, layout.offsets.to(self.device)[row] + column - 1)
+        return hidden.index_select(0, layout.offsets.to(self.device)[row] + column)
 
-    def _plain_logits(self, batch: Batch) -> Float[Tensor, "N T V"]:
-        positions = (batch.mask.cumsum(1) - 1).clamp(min=0)
-        output = self.model(
-            input_ids=batch.tokens, attention_mask=batch.mask.long(), position_ids=positions, use_cache=False
+    def _encoder_decoder(self, batch: Batch, row: Tensor, column: Tensor) -> Float[Tensor, "R H"]:
+        """Decoder states at (row, column); rows that read the same source run the encoder once."""
+        assert batch.source is not None and batch.source_mask is not None
+        sources, owner = torch.unique(
+            batch.source.masked_fill(~batch.source_mask, -1), dim=0, return_inverse=True
+        )  # ids without padding, so that the pad token may also be a real one
+        mask = sources >= 0
+        encoded = self.encode(sources.clamp(min=0), mask).index_select(0, owner)
+        hidden, _ = self.head_inputs(
+            shorten=True,
+            encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
+            attention_mask=batch.source_mask.long(),
+            decoder_input_ids=batch.tokens,
+            decoder_attention_mask=batch.mask.long(),
+            use_cache=False,
         )
-        return output.logits if output.logits.dtype == torch.float64 else output.logits.float()
+        return hidden[row, column]
 
-    def _describe_hidden(self, hidden: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        return _describe(self.head(hidden), *arguments)
-
-
-def _describe(
-    logits: Float[Tensor, "R V"],
-    targets: Int[Tensor, " R"],
-    excluded: Bool[Tensor, " R"] | None,
-    batch: Batch,
-    entropy: bool,
-) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"]]:
-    """Log-probability of each target, and the entropy of each distribution (empty unless asked for)."""
-    if batch.temperature not in (0.0, 1.0):  # 0: greedy answers are described at temperature 1
-        logits = logits / batch.temperature
-    if excluded is not None and batch.stop_ids:
-        stop = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
-        stop[list(batch.stop_ids)] = True
-        logits = logits.masked_fill(excluded[:, None] & stop, float("-inf"))
-    normaliser = logits.logsumexp(-1)
-    logprobs = logits.gather(1, targets[:, None])[:, 0] - normaliser
-    if not entropy:
-        return logprobs, logprobs[:0]
-    probabilities = (logits - normaliser[:, None]).exp()
-    # Excluded tokens stand at -inf; 0 * -inf would be NaN, here or in the gradient.
-    expected = (probabilities * logits.masked_fill(probabilities == 0, 0.0)).sum(-1)
-    return logprobs, normaliser - expected
+    def _describe(
+        self, hidden: Tensor, batch: Batch, row: Tensor, column: Tensor, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        return describe(self.head(hidden), batch, row, column, entropy)
 
 
 @contextmanager
@@ -232,8 +364,33 @@ def _packed_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 def supports_fast_path(config: Any) -> bool:
-    """True if the packed path computes exactly what this model's own attention would."""
+    """True if the fast path computes exactly what this model itself would."""
+    if getattr(config, "is_encoder_decoder", False):
+        return config.model_type in FAST_ENCODER_DECODERS
     if config.model_type not in FAST_FAMILIES:
         return False
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     return window is None and not getattr(config, "attn_logit_softcapping", None)
+
+
+def default_decoder_start(model: PreTrainedModel) -> tuple[int, ...]:
+    """The first tokens of an encoder-decoder's answers, as `generate` would put them: start token, then any forced BOS.
+
+    Raises LmgymError if the model names no start token.
+    """
+    generation: Any = model.generation_config
+    start = next(
+        (
+            value
+            for holder in (generation, model.config)
+            for name in ("decoder_start_token_id", "bos_token_id")
+            if (value := getattr(holder, name, None)) is not None
+        ),
+        None,
+    )
+    if start is None:
+        raise LmgymError(
+            "the model names no decoder_start_token_id, so no answer could begin; write policy.context_start_token"
+        )
+    forced = getattr(generation, "forced_bos_token_id", None)
+    return (int(start),) if forced is None else (int(start), int(forced))

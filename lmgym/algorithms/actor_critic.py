@@ -1,0 +1,241 @@
+"""PPO and A2C, and what every algorithm with a value function shares: a KL penalty in the reward, GAE, a value loss."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lmgym.algorithms.base import Algorithm, Terms
+from lmgym.batch import Batch, Scored
+from lmgym.errors import LmgymError
+from lmgym.maths import advantages as credit
+from lmgym.maths import kl
+from lmgym.maths.losses import ValueClip, clipped, clipped_surrogate, log_ratio, policy_gradient, value_loss
+from lmgym.maths.reductions import Reduction, masked_mean
+from lmgym.registry import register
+from lmgym.update import Optimizer
+
+
+@dataclass(kw_only=True)
+class ActorCritic(Algorithm):
+    """Credit by a value function. Each token is a step of its episode; the tokens between two turns are none.
+
+    r_t = rewards_t - beta (log pi_old(y_t) - log pi_ref(y_t))          the KL penalty, per token
+    A_t = sum_k (gamma lambda)^k (r_{t+k} + gamma V_{t+k+1} - V_{t+k})   GAE, arXiv 1506.02438
+    value loss = value_coefficient * mean over tokens of (V_t - (A_t + V_t at sampling time))^2
+    """
+
+    gamma: float = 1.0
+    """Discount per token."""
+    gae_lambda: float = 1.0
+    """1: returns less values; lower trusts the critic more."""
+    whiten: Literal["none", "batch", "minibatch"] = "batch"
+    """Shift and scale advantages to mean 0 and standard deviation 1, over the tokens of the step or of a minibatch."""
+    value_coefficient: float = 0.5
+    value_clip: float | None = None
+    """Most that a value may leave the one at sampling time in one step; without it, plain squared error."""
+    value_clip_form: ValueClip = "max"
+    """clipped: RL4LMs' and stable-baselines3's; max: OpenAI's and TRL's (maths/losses.py)."""
+    entropy_coefficient: float = 0.0
+    kl_coefficient: float = 0.0
+    """beta at first; above 0 a frozen copy of the policy is kept as reference."""
+    kl_target: float | None = None
+    """Adapt beta so that the measured KL approaches this (nats; per token if proportional, per answer if horizon)."""
+    kl_controller: Literal["proportional", "horizon"] = "proportional"
+    """proportional: RL4LMs' rule; horizon: TRL's and arXiv 1909.08593's."""
+    kl_horizon: float = 10_000.0
+    """The horizon controller moves beta by at most a fifth in this many answers."""
+    norm_reward: bool = False
+    """Whiten the rewards, KL penalty included, over the step's tokens before GAE (RL4LMs)."""
+    bootstrap: bool = False
+    """Put the critic's value behind the last token of an episode that was cut off. Off, since a reward for the whole
+    text has been paid at the cut."""
+    beta: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("gamma", "gae_lambda"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise LmgymError(f"algorithm.{name} is {getattr(self, name)}; it must lie between 0 and 1")
+        for name in ("value_coefficient", "kl_coefficient"):
+            if getattr(self, name) < 0:
+                raise LmgymError(f"algorithm.{name} is {getattr(self, name)}; it must be 0 or more")
+        for name in ("value_clip", "kl_target", "kl_horizon"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise LmgymError(f"algorithm.{name} is {getattr(self, name)}; it must be above 0")
+        if self.kl_target is not None and not self.kl_coefficient:
+            raise LmgymError(
+                "algorithm.kl_target needs a reference to measure the KL to, and with kl_coefficient 0 there is none; "
+                "set kl_coefficient above 0"
+            )
+        self.beta = self.kl_coefficient
+
+    @property
+    def needs(self) -> frozenset[str]:
+        optional = {"reference": self.kl_coefficient, "entropy": self.entropy_coefficient}
+        return frozenset({"values", *(name for name, coefficient in optional.items() if coefficient)})
+
+    def advantages(self, batch: Batch) -> Batch:
+        assert batch.values is not None and batch.logprobs_old is not None and batch.last_values is not None
+        rewards = batch.rewards
+        if batch.logprobs_ref is not None:
+            penalty = kl.k1(batch.logprobs_old, batch.logprobs_ref) * batch.actions
+            rewards = rewards - self.beta * penalty
+            self._adapt(penalty, batch)
+        if self.norm_reward:
+            rewards = credit.whiten(rewards, batch.actions, unbiased=False)
+        row, column, steps = credit.episode_steps(batch.actions, batch.episode)
+        last_row = row.gather(1, steps.sum(1, keepdim=True) - 1)[:, 0]
+        cut = ~batch.terminated[last_row] & self.bootstrap
+        dense, dense_returns = credit.gae(
+            rewards[row, column],
+            batch.values[row, column],
+            steps,
+            batch.last_values[last_row] * cut,
+            self.gamma,
+            self.gae_lambda,
+        )
+        advantages, returns = (
+            credit.scatter_steps(one, row, column, steps, batch.actions.shape)  # type: ignore[arg-type]
+            for one in (dense, dense_returns)
+        )
+        if self.whiten == "batch":
+            advantages = credit.whiten(advantages, batch.actions)
+        return batch.with_(advantages=advantages, returns=returns)
+
+    def active(self, batch: Batch) -> Bool[Tensor, " N"]:
+        """All rows: one without any advantage still trains the value function."""
+        return batch.actions.any(1)
+
+    def update(self, policy: Any, batch: Batch, optimizer: Optimizer) -> dict[str, float]:
+        metrics = super().update(policy, batch, optimizer)
+        return {**metrics, "kl/coefficient": self.beta} if self.kl_coefficient else metrics
+
+    def value_term(self, batch: Batch, new: Scored) -> Float[Tensor, "N T"]:
+        """value_coefficient times the squared error of the values, per token."""
+        assert new.values is not None and batch.values is not None and batch.returns is not None
+        error = value_loss(new.values, batch.values, batch.returns, self.value_clip, self.value_clip_form)
+        return self.value_coefficient * error
+
+    def shared_terms(self, batch: Batch, new: Scored) -> Terms:
+        """The value term, and the entropy bonus where there is one."""
+        terms: Terms = {"value": (self.value_term(batch, new), "token")}
+        if self.entropy_coefficient and new.entropy is not None:
+            terms["entropy"] = (-self.entropy_coefficient * new.entropy, "token")
+        return terms
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"beta": self.beta}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.beta = state["beta"]
+
+    def _adapt(self, penalty: Float[Tensor, "N T"], batch: Batch) -> None:
+        """Move beta for the steps after this one, by the KL of this step's answers."""
+        if self.kl_target is None:
+            return
+        if self.kl_controller == "proportional":
+            self.beta = kl.proportional_update(self.beta, float(masked_mean(penalty, batch.actions)), self.kl_target)
+            return
+        episodes = int(torch.unique(batch.episode).numel())
+        per_answer = float(penalty.sum()) / episodes
+        self.beta = kl.horizon_update(self.beta, per_answer, self.kl_target, self.kl_horizon, episodes)
+
+
+@register("algorithm", "ppo")
+@dataclass(kw_only=True)
+class PPO(ActorCritic):
+    """Proximal policy optimisation (arXiv 1707.06347): several epochs on each batch, with the ratio clipped.
+
+        loss = -mean over tokens of min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t)
+               + value loss - entropy bonus
+
+    The presets `rl4lms` and `trl` hold the defaults of those systems.
+    """
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "rl4lms": {
+            "epochs": 10,
+            "minibatches": 32,
+            "gamma": 0.99,
+            "gae_lambda": 0.95,
+            "clip_high": 0.2,
+            "whiten": "minibatch",
+            "value_clip_form": "clipped",
+        },
+        "trl": {
+            "epochs": 4,
+            "gamma": 1.0,
+            "gae_lambda": 0.95,
+            "clip_high": 0.2,
+            "value_coefficient": 0.05,  # TRL's vf_coef of 0.1 times the half in its value loss
+            "value_clip": 0.2,
+            "kl_coefficient": 0.05,
+        },
+    }
+
+    epochs: int = 4
+    gae_lambda: float = 0.95
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    target_kl: float | None = None
+    """Leave the rest of a step's updates out once the mean KL(old, new) exceeds 1.5 times this (stable-baselines3)."""
+
+    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
+        assert batch.advantages is not None and batch.logprobs_old is not None
+        difference = log_ratio(new.logprobs, batch.logprobs_old)
+        ratio = difference.exp()
+        surrogate = clipped_surrogate(ratio, batch.advantages, self.clip_low, self.clip_high)
+        return {"policy": (surrogate, "token"), **self.shared_terms(batch, new)}, {
+            "ratio/mean": ratio,
+            "ratio/clipped": clipped(ratio, batch.advantages, self.clip_low, self.clip_high),
+            "kl/old": ratio - 1 - difference,
+        }
+
+    def refuses(self, metrics: Mapping[str, float]) -> bool:
+        return self.target_kl is not None and metrics["kl/old"] > 1.5 * self.target_kl
+
+    def minibatches_of(self, batch: Batch) -> Iterator[Batch]:
+        for minibatch in super().minibatches_of(batch):
+            if self.whiten == "minibatch":
+                assert minibatch.advantages is not None
+                minibatch = minibatch.with_(advantages=credit.whiten(minibatch.advantages, minibatch.actions))
+            yield minibatch
+
+
+@register("algorithm", "a2c")
+@dataclass(kw_only=True)
+class A2C(ActorCritic):
+    """Advantage actor-critic (arXiv 1602.01783): one step per batch, straight along the policy gradient.
+
+        loss = -mean over tokens of A_t log pi(y_t) + value loss - entropy bonus
+
+    The preset `rl4lms` holds that system's defaults, `nanorl` the shared-trunk actor-critic of NanoRL, whose policy
+    term sums over the tokens of an answer.
+    """
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "rl4lms": {"gamma": 0.99, "gae_lambda": 1.0, "whiten": "none"},
+        "nanorl": {"gamma": 1.0, "gae_lambda": 1.0, "whiten": "none", "reduction": "constant"},
+    }
+
+    whiten: Literal["none", "batch", "minibatch"] = "none"
+    reduction: Reduction = "token"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer_steps > 1:
+            raise LmgymError(
+                "a2c has no ratio to correct a second step on the same batch; set epochs and minibatches to 1, "
+                "or use ppo"
+            )
+        if self.whiten == "minibatch":
+            raise LmgymError("algorithm.whiten is minibatch, and a2c has no minibatches; write batch or none")
+
+    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
+        assert batch.advantages is not None
+        policy = policy_gradient(new.logprobs, batch.advantages)
+        return {"policy": (policy, self.reduction), **self.shared_terms(batch, new)}, {}
