@@ -61,6 +61,11 @@ class Algorithm:
         return frozenset()
 
     @property
+    def rewarded(self) -> bool:
+        """Whether a stage that samples must name a reward, unless its environment pays."""
+        return True
+
+    @property
     def optimizer_steps(self) -> int:
         """Optimizer steps that one batch serves."""
         return self.epochs * self.minibatches

@@ -1,0 +1,112 @@
+"""Distillation: learn from another model, on the student's own answers (arXiv 2306.13649) or on the teacher's texts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lmgym.algorithms.base import Algorithm, Terms
+from lmgym.batch import Batch, Scored
+from lmgym.errors import LmgymError
+from lmgym.maths import advantages as credit
+from lmgym.maths import kl
+from lmgym.maths.losses import policy_gradient
+from lmgym.registry import register
+
+
+@register("algorithm", "distill")
+@dataclass(kw_only=True)
+class Distill(Algorithm):
+    """loss = -mean over tokens of A_t log pi(y_t).
+
+    source: student     y is sampled, d_t = log pi_teacher(y_t) - log pi(y_t) at sampling time, a number;
+                        A_t = sum_k gamma^k d_{t+k} + reward_coefficient * (R - mean R of the group)
+    source: references  y is a reference of the task, a text that the teacher has written; A_t = 1
+
+    At gamma 0 the expected gradient of the first is that of KL(pi || pi_teacher) at each token, given the text before
+    it (reverse KL, as arXiv 2306.13649 and tinker have it); at gamma 1 that of the KL over whole answers.
+
+    Example: the teacher's opinion and the task's reward together:
+        >>> Distill(teacher="Qwen/Qwen2.5-1.5B-Instruct", group_size=4, reward_coefficient=1.0)
+    """
+
+    teacher: str | None = None
+    """Hub id, local folder or built-in name of a model with the policy's tokenizer; needed with source: student."""
+    source: Literal["student", "references"] = "student"
+    """Whose texts are trained on: the student's own answers, or the task's references."""
+    reward_coefficient: float = 0.0
+    """Weight of the score, centred in its group, beside the teacher's log-ratio."""
+    gamma: float = 0.0
+    """How much of the log-ratios of later tokens a token is credited with; 0: each token for itself."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.source == "references":
+            self._check_references()
+            return
+        if not self.teacher:
+            raise LmgymError(
+                "algorithm.teacher is missing; name the model that distill learns from, or write source: references to "
+                "imitate texts that it has written"
+            )
+        if not 0 <= self.gamma <= 1:
+            raise LmgymError(f"algorithm.gamma is {self.gamma}; it must lie between 0 and 1")
+        if self.reward_coefficient < 0:
+            raise LmgymError(f"algorithm.reward_coefficient is {self.reward_coefficient}; it must be 0 or more")
+        if self.reward_coefficient and self.group_size < 2:
+            raise LmgymError(
+                f"algorithm.group_size is {self.group_size}; reward_coefficient compares the answers of a group, so "
+                "distill needs at least 2"
+            )
+        if self.optimizer_steps > 1:
+            raise LmgymError(
+                "distill has no ratio to correct a second step on the student's answers; set epochs and minibatches to "
+                "1"
+            )
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"teacher"} if self.source == "student" else {"demonstrations"})
+
+    @property
+    def rewarded(self) -> bool:
+        return self.reward_coefficient > 0
+
+    def advantages(self, batch: Batch) -> Batch:
+        if self.source == "references":
+            return batch.with_(advantages=batch.actions.float())
+        assert batch.logprobs_teacher is not None and batch.logprobs_sampler is not None
+        advantages = self._ahead(kl.k1(batch.logprobs_teacher, batch.logprobs_sampler) * batch.actions, batch)
+        if self.reward_coefficient:
+            centred = credit.group_centred(batch.score, batch.episode, batch.group)
+            advantages = advantages + self.reward_coefficient * batch.per_token(centred)
+        return batch.with_(advantages=advantages)
+
+    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
+        assert batch.advantages is not None
+        terms: Terms = {"policy": (policy_gradient(new.logprobs, batch.advantages), "token")}
+        if batch.logprobs_teacher is None or batch.logprobs_sampler is None:
+            return terms, {}
+        return terms, {"kl/teacher": kl.k1(batch.logprobs_sampler, batch.logprobs_teacher)}
+
+    def _ahead(self, gains: Float[Tensor, "N T"], batch: Batch) -> Float[Tensor, "N T"]:
+        """Each token's own gain and the discounted ones of the tokens that its episode has yet to come."""
+        if not self.gamma:
+            return gains
+        row, column, steps = credit.episode_steps(batch.actions, batch.episode)
+        dense = gains[row, column]
+        nothing = torch.zeros_like(dense)  # returns are advantages over values of 0
+        ahead, _ = credit.gae(dense, nothing, steps, nothing[:, 0], self.gamma, 1.0)
+        return credit.scatter_steps(ahead, row, column, steps, gains.shape)  # type: ignore[arg-type]
+
+    def _check_references(self) -> None:
+        """Raise LmgymError where a field is set that imitation of given texts would not read."""
+        for name in ("teacher", "reward_coefficient", "gamma"):
+            if getattr(self, name):
+                raise LmgymError(
+                    f"algorithm.{name} is set, and source is references: texts are imitated as they stand; "
+                    "remove it, or write source: student"
+                )
