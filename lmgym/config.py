@@ -43,6 +43,7 @@ LEAST = {  # the smallest value that makes sense
 }
 LEAST_OF_STAGE = {
     "prompts_per_step": 1,
+    "priority_scale": 0,
     "steps": 1,
     "max_draws": 1,
     "optimizer.learning_rate": 0,
@@ -87,6 +88,9 @@ class Stage:
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     prompts_per_step: int = 32
     """Distinct prompts in a step; each gets algorithm.group_size answers."""
+    priority_scale: float = 0.0
+    """Above 0, prompts are drawn with chances proportional to their examples' meta["weight"] to this power, not epoch by
+    epoch."""
     steps: int = 100
     max_draws: int = 4
     """Most times that a step draws prompts, for an algorithm that rejects groups."""
@@ -279,7 +283,7 @@ def _check_stages(stages: list[Stage]) -> None:
             raise LmgymError(
                 f"{where}sampling.temperature is 0; training needs answers that differ, so write 1.0 or so"
             )
-        if not stage.rewards and stage.env.get("name") == "single_turn":
+        if stage.algorithm.rewarded and not stage.rewards and stage.env.get("name") == "single_turn":
             raise LmgymError(f"{where}the recipe names no reward; write, for example, 'rewards: {{final_answer: 1.0}}'")
 
 

@@ -37,12 +37,13 @@ from lmgym.logs.writer import Writer, disk_errors, rewind
 from lmgym.policies import adapter
 from lmgym.policies.builtin import is_builtin
 from lmgym.policies.heads import add_critic
-from lmgym.policies.load import PolicySection, load_policy, load_tokenizer, look
+from lmgym.policies.load import PolicySection, check_start_token, load_policy, load_tokenizer, look
 from lmgym.policies.policy import Policy
 from lmgym.rendering import answer_ids, decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids
 from lmgym.rewards.base import Reward, build
 from lmgym.rollout import Speaker
-from lmgym.tasks.base import Stream, load
+from lmgym.tasks.base import load
+from lmgym.tasks.stream import Stream
 from lmgym.update import Optimizer
 
 
@@ -149,7 +150,7 @@ def begin_stage(run: Run) -> None:
         add_critic(run.policy, separate=run.config.policy.critic == "separate")
     own, critic = run.algorithm.parameters(run.policy)
     run.optimizer = Optimizer(own, stage.optimizer, critic)
-    run.stream = Stream(run.examples[run.stage_index], run.config.seed, stage.prompts_per_step)
+    run.stream = Stream(run.examples[run.stage_index], run.config.seed, stage.prompts_per_step, stage.priority_scale)
     run.rewards = build(stage.rewards)
     run.make_env = make_env(stage)
     if run.step > 0:
@@ -247,11 +248,9 @@ def _examples(section: dict[str, Any], split: str, seed: int) -> list[Example]:
 def _check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
     """Raise LmgymError where the recipe does not fit the model, as far as its configuration and tokenizer tell."""
     facts = look(config.policy)
-    if config.policy.context_start_token is not None and not facts.encoder_decoder:
-        raise LmgymError(
-            f"policy.context_start_token is for encoder-decoder models, and {config.policy.model} is a causal one; "
-            "remove it"
-        )
+    if config.policy.context_start_token is not None:
+        words = load_tokenizer(config.policy) if facts.encoder_decoder else None
+        check_start_token(config.policy, facts.encoder_decoder, words, facts.vocabulary)
     for stage in config.stages:
         stage.algorithm.check_vocabulary(facts.vocabulary)
     chat = next((e for own in examples for e in own if not isinstance(e.prompt, str)), None)

@@ -1,4 +1,4 @@
-"""Loading a task, few-shot examples, data order as a pure function of the step, and the contract of a task.
+"""Loading a task, few-shot examples, and the contract of a task.
 
 A task is a registered function `task(split, **arguments)` that returns or yields Examples. Splits are
 "train", "validation" and "test"; a task raises MissingSplit for one that it does not have.
@@ -6,7 +6,7 @@ A task is a registered function `task(split, **arguments)` that returns or yield
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,45 +40,6 @@ class FewShot:
     n: int = 4
     draw: Literal["fixed", "random"] = "fixed"
     split: str = "train"
-
-
-@dataclass(frozen=True)
-class Stream:
-    """Data order as a pure function of (seed, draw, step): nothing to save, nothing to restore.
-
-    Every example comes once per epoch, each epoch in its own order. A step may span epochs, so
-    `prompts_per_step` may exceed the number of examples and need not divide it.
-
-    Example:
-        >>> stream = Stream(load("gsm8k", "train", path="data/gsm8k"), seed=0, prompts_per_step=16)
-        >>> [example.id for example in stream.at(step=3)]
-    """
-
-    examples: Sequence[Example]
-    seed: int
-    prompts_per_step: int
-    _orders: dict[tuple[int, int], list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if not self.examples:
-            raise LmgymError("a stream needs at least one example; the list is empty")
-        if self.prompts_per_step < 1:
-            raise LmgymError(f"prompts_per_step must be at least 1, not {self.prompts_per_step}")
-
-    def at(self, step: int, draw: int = 0) -> list[Example]:
-        """The `prompts_per_step` examples of this step; a second `draw` of a step has an order of its own."""
-        first = step * self.prompts_per_step
-        return [self.examples[self._index(position, draw)] for position in range(first, first + self.prompts_per_step)]
-
-    def _index(self, position: int, draw: int) -> int:
-        epoch, place = divmod(position, len(self.examples))
-        order = self._orders.get((draw, epoch))
-        if order is None:
-            order = seeds.permutation(len(self.examples), self.seed, "data", draw, epoch).tolist()
-            if len(self._orders) > 3:  # a cache only: what is gone is computed again
-                self._orders.clear()
-            self._orders[draw, epoch] = order
-        return order[place]
 
 
 def load(

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from lmgym.episode import Example
 from lmgym.errors import LmgymError
-from lmgym.tasks.base import Stream, load
+from lmgym.tasks.base import load
+from lmgym.tasks.stream import Stream, priorities
 
 sizes = st.integers(1, 23)
 
@@ -75,3 +76,27 @@ def test_random_shots_favour_no_example(n, seed) -> None:
     assert sum(chosen.values()) == 400 * n
     spread = (400 * n / 20 * (1 - n / 20)) ** 0.5  # of a count, when n of 20 are drawn without replacement
     assert all(abs(count - 400 * n / 20) < 6 * spread for count in chosen.values())
+
+
+@pytest.mark.parametrize(
+    ("scale", "chances"),
+    [(0.0, [1 / 3, 1 / 3, 1 / 3]), (0.5, [0.2265, 0.3204, 0.4531]), (1.0, [0.1429, 0.2857, 0.5714])],
+)
+def test_priorities_of_rl4lms(scale: float, chances: list[float]) -> None:
+    """Case 9 of shared/reference/seed_systems.md: weights 1, 2 and 4."""
+    assert priorities([1, 2, 4], scale).tolist() == pytest.approx(chances, abs=5e-5)
+
+
+def test_prompts_are_drawn_as_often_as_their_priorities_say() -> None:
+    examples = [Example(str(weight), "?", meta={"weight": weight}) for weight in (1, 2, 4)]
+    drawn = Counter(e.id for e in Stream(examples, 3, 10_000, priority_scale=1.0).at(2))
+    # Four standard deviations of a binomial count of 10,000.
+    for weight, chance in ((1, 1 / 7), (2, 2 / 7), (4, 4 / 7)):
+        assert abs(drawn[str(weight)] - 10_000 * chance) < 4 * (10_000 * chance * (1 - chance)) ** 0.5
+    data = Stream(examples, 3, 8, priority_scale=1.0)
+    assert data.at(5) == Stream(examples, 3, 8, priority_scale=1.0).at(5) and data.at(5) != data.at(6)
+
+
+def test_a_weight_that_is_no_number_above_0_is_named() -> None:
+    with pytest.raises(LmgymError, match=r"example 'b' has the weight 0; priorities need a number above 0"):
+        Stream([Example("a", "?"), Example("b", "?", meta={"weight": 0})], 0, 1, priority_scale=1.0)
