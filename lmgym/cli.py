@@ -119,7 +119,7 @@ def _eval(given: argparse.Namespace) -> None:
 def _generate(given: argparse.Namespace) -> None:
     from lmgym import seeds
     from lmgym.engines.base import Request
-    from lmgym.rendering import decode, prompt_ids
+    from lmgym.rendering import decode, prompt_ids, source_ids
     from lmgym.run import make_engine, trained_policy
     from lmgym.tasks.base import ask
 
@@ -130,8 +130,13 @@ def _generate(given: argparse.Namespace) -> None:
     policy = trained_policy(config, folder)
     sampling = replace(config.stages[-1].sampling, temperature=config.evaluation.temperature)
     posed = [example.prompt for example in ask(prompts, config.stages[-1].task, config.seed)]
-    ids = [tuple(prompt_ids(policy.tokenizer, prompt, config.policy.template)) for prompt in posed]
-    requests = [Request(one, seeds.key(config.seed, "generate", place)) for place, one in enumerate(ids)]
+    read = source_ids if policy.encoder_decoder else prompt_ids
+    ids = [tuple(read(policy.tokenizer, prompt, config.policy.template)) for prompt in posed]
+    keys = [seeds.key(config.seed, "generate", place) for place in range(len(ids))]
+    requests = [
+        Request(policy.decoder_start, key, source_ids=one) if policy.encoder_decoder else Request(one, key)
+        for one, key in zip(ids, keys, strict=True)
+    ]
     for prompt, completion in zip(prompts, make_engine(config, policy).generate(requests, sampling), strict=True):
         print(f"{prompt}{'' if prompt[-1:].isspace() else ' '}{decode(policy.tokenizer, completion.ids)}")
 

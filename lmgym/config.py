@@ -89,8 +89,8 @@ class Stage:
     prompts_per_step: int = 32
     """Distinct prompts in a step; each gets algorithm.group_size answers."""
     priority_scale: float = 0.0
-    """Above 0, prompts are drawn with chances proportional to their examples' meta["weight"] to this power, not epoch by
-    epoch."""
+    """Above 0, prompts are drawn with chances proportional to their examples' meta["weight"] to this power, and not
+    epoch by epoch."""
     steps: int = 100
     max_draws: int = 4
     """Most times that a step draws prompts, for an algorithm that rejects groups."""

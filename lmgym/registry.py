@@ -45,7 +45,13 @@ BUILTIN: dict[str, dict[str, Entry]] = {
         "grpo": Entry("lmgym.algorithms.grpo:GRPO", "group-centred advantages, clipped ratio, token-sum loss"),
         "ppo": Entry("lmgym.algorithms.actor_critic:PPO", "proximal policy optimisation with a value function"),
         "nlpo": Entry("lmgym.algorithms.nlpo:NLPO", "PPO on the tokens that a mask policy finds likely"),
+        "trpo": Entry("lmgym.algorithms.trpo:TRPO", "natural-gradient step of a given divergence, with a line search"),
         "a2c": Entry("lmgym.algorithms.actor_critic:A2C", "advantage actor-critic, one step per batch"),
+        "raft": Entry("lmgym.algorithms.raft:RAFT", "imitates the best answers of each group (expert iteration, ReST)"),
+        "distill": Entry(
+            "lmgym.algorithms.distill:Distill", "learns from a teacher, on the student's own answers or on its texts"
+        ),
+        "replay": Entry("lmgym.algorithms.replay:Replay", "grpo that also trains on weighted groups of earlier steps"),
         "supervised": Entry("lmgym.algorithms.supervised:Supervised", "cross-entropy on the references (warm start)"),
     },
     "task": {

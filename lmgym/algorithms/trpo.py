@@ -153,17 +153,16 @@ class TRPO(ActorCritic):
     def critic_steps(self, policy: Any, batch: Batch, optimizer: Optimizer) -> dict[str, float]:
         """The optimizer steps of the value function; returns the means of its loss and gradient norm."""
         losses, norms = [], []
-        for minibatch in Algorithm(epochs=self.critic_epochs, minibatches=self.critic_minibatches).minibatches_of(
-            batch
-        ):
+        plan = Algorithm(epochs=self.critic_epochs, minibatches=self.critic_minibatches)
+        for minibatch in plan.minibatches_of(batch):
             optimizer.zero_grad()
             weight = self.value_coefficient / int(minibatch.actions.sum())
             losses.append(0.0)
             for rows in policy.micro_batches(minibatch):
                 part = minibatch[rows].to(policy.device)
                 assert part.values is not None and part.returns is not None
-                old, returns = part.values[part.actions], part.returns[part.actions]
-                error = value_loss(values_of(policy, part), old, returns, self.value_clip, self.value_clip_form)
+                old, returns = part.values[part.actions][None], part.returns[part.actions][None]
+                error = value_loss(values_of(policy, part)[None], old, returns, self.value_clip, self.value_clip_form)
                 loss = weight * error.sum()
                 loss.backward()  # type: ignore[no-untyped-call]
                 losses[-1] += float(loss.detach())
@@ -217,7 +216,8 @@ def compare(policy: Any, batch: Batch, start: Sequence[Tensor]) -> tuple[float, 
             with exchanged(parameters, start):
                 before = action_logits(logits_of(policy, old, chunk), *at)
             target = part.tokens[row[chunk], column[chunk]][:, None]
-            change = log_ratio(*(logits.log_softmax(-1).gather(1, target)[:, 0] for logits in (after, before)))
+            chosen = [logits.log_softmax(-1).gather(1, target) for logits in (after, before)]
+            change = log_ratio(chosen[0], chosen[1])[:, 0]
             improvement += float((change.expm1() * part.advantages[row[chunk], column[chunk]]).sum())
             divergence += float(categorical_kl(before, after).sum())
     return improvement / tokens, divergence / tokens

@@ -3,10 +3,10 @@
 import resource
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from lmgym.episode import Episode
+from lmgym.episode import Episode, Turn
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -42,11 +42,18 @@ def rollout_record(episode: Episode) -> dict[str, Any]:
         "index": episode.index,
         "prompt": episode.example.prompt,
         "references": list(episode.example.references),
-        "turns": [asdict(turn) for turn in episode.turns],
+        "turns": [_turn_record(turn) for turn in episode.turns],
         "parts": episode.parts,
         "score": episode.score,
         "version": episode.version,
     }
+
+
+def _turn_record(turn: Turn) -> dict[str, Any]:
+    """A turn without its kept sets, which would be a bit for each token of the vocabulary and action."""
+    record = asdict(replace(turn, kept=None))
+    del record["kept"]
+    return record
 
 
 def sampled_tokens(episodes: Sequence[Episode]) -> int:

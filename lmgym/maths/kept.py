@@ -5,11 +5,13 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+FEW = 1024  # tokens that top_p sorts at first
+
 
 def top_p(logits: Float[Tensor, "R V"], amount: float, least: int = 1) -> Bool[Tensor, "R V"]:
     """The most likely tokens whose mass reaches `amount`, the one that crosses it included; `least` at least.
 
-    Nucleus sampling, arXiv 1904.09751, section 3.1. Of equally likely tokens the lower ids come first.
+    Nucleus sampling, arXiv 1904.09751, section 3.1. Equally likely tokens stay or go together.
 
     Example:
         >>> top_p(torch.tensor([[.05, .4, .3, .15, .07, .03]]).log(), 0.6).int()
@@ -17,24 +19,40 @@ def top_p(logits: Float[Tensor, "R V"], amount: float, least: int = 1) -> Bool[T
     """
     if amount >= 1:  # rounding would lose the last ones
         return torch.ones_like(logits, dtype=torch.bool)
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    probabilities = ordered.softmax(-1)
-    before = probabilities.cumsum(-1) - probabilities
-    inside = before < amount
-    inside[:, : max(least, 1)] = True
-    return torch.zeros_like(inside).scatter(1, order, inside)
+    return logits >= _crossing(logits, amount, least)[:, None]
 
 
 def top_k(logits: Float[Tensor, "R V"], amount: int, least: int = 1) -> Bool[Tensor, "R V"]:
-    """The `amount` most likely tokens (all, where the vocabulary is smaller), `least` at least.
+    """The `amount` most likely tokens (all, where the vocabulary is smaller), `least` at least; more only where the
+    last of them are equally likely.
 
     Example:
         >>> top_k(torch.tensor([[.1, .5, .4]]).log(), 2).int()
         tensor([[0, 1, 1]], dtype=torch.int32)
     """
     count = min(max(amount, least, 1), logits.shape[1])
-    chosen = logits.topk(count, dim=-1).indices
-    return torch.zeros_like(logits, dtype=torch.bool).scatter(1, chosen, True)
+    return logits >= logits.topk(count, dim=-1).values[:, -1:]
+
+
+def _crossing(logits: Float[Tensor, "R V"], amount: float, least: int) -> Float[Tensor, " R"]:
+    """The logit of the least likely token that top_p keeps.
+
+    Few tokens hold the mass of a trained model, so a few are sorted first, and more only in rows where these do not
+    reach: sorting a vocabulary of 50,000 for each token would cost as much as a small model's forward pass.
+    """
+    normaliser = logits.logsumexp(-1, keepdim=True)
+    lowest = torch.empty_like(logits[:, 0])
+    left, count = torch.arange(len(logits), device=logits.device), FEW
+    while len(left):
+        count = min(max(count, least), logits.shape[1])
+        ordered = logits[left].topk(count, dim=-1).values
+        mass = (ordered - normaliser[left]).exp().cumsum(-1)
+        inside = torch.nn.functional.pad(mass[:, :-1], (1, 0)) < amount  # of those before a token
+        number = inside.sum(-1).clamp(min=min(max(least, 1), count))
+        done = ~inside[:, -1] | (count == logits.shape[1])
+        lowest[left[done]] = ordered.gather(1, number[:, None] - 1)[done, 0]
+        left, count = left[~done], 8 * count
+    return lowest
 
 
 def packed_bytes(vocabulary: int) -> int:
@@ -59,5 +77,5 @@ def sizes(bits: UInt8[Tensor, "R W"]) -> Int[Tensor, " R"]:
     return torch.from_numpy(np.bitwise_count(bits.cpu().numpy()).sum(1, dtype=np.int64))
 
 
-def _powers(device: torch.device) -> Int[Tensor, " 8"]:
+def _powers(device: torch.device) -> UInt8[Tensor, " 8"]:
     return torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=device)

@@ -55,10 +55,11 @@ def describe(
     logprobs = logits.gather(1, batch.tokens[row, column][:, None])[:, 0] - normaliser
     if not entropy:
         return logprobs, logprobs[:0]
+    drawn, mass = logits, normaliser
     if batch.kept_sets is not None and not batch.kept_sets.renormalised:
-        probabilities = logits.masked_fill(~kept_tokens(batch, row, column, logits), float("-inf")).softmax(-1)
-    else:
-        probabilities = (logits - normaliser[:, None]).exp()
+        drawn = logits.masked_fill(~kept_tokens(batch, row, column, logits), float("-inf"))
+        mass = drawn.logsumexp(-1)
+    probabilities = (drawn - mass[:, None]).exp()
     # Excluded tokens stand at -inf; 0 * -inf would be NaN, here or in the gradient.
     expected = (probabilities * logits.masked_fill(probabilities == 0, 0.0)).sum(-1)
     return logprobs, normaliser - expected

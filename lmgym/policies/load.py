@@ -224,15 +224,25 @@ def _load_critic(policy: Policy, section: PolicySection, seed: int, folder: Path
         policy.critic = load_policy(replace(section, compute=compute), seed, folder / "critic")
 
 
-def _decoder_start(section: PolicySection, model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """The recipe's own first token of an encoder-decoder's answers, or nothing."""
+def check_start_token(section: PolicySection, encoder_decoder: bool, tokenizer: Any, vocabulary: int) -> None:
+    """Raise LmgymError where `context_start_token` does not go with the model."""
     token = section.context_start_token
     if token is None:
-        return ()
-    if not model.config.is_encoder_decoder:
+        return
+    if not encoder_decoder:
         raise LmgymError(
             f"policy.context_start_token is for encoder-decoder models, and {section.model} is a causal one; remove it"
         )
-    if isinstance(token, str) and token not in tokenizer.get_vocab():
-        raise LmgymError(f"policy.context_start_token: '{token}' is not in the vocabulary of {section.model}")
+    known = token in tokenizer.get_vocab() if isinstance(token, str) else 0 <= token < vocabulary
+    if not known:
+        raise LmgymError(f"policy.context_start_token: {token!r} is not in the vocabulary of {section.model}")
+
+
+def _decoder_start(section: PolicySection, model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """The recipe's own first token of an encoder-decoder's answers, or nothing."""
+    token = section.context_start_token
+    vocabulary = int(model.get_output_embeddings().weight.shape[0])
+    check_start_token(section, model.config.is_encoder_decoder, tokenizer, vocabulary)
+    if token is None:
+        return ()
     return (token if isinstance(token, int) else int(tokenizer.convert_tokens_to_ids(token)),)

@@ -19,7 +19,8 @@ from lmgym import attention
 from lmgym.batch import Batch, Scored
 from lmgym.errors import LmgymError
 from lmgym.policies import adapter
-from lmgym.policies.heads import describe
+from lmgym.policies.fused import Described
+from lmgym.policies.heads import action_logits, describe
 
 AttentionInterface.register(attention.NAME, attention.attend)
 
@@ -119,25 +120,15 @@ class Policy:
             before = (torch.cat([row, torch.arange(len(batch), device=self.device)]), torch.cat([column - 1, ends]))
         with self.precision():
             states = self.states(batch, *before)
-            pieces = []
-            for part in torch.arange(count, device=self.device).split(self.head_chunk):
-                if states.logits is not None:
-                    pieces.append(describe(states.logits[part], batch, row[part], column[part], entropy))
-                    continue
-                arguments = (states.hidden[part], batch, row[part], column[part], entropy)
-                if torch.is_grad_enabled() and count > self.head_chunk:
-                    pieces.append(checkpoint(self._describe, *arguments, use_reentrant=False))
-                else:
-                    pieces.append(self._describe(*arguments))
+            logprobs, entropies = self._described(batch, states, row, column, entropy)
             said = self._values(batch, states, *before) if values else None
-        empty = torch.zeros(batch.tokens.shape, dtype=pieces[0][0].dtype, device=self.device)
 
         def column_of(numbers: Tensor) -> Tensor:
-            return empty.to(numbers.dtype).index_put((row, column), numbers)
+            return numbers.new_zeros(batch.tokens.shape).index_put((row, column), numbers)
 
         return Scored(
-            logprobs=column_of(torch.cat([piece[0] for piece in pieces])),
-            entropy=column_of(torch.cat([piece[1] for piece in pieces])) if entropy else None,
+            logprobs=column_of(logprobs),
+            entropy=column_of(entropies) if entropy else None,
             values=column_of(said[:count]) if said is not None else None,
             last_values=said[count:] if said is not None and last_values else None,
         )
@@ -345,6 +336,38 @@ class Policy:
             use_cache=False,
         )
         return hidden[row, column]
+
+    def _described(
+        self, batch: Batch, states: States, row: Tensor, column: Tensor, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability [R] and entropy [R] (or none) of the actions at (row, column), from the first R states."""
+        head: Any = self.model.get_output_embeddings()
+        renormalised = batch.kept_sets is None or batch.kept_sets.renormalised
+        if states.logits is None and type(head) is nn.Linear and head.bias is None and renormalised:
+            hidden = states.hidden[: len(row)]
+            hidden = hidden if self.compute == head.weight.dtype else hidden.to(self.compute)
+            bias = getattr(self.model, "final_logits_bias", None)
+
+            def adjust(logits: Tensor, part: slice) -> Tensor:
+                return action_logits(logits, batch, row[part], column[part])
+
+            scale = 1.0 if batch.temperature == 0 else 1 / batch.temperature
+            targets = batch.tokens[row, column]
+            bias = None if bias is None else bias.flatten()
+            return Described.apply(  # type: ignore[no-any-return, no-untyped-call]
+                hidden, head.weight, bias, targets, adjust, scale, entropy, self.head_chunk
+            )
+        pieces = []
+        for part in torch.arange(len(row), device=self.device).split(self.head_chunk):
+            if states.logits is not None:
+                pieces.append(describe(states.logits[part], batch, row[part], column[part], entropy))
+                continue
+            arguments = (states.hidden[part], batch, row[part], column[part], entropy)
+            if torch.is_grad_enabled() and len(row) > self.head_chunk:
+                pieces.append(checkpoint(self._describe, *arguments, use_reentrant=False))
+            else:
+                pieces.append(self._describe(*arguments))
+        return torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])
 
     def _describe(
         self, hidden: Tensor, batch: Batch, row: Tensor, column: Tensor, entropy: bool

@@ -1,0 +1,89 @@
+"""The fused LM head against autograd over the same formula, in fp64: any chunk, temperature, exclusion and kept set."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmgym.batch import Batch, KeptSets
+from lmgym.maths import kept
+from lmgym.policies import fused
+from lmgym.policies.heads import action_logits, describe
+from tests import models
+
+
+def restricted(batch: Batch, seed: int, vocabulary: int) -> Batch:
+    """The batch with random kept sets that hold the actions themselves."""
+    generator = torch.Generator().manual_seed(seed)
+    count = int(batch.actions.sum())
+    sets = torch.rand(count, vocabulary, generator=generator) < 0.3
+    sets[torch.arange(count), batch.tokens[batch.actions]] = True
+    index = torch.zeros(batch.actions.shape, dtype=torch.long)
+    index[batch.actions] = torch.arange(count)
+    return batch.with_(kept_sets=KeptSets(kept.pack(sets)), kept=index)
+
+
+@given(
+    st.integers(0, 50),
+    st.sampled_from([0.0, 0.7, 1.0, 1.6]),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 40),
+    st.sampled_from([300, 2**20]),
+)
+def test_fused_is_the_formula_and_its_gradient(seed, temperature, minimum, sets, biased, chunk, tile) -> None:
+    conversations = models.episodes(seed, minimum=2 if minimum else 0)
+    batch = models.batch_of(conversations, temperature=temperature)
+    if sets:
+        batch = restricted(batch, seed, models.VOCABULARY)
+    row, column = batch.actions.nonzero(as_tuple=True)
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=generator, dtype=torch.float64)
+
+    hidden, weight = noise(len(row), 5).requires_grad_(), noise(models.VOCABULARY, 5).requires_grad_()
+    bias = noise(models.VOCABULARY) if biased else None
+    by_logprob, by_entropy = noise(len(row)), noise(len(row))
+    targets = batch.tokens[row, column]
+
+    logits = hidden @ weight.T + (0.0 if bias is None else bias)
+    expected = describe(logits, batch, row, column, entropy=True)
+    wanted = torch.autograd.grad(expected, [hidden, weight], [by_logprob, by_entropy])
+    scale = 1.0 if temperature == 0 else 1 / temperature
+    usual, fused.TILE = fused.TILE, tile
+    try:
+        found = fused.Described.apply(
+            hidden, weight, bias, targets, lambda z, part: action_logits(z, batch, row[part], column[part]), scale,
+            True, chunk,
+        )  # fmt: skip
+        gradients = torch.autograd.grad(found, [hidden, weight], [by_logprob, by_entropy])
+    finally:
+        fused.TILE = usual
+    for ours, theirs in zip([*found, *gradients], [*expected, *wanted], strict=True):
+        assert torch.isfinite(ours).all()
+        assert models.relative(ours, theirs) < 1e-12
+
+
+def test_frozen_head_gets_no_gradient() -> None:
+    """Under LoRA the head does not train, and its gradient, which is as large as the head, is not made."""
+    batch = models.batch_of(models.episodes(0))
+    row, column = batch.actions.nonzero(as_tuple=True)
+    hidden, weight = torch.randn(len(row), 5, requires_grad=True), torch.randn(models.VOCABULARY, 5)
+    logprobs, entropy = fused.Described.apply(
+        hidden, weight, None, batch.tokens[row, column], lambda z, part: z, 1.0, False, 7
+    )
+    assert len(entropy) == 0
+    logprobs.sum().backward()
+    assert weight.grad is None and hidden.grad is not None and float(hidden.grad.norm()) > 0
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+def test_precision_of_the_products_and_of_the_rest(compute: torch.dtype) -> None:
+    """Log-probabilities come in fp32 whatever the product was computed in, and agree with the same product in one go."""
+    hidden, weight = torch.randn(9, 16).to(compute), torch.randn(50, 16)
+    targets = torch.arange(9)
+    logprobs, _ = fused.Described.apply(hidden, weight, None, targets, lambda z, part: z, 1.0, False, 4)
+    expected = (hidden @ weight.to(compute).T).float().log_softmax(-1)[torch.arange(9), targets]
+    assert logprobs.dtype == torch.float32 and torch.allclose(logprobs, expected, atol=1e-5)
