@@ -19,7 +19,7 @@ import importlib.metadata
 import json
 import platform
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -35,11 +35,10 @@ from lmgym.errors import LmgymError
 from lmgym.logs.console import Console
 from lmgym.logs.writer import Writer, disk_errors, rewind
 from lmgym.policies import adapter
-from lmgym.policies.builtin import is_builtin
 from lmgym.policies.heads import add_critic
-from lmgym.policies.load import PolicySection, check_start_token, load_policy, load_tokenizer, look
+from lmgym.policies.load import PolicySection, load_policy
 from lmgym.policies.policy import Policy
-from lmgym.rendering import answer_ids, decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids
+from lmgym.preflight import check_lengths, check_model, teacher_section
 from lmgym.rewards.base import Reward, build
 from lmgym.rollout import Speaker
 from lmgym.tasks.base import load
@@ -115,14 +114,14 @@ def start(config: Config, console: Console) -> Run:
     state: dict[str, Any] = checkpoint.read_state(latest) if latest else {"stage": 0, "step": 0}
     if state["stage"] >= len(config.stages):
         raise LmgymError(f"{folder} is in its stage {state['stage'] + 1}, and the recipe has {len(config.stages)}")
-    _check_model(config, examples)
+    check_model(config, examples)
     policy = load_policy(_section(config, machine), config.seed, latest)
     compute: Any = str(policy.compute).removeprefix("torch.")
     section = replace(config.policy, compute=compute)
     for stage, own in zip(config.stages, examples, strict=True):
-        _check_lengths(own, config, stage, policy)
+        check_lengths(own, config, stage, policy)
         for asked in held_out.values():
-            _check_lengths(asked, config, stage, policy)
+            check_lengths(asked, config, stage, policy)
     engine = make_engine(config, policy)
     lock = _lock(folder)
     try:
@@ -245,52 +244,6 @@ def _examples(section: dict[str, Any], split: str, seed: int) -> list[Example]:
     return load(section["name"], split, seed=seed, **arguments)
 
 
-def _check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
-    """Raise LmgymError where the recipe does not fit the model, as far as its configuration and tokenizer tell."""
-    facts = look(config.policy)
-    if config.policy.context_start_token is not None:
-        words = load_tokenizer(config.policy) if facts.encoder_decoder else None
-        check_start_token(config.policy, facts.encoder_decoder, words, facts.vocabulary)
-    for stage in config.stages:
-        stage.algorithm.check_vocabulary(facts.vocabulary)
-    chat = next((e for own in examples for e in own if not isinstance(e.prompt, str)), None)
-    if facts.encoder_decoder and chat is not None and not load_tokenizer(config.policy).chat_template:
-        raise LmgymError(
-            f"example '{chat.id}' is a chat of several messages, and {config.policy.model} is an encoder-decoder "
-            "without a chat template; take a task of plain prompts (prompt_prefix in place of system_prompt), or a "
-            "chat model"
-        )
-
-
-def _check_lengths(examples: Sequence[Example], config: Config, stage: Stage, policy: Policy) -> None:
-    """Raise LmgymError, naming the example, where a prompt leaves the model no room to answer, or a demonstration does
-    not fit. A token stands for at least one byte, so only texts of many bytes are tokenized."""
-    if policy.context is None or stage.env["name"] != "single_turn":
-        return
-    tokenizer, template = policy.tokenizer, config.policy.template
-    imitated = "demonstrations" in stage.algorithm.needs
-    read = source_ids if policy.encoder_decoder else prompt_ids
-    around = len(read(tokenizer, examples[0].prompt, template))  # at least what the chat template adds
-    for example in examples:
-        answers = example.references if imitated else ()
-        longest = max((len(text.encode()) for text in answers), default=0)
-        if around + len(plain_text(messages_of(example.prompt)).encode()) + longest < policy.context:
-            continue
-        length = len(read(tokenizer, example.prompt, template))
-        if policy.encoder_decoder:  # each half has the whole context to itself
-            spoken = [len(policy.decoder_start) + len(decoder_answer_ids(tokenizer, text)) for text in answers]
-            length = max([length, *spoken])
-            what = "the prompt or the reference" if imitated else "the prompt"
-        else:
-            length += max((len(answer_ids(tokenizer, example.prompt, text, template)) for text in answers), default=1)
-            what = "the prompt and reference" if imitated else "the prompt, with one token of an answer,"
-        if length > policy.context:
-            raise LmgymError(
-                f"{what} of example '{example.id}' have {length} tokens, and the model reads {policy.context} at most; "
-                "shorten it, or take a model with a longer context"
-            )
-
-
 def _lock(folder: Path) -> IO[str]:
     """Take the run folder for this process; the system gives it back when the file is closed or the process dies."""
     with disk_errors(folder):
@@ -323,17 +276,8 @@ def _copies(run: Run) -> None:
 
 
 def _teacher(run: Run) -> Policy:
-    """The frozen model that the algorithm names. Raises LmgymError if it speaks another vocabulary."""
-    name = run.algorithm.teacher
-    own = replace(run.section, model=name, revision=None, lora_rank=None, architecture={}, context_start_token=None)
-    teacher = load_policy(replace(own, tokenizer=run.section.tokenizer if is_builtin(name) else None), run.config.seed)
-    if teacher.tokenizer.get_vocab() != run.policy.tokenizer.get_vocab():
-        raise LmgymError(
-            f"algorithm.teacher: {name} has another tokenizer than the policy, so it cannot score the policy's tokens"
-        )
-    if teacher.encoder_decoder != run.policy.encoder_decoder:
-        raise LmgymError(f"algorithm.teacher: {name} and the policy must both be causal, or both encoder-decoders")
-    return teacher.frozen_copy()
+    """The frozen model that the algorithm names."""
+    return load_policy(teacher_section(run.section, run.algorithm.teacher), run.config.seed).frozen_copy()
 
 
 def _section(config: Config, machine: dict[str, Any]) -> PolicySection:

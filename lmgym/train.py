@@ -155,8 +155,8 @@ def log_step(
         "tokens_per_second/update": float(batch.mask.sum()) / (now - gathered),
         "memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else peak_memory_gib(),
     }
-    if "demonstrations" in run.algorithm.needs:
-        del record["reward"]  # nobody judged the references
+    if "demonstrations" in run.algorithm.needs or not (run.rewards or run.algorithm.rewarded):
+        del record["reward"]  # nobody judged the answers
     run.writer.metrics(record)
     tracked = episodes if run.config.logs.rollouts == "all" else groups_of(episodes)[0]
     run.writer.rollouts([place | rollout_record(episode) for episode in tracked])

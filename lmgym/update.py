@@ -6,7 +6,7 @@ Nothing here knows an algorithm or a model by name; both are called through thei
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -77,11 +77,11 @@ class Optimizer:
     ) -> None:
         self.section = section
         self.parameters = [*parameters, *critic]
-        ratio = 1.0 if not section.learning_rate else (section.critic_learning_rate or 0.0) / section.learning_rate
-        ratio = 1.0 if section.critic_learning_rate is None else ratio
+        own = section.critic_learning_rate
+        peaks = (section.learning_rate, section.learning_rate if own is None else own)
         groups = [
-            {"params": [p for p in owned if (p.dim() >= 2) == decays], "weight_decay": decay, "ratio": share}
-            for owned, share in ((parameters, 1.0), (critic, ratio))
+            {"params": [p for p in owned if (p.dim() >= 2) == decays], "weight_decay": decay, "peak": peak}
+            for owned, peak in zip((parameters, critic), peaks, strict=True)
             for decays, decay in ((True, section.weight_decay), (False, 0.0))
         ]
         groups = [group for group in groups if group["params"]]
@@ -100,10 +100,9 @@ class Optimizer:
 
     def set_step(self, step: int, steps: int) -> float:
         """Set the learning rates of this training step, and return the policy's."""
-        rate = self.section.at(step, steps)
         for group in self.torch.param_groups:
-            group["lr"] = rate * group["ratio"]
-        return rate
+            group["lr"] = replace(self.section, learning_rate=group["peak"]).at(step, steps)
+        return self.section.at(step, steps)
 
     def zero_grad(self) -> None:
         """Gradients to zero rather than to None: a step without any signal is still a step (momentum, decay)."""

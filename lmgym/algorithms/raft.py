@@ -17,7 +17,7 @@ from lmgym.registry import register
 class RAFT(Algorithm):
     """loss = -mean over tokens of log pi(y_t), over the best `keep` answers of each group.
 
-    With a `threshold` only answers that reach it are imitated (ReST's improve step, arXiv 2308.08998, eq. 4). Of equal
+    With a `threshold` only answers that reach it are imitated (ReST's improve step, arXiv 2308.08998). Of equal
     scores the earlier answer is taken. Imitation has no ratio to the policy that sampled, so `epochs` and `minibatches`
     are free.
 

@@ -82,7 +82,11 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _quicken(model: PreTrainedModel) -> None:
-    """The adapters train, and nothing else."""
+    """The adapters train, and nothing else. (peft names the layers in a set; a list is saved in one order.)"""
+    configs: Any = model.peft_config
+    for config in configs.values():
+        if isinstance(config.target_modules, set):
+            config.target_modules = sorted(config.target_modules)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
 

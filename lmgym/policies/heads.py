@@ -35,7 +35,7 @@ def action_logits(
 def kept_tokens(
     batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"], like: Float[Tensor, "R V"]
 ) -> Bool[Tensor, "R V"]:
-    """The tokens that each action at (row, column) was drawn from, of a batch with kept sets, on the device of `like`."""
+    """The tokens that each action at (row, column) was drawn from, on the device of `like`."""
     assert batch.kept_sets is not None and batch.kept is not None
     bits = batch.kept_sets.bits[batch.kept[row, column].to(batch.kept_sets.bits.device)]
     return kept.unpack(bits.to(like.device), like.shape[1])
