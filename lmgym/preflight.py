@@ -1,7 +1,7 @@
 """What a recipe, its data and its model must have in common, looked at before anything is trained.
 
-`check_model` and `check_teacher` read configurations and tokenizers only, so a recipe that cannot work is refused before
-any weight is loaded; `check_lengths` counts tokens.
+`check_model` and `check_teacher` read configurations and tokenizers only, so a recipe that cannot work is refused
+before any weight is loaded; `check_lengths` counts tokens.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from lmgym.config import Config, Stage
 from lmgym.episode import Example
 from lmgym.errors import LmgymError
 from lmgym.policies.builtin import is_builtin
-from lmgym.policies.load import PolicySection, load_tokenizer, look
+from lmgym.policies.load import PolicySection, check_start_token, load_tokenizer, look
 from lmgym.policies.policy import Policy
 from lmgym.rendering import answer_ids, decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids
 
