@@ -1,4 +1,4 @@
-# make quickstart | test | fast | lint | types | contracts
+# make quickstart | test | fast | lint | types | contracts | bench
 # Works with GNU make 3.81 (macOS) and later. pip reads its usual settings (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf).
 
 PYTHON ?= python3
@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip
 TORCH := $(shell grep '^torch==' constraints.txt)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: help quickstart test fast lint types contracts
+.PHONY: help quickstart test fast lint types contracts bench
 
 help:
 	@echo "make quickstart   install lmgym into .venv and train a tiny model (about 5 minutes on two cores)"
@@ -17,6 +17,7 @@ help:
 	@echo "make lint         ruff"
 	@echo "make types        mypy"
 	@echo "make contracts    which module may import which"
+	@echo "make bench        measure against other libraries, each in a virtual environment of its own (see benchmarks/)"
 
 quickstart: .venv/.lmgym-installed
 	$(BIN)/lmgym train recipes/quickstart.yaml
@@ -35,6 +36,9 @@ types: .venv/.lmgym-developed
 
 contracts: .venv/.lmgym-developed
 	$(BIN)/lint-imports
+
+bench: .venv/.lmgym-installed
+	$(BIN)/python -m benchmarks.ppo
 
 # One stamp file per step of the installation, so that a second call does nothing
 # until pyproject.toml or constraints.txt has changed.

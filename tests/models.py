@@ -15,7 +15,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from lmgym.batch import Batch, Scored, collate
 from lmgym.episode import Episode, Example, Turn
 from lmgym.maths.reductions import tokens_of_episode, totals, weights
-from lmgym.policies.load import byte_tokenizer, tiny_model
+from lmgym.policies.builtin import byte_tokenizer, tiny_model
+from lmgym.policies.heads import add_critic
 from lmgym.policies.policy import Policy
 from lmgym.update import first_order
 
@@ -128,6 +129,7 @@ def episodes(
             shared = number == 0 and random.random() < 0.8
             prompt = list(prompts[group]) if shared else ids(int(random.integers(1, longest + 1)))
             episode.turns.append(Turn(prompt, action, logprobs, minimum=minimum, restart=restart))
+        episode.turns[-1].reward = score
         result.append(episode)
     return result
 
@@ -135,19 +137,41 @@ def episodes(
 def batch_of(conversations: Sequence[Episode], **settings: Any) -> Batch:
     """`collate`, with scores in fp64 so that advantages are too."""
     batch = collate(conversations, **{"stop_ids": (EOS,), **settings})
-    return batch.with_(score=batch.score.double(), baseline=None if batch.baseline is None else batch.baseline.double())
+    return batch.with_(
+        score=batch.score.double(),
+        rewards=batch.rewards.double(),
+        baseline=None if batch.baseline is None else batch.baseline.double(),
+    )
+
+
+def with_value_head(policy: Policy, scale: float = 0.3, seed: int = 0) -> Policy:
+    """The policy, with a value head on its own trunk whose weights are not the zeros of a new one."""
+    add_critic(policy, separate=False)
+    assert policy.value_head is not None
+    weight = policy.value_head.weight
+    generator = torch.Generator().manual_seed(seed)
+    weight.data = scale * torch.randn(weight.shape, generator=generator, dtype=torch.float32).to(weight.dtype)
+    return policy
 
 
 def prepared(
     batch: Batch, algorithm: Any, policy: Policy, reference: Policy | None = None, drift: float = 0.3
 ) -> Batch:
-    """The columns that `update.prepare` fills, in the policy's own precision, with old log-probabilities that have
-    drifted from the policy's by a hash of the token and its place (so that they do not depend on the batch)."""
+    """The columns that `update.prepare` fills, in the policy's own precision, with old log-probabilities and values
+    that have drifted from the policy's by a hash of the token and its place (so that they do not depend on the batch).
+    The reference is the teacher too."""
+    critic = "values" in algorithm.needs
     with torch.no_grad():
-        now = policy.score(batch).logprobs
+        said = policy.score(batch, values=critic, last_values=critic)
+        now = said.logprobs
         batch = batch.with_(logprobs_old=now + drift * torch.sin(1000 * now) * batch.actions)
+        if said.values is not None:
+            drifted = said.values + drift * torch.sin(1000 * now) * batch.actions
+            batch = batch.with_(values=drifted, last_values=said.last_values)
         if reference is not None and "reference" in algorithm.needs:
             batch = batch.with_(logprobs_ref=reference.score(batch).logprobs)
+        if reference is not None and "teacher" in algorithm.needs:
+            batch = batch.with_(logprobs_teacher=reference.score(batch).logprobs)
     return algorithm.advantages(batch)
 
 
@@ -155,7 +179,7 @@ class KeepGradient:
     """In place of `update.Optimizer`: the gradient is kept and nothing moves."""
 
     def __init__(self, policy: Policy) -> None:
-        self.parameters = policy.parameters()
+        self.parameters = [*policy.parameters(), *policy.critic_parameters()]
 
     def zero_grad(self) -> None:
         for parameter in self.parameters:
@@ -176,8 +200,9 @@ def gradient(algorithm: Any, policy: Policy, batch: Batch, first: bool = False) 
 
 
 def loss_of(algorithm: Any, batch: Batch, logprobs: Tensor) -> Tensor:
-    """What `first_order` minimises, as a function of the log-probabilities [N T]: the weighted sum of all terms."""
-    terms, _ = algorithm.loss(batch, Scored(logprobs))
+    """What `first_order` minimises, as a function of the log-probabilities [N T]: the weighted sum of all terms. A
+    value function says what it said at sampling time."""
+    terms, _ = algorithm.loss(batch, Scored(logprobs, values=batch.values))
     total, counts = totals(batch.actions, batch.episode), tokens_of_episode(batch.actions, batch.episode)
     sums = [(weights(reduction, batch.actions, counts, total) * term).sum() for term, reduction in terms.values()]
     return torch.stack(sums).sum()

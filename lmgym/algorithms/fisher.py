@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lmgym.batch import Batch
 from lmgym.maths.trust_region import fisher_of_softmax
-from lmgym.policies.heads import action_logits
 
 Vector = Float[Tensor, " P"]  # all parameters of the policy that train, end to end
 
@@ -40,18 +39,18 @@ class FisherProduct:
             total += joined(self._product(part, tangents))
         return total / self.tokens
 
-    def _linearised(self, part: Batch) -> tuple["Linearised", bool]:
-        """From the parameters to what enters the head; on the plain path, to the logits (True)."""
+    def _linearised(self, part: Batch) -> tuple["Linearised", Any]:
+        """From the parameters to what enters the head (on the plain path, to the logits), and those states."""
         row, column = part.actions.nonzero(as_tuple=True)
         with torch.enable_grad(), self.policy.twice_differentiable():
             states = self.policy.states(part, row, column - 1)
             plain = states.logits is not None
-            output = action_logits(states.logits, part, row, column) if plain else states.hidden
-            return Linearised(output, self.parameters), plain
+            output = self.policy.action_logits(states, part, row, column) if plain else states.hidden
+            return Linearised(output, self.parameters), states
 
     def _product(self, part: Batch, tangents: Sequence[Tensor]) -> list[Tensor]:
-        trunk, plain = self.kept or self._linearised(part)
-        if plain:
+        trunk, states = self.kept or self._linearised(part)
+        if states.logits is not None:
             return trunk.pull(fisher_of_softmax(trunk.output.detach(), trunk.push(tangents)))
         row, column = part.actions.nonzero(as_tuple=True)
         own = [self.parameters[place] for place in self.head_places]
@@ -60,7 +59,7 @@ class FisherProduct:
         for chunk in torch.arange(len(row), device=pulled.device).split(self.policy.head_chunk):
             with torch.enable_grad():
                 hidden = trunk.output[chunk].detach().requires_grad_()
-                logits = action_logits(self.policy.head(hidden), part, row[chunk], column[chunk])
+                logits = self.policy.action_logits(states._replace(hidden=hidden), part, row[chunk], column[chunk])
                 head = Linearised(logits, [hidden, *own])
             changes = fisher_of_softmax(logits.detach(), head.push([moved[chunk], *own_tangents]))
             pulled[chunk], *products = head.pull(changes)

@@ -17,7 +17,6 @@ from lmgym.batch import Batch
 from lmgym.errors import LmgymError
 from lmgym.maths.losses import log_ratio, value_loss
 from lmgym.maths.trust_region import categorical_kl, conjugate_gradient, step_size
-from lmgym.policies.heads import action_logits
 from lmgym.registry import register
 from lmgym.update import Optimizer
 
@@ -212,9 +211,9 @@ def compare(policy: Any, batch: Batch, start: Sequence[Tensor]) -> tuple[float, 
                 old = policy.states(part, row, column - 1)
         for chunk in torch.arange(len(row), device=policy.device).split(policy.head_chunk):
             at = (part, row[chunk], column[chunk])
-            after = action_logits(logits_of(policy, new, chunk), *at)
+            after = policy.action_logits(some(new, chunk), *at)
             with exchanged(parameters, start):
-                before = action_logits(logits_of(policy, old, chunk), *at)
+                before = policy.action_logits(some(old, chunk), *at)
             target = part.tokens[row[chunk], column[chunk]][:, None]
             chosen = [logits.log_softmax(-1).gather(1, target) for logits in (after, before)]
             change = log_ratio(chosen[0], chosen[1])[:, 0]
@@ -223,9 +222,9 @@ def compare(policy: Any, batch: Batch, start: Sequence[Tensor]) -> tuple[float, 
     return improvement / tokens, divergence / tokens
 
 
-def logits_of(policy: Any, states: Any, chunk: Tensor) -> Float[Tensor, "R V"]:
-    """What the model says at some of the states, before temperature and the like."""
-    return policy.head(states.hidden[chunk]) if states.logits is None else states.logits[chunk]
+def some(states: Any, chunk: Tensor) -> Any:
+    """The states of some tokens."""
+    return type(states)(*(None if column is None else column[chunk] for column in states))
 
 
 @contextmanager

@@ -150,6 +150,13 @@ class Policy:
         logits = output.logits[row, column]
         return States(hidden[row, column], logits if logits.dtype == torch.float64 else logits.float())
 
+    def action_logits(
+        self, states: States, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]
+    ) -> Float[Tensor, "R V"]:
+        """The logits of the distributions that the actions at (row, column) were sampled from, given their states."""
+        logits = self.head(states.hidden) if states.logits is None else states.logits
+        return action_logits(logits, batch, row, column)
+
     def micro_batches(self, batch: Batch) -> list[Int[Tensor, " R"]]:
         """Rows that fit one forward pass each; groups stay together, longest first, so that rows of like length and
         rows that share a prompt are computed side by side."""

@@ -17,7 +17,7 @@ import yaml
 
 from lmgym.cli import main
 from lmgym.episode import Example
-from lmgym.policies.load import byte_tokenizer, tiny_model
+from lmgym.policies.builtin import builtin_model, byte_tokenizer, tiny_model
 from tests import runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
 
@@ -59,6 +59,12 @@ WRONG_RECIPES: list[tuple[dict[str, Any], list[str], str]] = [
     ({"optimizer": {"learning_rate": math.nan}}, [], r"optimizer\.learning_rate is nan"),
     ({"optimizer": {"betas": [0.9, 1.0]}}, [], r"optimizer\.betas are \(0\.9, 1\.0\)"),
     ({"algorithm": {"name": "grpo", "group_size": 1}}, [], r"algorithm\.group_size is 1; grpo needs at least 2"),
+    ({"algorithm": "ppo", "policy": {"critic": "none"}}, [], r"ppo needs a value function, and policy\.critic is none"),
+    ({"algorithm": "ppo"}, ["policy.critic=none"], r"ppo needs a value function, and policy\.critic is none"),
+    ({"algorithm": {"name": "a2c", "kl_target": 0.1}}, [], r"algorithm\.kl_target needs a reference"),
+    ({"algorithm": {"name": "ppo", "preset": "trll"}}, [], r"'algorithm\.preset' is 'trll'; did you mean 'trl'\?"),
+    ({"algorithm": {"name": "a2c", "epochs": 2}}, [], r"a2c has no ratio to correct a second step"),
+    ({"policy": {"lora_rank": 0}}, [], r"policy\.lora_rank is 0; it must be at least 1"),
     ({"rewards": {"length": "much"}}, [], r"key 'rewards\.length\.weight': .*number.*, got 'much'"),
     ({"rewards": {"length": {"target": "x"}}}, [], r"key 'rewards\.length\.target': .*integer"),
     ({"task": {"name": "arithmetic", "size": "big"}}, [], r"key 'task\.size': .*integer.*, got 'big'"),
@@ -337,8 +343,9 @@ def sizes_that_do_not_fit(folder: Path) -> None:
     edit(folder / "config.json", num_attention_heads=3)
 
 
-def encoder_decoder(folder: Path) -> None:
+def encoder_decoder_without_weights(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "t5", "is_encoder_decoder": True}))
+    (folder / "model.safetensors").unlink()
 
 
 @pytest.mark.parametrize(
@@ -350,7 +357,7 @@ def encoder_decoder(folder: Path) -> None:
         (without_tokenizer, r"could not load"),
         (config_of_nonsense, r"could not load"),
         (sizes_that_do_not_fit, r"could not load .*hidden size \(16\) is not a multiple"),
-        (encoder_decoder, r"is an encoder-decoder model, which this version does not train yet"),
+        (encoder_decoder_without_weights, r"could not load"),
     ],
 )
 def test_a_model_folder_that_cannot_be_trained(
@@ -376,7 +383,7 @@ def test_a_model_folder_that_cannot_be_trained(
             {"architecture": {"hidden_size": 18, "num_attention_heads": 4}},
             r"policy\.architecture: .*hidden size \(18\)",
         ),
-        ({"model": "gpt2", "architecture": {"hidden_size": 18}}, r"policy\.architecture changes builtin:tiny only"),
+        ({"model": "gpt2", "architecture": {"hidden_size": 18}}, r"policy\.architecture changes built-in models only"),
         pytest.param(
             {"device": "cuda"},
             r"policy\.device: there is no cuda device here",
@@ -390,6 +397,76 @@ def test_a_model_that_is_not_there(
     recipe = runs.write(tmp_path / "recipe.yaml", policy={"device": "cpu", **policy})
     said = complaint(capsys, "train", recipe, f"out={tmp_path / 'run'}")
     assert re.search(sentence, said), said
+
+
+def encoder_decoder_folder(folder: Path) -> Path:
+    """The configuration and tokenizer of a T5, without any weight: what is said of it was said before one is loaded."""
+    tokenizer = byte_tokenizer()
+    builtin_model("builtin:tiny_t5", tokenizer, {"num_layers": 1}, seed=0).config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+CHAT = {**runs.TINY["task"], "system_prompt": "Add."}
+
+
+@pytest.mark.parametrize(
+    ("policy", "task", "sentence"),
+    [
+        (
+            {},
+            CHAT,
+            r"example 'arithmetic/train/0' is a chat of several messages, .* is an encoder-decoder without a chat",
+        ),
+        (
+            {"context_start_token": "<extra>"},
+            None,
+            r"policy\.context_start_token: '<extra>' is not in the vocabulary of",
+        ),
+        ({"context_start_token": 259}, None, r"policy\.context_start_token: 259 is not in the vocabulary of"),
+        ({}, None, r"policy\.model: could not load"),
+    ],
+)
+def test_an_encoder_decoder_that_does_not_fit_the_recipe(
+    policy: dict[str, Any],
+    task: dict[str, Any] | None,
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = encoder_decoder_folder(tmp_path / "model")
+    policy = {"model": str(folder), "device": "cpu", **policy}
+    recipe = runs.write(tmp_path / "recipe.yaml", policy=policy, task=task or runs.TINY["task"])
+    said = complaint(capsys, "train", recipe, f"out={tmp_path / 'run'}")
+    assert re.search(sentence, said), said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("policy", "sentence"),
+    [
+        (
+            {"context_start_token": 5},
+            r"policy\.context_start_token is for encoder-decoder models, and builtin:tiny is a ca",
+        ),
+        ({"lora_rank": 4, "lora_targets": ["q_prj"]}, r"policy\.lora_targets: .*q_prj"),
+    ],
+)
+def test_a_policy_section_that_does_not_fit_the_model(
+    policy: dict[str, Any], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = runs.write(tmp_path / "recipe.yaml", policy={**runs.TINY["policy"], **policy})
+    said = complaint(capsys, "train", recipe, f"out={tmp_path / 'run'}")
+    assert re.search(sentence, said), said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_kept_set_larger_than_the_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = {"model": str(encoder_decoder_folder(tmp_path / "model")), "device": "cpu"}
+    algorithm = {"name": "nlpo", "min_tokens_to_keep": 260}
+    recipe = runs.write(tmp_path / "recipe.yaml", policy=policy, algorithm=algorithm)
+    said = complaint(capsys, "train", recipe, f"out={tmp_path / 'run'}")
+    assert said.startswith("algorithm.min_tokens_to_keep is 260, and the model's vocabulary has 259 tokens"), said
 
 
 # ---------------------------------------------------------------- run folders

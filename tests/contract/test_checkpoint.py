@@ -36,7 +36,7 @@ def moved(policy: Policy, section: OptimizerSection | None = None, steps: int = 
 
 def save(folder: Path, step: int, stage: int = 0) -> Path:
     one = policy()
-    return checkpoint.save(folder, one, moved(one).torch, STATE | {"stage": stage, "step": step})
+    return checkpoint.save(folder, one, moved(one).torch, {}, STATE | {"stage": stage, "step": step})
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     one = policy()
     optimizer = moved(one)
-    path = checkpoint.save(tmp_path, one, optimizer.torch, STATE)
+    path = checkpoint.save(tmp_path, one, optimizer.torch, {}, STATE)
     assert path.name == "stage-0-step-000003" and checkpoint.damage(path) is None
     assert checkpoint.read_state(path) == {**STATE, "format": checkpoint.FORMAT}
     other = Optimizer(policy().parameters(), OptimizerSection())
@@ -64,7 +64,7 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
 
 def test_moments_come_from_the_checkpoint_and_settings_from_the_recipe(tmp_path: Path) -> None:
     one = policy()
-    path = checkpoint.save(tmp_path, one, moved(one).torch, STATE)
+    path = checkpoint.save(tmp_path, one, moved(one).torch, {}, STATE)
     section = OptimizerSection(weight_decay=0.25, betas=(0.5, 0.75), epsilon=1e-3)
     other = Optimizer(policy().parameters(), section)
     checkpoint.load_optimizer(path, other.torch)
@@ -150,13 +150,13 @@ def test_a_save_that_fails_leaves_the_earlier_one(tmp_path: Path) -> None:
     before = {file.name: file.read_bytes() for file in path.iterdir()}
 
     class Failing(Policy):
-        def save_pretrained(self, folder: Path) -> None:
-            super().save_pretrained(folder)
+        def save(self, folder: Path) -> None:
+            super().save(folder)
             raise OSError(28, "No space left on device")
 
     broken = Failing(models.llama(), models.tokenizer())
     with pytest.raises(LmgymError, match=r"stage-0-step-000003: the disk is full"):
-        checkpoint.save(tmp_path, broken, None, STATE)
+        checkpoint.save(tmp_path, broken, None, {}, STATE)
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
@@ -165,7 +165,7 @@ def test_another_format_is_refused_by_name(tmp_path: Path) -> None:
     path = save(tmp_path, 3)
     state = json.loads((path / "state.json").read_text())
     (path / "state.json").write_text(json.dumps(state | {"format": 99}))
-    with pytest.raises(LmgymError, match=r"stage-0-step-000003 has format 99, and this lmgym reads format 1"):
+    with pytest.raises(LmgymError, match=r"stage-0-step-000003 has format 99, and this lmgym reads format 2"):
         checkpoint.read_state(path)
 
 

@@ -82,6 +82,12 @@ LEARNERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
         FOUR_ANSWERS | {"optimizer": {"learning_rate": 0.005}, "steps": 30},
     ),
     ({"name": "supervised"}, ONE_ANSWER),
+    ({"name": "ppo", "epochs": 2}, ONE_ANSWER),
+    ({"name": "a2c"}, ONE_ANSWER),
+    ({"name": "nlpo", "epochs": 2, "min_tokens_to_keep": 20}, ONE_ANSWER),
+    ({"name": "raft", "group_size": 8, "keep": 2, "skip_equal": True}, FOUR_ANSWERS),
+    ({"name": "distill", "source": "references"}, ONE_ANSWER),
+    ({"name": "replay", "group_size": 4, "replayed": 16}, FOUR_ANSWERS | {"prompts_per_step": 8}),
 ]
 
 
@@ -90,6 +96,15 @@ def test_every_algorithm_learns_to_answer_as_the_prompt_asks(
     algorithm: dict[str, Any], changes: dict[str, Any], tmp_path: Path
 ) -> None:
     before, after = learn(tmp_path / "run", algorithm=algorithm, **changes)
+    assert before < 0.15 and after > 0.7
+
+
+def test_a_student_learns_from_its_teachers_opinion_alone(tmp_path: Path) -> None:
+    """The teacher has learned the task; the student, from another seed, never sees a reward."""
+    _, taught = learn(tmp_path / "teacher", algorithm={"name": "a2c"}, **ONE_ANSWER)
+    assert taught > 0.9
+    distill = {"name": "distill", "teacher": str(tmp_path / "teacher" / "final")}
+    before, after = learn(tmp_path / "run", algorithm=distill, seed=1, **ONE_ANSWER | {"steps": 60})
     assert before < 0.15 and after > 0.7
 
 

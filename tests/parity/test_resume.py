@@ -26,6 +26,21 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo, reference": {"name": "grpo", "group_size": 4, "kl_coefficient": 0.1},
     "grpo, 4 optimizer steps a batch": {"name": "grpo", "group_size": 4, "epochs": 2, "minibatches": 2},
     "supervised": {"name": "supervised"},
+    "ppo": {"name": "ppo", "epochs": 2, "minibatches": 2, "kl_coefficient": 0.1, "kl_target": 0.01},
+    "ppo, separate critic": {"name": "ppo", "epochs": 2, "kl_coefficient": 0.1, "kl_target": 0.01},
+    "a2c, rmsprop": {"name": "a2c"},
+    "raft": {"name": "raft", "group_size": 4, "epochs": 2, "minibatches": 2},
+    "distill": {"name": "distill", "teacher": "builtin:tiny"},
+    "distill, references": {"name": "distill", "source": "references"},
+    "replay": {"name": "replay", "group_size": 4, "replayed": 3, "capacity": 9, "max_age": 4},
+    "nlpo": {"name": "nlpo", "epochs": 2, "min_tokens_to_keep": 5, "top_mask": 0.3, "kl_coefficient": 0.1},
+    "nlpo, own top k": {"name": "nlpo", "min_tokens_to_keep": 1, "mask_type": "top_k", "top_mask": 9},
+}
+SETTINGS: dict[str, dict[str, Any]] = {  # what else the recipe of one of them says
+    "ppo, separate critic": {"policy": {**runs.TINY["policy"], "critic": "separate"}},
+    "a2c, rmsprop": {"optimizer": {"name": "rmsprop", "learning_rate": 0.003, "epsilon": 1e-5}},
+    "distill": {"rewards": None},
+    "replay": {"logs": {"rollouts": "all"}},
 }
 WARM, RL = {"name": "warm", "algorithm": "supervised", "steps": 3}, {"name": "rl", "steps": 4}
 
@@ -47,7 +62,7 @@ class Interrupting(Console):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_three_steps_and_three_more_equal_six(name: str, tmp_path: Path) -> None:
-    changes = {"algorithm": ALGORITHMS[name]}
+    changes = {"algorithm": ALGORITHMS[name], **SETTINGS.get(name, {})}
     whole = runs.run(tmp_path / "whole", **changes)
     halves = runs.run(tmp_path / "halves", Interrupting(at=3), **changes)
     assert runs.newest(halves).name == "stage-0-step-000003" and not (halves / "final").exists()
@@ -56,6 +71,8 @@ def test_three_steps_and_three_more_equal_six(name: str, tmp_path: Path) -> None
     trained = [record for record in runs.records(whole / "metrics.jsonl") if record["kind"] == "train"]
     assert [record["step"] for record in trained] == list(range(6))
     assert all(record["gradient_norm"] > 0 for record in trained)  # equality proves little where nothing moves
+    if "kl_target" in ALGORITHMS[name]:
+        assert runs.algorithm_state(whole)["beta"] != ALGORITHMS[name]["kl_coefficient"]
 
 
 def test_every_algorithm_is_tried() -> None:
@@ -93,6 +110,37 @@ def test_other_settings_resume_as_well(changes: dict[str, Any], tmp_path: Path) 
     parts = runs.run(parts, Interrupting(at=1), **changes)
     runs.run(parts, **changes)
     assert_equal_runs(whole, parts)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [{}, *(pytest.param(other, marks=pytest.mark.slow) for other in ({"compute": "bfloat16"}, {"lora_rank": 2}))],
+    ids=["fp32", "bf16", "lora"],
+)
+def test_a_mask_that_was_refreshed_before_and_after(policy: dict[str, Any], tmp_path: Path) -> None:
+    """Taken at 0, 2 and 4, interrupted at 3 and 5: each time the mask that was in use is read back."""
+    if "lora_rank" in policy:
+        pytest.importorskip("peft")
+    changes = {
+        "algorithm": {"name": "nlpo", "min_tokens_to_keep": 5, "top_mask": 0.3, "refresh_every": 2},
+        "policy": {**runs.TINY["policy"], **policy},
+        "optimizer": {"learning_rate": 0.03, "warmup": 0},
+        "steps": 7,
+    }
+    whole = runs.run(tmp_path / "whole", **changes)
+    parts = runs.run(tmp_path / "parts", Interrupting(at=3), **changes)
+    assert runs.state(parts)["copies"] == {"mask": 2}
+    runs.run(parts, Interrupting(at=2), **changes)
+    assert runs.state(parts)["copies"] == {"mask": 4}
+    runs.run(parts, **changes)
+    assert runs.state(parts)["copies"] == {"mask": 6}
+    if "lora_rank" in policy:
+        assert (whole / "rollouts.jsonl").read_bytes() == (parts / "rollouts.jsonl").read_bytes()
+        assert (whole / "final/model.safetensors").read_bytes() == (parts / "final/model.safetensors").read_bytes()
+    else:
+        assert_equal_runs(whole, parts)
+    stale = runs.run(tmp_path / "stale", **{**changes, "algorithm": {**changes["algorithm"], "refresh_every": 99}})
+    assert (stale / "rollouts.jsonl").read_bytes() != (whole / "rollouts.jsonl").read_bytes()
 
 
 def test_more_steps_go_on_where_the_run_ended(tmp_path: Path) -> None:

@@ -1,0 +1,163 @@
+"""Every algorithm trains every kind of model, with and without adapters, in one turn and in several: a user changes
+`policy.model`, and nothing else."""
+
+import functools
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lmgym import registry
+from lmgym.cli import main
+from lmgym.envs.base import Step
+from lmgym.episode import Example, Message
+from lmgym.policies import adapter
+from lmgym.policies.load import PolicySection, load_policy
+from tests import runs
+from tests.runs import no_picture  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.usefixtures("no_picture")
+
+MODELS: dict[str, dict[str, Any]] = {
+    "builtin:tiny": runs.ARCHITECTURE,
+    "builtin:tiny_t5": {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2},
+    "builtin:tiny_bart": {
+        "d_model": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 32,
+        "decoder_ffn_dim": 32,
+        "max_position_embeddings": 128,
+    },
+}
+LORA = {"lora_rank": 4, "lora_alpha": 16}
+# What an algorithm cannot do without, or would do nothing with in two steps.
+NEEDED: dict[str, dict[str, Any]] = {"grpo": {"group_size": 4}, "rloo": {"group_size": 4}}
+SHORT = {
+    "steps": 2,
+    "evaluation": {"every": 0, "examples": 2},
+    "checkpoint": {"every": 0},
+    "logs": {"samples": 0},
+    "optimizer": {"learning_rate": 0.003, "warmup": 0},
+}
+
+every_model = pytest.mark.parametrize("model", MODELS)
+
+
+class Quiz:
+    """Two questions, one after the other; an answer earns its number of letters."""
+
+    def reset(self, example: Example, seed: int) -> str | Sequence[Message]:
+        self.asked = 1
+        return "1?"
+
+    def step(self, text: str) -> Step:
+        self.asked += 1
+        over = self.asked > 2
+        reward = float(sum(letter.isalpha() for letter in text))
+        return Step([] if over else [{"role": "user", "content": "2?"}], reward, terminated=over)
+
+
+def algorithm_section(name: str, model: str) -> dict[str, Any]:
+    needed = dict(NEEDED.get(name, {}))
+    if name == "distill":
+        needed["teacher"] = model  # the built-in size of it, which is not the policy's
+    return {"name": name, **needed}
+
+
+def policy_section(model: str, **more: Any) -> dict[str, Any]:
+    return {"model": model, "device": "cpu", "architecture": MODELS[model], **more}
+
+
+def train(folder: Path, model: str, algorithm: dict[str, Any], **changes: Any) -> Path:
+    return runs.run(folder, **SHORT | {"policy": policy_section(model), "algorithm": algorithm, **changes})
+
+
+@functools.cache
+def before(model: str) -> dict[str, torch.Tensor]:
+    """The model's weights as they are before any training."""
+    policy = load_policy(PolicySection(**policy_section(model)), seed=0)
+    return {name: tensor.detach().clone() for name, tensor in policy.model.state_dict().items()}
+
+
+def assert_trained(folder: Path, model: str, lora: bool) -> None:
+    """The policy has moved, with adapters only where they are, and every number of the log is finite."""
+    final = load_file(folder / "final/model.safetensors")
+    moved = {name for name, tensor in final.items() if not torch.equal(tensor, before(model)[name])}
+    assert moved
+    if lora:
+        section = PolicySection(**policy_section(model, **LORA))
+        trained = load_policy(section, seed=0, folder=runs.newest(folder))
+        layers = {name.split(".lora_")[0] for name, _ in trained.model.named_parameters() if ".lora_" in name}
+        assert layers and moved <= {f"{layer}.weight" for layer in layers}
+        plain = adapter.merged(trained.model).state_dict()
+        assert all(torch.equal(plain[name], tensor) for name, tensor in final.items())
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [record for record in records if record["kind"] == "train"]
+    assert [record["step"] for record in steps] == [0, 1]
+    for record in records:
+        numbers = {name: value for name, value in record.items() if isinstance(value, float)}
+        assert all(math.isfinite(value) for value in numbers.values()), record
+    assert any(record.get("gradient_norm", 1.0) > 0 for record in steps)
+
+
+def cases(algorithms: Sequence[str], quick: Callable[[str, bool], bool]) -> Any:
+    """Algorithm x model x adapters; those that are not `quick` are marked slow."""
+    return [
+        pytest.param(algorithm, model, lora, marks=() if quick(model, lora) else pytest.mark.slow)
+        for algorithm in algorithms
+        for model in MODELS
+        for lora in (False, True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "model", "lora"),
+    cases(list(registry.BUILTIN["algorithm"]), lambda model, lora: lora and model.endswith("t5")),
+)
+def test_one_turn(algorithm: str, model: str, lora: bool, tmp_path: Path) -> None:
+    section = algorithm_section(algorithm, model)
+    folder = train(tmp_path / "run", model, section, policy=policy_section(model, **(LORA if lora else {})))
+    assert_trained(folder, model, lora)
+
+
+SAMPLING = [name for name in registry.BUILTIN["algorithm"] if name != "supervised"]  # which imitates single answers
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "model", "lora"), cases(SAMPLING, lambda model, lora: not lora and model.endswith("bart"))
+)
+def test_two_turns(algorithm: str, model: str, lora: bool, tmp_path: Path) -> None:
+    policy = policy_section(model, **(LORA if lora else {}))
+    changes = {"policy": policy, "env": f"{__name__}:Quiz", "rewards": None}
+    folder = train(tmp_path / "run", model, algorithm_section(algorithm, model), **changes)
+    assert_trained(folder, model, lora)
+    rollouts = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    assert rollouts and all(len(rollout["turns"]) == 2 for rollout in rollouts)
+
+
+@pytest.mark.parametrize("critic", ["head", "separate"])
+@every_model
+def test_either_critic(critic: str, model: str, tmp_path: Path) -> None:
+    ppo = {"name": "ppo", "kl_coefficient": 0.1, "kl_target": 0.01, "entropy_coefficient": 0.01, "minibatches": 2}
+    folder = train(tmp_path / "run", model, ppo, policy=policy_section(model, critic=critic))
+    assert_trained(folder, model, lora=False)
+
+
+@every_model
+def test_the_other_verbs(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """check, eval and generate, on a recipe and on a run with adapters."""
+    changes = SHORT | {"policy": policy_section(model, **LORA), "algorithm": "a2c"}
+    recipe = runs.write(tmp_path / "recipe.yaml", **changes)
+    assert main(["check", str(recipe)]) in (0, 1)
+    assert "trained, cpu" in capsys.readouterr().out
+    folder = train(tmp_path / "run", model, {"name": "a2c"}, policy=policy_section(model, **LORA))
+    assert main(["eval", str(folder)]) == 0
+    assert main(["generate", str(folder), "--prompt", "1+1="]) == 0
