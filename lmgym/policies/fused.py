@@ -1,7 +1,8 @@
 """The LM head, the softmax and the pick of the sampled token in one pass each way, so that no [R V] outlives a chunk.
 
 Backward computes a chunk's logits again, turns them into their own gradient in place, and multiplies that once into the
-hidden states' gradient and once into the weights'. Elementwise work goes in tiles that stay in the processor's cache.
+hidden states' gradient and once into the weights'. Elementwise work goes in tiles that stay in the processor's cache,
+and all chunks share one buffer: fresh pages from the system cost as much as the arithmetic.
 Autograd over the same chunks does 1.4 (fp32) to 2.4 times (bf16) as much on a CPU, and holds more.
 """
 
@@ -41,8 +42,9 @@ class Described(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         head, wide = weight.to(hidden.dtype), _wide(hidden.dtype)
         normaliser, picked, disorder = (hidden.new_zeros(len(hidden), dtype=wide) for _ in range(3))
+        room = hidden.new_empty(min(chunk, len(hidden)), len(head))
         for rows in _slices(0, len(hidden), chunk):
-            logits = hidden[rows] @ head.T
+            logits = torch.mm(hidden[rows], head.T, out=room[: rows.stop - rows.start])
             for part in _slices(rows.start, rows.stop, max(TILE // len(head), 1)):
                 adjusted = _adjusted(logits, rows, part, bias, adjust, wide)
                 normaliser[part] = adjusted.logsumexp(-1)
@@ -62,20 +64,21 @@ class Described(torch.autograd.Function):
         head, wide = weight.to(hidden.dtype), _wide(hidden.dtype)
         of_hidden = torch.empty_like(hidden)
         of_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device) if ctx.needs_input_grad[1] else None
+        room = hidden.new_empty(min(chunk, len(hidden)), len(head))
         for rows in _slices(0, len(hidden), chunk):
-            logits = hidden[rows] @ head.T
+            logits = torch.mm(hidden[rows], head.T, out=room[: rows.stop - rows.start])
             for part in _slices(rows.start, rows.stop, max(TILE // len(head), 1)):
-                adjusted = _adjusted(logits, rows, part, bias, adjust, wide)
-                share = by_logprob[part, None]
-                chance = (adjusted - normaliser[part, None]).exp()
+                share = scale * by_logprob[part, None]
+                surprise = _adjusted(logits, rows, part, bias, adjust, wide).sub_(normaliser[part, None])  # log p
                 if entropy:  # dH/da = -p (log p + H)
-                    surprise = (adjusted - normaliser[part, None]).masked_fill(chance == 0, 0.0)
-                    of_logits = -chance * (share + by_entropy[part, None] * (surprise + disorder[part, None]))
+                    chance = surprise.exp()
+                    surprise.masked_fill_(chance == 0, 0.0).add_(disorder[part, None])
+                    of_logits = chance.mul_(surprise.mul_(scale * by_entropy[part, None]).add_(share)).neg_()
                 else:
-                    of_logits = chance.mul_(-share)
+                    of_logits = surprise.exp_().mul_(-share)
                 of_logits.scatter_add_(1, targets[part, None], share)
-                logits[part.start - rows.start : part.stop - rows.start] = of_logits.mul_(scale)
-            of_hidden[rows] = logits @ head
+                logits[part.start - rows.start : part.stop - rows.start] = of_logits
+            torch.mm(logits, head, out=of_hidden[rows])
             if of_weight is not None and hidden.dtype == wide:
                 of_weight.addmm_(logits.T, hidden[rows])
             elif of_weight is not None:
