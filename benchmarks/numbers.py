@@ -34,11 +34,22 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ppo": {"algorithm": {"name": "ppo", **EPOCHS}},
     "nlpo": {"algorithm": {"name": "nlpo", "top_mask": 0.9, "min_tokens_to_keep": 10, **EPOCHS}},
     "a2c": {
-        "algorithm": {"name": "a2c", "whiten": "batch", "gae_lambda": 0.95, "entropy_coefficient": 0.01},
+        "algorithm": {"name": "a2c", "preset": "nanorl"},
         "optimizer.learning_rate": 2e-3,
         "steps": 1500,
     },
-    "trpo": {"algorithm": {"name": "trpo"}},
+    "trpo": {
+        "algorithm": {
+            "name": "trpo",
+            "delta": 0.1,
+            "subsample": 0.1,
+            "iterations": 10,
+            "critic_epochs": 2,
+            "critic_minibatches": 4,
+        },  # fmt: skip
+        "optimizer.learning_rate": 3e-3,
+        "prompts_per_step": 512,
+    },
     "grpo": {"algorithm": {"name": "grpo", "epochs": 4, "minibatches": 2, **GROUPS}, "prompts_per_step": 16},
     "rloo": {
         "algorithm": {"name": "rloo", **GROUPS},

@@ -48,7 +48,9 @@ SHORT = {
     "optimizer": {"learning_rate": 0.003, "warmup": 0},
 }
 
-every_model = pytest.mark.parametrize("model", MODELS)
+every_model = pytest.mark.parametrize(
+    "model", [pytest.param(model, marks=() if model.endswith("bart") else pytest.mark.slow) for model in MODELS]
+)
 
 
 class Quiz:
@@ -108,10 +110,10 @@ def assert_trained(folder: Path, model: str, lora: bool) -> None:
     assert any(record.get("gradient_norm", 1.0) > 0 for record in steps)
 
 
-def cases(algorithms: Sequence[str], quick: Callable[[str, bool], bool]) -> Any:
+def cases(algorithms: Sequence[str], quick: Callable[[str, str, bool], bool]) -> Any:
     """Algorithm x model x adapters; those that are not `quick` are marked slow."""
     return [
-        pytest.param(algorithm, model, lora, marks=() if quick(model, lora) else pytest.mark.slow)
+        pytest.param(algorithm, model, lora, marks=() if quick(algorithm, model, lora) else pytest.mark.slow)
         for algorithm in algorithms
         for model in MODELS
         for lora in (False, True)
@@ -120,7 +122,7 @@ def cases(algorithms: Sequence[str], quick: Callable[[str, bool], bool]) -> Any:
 
 @pytest.mark.parametrize(
     ("algorithm", "model", "lora"),
-    cases(list(registry.BUILTIN["algorithm"]), lambda model, lora: lora and model.endswith("t5")),
+    cases(list(registry.BUILTIN["algorithm"]), lambda _, model, lora: lora and model.endswith("t5")),
 )
 def test_one_turn(algorithm: str, model: str, lora: bool, tmp_path: Path) -> None:
     section = algorithm_section(algorithm, model)
@@ -132,7 +134,10 @@ SAMPLING = [name for name in registry.BUILTIN["algorithm"] if name != "supervise
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "model", "lora"), cases(SAMPLING, lambda model, lora: not lora and model.endswith("bart"))
+    ("algorithm", "model", "lora"),
+    cases(
+        SAMPLING, lambda algorithm, model, lora: algorithm in ("ppo", "grpo") and model.endswith("bart") and not lora
+    ),
 )
 def test_two_turns(algorithm: str, model: str, lora: bool, tmp_path: Path) -> None:
     policy = policy_section(model, **(LORA if lora else {}))
@@ -143,7 +148,7 @@ def test_two_turns(algorithm: str, model: str, lora: bool, tmp_path: Path) -> No
     assert rollouts and all(len(rollout["turns"]) == 2 for rollout in rollouts)
 
 
-@pytest.mark.parametrize("critic", ["head", "separate"])
+@pytest.mark.parametrize("critic", [pytest.param("head", marks=pytest.mark.slow), "separate"])
 @every_model
 def test_either_critic(critic: str, model: str, tmp_path: Path) -> None:
     ppo = {"name": "ppo", "kl_coefficient": 0.1, "kl_target": 0.01, "entropy_coefficient": 0.01, "minibatches": 2}

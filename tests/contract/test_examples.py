@@ -208,11 +208,22 @@ def general(key: str) -> str:
     )
 
 
+def documented_defaults(name: str) -> dict[str, str]:
+    """The defaults in the tables of an algorithm's page; one that says so has those of its base's page too."""
+    page = (runs.ROOT / "docs" / "algorithms" / f"{name}.md").read_text(encoding="utf-8")
+    base = re.search(r"All others are \[.+\]\((\w+)\.md\), with its defaults", page)
+    found = documented_defaults(base[1]) if base else {}
+    for keys, default in re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", page, re.MULTILINE):
+        defaults = default.replace("`", "").split(",")
+        names = re.findall(r"`(\w+)`", keys)
+        for place, key in enumerate(names):
+            found[key] = defaults[place if len(defaults) == len(names) else 0].strip()
+    return found
+
+
 @pytest.mark.parametrize("name", registry.BUILTIN["algorithm"])
 def test_the_page_of_an_algorithm_has_every_hyperparameter(name: str) -> None:
-    page = (runs.ROOT / "docs" / "algorithms" / f"{name}.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", page, re.MULTILINE))
-    defaults = {key: default.strip("` ") for keys, default in rows.items() for key in re.findall(r"`(\w+)`", keys)}
+    defaults = documented_defaults(name)
     for field in fields(registry.get("algorithm", name)):
         if field.init:
             assert defaults[field.name] == str(field.default).lower().removesuffix(".0"), field.name

@@ -33,7 +33,10 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 LORA = {"lora_rank": 4, "lora_alpha": 12}
 
-every_model = pytest.mark.parametrize("model", MODELS)
+QUICK = ("builtin:tiny", "builtin:tiny_t5")  # the other models' tests are marked slow
+every_model = pytest.mark.parametrize(
+    "model", [pytest.param(model, marks=() if model in QUICK else pytest.mark.slow) for model in MODELS]
+)
 every_path = pytest.mark.parametrize("path", ["fast", "plain"])
 
 

@@ -70,7 +70,10 @@ SOURCES = [
     (1, 0, 30, 0),  # the padding's own id, as a token that the encoder reads
 ]
 
-every_family = pytest.mark.parametrize("family", FAMILIES)
+QUICK = ("t5", "bart", "mbart")  # the other families' tests are marked slow
+every_family = pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=() if family in QUICK else pytest.mark.slow) for family in FAMILIES]
+)
 
 
 @functools.cache

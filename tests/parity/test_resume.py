@@ -34,6 +34,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "distill, references": {"name": "distill", "source": "references"},
     "replay": {"name": "replay", "group_size": 4, "replayed": 3, "capacity": 9, "max_age": 4},
     "nlpo": {"name": "nlpo", "epochs": 2, "min_tokens_to_keep": 5, "top_mask": 0.3, "kl_coefficient": 0.1},
+    "trpo": {"name": "trpo", "kl_coefficient": 0.1},
     "nlpo, own top k": {"name": "nlpo", "min_tokens_to_keep": 1, "mask_type": "top_k", "top_mask": 9},
 }
 SETTINGS: dict[str, dict[str, Any]] = {  # what else the recipe of one of them says

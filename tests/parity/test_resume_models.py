@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
         "optimizer": {"name": "rmsprop", "learning_rate": 0.003, "critic_learning_rate": 0.01, "schedule": "linear"},
     },
 }
-SLOW = ("t5, critic apart, adapters", "bart, adapters, critic on its trunk", "bart, bf16", "rmsprop")
+QUICK = ("t5, critic apart", "causal, adapters, reference")
 
 
 def assert_equal_folders(one: Path, other: Path) -> None:
@@ -67,7 +67,7 @@ def assert_resumes(folder: Path, at: int, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES]
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
 )
 def test_three_steps_and_three_more_equal_six(name: str, tmp_path: Path) -> None:
     whole, policy = assert_resumes(tmp_path, 3, **CASES[name]), CASES[name].get("policy", {})

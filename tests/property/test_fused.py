@@ -81,7 +81,7 @@ def test_frozen_head_gets_no_gradient() -> None:
 
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 def test_precision_of_the_products_and_of_the_rest(compute: torch.dtype) -> None:
-    """Log-probabilities come in fp32 whatever the product was computed in, and agree with the same product in one go."""
+    """Log-probabilities come in fp32 whatever the product was computed in, and agree with one product for all."""
     hidden, weight = torch.randn(9, 16).to(compute), torch.randn(50, 16)
     targets = torch.arange(9)
     logprobs, _ = fused.Described.apply(hidden, weight, None, targets, lambda z, part: z, 1.0, False, 4)
