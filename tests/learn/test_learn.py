@@ -84,6 +84,10 @@ LEARNERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"name": "supervised"}, ONE_ANSWER),
     ({"name": "ppo", "epochs": 2}, ONE_ANSWER),
     ({"name": "a2c"}, ONE_ANSWER),
+    (
+        {"name": "trpo", "delta": 0.1, "subsample": 0.25, "iterations": 8, "critic_epochs": 2},
+        ONE_ANSWER | {"steps": 20},
+    ),
     ({"name": "nlpo", "epochs": 2, "min_tokens_to_keep": 20}, ONE_ANSWER),
     ({"name": "raft", "group_size": 8, "keep": 2, "skip_equal": True}, FOUR_ANSWERS),
     ({"name": "distill", "source": "references"}, ONE_ANSWER),
