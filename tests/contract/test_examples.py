@@ -169,7 +169,7 @@ def test_the_nanorl_recipes_show_the_bare_prompt_to_a_model_with_a_chat_template
     bare = prompt_ids(tokenizer, "Write.\n\n")
     tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
     assert prompt_ids(tokenizer, "Write.\n\n") != bare
-    for name in ("nanorl_reinforce", "nanorl_rloo"):
+    for name in ("nanorl_reinforce", "nanorl_rloo", "nanorl_actorcritic"):
         template = load_config(runs.ROOT / "recipes" / f"{name}.yaml").policy.template
         assert prompt_ids(tokenizer, "Write.\n\n", template) == bare
 
