@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -13,31 +13,19 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
 
 from lmgym import attention
 from lmgym.batch import Batch, Scored
 from lmgym.errors import LmgymError
-from lmgym.policies import adapter
+from lmgym.policies import adapter, paths
+from lmgym.policies.families import default_decoder_start, supports_fast_path
 from lmgym.policies.fused import Described
 from lmgym.policies.heads import action_logits, describe
+from lmgym.policies.paths import States
 
 AttentionInterface.register(attention.NAME, attention.attend)
 
-# Families whose attention goes through the registered function with nothing else in it (checked by the parity tests).
-# Any other causal model, or one of these with a sliding window, takes the plain padded path.
-FAST_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gpt2", "gpt_neox")
-# Encoder-decoders whose head is a linear map of what enters it (plus final_logits_bias), so that it can run on the
-# actions only. Any other runs its own head on every token.
-FAST_ENCODER_DECODERS = ("t5", "mt5", "bart", "mbart", "pegasus", "blenderbot", "marian")
 VALUE_HEAD = "value_head.safetensors"
-
-
-class States(NamedTuple):
-    """Hidden states as they enter the LM head [R H], and the model's own logits [R V] on the plain path."""
-
-    hidden: Tensor
-    logits: Tensor | None
 
 
 class Policy:
@@ -135,20 +123,8 @@ class Policy:
 
     def states(self, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> States:
         """What the LM head reads of the tokens at (row, column), with gradient, in that order."""
-        if self.fast:
-            return States((self._encoder_decoder if self.encoder_decoder else self._packed)(batch, row, column), None)
-        inputs: dict[str, Any] = {"attention_mask": batch.mask.long()}
-        if self.encoder_decoder:
-            inputs = {f"decoder_{key}": value for key, value in inputs.items()} | {
-                "input_ids": batch.source,
-                "attention_mask": batch.source_mask.long(),  # type: ignore[union-attr]
-                "decoder_input_ids": batch.tokens,
-            }
-        else:
-            inputs |= {"input_ids": batch.tokens, "position_ids": (batch.mask.cumsum(1) - 1).clamp(min=0)}
-        hidden, output = self.head_inputs(**inputs, use_cache=False)
-        logits = output.logits[row, column]
-        return States(hidden[row, column], logits if logits.dtype == torch.float64 else logits.float())
+        path = paths.plain if not self.fast else paths.encoder_decoder if self.encoder_decoder else paths.packed
+        return path(self, batch, row, column)
 
     def action_logits(
         self, states: States, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]
@@ -292,58 +268,6 @@ class Policy:
         with torch.autocast(self.device.type, enabled=False):
             return critic.value_head(hidden.to(critic.value_head.weight.dtype))[:, 0]
 
-    def _packed(self, batch: Batch, row: Tensor, column: Tensor) -> Float[Tensor, "R H"]:
-        """Hidden states of the tokens at (row, column) of a causal trunk, from packed tokens.
-
-        What stands behind the last of them in a row is not run. Rows with the same tokens before their first action run
-        them once.
-        """
-        rows, width = batch.actions.shape
-        columns = torch.arange(width, device=self.device)
-        end = torch.zeros(rows, dtype=torch.long, device=self.device).scatter_reduce(0, row, column + 1, "amax")
-        start = torch.where(batch.actions, columns, width).min(1).values.clamp(max=width - 1)  # the first action's
-        prompts: dict[tuple[int, ...], int] = {}
-        owner = [
-            prompts.setdefault(tuple(ids[:length]), len(prompts))
-            for ids, length in zip(batch.tokens.tolist(), start.tolist(), strict=True)
-        ]
-        if len(prompts) == rows or not bool((end > start).any()):
-            return self._packed_rows(batch, row, column, end)
-        prompt_ids = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
-        own = (columns >= start[:, None]) & (columns < end[:, None])
-        layout = attention.PackedGroups(list(map(len, prompts)), own.sum(1).tolist(), torch.tensor(owner), self.device)
-        ids = torch.cat([prompt_ids, batch.tokens[own]])
-        hidden = self.forward_hidden(ids[None], layout.positions[None], layout)[0]
-        offset = layout.prompts.offsets.to(self.device)[layout.prompt_of_row][row]
-        own_offset = layout.prompt_tokens + layout.own.offsets.to(self.device)[row]
-        return hidden.index_select(
-            0, torch.where(column < start[row], offset + column, own_offset + column - start[row])
-        )
-
-    def _packed_rows(self, batch: Batch, row: Tensor, column: Tensor, end: Tensor) -> Float[Tensor, "R H"]:
-        used = torch.arange(batch.mask.shape[1], device=self.device) < end[:, None]
-        layout = attention.PackedRows(used.sum(1).tolist(), self.device)
-        hidden = self.forward_hidden(batch.tokens[used][None], layout.positions[None], layout)[0]
-        return hidden.index_select(0, layout.offsets.to(self.device)[row] + column)
-
-    def _encoder_decoder(self, batch: Batch, row: Tensor, column: Tensor) -> Float[Tensor, "R H"]:
-        """Decoder states at (row, column); rows that read the same source run the encoder once."""
-        assert batch.source is not None and batch.source_mask is not None
-        sources, owner = torch.unique(
-            batch.source.masked_fill(~batch.source_mask, -1), dim=0, return_inverse=True
-        )  # ids without padding, so that the pad token may also be a real one
-        mask = sources >= 0
-        encoded = self.encode(sources.clamp(min=0), mask).index_select(0, owner)
-        hidden, _ = self.head_inputs(
-            shorten=True,
-            encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
-            attention_mask=batch.source_mask.long(),
-            decoder_input_ids=batch.tokens,
-            decoder_attention_mask=batch.mask.long(),
-            use_cache=False,
-        )
-        return hidden[row, column]
-
     def _described(
         self, batch: Batch, states: States, row: Tensor, column: Tensor, entropy: bool
     ) -> tuple[Tensor, Tensor]:
@@ -391,36 +315,3 @@ def _packed_attention(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         model.config._attn_implementation = usual
-
-
-def supports_fast_path(config: Any) -> bool:
-    """True if the fast path computes exactly what this model itself would."""
-    if getattr(config, "is_encoder_decoder", False):
-        return config.model_type in FAST_ENCODER_DECODERS
-    if config.model_type not in FAST_FAMILIES:
-        return False
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    return window is None and not getattr(config, "attn_logit_softcapping", None)
-
-
-def default_decoder_start(model: PreTrainedModel) -> tuple[int, ...]:
-    """The first tokens of an encoder-decoder's answers, as `generate` would put them: start token, then any forced BOS.
-
-    Raises LmgymError if the model names no start token.
-    """
-    generation: Any = model.generation_config
-    start = next(
-        (
-            value
-            for holder in (generation, model.config)
-            for name in ("decoder_start_token_id", "bos_token_id")
-            if (value := getattr(holder, name, None)) is not None
-        ),
-        None,
-    )
-    if start is None:
-        raise LmgymError(
-            "the model names no decoder_start_token_id, so no answer could begin; write policy.context_start_token"
-        )
-    forced = getattr(generation, "forced_bos_token_id", None)
-    return (int(start),) if forced is None else (int(start), int(forced))

@@ -217,7 +217,7 @@ def documented_defaults(name: str) -> dict[str, str]:
         defaults = default.replace("`", "").split(",")
         names = re.findall(r"`(\w+)`", keys)
         for place, key in enumerate(names):
-                found[key] = defaults[place if len(defaults) == len(names) else 0].strip().removesuffix(".0")
+            found[key] = defaults[place if len(defaults) == len(names) else 0].strip().removesuffix(".0")
     return found
 
 

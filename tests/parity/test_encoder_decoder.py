@@ -29,9 +29,10 @@ from lmgym.engines.sampler import Sampler
 from lmgym.envs.base import Step
 from lmgym.episode import Episode, Example, Turn
 from lmgym.errors import LmgymError
+from lmgym.policies.families import FAST_ENCODER_DECODERS
 from lmgym.policies.heads import add_critic
 from lmgym.policies.load import PolicySection, load_policy
-from lmgym.policies.policy import FAST_ENCODER_DECODERS, Policy
+from lmgym.policies.policy import Policy
 from lmgym.rendering import source_ids
 from lmgym.rollout import Speaker, collect
 from lmgym.update import prepare

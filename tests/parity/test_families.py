@@ -13,7 +13,8 @@ from lmgym.batch import Batch
 from lmgym.engines.base import Completion, Request, Sampling
 from lmgym.engines.sampler import Sampler
 from lmgym.episode import Episode, Example, Turn
-from lmgym.policies.policy import FAST_FAMILIES, Policy
+from lmgym.policies.families import FAST_FAMILIES
+from lmgym.policies.policy import Policy
 from tests import models
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}

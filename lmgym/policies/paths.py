@@ -1,0 +1,94 @@
+"""The ways to the hidden states that predict a batch's actions: packed rows, an encoder-decoder, and the plain one.
+
+Each returns the states at (row, column), in that order, with gradient.
+"""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutput
+
+from lmgym import attention
+from lmgym.batch import Batch
+
+if TYPE_CHECKING:
+    from lmgym.policies.policy import Policy
+
+
+class States(NamedTuple):
+    """Hidden states as they enter the LM head [R H], and the model's own logits [R V] on the plain path."""
+
+    hidden: Tensor
+    logits: Tensor | None
+
+
+def packed(policy: "Policy", batch: Batch, row: Tensor, column: Tensor) -> States:
+    """Hidden states of the tokens at (row, column) of a causal trunk, from packed tokens.
+
+    What stands behind the last of them in a row is not run. Rows with the same tokens before their first action run
+    them once.
+    """
+    rows, width = batch.actions.shape
+    columns = torch.arange(width, device=policy.device)
+    end = torch.zeros(rows, dtype=torch.long, device=policy.device).scatter_reduce(0, row, column + 1, "amax")
+    start = torch.where(batch.actions, columns, width).min(1).values.clamp(max=width - 1)  # the first action's
+    prompts: dict[tuple[int, ...], int] = {}
+    owner = [
+        prompts.setdefault(tuple(ids[:length]), len(prompts))
+        for ids, length in zip(batch.tokens.tolist(), start.tolist(), strict=True)
+    ]
+    if len(prompts) == rows or not bool((end > start).any()):
+        return States(_packed_rows(policy, batch, row, column, end), None)
+    prompt_ids = torch.tensor([token for prompt in prompts for token in prompt], device=policy.device)
+    own = (columns >= start[:, None]) & (columns < end[:, None])
+    layout = attention.PackedGroups(list(map(len, prompts)), own.sum(1).tolist(), torch.tensor(owner), policy.device)
+    ids = torch.cat([prompt_ids, batch.tokens[own]])
+    hidden = policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
+    offset = layout.prompts.offsets.to(policy.device)[layout.prompt_of_row][row]
+    own_offset = layout.prompt_tokens + layout.own.offsets.to(policy.device)[row]
+    places = torch.where(column < start[row], offset + column, own_offset + column - start[row])
+    return States(hidden.index_select(0, places), None)
+
+
+def _packed_rows(policy: "Policy", batch: Batch, row: Tensor, column: Tensor, end: Tensor) -> Float[Tensor, "R H"]:
+    used = torch.arange(batch.mask.shape[1], device=policy.device) < end[:, None]
+    layout = attention.PackedRows(used.sum(1).tolist(), policy.device)
+    hidden = policy.forward_hidden(batch.tokens[used][None], layout.positions[None], layout)[0]
+    return hidden.index_select(0, layout.offsets.to(policy.device)[row] + column)
+
+
+def encoder_decoder(policy: "Policy", batch: Batch, row: Tensor, column: Tensor) -> States:
+    """Decoder states at (row, column); rows that read the same source run the encoder once."""
+    assert batch.source is not None and batch.source_mask is not None
+    sources, owner = torch.unique(
+        batch.source.masked_fill(~batch.source_mask, -1), dim=0, return_inverse=True
+    )  # ids without padding, so that the pad token may also be a real one
+    mask = sources >= 0
+    encoded = policy.encode(sources.clamp(min=0), mask).index_select(0, owner)
+    hidden, _ = policy.head_inputs(
+        shorten=True,
+        encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
+        attention_mask=batch.source_mask.long(),
+        decoder_input_ids=batch.tokens,
+        decoder_attention_mask=batch.mask.long(),
+        use_cache=False,
+    )
+    return States(hidden[row, column], None)
+
+
+def plain(policy: "Policy", batch: Batch, row: Tensor, column: Tensor) -> States:
+    """The same through Hugging Face's own padded forward, with its logits: the oracle, and any family's way."""
+    inputs: dict[str, Any] = {"attention_mask": batch.mask.long()}
+    if policy.encoder_decoder:
+        inputs = {f"decoder_{key}": value for key, value in inputs.items()} | {
+            "input_ids": batch.source,
+            "attention_mask": batch.source_mask.long(),  # type: ignore[union-attr]
+            "decoder_input_ids": batch.tokens,
+        }
+    else:
+        inputs |= {"input_ids": batch.tokens, "position_ids": (batch.mask.cumsum(1) - 1).clamp(min=0)}
+    hidden, output = policy.head_inputs(**inputs, use_cache=False)
+    logits = output.logits[row, column]
+    return States(hidden[row, column], logits if logits.dtype == torch.float64 else logits.float())
