@@ -131,7 +131,8 @@ def _answers(report: Report, stage: Stage, episodes: list[Episode], verdict: boo
         report.note("(what follows is of the model before the stages ahead of this one have trained it)")
     count = len(episodes)
     cut = sum(episode.truncated for episode in episodes) / count
-    (complain if cut > 0.5 else report.note)(f"answers cut off at max_new_tokens: {cut:.0%} of {count}")
+    fixed = stage.sampling.min_new_tokens == stage.sampling.max_new_tokens  # then they are meant to be
+    (complain if cut > 0.5 and not fixed else report.note)(f"answers cut off at max_new_tokens: {cut:.0%} of {count}")
     mean = sum(episode.score for episode in episodes) / count
     values = sorted({round(episode.score, 4) for episode in episodes})
     report.note(f"reward: mean {mean:.3f}, from {values[0]} to {values[-1]}")

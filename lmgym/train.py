@@ -161,10 +161,11 @@ def log_step(
     tracked = episodes if run.config.logs.rollouts == "all" else groups_of(episodes)[0]
     run.writer.rollouts([place | rollout_record(episode) for episode in tracked])
     run.console.step(record, step, run.stage.steps)
-    if record["truncated"] > 0.5:
+    sampling = run.stage.sampling
+    if record["truncated"] > 0.5 and sampling.min_new_tokens < sampling.max_new_tokens:
         run.console.warn(
             f"more than half of a step's answers were cut off at sampling.max_new_tokens "
-            f"({run.stage.sampling.max_new_tokens}); they never came to an end, so their rewards may mean little"
+            f"({sampling.max_new_tokens}); they never came to an end, so their rewards may mean little"
         )
 
 
