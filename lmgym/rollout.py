@@ -66,7 +66,8 @@ def collect(
     `path` is (seed, ..., step, draw). Environments of one group get the same seed. Raises LmgymError where a prompt
     does not fit the model or an environment fails.
     """
-    live = [_begin(place, group, example, speaker, path, make_env) for place, (group, example) in enumerate(prompts)]
+    keys = seeds.key(*path, "environment"), seeds.key(*path, "episode")
+    live = [_begin(place, group, example, speaker, keys, make_env) for place, (group, example) in enumerate(prompts)]
     episodes = [one.episode for one in live]
     while live:
         completions = speaker.engine.generate([_request(one, speaker) for one in live], sampling, speaker.restriction)
@@ -126,15 +127,15 @@ def groups_of(episodes: Sequence[Episode]) -> list[list[Episode]]:
 
 
 def _begin(
-    place: int, group: int, example: Example, speaker: Speaker, path: Sequence[int | str], make_env: Callable[[], Env]
+    place: int, group: int, example: Example, speaker: Speaker, keys: tuple[int, int], make_env: Callable[[], Env]
 ) -> _Live:
     env = make_env()
-    prompt = env.reset(example, seeds.key(*path, "environment", group))
+    prompt = env.reset(example, seeds.key(group, parent=keys[0]))
     ids = (source_ids if speaker.decoder_start else prompt_ids)(speaker.tokenizer, prompt, speaker.template)
     if not ids:
         raise LmgymError(f"the prompt of example {example.id} has no token at all; give it some text")
     episode = Episode(example=example, group=group, index=place, version=speaker.version)
-    return _Live(episode, env, seeds.key(*path, "episode", place), messages_of(prompt), ids, ids)
+    return _Live(episode, env, seeds.key(place, parent=keys[1]), messages_of(prompt), ids, ids)
 
 
 def _request(one: _Live, speaker: Speaker) -> Request:

@@ -13,14 +13,16 @@ GOLDEN = 0x9E3779B97F4A7C15
 MASK = 0xFFFFFFFFFFFFFFFF
 
 
-def key(*path: int | str) -> int:
+def key(*path: int | str, parent: int = 0) -> int:
     """A 64-bit key for a path of integers and words; different paths give unrelated keys.
+
+    `parent` is the key of the path's beginning, where many keys share one: key(1, 2) is key(2, parent=key(1)).
 
     Example:
         >>> key(0, "sampling", 3) == key(0, "sampling", 3), key(0, "sampling", 3) == key(0, "sampling", 4)
         (True, False)
     """
-    state = 0
+    state = parent
     for part in path:
         if isinstance(part, str):
             state = _mix(state + 2 * GOLDEN & MASK)  # or a word would be the numbers of its bytes

@@ -98,12 +98,13 @@ def mark_selected(groups: list[list[Episode]], selected: list[list[Episode]]) ->
     chosen, drawn = {id(e) for group in selected for e in group}, {id(e) for e in episodes}
     for episode in episodes:
         episode.trains = id(episode) in chosen
+    number = len(groups)
     for group in selected:
-        number = len(groups_of(episodes))
-        for episode in group:
-            if id(episode) not in drawn:
-                episode.group, episode.trains = number, True
-                episodes.append(episode)
+        brought = [episode for episode in group if id(episode) not in drawn]
+        for episode in brought:
+            episode.group, episode.trains = number, True
+        episodes += brought
+        number += bool(brought)
     for index, episode in enumerate(episodes):
         episode.index = index
     return episodes

@@ -1,29 +1,27 @@
-"""PPO and A2C, and what every algorithm with a value function shares: a KL penalty in the reward, GAE, a value loss."""
+"""PPO and A2C, and what every algorithm with a value function shares: GAE and a value loss."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lmgym.algorithms.base import Algorithm, Terms
+from lmgym.algorithms.base import Terms
+from lmgym.algorithms.regularised import Regularised
 from lmgym.batch import Batch, Scored
 from lmgym.errors import LmgymError
 from lmgym.maths import advantages as credit
-from lmgym.maths import kl
 from lmgym.maths.losses import ValueClip, clipped, clipped_surrogate, log_ratio, policy_gradient, value_loss
-from lmgym.maths.reductions import Reduction, masked_mean
+from lmgym.maths.reductions import Reduction
 from lmgym.registry import register
-from lmgym.update import Optimizer
 
 
 @dataclass(kw_only=True)
-class ActorCritic(Algorithm):
+class ActorCritic(Regularised):
     """Credit by a value function. Each token is a step of its episode; the tokens between two turns are none.
 
-    r_t = rewards_t - beta (log pi_old(y_t) - log pi_ref(y_t))          the KL penalty, per token
+    r_t = rewards_t - beta (log pi_old(y_t) - log pi_ref(y_t))         algorithms/regularised.py
     A_t = sum_k (gamma lambda)^k (r_{t+k} + gamma V_{t+k+1} - V_{t+k})   GAE, arXiv 1506.02438
     value loss = value_coefficient * mean over tokens of (V_t - (A_t + V_t at sampling time))^2
     """
@@ -39,52 +37,29 @@ class ActorCritic(Algorithm):
     """Most that a value may leave the one at sampling time in one step; without it, plain squared error."""
     value_clip_form: ValueClip = "max"
     """clipped: RL4LMs' and stable-baselines3's; max: OpenAI's and TRL's (maths/losses.py)."""
-    entropy_coefficient: float = 0.0
-    kl_coefficient: float = 0.0
-    """beta at first; above 0 a frozen copy of the policy is kept as reference."""
-    kl_target: float | None = None
-    """Adapt beta so that the measured KL approaches this (nats; per token if proportional, per answer if horizon)."""
-    kl_controller: Literal["proportional", "horizon"] = "proportional"
-    """proportional: RL4LMs' rule; horizon: TRL's and arXiv 1909.08593's."""
-    kl_horizon: float = 10_000.0
-    """The horizon controller moves beta by at most a fifth in this many answers."""
     norm_reward: bool = False
     """Whiten the rewards, KL penalty included, over the step's tokens before GAE (RL4LMs)."""
     bootstrap: bool = False
     """Put the critic's value behind the last token of an episode that was cut off. Off, since a reward for the whole
     text has been paid at the cut."""
-    beta: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise LmgymError(f"algorithm.{name} is {getattr(self, name)}; it must lie between 0 and 1")
-        for name in ("value_coefficient", "kl_coefficient"):
-            if getattr(self, name) < 0:
-                raise LmgymError(f"algorithm.{name} is {getattr(self, name)}; it must be 0 or more")
-        for name in ("value_clip", "kl_target", "kl_horizon"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise LmgymError(f"algorithm.{name} is {getattr(self, name)}; it must be above 0")
-        if self.kl_target is not None and not self.kl_coefficient:
-            raise LmgymError(
-                "algorithm.kl_target needs a reference to measure the KL to, and with kl_coefficient 0 there is none; "
-                "set kl_coefficient above 0"
-            )
-        self.beta = self.kl_coefficient
+        if self.value_coefficient < 0:
+            raise LmgymError(f"algorithm.value_coefficient is {self.value_coefficient}; it must be 0 or more")
+        if self.value_clip is not None and not self.value_clip > 0:
+            raise LmgymError(f"algorithm.value_clip is {self.value_clip}; it must be above 0")
 
     @property
     def needs(self) -> frozenset[str]:
-        optional = {"reference": self.kl_coefficient, "entropy": self.entropy_coefficient}
-        return frozenset({"values", *(name for name, coefficient in optional.items() if coefficient)})
+        return super().needs | {"values"}
 
     def advantages(self, batch: Batch) -> Batch:
         assert batch.values is not None and batch.logprobs_old is not None and batch.last_values is not None
-        rewards = batch.rewards
-        if batch.logprobs_ref is not None:
-            penalty = kl.k1(batch.logprobs_old, batch.logprobs_ref) * batch.actions
-            rewards = rewards - self.beta * penalty
-            self._adapt(penalty, batch)
+        rewards = self.penalised_rewards(batch)
         if self.norm_reward:
             rewards = credit.whiten(rewards, batch.actions, unbiased=False)
         row, column, steps = credit.episode_steps(batch.actions, batch.episode)
@@ -110,10 +85,6 @@ class ActorCritic(Algorithm):
         """All rows: one without any advantage still trains the value function."""
         return batch.actions.any(1)
 
-    def update(self, policy: Any, batch: Batch, optimizer: Optimizer) -> dict[str, float]:
-        metrics = super().update(policy, batch, optimizer)
-        return {**metrics, "kl/coefficient": self.beta} if self.kl_coefficient else metrics
-
     def value_term(self, batch: Batch, new: Scored) -> Float[Tensor, "N T"]:
         """value_coefficient times the squared error of the values, per token."""
         assert new.values is not None and batch.values is not None and batch.returns is not None
@@ -121,28 +92,8 @@ class ActorCritic(Algorithm):
         return self.value_coefficient * error
 
     def shared_terms(self, batch: Batch, new: Scored) -> Terms:
-        """The value term, and the entropy bonus where there is one."""
-        terms: Terms = {"value": (self.value_term(batch, new), "token")}
-        if self.entropy_coefficient and new.entropy is not None:
-            terms["entropy"] = (-self.entropy_coefficient * new.entropy, "token")
-        return terms
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"beta": self.beta}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.beta = state["beta"]
-
-    def _adapt(self, penalty: Float[Tensor, "N T"], batch: Batch) -> None:
-        """Move beta for the steps after this one, by the KL of this step's answers."""
-        if self.kl_target is None:
-            return
-        if self.kl_controller == "proportional":
-            self.beta = kl.proportional_update(self.beta, float(masked_mean(penalty, batch.actions)), self.kl_target)
-            return
-        episodes = int(torch.unique(batch.episode).numel())
-        per_answer = float(penalty.sum()) / episodes
-        self.beta = kl.horizon_update(self.beta, per_answer, self.kl_target, self.kl_horizon, episodes)
+        """The value term, and the entropy bonus and the KL penalty where they are in the loss."""
+        return {"value": (self.value_term(batch, new), "token"), **self.regularising_terms(batch, new, "token")}
 
 
 @register("algorithm", "ppo")

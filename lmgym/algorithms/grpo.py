@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-from jaxtyping import Bool
 from torch import Tensor
 
-from lmgym.algorithms.base import Algorithm, Terms
+from lmgym.algorithms.base import Terms
+from lmgym.algorithms.regularised import Regularised
 from lmgym.batch import Batch, Scored
 from lmgym.errors import LmgymError
 from lmgym.maths import advantages as credit
-from lmgym.maths import kl
 from lmgym.maths.losses import clipped, clipped_surrogate, log_ratio
 from lmgym.maths.reductions import Reduction
 from lmgym.registry import register
@@ -18,7 +18,7 @@ from lmgym.registry import register
 
 @register("algorithm", "grpo")
 @dataclass(kw_only=True)
-class GRPO(Algorithm):
+class GRPO(Regularised):
     """loss = sum_t -min(r_t A, clip(r_t, 1 - low, 1 + high) A) / tokens, A = R - mean of the group.
 
     The plain name centres without dividing by the group's standard deviation (arXiv 2503.20783), sums over the tokens
@@ -32,20 +32,17 @@ class GRPO(Algorithm):
     scale_rewards: bool = False
     """Divide by the group's unbiased standard deviation + 1e-4."""
     reduction: Reduction = "token"
-    kl_coefficient: float = 0.0
-    """Weight of k3(policy || reference) times the ratio, in the loss; above 0 a frozen copy of the policy is kept."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_in: Literal["reward", "loss"] = "loss"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.group_size < 2:
             raise LmgymError(f"algorithm.group_size is {self.group_size}; grpo needs at least 2 answers per prompt")
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"reference"} if self.kl_coefficient else ())
-
     def advantages(self, batch: Batch) -> Batch:
-        per_row = credit.group_centred(batch.score, batch.episode, batch.group, scale=self.scale_rewards)
+        score = self.penalised_score(batch)
+        per_row = credit.group_centred(score, batch.episode, batch.group, scale=self.scale_rewards)
         return batch.with_(advantages=batch.per_token(per_row))
 
     def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
@@ -53,15 +50,8 @@ class GRPO(Algorithm):
         difference = log_ratio(new.logprobs, batch.logprobs_old)
         ratio = difference.exp()
         surrogate = clipped_surrogate(ratio, batch.advantages, self.clip_low, self.clip_high)
-        terms: Terms = {"policy": (surrogate, self.reduction)}
-        if batch.logprobs_ref is not None:
-            # Times the ratio: k3 alone has a biased gradient (maths/kl.py).
-            terms["kl"] = (self.kl_coefficient * ratio * kl.k3(new.logprobs, batch.logprobs_ref), self.reduction)
-        return terms, {
+        return {"policy": (surrogate, self.reduction), **self.regularising_terms(batch, new, self.reduction)}, {
             "ratio/mean": ratio,
             "ratio/clipped": clipped(ratio, batch.advantages, self.clip_low, self.clip_high),
             "kl/old": ratio - 1 - difference,
         }
-
-    def active(self, batch: Batch) -> Bool[Tensor, " N"]:
-        return super().active(batch) if batch.logprobs_ref is None else batch.actions.any(1)

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lmgym.algorithms.base import Algorithm, Terms
+from lmgym.algorithms.base import Terms
+from lmgym.algorithms.regularised import Regularised
 from lmgym.batch import Batch, Scored
 from lmgym.errors import LmgymError
 from lmgym.maths import advantages as credit
@@ -19,7 +20,7 @@ NO_RATIO = "{} has no ratio to correct a second step on the same batch; set epoc
 
 @register("algorithm", "reinforce")
 @dataclass(kw_only=True)
-class Reinforce(Algorithm):
+class Reinforce(Regularised):
     """loss = -mean over episodes of (R - b) * sum_t log pi(y_t).
 
     The baseline b is one of
@@ -46,22 +47,24 @@ class Reinforce(Algorithm):
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"greedy"} if self.baseline == "scst" else ())
+        return super().needs | ({"greedy"} if self.baseline == "scst" else set())
 
     def advantages(self, batch: Batch) -> Batch:
-        return batch.with_(advantages=batch.per_token(batch.score - self._baseline(batch)))
+        score = self.penalised_score(batch)
+        return batch.with_(advantages=batch.per_token(score - self._baseline(batch, score)))
 
     def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
         assert batch.advantages is not None
-        return {"policy": (policy_gradient(new.logprobs, batch.advantages), "constant")}, {}
+        policy = policy_gradient(new.logprobs, batch.advantages)
+        return {"policy": (policy, "constant"), **self.regularising_terms(batch, new, "constant")}, {}
 
-    def _baseline(self, batch: Batch) -> Tensor:
+    def _baseline(self, batch: Batch, score: Tensor) -> Tensor:
         if self.baseline == "none":
             return torch.zeros(())
         if self.baseline == "scst":
             assert batch.baseline is not None
             return batch.baseline
-        mean = credit.batch_mean(batch.score, batch.episode)
+        mean = credit.batch_mean(score, batch.episode)
         if self.baseline == "ema":
             previous = float(mean) if self.moving_mean is None else self.moving_mean
             self.moving_mean = self.ema_beta * previous + (1 - self.ema_beta) * float(mean)
@@ -69,15 +72,16 @@ class Reinforce(Algorithm):
         return mean
 
     def state_dict(self) -> dict[str, Any]:
-        return {"moving_mean": self.moving_mean}
+        return {**super().state_dict(), "moving_mean": self.moving_mean}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self.moving_mean = state["moving_mean"]
 
 
 @register("algorithm", "rloo")
 @dataclass(kw_only=True)
-class RLOO(Algorithm):
+class RLOO(Regularised):
     """REINFORCE whose baseline is the mean score of the other answers to the same prompt (arXiv 2402.14740, eq. 8)."""
 
     group_size: int = 4
@@ -90,8 +94,10 @@ class RLOO(Algorithm):
             raise LmgymError(NO_RATIO.format("rloo"))
 
     def advantages(self, batch: Batch) -> Batch:
-        return batch.with_(advantages=batch.per_token(credit.leave_one_out(batch.score, batch.episode, batch.group)))
+        per_row = credit.leave_one_out(self.penalised_score(batch), batch.episode, batch.group)
+        return batch.with_(advantages=batch.per_token(per_row))
 
     def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
         assert batch.advantages is not None
-        return {"policy": (policy_gradient(new.logprobs, batch.advantages), "constant")}, {}
+        policy = policy_gradient(new.logprobs, batch.advantages)
+        return {"policy": (policy, "constant"), **self.regularising_terms(batch, new, "constant")}, {}

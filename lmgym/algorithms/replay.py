@@ -84,9 +84,11 @@ class Replay(GRPO):
         self.fresh, self.key = [], seeds.key(*run.path, "step", run.step)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"key": self.key, "buffer": [[_plain(episode) for episode in group] for group in self.buffer]}
+        buffer = [[_plain(episode) for episode in group] for group in self.buffer]
+        return {**super().state_dict(), "key": self.key, "buffer": buffer}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self.key = state["key"]
         self.buffer = [[_episode(tree) for tree in group] for group in state["buffer"]]
 

@@ -84,6 +84,8 @@ class TRPO(ActorCritic):
             raise LmgymError("algorithm.whiten is minibatch, and trpo has no minibatches; write batch or none")
         if self.entropy_coefficient:
             raise LmgymError("trpo has no entropy bonus; set algorithm.entropy_coefficient to 0")
+        if self.kl_in == "loss":
+            raise LmgymError("trpo takes the KL to the reference out of the reward; write algorithm.kl_in: reward")
 
     def parameters(self, policy: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """The critic's alone: the policy's step is not the optimizer's."""

@@ -197,8 +197,8 @@ class _Run:
     def _take(self, logits: list[Float[Tensor, "R V"]], slots: list[int], live: Live) -> None:
         """Sample one token per slot, keep it with its log-probability, and free the slots of ended answers."""
         requests = [live.request[slot] for slot in slots]
-        for slot, request, token in zip(slots, requests, self._draw(logits, requests), strict=True):
-            live.last[slot] = token
+        live.last[slots] = torch.tensor(self._draw(logits, requests))
+        for slot, request in zip(slots, requests, strict=True):
             if self.stops[request]:
                 live.request[slot] = -1
                 live.lengths[slot] = 0

@@ -60,6 +60,7 @@ MODELS = {
             "n_layer": 2,
             "n_head": 4,
             "n_positions": 512,
+            "activation_function": "gelu_pytorch_tanh",  # GPT-2's own gelu_new in one kernel
             "resid_pdrop": 0.0,
             "embd_pdrop": 0.0,
             "attn_pdrop": 0.0,

@@ -6,6 +6,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from safetensors.torch import save_file
@@ -136,19 +137,20 @@ class Policy:
     def micro_batches(self, batch: Batch) -> list[Int[Tensor, " R"]]:
         """Rows that fit one forward pass each; groups stay together, longest first, so that rows of like length and
         rows that share a prompt are computed side by side."""
-        lengths, group = batch.mask.sum(1).cpu(), batch.group.cpu()
+        lengths = batch.mask.sum(1).cpu()
         if batch.source_mask is not None:
             lengths = lengths + batch.source_mask.sum(1).cpu()
-        longest = {int(g): int(lengths[group == g].max()) for g in torch.unique(group)}
-        order = sorted(range(len(batch)), key=lambda row: (-longest[int(group[row])], int(group[row]), row))
+        groups, place = torch.unique(batch.group.cpu(), return_inverse=True)
+        longest = torch.zeros(len(groups), dtype=torch.long).scatter_reduce(0, place, lengths, "amax")
+        order = np.lexsort((place.numpy(), -longest[place].numpy()))  # stable: rows of a group stay in order
         batches: list[list[int]] = []
         width = 0
-        for row in order:
-            if not batches or (len(batches[-1]) + 1) * max(width, int(lengths[row])) > self.tokens_per_forward:
+        for row, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
+            width = max(width, length)
+            if not batches or (len(batches[-1]) + 1) * width > self.tokens_per_forward:
                 batches.append([])
-                width = 0
+                width = length
             batches[-1].append(row)
-            width = max(width, int(lengths[row]))
         return [torch.tensor(rows) for rows in batches]
 
     @torch.no_grad()

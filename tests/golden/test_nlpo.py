@@ -485,7 +485,7 @@ def test_presets_and_needs() -> None:
     recipe = runs.tiny(algorithm={"name": "nlpo", "preset": "rl4lms", "kl_coefficient": 0.1})
     (stage,) = build_config(recipe).stages
     algorithm = stage.algorithm
-    assert isinstance(algorithm, NLPO) and algorithm.needs == {"values", "mask", "reference"}
+    assert isinstance(algorithm, NLPO) and algorithm.needs == {"values", "mask", "reference", "old"}
     assert (algorithm.top_mask, algorithm.min_tokens_to_keep, algorithm.refresh_every) == (0.9, 100, 1000)
     assert (algorithm.epochs, algorithm.gamma, algorithm.compat) == (10, 0.99, "none")
     assert NLPO(mask_type="top_k", top_mask=5).needs == {"values"}

@@ -1,0 +1,133 @@
+"""What keeps a policy from running away: the KL to a frozen reference, and an entropy bonus."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lmgym.algorithms.base import Algorithm, Terms
+from lmgym.batch import Batch, Scored
+from lmgym.errors import LmgymError
+from lmgym.maths import kl
+from lmgym.maths.losses import log_ratio
+from lmgym.maths.reductions import Reduction, masked_mean
+from lmgym.update import Optimizer
+
+ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
+
+
+@dataclass(kw_only=True)
+class Regularised(Algorithm):
+    """What every algorithm that samples shares: a KL penalty (k is one of maths/kl.py) and an entropy bonus.
+
+    In the reward:  r_t <- r_t - beta k(pi_old || pi_ref)_t, a constant to the gradient
+    In the loss:    + beta w_t k(pi || pi_ref)_t, where w_t is the ratio pi / pi_old: k3 through the ratio too, so that
+                    its gradient is the divergence's (k3 alone is biased); k2 times the ratio as a constant
+                    - entropy_coefficient * mean over tokens of the entropy (nats)
+    """
+
+    entropy_coefficient: float = 0.0
+
+    kl_coefficient: float = 0.0
+    """beta at first; above 0 a frozen copy of the policy is kept as reference."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    kl_in: Literal["reward", "loss"] = "reward"
+    kl_target: float | None = None
+    """Adapt beta so that the measured KL approaches this (nats; per token if proportional, per answer if horizon)."""
+    kl_controller: Literal["proportional", "horizon"] = "proportional"
+    """proportional: RL4LMs' rule; horizon: TRL's and arXiv 1909.08593's."""
+    kl_horizon: float = 10_000.0
+    """The horizon controller moves beta by at most a fifth in this many answers."""
+    beta: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kl_coefficient < 0:
+            raise LmgymError(f"algorithm.kl_coefficient is {self.kl_coefficient}; it must be 0 or more")
+        for name in ("kl_target", "kl_horizon"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise LmgymError(f"algorithm.{name} is {getattr(self, name)}; it must be above 0")
+        if self.kl_target is not None and not self.kl_coefficient:
+            raise LmgymError(
+                "algorithm.kl_target needs a reference to measure the KL to, and with kl_coefficient 0 there is none; "
+                "set kl_coefficient above 0"
+            )
+        if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coefficient:
+            raise LmgymError(
+                "algorithm.kl_estimator is k1, whose gradient in a loss is zero on average; write k2 or k3, "
+                "or kl_in: reward"
+            )
+        self.beta = self.kl_coefficient
+
+    @property
+    def needs(self) -> frozenset[str]:
+        needs = {"entropy"} if self.entropy_coefficient else set()
+        if self.kl_coefficient:
+            needs |= {"reference"} if self.kl_in == "loss" and self.kl_target is None else {"reference", "old"}
+        return frozenset(needs)
+
+    def active(self, batch: Batch) -> Bool[Tensor, " N"]:
+        """All rows, where a term of the loss does not depend on the advantage."""
+        in_loss = self.entropy_coefficient or (self.kl_coefficient and self.kl_in == "loss")
+        return batch.actions.any(1) if in_loss else super().active(batch)
+
+    def penalised_rewards(self, batch: Batch) -> Float[Tensor, "N T"]:
+        """`batch.rewards` less the penalty, where it is in the reward; call it once per step, since it adapts beta."""
+        penalty = self._penalty(batch)
+        return batch.rewards if penalty is None else batch.rewards - penalty
+
+    def penalised_score(self, batch: Batch) -> Float[Tensor, " N"]:
+        """Each row's episode score less the penalty of all of that episode's tokens; call it once per step."""
+        penalty = self._penalty(batch)
+        if penalty is None:
+            return batch.score
+        _, episode = torch.unique(batch.episode, return_inverse=True)
+        per_episode = torch.zeros(int(episode.max()) + 1).index_add(0, episode, penalty.sum(1))
+        return batch.score - per_episode[episode]
+
+    def regularising_terms(self, batch: Batch, new: Scored, reduction: Reduction) -> Terms:
+        """ "kl" and "entropy", where they are in the loss. The entropy's mean is always over tokens."""
+        terms: Terms = {}
+        if self.kl_coefficient and self.kl_in == "loss":
+            assert batch.logprobs_ref is not None and batch.logprobs_old is not None
+            ratio = log_ratio(new.logprobs, batch.logprobs_old).exp()
+            weight = ratio if self.kl_estimator == "k3" else ratio.detach()
+            penalty = ESTIMATORS[self.kl_estimator](new.logprobs, batch.logprobs_ref)
+            terms["kl"] = (self.beta * weight * penalty, reduction)
+        if self.entropy_coefficient:
+            assert new.entropy is not None
+            terms["entropy"] = (-self.entropy_coefficient * new.entropy, "token")
+        return terms
+
+    def update(self, policy: Any, batch: Batch, optimizer: Optimizer) -> dict[str, float]:
+        metrics = super().update(policy, batch, optimizer)
+        return {**metrics, "kl/coefficient": self.beta} if self.kl_coefficient else metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"beta": self.beta}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.beta = state["beta"]
+
+    def _penalty(self, batch: Batch) -> Float[Tensor, "N T"] | None:
+        """What the rewards lose, if anything; moves beta for the steps after this one, by the KL of this step."""
+        if batch.logprobs_ref is None or not self.kl_coefficient:
+            return None
+        if self.kl_in == "loss" and self.kl_target is None:
+            return None
+        assert batch.logprobs_old is not None
+        beta, measured = self.beta, kl.k1(batch.logprobs_old, batch.logprobs_ref) * batch.actions
+        if self.kl_target is not None:
+            if self.kl_controller == "proportional":
+                mean = float(masked_mean(measured, batch.actions))
+                self.beta = kl.proportional_update(self.beta, mean, self.kl_target)
+            else:
+                episodes = int(torch.unique(batch.episode).numel())
+                per_answer = float(measured.sum()) / episodes
+                self.beta = kl.horizon_update(self.beta, per_answer, self.kl_target, self.kl_horizon, episodes)
+        if self.kl_in == "loss":
+            return None
+        return beta * ESTIMATORS[self.kl_estimator](batch.logprobs_old, batch.logprobs_ref) * batch.actions
