@@ -45,7 +45,7 @@ def train(config: Config, console: Console | None = None) -> Path:
                 for step in range(run.step, run.stage.steps):
                     if run.interrupted or run.progress.get("stop"):
                         break
-                    began = time.perf_counter()
+                    began, run.algorithm.progress = time.perf_counter(), step / run.stage.steps
                     episodes = gather(run, step)
                     gathered = time.perf_counter()
                     batch = prepare(collate_step(run, episodes, step), run.policy, run.copies.models, run.algorithm)

@@ -132,17 +132,27 @@ class PPO(ActorCritic):
     gae_lambda: float = 0.95
     clip_low: float = 0.2
     clip_high: float = 0.2
+    clip_final_fraction: float = 1.0
+    """The clip range falls linearly over the stage to this share of itself."""
     target_kl: float | None = None
     """Leave the rest of a step's updates out once the mean KL(old, new) exceeds 1.5 times this (stable-baselines3)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.clip_final_fraction <= 1:
+            raise LmgymError(
+                f"algorithm.clip_final_fraction is {self.clip_final_fraction}; it must lie between 0 and 1"
+            )
 
     def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
         assert batch.advantages is not None and batch.logprobs_old is not None
         difference = log_ratio(new.logprobs, batch.logprobs_old)
         ratio = difference.exp()
-        surrogate = clipped_surrogate(ratio, batch.advantages, self.clip_low, self.clip_high)
+        low, high = (self.scheduled(self.clip_final_fraction) * bound for bound in (self.clip_low, self.clip_high))
+        surrogate = clipped_surrogate(ratio, batch.advantages, low, high)
         return {"policy": (surrogate, "token"), **self.shared_terms(batch, new)}, {
             "ratio/mean": ratio,
-            "ratio/clipped": clipped(ratio, batch.advantages, self.clip_low, self.clip_high),
+            "ratio/clipped": clipped(ratio, batch.advantages, low, high),
             "kl/old": ratio - 1 - difference,
         }
 

@@ -5,7 +5,7 @@ never sees a string, a model or a tokenizer: columns of a `Batch` come in, per-t
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -45,6 +45,8 @@ class Algorithm:
     """Passes over each batch."""
     minibatches: int = 1
     """Optimizer steps per pass (at most one per group)."""
+    progress: float = field(default=0.0, init=False, repr=False)
+    """Share of the stage's steps that lie behind; the trainer sets it before each step, for schedules."""
 
     def __post_init__(self) -> None:
         for name in ("group_size", "epochs", "minibatches"):
@@ -121,6 +123,10 @@ class Algorithm:
         names = {name for record in records for name in record}
         metrics = {name: float(np.mean([r[name] for r in records if name in r])) for name in sorted(names)}
         return metrics | {"updates": float(sum("gradient_norm" in record for record in records))}
+
+    def scheduled(self, final_fraction: float) -> float:
+        """A linear schedule's factor at this step: 1 at first, `final_fraction` at the end of the stage."""
+        return 1 + (final_fraction - 1) * self.progress
 
     def refuses(self, metrics: Mapping[str, float]) -> bool:
         """Whether an optimizer step with these metrics is left out, and all after it on the same batch."""

@@ -30,7 +30,8 @@ class Regularised(Algorithm):
     """
 
     entropy_coefficient: float = 0.0
-
+    entropy_final_fraction: float = 1.0
+    """The bonus falls linearly over the stage to this share of itself."""
     kl_coefficient: float = 0.0
     """beta at first; above 0 a frozen copy of the policy is kept as reference."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
@@ -45,6 +46,10 @@ class Regularised(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.entropy_final_fraction < 0:
+            raise LmgymError(
+                f"algorithm.entropy_final_fraction is {self.entropy_final_fraction}; it must be 0 or more (1: constant)"
+            )
         if self.kl_coefficient < 0:
             raise LmgymError(f"algorithm.kl_coefficient is {self.kl_coefficient}; it must be 0 or more")
         for name in ("kl_target", "kl_horizon"):
@@ -99,7 +104,8 @@ class Regularised(Algorithm):
             terms["kl"] = (self.beta * weight * penalty, reduction)
         if self.entropy_coefficient:
             assert new.entropy is not None
-            terms["entropy"] = (-self.entropy_coefficient * new.entropy, "token")
+            coefficient = self.entropy_coefficient * self.scheduled(self.entropy_final_fraction)
+            terms["entropy"] = (-coefficient * new.entropy, "token")
         return terms
 
     def update(self, policy: Any, batch: Batch, optimizer: Optimizer) -> dict[str, float]:

@@ -16,6 +16,7 @@ from lmgym.errors import LmgymError
 from lmgym.maths import kl
 from lmgym.maths.losses import policy_gradient
 from lmgym.maths.reductions import tokens_of_episode, totals, weights
+from tests import runs
 
 RECORD = json.loads((Path(__file__).parent / "actor_critic.json").read_text())
 
@@ -164,6 +165,29 @@ def test_kl_controllers_move_after_use() -> None:
     assert other.beta == ours.beta != other.kl_coefficient
 
 
+def test_schedules_fall_linearly_over_the_stage(tmp_path: Path) -> None:
+    """Half way to 0, clip range and entropy bonus are half of what they were; the trainer says how far a stage is."""
+    new, old, advantages = [[-1.0, -2.0, -0.5]], [[-1.4, -1.5, -0.5]], [[1.0, -1.0, 0.5]]
+    batch = batch_of([3], logprobs_old=old, values=[[0.0] * 3])
+    batch = batch.with_(advantages=placed(batch, advantages), returns=placed(batch, [[0.0] * 3]))
+    said = Scored(placed(batch, new), entropy=placed(batch, [[1.0, 2.0, 3.0]]), values=placed(batch, [[0.0] * 3]))
+    falling = PPO(
+        clip_low=0.2, clip_high=0.4, clip_final_fraction=0.0, entropy_coefficient=0.1, entropy_final_fraction=0
+    )
+    falling.progress = 0.5
+    expected = minimised(PPO(clip_low=0.1, clip_high=0.2, entropy_coefficient=0.05), batch, said)[1]
+    assert minimised(falling, batch, said)[1] == expected
+    falling.progress = 0.0
+    assert minimised(falling, batch, said)[1] != expected
+
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        update = PPO.update
+        patch.setattr(PPO, "update", lambda self, *rest: seen.append(self.progress) or update(self, *rest))
+        runs.run(tmp_path / "run", algorithm={"name": "ppo"}, steps=4, evaluation={"every": 0}, logs={"samples": 0})
+    assert seen == [0, 0.25, 0.5, 0.75]
+
+
 def test_norm_reward_comes_before_gae() -> None:
     """Case 5: [0, 0, 1, -.1] -> [-.500773, -.500773, 1.724886, -.723339]; with gamma 0 the returns are the rewards."""
     batch = batch_of([4], rewards=[[0.0, 0.0, 1.0, -0.1]], logprobs_old=[[0.0] * 4], values=[[0.0] * 4])
@@ -233,6 +257,9 @@ def test_what_cannot_be_is_refused_in_a_sentence() -> None:
         ({"kl_target": 0.1}, "kl_target needs a reference"),
         ({"value_clip": 0.0}, "value_clip is 0.0"),
         ({"value_coefficient": -1.0}, "value_coefficient is -1.0"),
+        ({"clip_final_fraction": 1.5}, "clip_final_fraction is 1.5"),
+        ({"entropy_final_fraction": -0.1}, "entropy_final_fraction is -0.1"),
+        ({"kl_coefficient": 0.1, "kl_in": "loss"}, "gradient in a loss is zero on average"),
     ):
         with pytest.raises(LmgymError, match=words):
             PPO(**arguments)  # type: ignore[arg-type]
