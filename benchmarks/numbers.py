@@ -51,12 +51,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "prompts_per_step": 512,
     },
     "grpo": {
-        "algorithm": {"name": "grpo", "epochs": 4, "minibatches": 2, **GROUPS},
-        "optimizer.learning_rate": 5e-4,
+        "algorithm": {"name": "grpo", "epochs": 4, "minibatches": 2, "entropy_coefficient": 0.002, **GROUPS},
         "prompts_per_step": 16,
     },
     "rloo": {
-        "algorithm": {"name": "rloo", **GROUPS},
+        "algorithm": {"name": "rloo", "entropy_coefficient": 0.05, **GROUPS},
         "prompts_per_step": 16,
         "optimizer.learning_rate": 2e-3,
         "steps": 1500,

@@ -4,17 +4,17 @@ Letters: N rows, T tokens, S tokens that an encoder reads. A row is one sequence
 on the right. Column t describes token t; `Policy.score` is the only place that shifts by one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, Int32, UInt8
 from torch import Tensor
 
 from lmgym.episode import Episode, Turn
 from lmgym.errors import LmgymError
+from lmgym.maths.kept import joined
 
 SOURCE = ("source", "source_mask")  # columns [N S]; all others of two dimensions are [N T]
 
@@ -23,12 +23,13 @@ SOURCE = ("source", "source_mask")  # columns [N S]; all others of two dimension
 class KeptSets:
     """The sets that actions were drawn from, one packed row each (maths/kept.py); `Batch.kept` says whose is which.
 
-    Memory: one bit for each token of the vocabulary and each action, and nothing for prompts and padding.
+    Memory for each action: one bit for each token of the vocabulary, or 4 bytes for each token of the largest set where
+    that is less (the rows are then ids, int32); nothing for prompts and padding.
 
     Example: KeptSets(bits=pack(kept))
     """
 
-    bits: UInt8[Tensor, "K W"]
+    bits: UInt8[Tensor, "K W"] | Int32[Tensor, "K W"]
     renormalised: bool = True  # False: log-probabilities are over the whole vocabulary all the same (RL4LMs' NLPO)
 
 
@@ -56,10 +57,13 @@ class Batch:
     temperature: float = 1.0  # of the distribution that was sampled, and so of the one that is scored
     stop_ids: tuple[int, ...] = ()
     key: int = 0  # random key of this step's update (order of minibatches)
+    limit: int | None = None  # most tokens that an answer could have had (max_new_tokens)
+    parts: Float[Tensor, "N P"] | None = None  # each part of the score before its weight, the environment's own last
+    part_weights: tuple[float, ...] = ()
     stop_excluded: Bool[Tensor, "N T"] | None = None  # the stop ids could not be sampled here (min_new_tokens)
     source: Int[Tensor, "N S"] | None = None  # what the encoder reads; `tokens` are then the decoder's
     source_mask: Bool[Tensor, "N S"] | None = None
-    kept_sets: KeptSets | None = None  # sampling was restricted; everything is renormalised on these sets
+    kept_sets: KeptSets | None = None  # of truncated or restricted sampling; everything is renormalised on them
     kept: Int[Tensor, "N T"] | None = None  # each action's row of them
     logprobs_sampler: Float[Tensor, "N T"] | None = None
     baseline: Float[Tensor, " N"] | None = None  # score of the greedy answer
@@ -79,7 +83,7 @@ class Batch:
         columns = self._map(lambda column: column[rows])
         longest = {name: _longest(columns[name]) for name in ("mask", "source_mask") if name in columns}
         for name, column in columns.items():
-            if column.dim() == 2:
+            if column.dim() == 2 and name != "parts":
                 columns[name] = column[:, : longest["source_mask" if name in SOURCE else "mask"]]
         return replace(self, **columns)
 
@@ -114,11 +118,18 @@ class Scored:
 
 
 def collate(
-    episodes: Sequence[Episode], pad_id: int = 0, temperature: float = 1.0, stop_ids: Sequence[int] = (), key: int = 0
+    episodes: Sequence[Episode],
+    pad_id: int = 0,
+    temperature: float = 1.0,
+    stop_ids: Sequence[int] = (),
+    key: int = 0,
+    limit: int | None = None,
+    weights: Mapping[str, float] | None = None,
 ) -> Batch:
     """Episodes to a Batch, from their ids; nothing is tokenized here.
 
-    Rows come in the order of the episodes. Raises LmgymError if there is none or one without an action.
+    Rows come in the order of the episodes. With the `weights` of the rewards `parts` is filled in. Raises LmgymError if
+    there is no episode, one without an action, or one that lacks a part.
 
     Example:
         >>> turn = Turn(prompt_ids=[5, 6], action_ids=[7, 2], logprobs=[-.5, -.1], reward=1.0)
@@ -164,11 +175,13 @@ def collate(
         temperature=temperature,
         stop_ids=tuple(stop_ids),
         key=key,
+        limit=limit,
         stop_excluded=excluded if bool(excluded.any()) else None,
         logprobs_sampler=logprobs if sampled else None,
         baseline=torch.tensor([float(episode.baseline or 0.0) for episode in owners]) if greedy else None,
         **(_source_columns(sources, pad_id) if any(sources) else {}),
         **_kept_columns([turn for _, row in rows for turn in row], actions),
+        **(_parts_columns(owners, weights) if weights is not None else {}),
     )
 
 
@@ -187,15 +200,30 @@ def _source_columns(sources: list[list[int]], pad_id: int) -> dict[str, Any]:
 
 
 def _kept_columns(turns: list[Turn], actions: Bool[Tensor, "N T"]) -> dict[str, Any]:
-    """`kept_sets` and `kept`, where sampling was restricted: the sets stand in the order of the actions."""
+    """`kept_sets` and `kept`, where there are any: the sets stand in the order of the actions."""
     if all(turn.kept is None for turn in turns):
         return {}
     if any(turn.kept is None or len(turn.kept) != len(turn.action_ids) for turn in turns):
         raise LmgymError("some actions were drawn from a kept set and others were not; one batch cannot hold both")
-    bits = torch.from_numpy(np.concatenate([turn.kept for turn in turns if turn.kept is not None]))
+    bits = torch.from_numpy(joined([turn.kept for turn in turns if turn.kept is not None]))
     kept = torch.zeros(actions.shape, dtype=torch.long)
     kept[actions] = torch.arange(len(bits))
     return {"kept_sets": KeptSets(bits), "kept": kept}
+
+
+def _parts_columns(owners: list[Episode], weights: Mapping[str, float]) -> dict[str, Any]:
+    """`parts` and `part_weights`: the rewards that count, then what the environment paid, at weight 1."""
+    counting = {name: weight for name, weight in weights.items() if weight}
+    table = []
+    for episode in owners:
+        missing = [name for name in counting if name not in episode.parts]
+        if missing:
+            raise LmgymError(f"episode {episode.index} (example {episode.example.id}) has no part '{missing[0]}'")
+        paid = [weight * episode.parts[name] for name, weight in counting.items()]
+        own = episode.score - sum(paid)
+        rounding = 1e-9 * (abs(episode.score) + sum(map(abs, paid)))  # what a sum leaves over is no reward
+        table.append([*(episode.parts[name] for name in counting), own if abs(own) > rounding else 0.0])
+    return {"parts": torch.tensor(table), "part_weights": (*counting.values(), 1.0)}
 
 
 def _spans(row: list[Turn]) -> list[tuple[Turn, int, int]]:

@@ -1,19 +1,21 @@
 """`lmgym check RECIPE`: a dry run that finds what would spoil a training run, before it does.
 
-Loads the model, tokenizer and a few examples of each stage, samples once, scores once, and reports lengths, stops,
-rewards and an estimate of memory. Findings that would spoil the run are marked with "!".
+First an estimate of memory, from the configuration and the lengths of a few prompts (memory.py). Then, unless the
+weights alone would not fit here, it loads the model, samples once, scores once, and reports lengths, stops and rewards.
+Findings that would spoil the run are marked with "!".
 """
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
-from lmgym.batch import collate
 from lmgym.config import Config, Stage
 from lmgym.episode import Episode, Example
-from lmgym.maths.kept import packed_bytes
+from lmgym.memory import estimate, resident_bytes, size, weights_bytes
+from lmgym.policies.device import foreseen, memory_here
+from lmgym.policies.load import load_tokenizer
 from lmgym.policies.policy import Policy
+from lmgym.policies.shapes import Shapes, shapes_of
+from lmgym.preflight import check_model, teacher_section
 from lmgym.rendering import answer_ids, decoder_answer_ids, prompt_ids, source_ids
 from lmgym.rewards.base import build
 from lmgym.rollout import collect, demonstrate, groups_of, score
@@ -43,23 +45,69 @@ class Report:
         self.problems += 1
 
 
-def check(config: Config, folder: Path | None = None) -> int:
+def check(config: Config, folder: Path | None = None, load: bool = True) -> int:
     """Print the report of a recipe (or of a run folder's newest model); returns 1 if anything would spoil the run,
-    else 0.
+    else 0. Without `load` it ends with the estimate of memory, and no weight is read.
 
     Raises LmgymError where the run would not even start.
     """
-    policy = trained_policy(config, folder)
     report = Report()
-    _model(report, policy)
-    held_out = held_out_examples(config)
-    report.note(f"evaluation: {len(held_out)} prompts of split '{config.evaluation.split}'")
-    for stage in config.stages:
-        report.lines.append(f"stage {stage.name}: {type(stage.algorithm).__name__} on {stage.task['name']}")
-        _stage(report, config, stage, policy, verdict=stage is config.stages[0] or folder is not None)
-    print("\n".join(report.lines))
-    print("looks ready to train" if not report.problems else f"{report.problems} thing(s) to look at, marked with !")
+    fits = _memory(report, config)
+    print("\n".join(report.lines), flush=True)
+    report.lines.clear()
+    if load and fits:
+        policy = trained_policy(config, folder)
+        _model(report, policy)
+        held_out = held_out_examples(config)
+        report.note(f"evaluation: {len(held_out)} prompts of split '{config.evaluation.split}'")
+        for stage in config.stages:
+            report.lines.append(f"stage {stage.name}: {type(stage.algorithm).__name__} on {stage.task['name']}")
+            _stage(report, config, stage, policy, verdict=stage is config.stages[0] or folder is not None)
+        print("\n".join(report.lines))
+    ready = "looks ready to train" if load and fits else "no model was loaded"
+    print(ready if not report.problems else f"{report.problems} thing(s) to look at, marked with !")
     return 1 if report.problems else 0
+
+
+def _memory(report: Report, config: Config) -> bool:
+    """A table of what each stage will hold, and a warning where this machine has less; False if the weights alone are
+    more than it has."""
+    examples = [training_examples(config, stage) for stage in config.stages]
+    check_model(config, examples)
+    shapes = shapes_of(config.policy)
+    device, compute = foreseen(config.policy.device, config.policy.compute, shapes.parameters)
+    here, on_cpu = memory_here(device), device == "cpu"
+    tokenizer = load_tokenizer(config.policy)
+    read = source_ids if shapes.encoder_decoder else prompt_ids
+    for place, stage in enumerate(config.stages):
+        few = examples[place][:EXAMPLES]
+        prompt = max(len(read(tokenizer, example.prompt, config.policy.template)) for example in few)
+        found = estimate(
+            config, stage, shapes, prompt, first=place == 0, compute=compute, on_cpu=on_cpu,
+            teacher=_teacher(config, stage), process=resident_bytes() if on_cpu else 0,
+        )  # fmt: skip
+        report.lines.append(
+            f"memory, estimated for stage {stage.name}: {size(found.peak)} at most, on {device}, with prompts of "
+            f"{prompt} tokens and {shapes.parameters:,} parameters"
+        )
+        for line in found.table():
+            report.note(line)
+        if here is not None and found.peak > here:
+            report.warn(
+                f"that is more than the {size(here)} here; lower policy.tokens_per_forward or engine.rows, take "
+                "policy.activation_checkpointing, policy.lora_rank or policy.quantise, or a smaller model"
+            )
+    weights = weights_bytes(config, shapes, compute)
+    if here is None or weights <= here:
+        return True
+    report.warn(f"the weights alone take {size(weights)}, and there are {size(here)} here: nothing more can be tried")
+    return False
+
+
+def _teacher(config: Config, stage: Stage) -> Shapes | None:
+    if "teacher" not in stage.algorithm.needs:
+        return None
+    return shapes_of(teacher_section(config.policy, stage.algorithm.teacher))  # type: ignore[attr-defined]
 
 
 def _model(report: Report, policy: Policy) -> None:
@@ -96,7 +144,6 @@ def _stage(report: Report, config: Config, stage: Stage, policy: Policy, verdict
         episodes = collect(prompts, speaker, stage.sampling, path, make_env(stage))
         score(episodes, build(stage.rewards), config.reward_timeout)
         _answers(report, stage, episodes, verdict=verdict)
-    _memory(report, config, stage, policy, episodes)
 
 
 def _lengths(report: Report, config: Config, stage: Stage, policy: Policy, examples: list[Example]) -> None:
@@ -145,41 +192,3 @@ def _answers(report: Report, stage: Stage, episodes: list[Episode], verdict: boo
         report.note(f"groups whose answers all earned the same: {equal:.0%} of {len(groups)}")
     shown = episodes[0].text.strip().replace("\n", "⏎")[:100]
     report.note(f"an answer: {shown!r} (reward {episodes[0].score:.3f}, stopped by {episodes[0].turns[-1].stop})")
-
-
-@torch.no_grad()
-def _memory(report: Report, config: Config, stage: Stage, policy: Policy, episodes: list[Episode]) -> None:
-    """Weights, gradients and AdamW moments in fp32, the activations of one forward pass, the cache of the decoder, and
-    the kept sets of restricted sampling."""
-    parameters = sum(parameter.numel() for parameter in policy.model.parameters())
-    trained = sum(parameter.numel() for parameter in policy.parameters())
-    needs = stage.algorithm.needs
-    adapted = trained < parameters  # then the first stage's reference is the model with its adapters off
-    copies = 1 + ("reference" in needs and not adapted) + len({"mask", "teacher"} & needs)
-    critics = 1 if "values" in needs and config.policy.critic == "separate" else 0
-    states = 4 * ((copies + critics) * parameters + 3 * (1 + critics) * trained)
-    batch = collate(episodes, policy.pad_id)
-    model = policy.model.config
-    width, layers = model.hidden_size, model.num_hidden_layers
-    size = 4 if policy.compute == torch.float32 else 2
-    tokens = min(policy.tokens_per_forward, stage.prompts_per_step * stage.algorithm.group_size * batch.mask.shape[1])
-    activations = tokens * layers * width * 24 * size  # about 24 values a token, layer and unit of width are kept
-    rows = min(config.engine.rows, stage.prompts_per_step * stage.algorithm.group_size)
-    heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
-    head_size = getattr(model, "head_dim", None) or width // model.num_attention_heads
-    capacity = batch.mask.shape[1] + stage.sampling.max_new_tokens
-    cache = 2 * rows * capacity * layers * heads * head_size * size
-    answers = stage.prompts_per_step * stage.algorithm.group_size * stage.sampling.max_new_tokens
-    sets = answers * packed_bytes(policy.vocabulary) if stage.algorithm.restriction(None) is not None else 0
-    total = states + activations + cache + sets
-    parts = f"weights and optimizer {_gib(states)}, activations about {_gib(activations)}, cache {_gib(cache)}"
-    parts += f", kept sets {_gib(sets)}" if sets else ""
-    report.note(f"memory, estimated: {_gib(total)} ({parts})")
-    if policy.device.type == "cuda" and total > torch.cuda.get_device_properties(policy.device).total_memory:
-        report.warn(
-            "that is more than this GPU has; lower policy.tokens_per_forward or engine.rows, or take a smaller model"
-        )
-
-
-def _gib(count: float) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**27 else f"{count / 2**20:.0f} MiB"

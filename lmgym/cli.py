@@ -1,4 +1,4 @@
-"""lmgym train | eval | generate | list | check. Verbs and key=value, no other flags to learn.
+"""lmgym train | eval | compare | generate | list | check | export. Verbs and key=value, few flags to learn.
 
 Importing this loads no torch; each verb imports what it needs.
 """
@@ -8,7 +8,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,13 @@ from lmgym.errors import LmgymError
 EPILOG = """examples:
   lmgym train recipes/quickstart.yaml                       a tiny model learns arithmetic in minutes
   lmgym train recipes/gsm8k_grpo.yaml policy.device=cuda steps=200
+  lmgym train recipes/quickstart.yaml runs.seeds=[0,1,2]    three seeds and a table over them
   lmgym train runs/quickstart                               resume (add stages.rl.steps=300 for more)
   lmgym check recipes/gsm8k_grpo.yaml                       a dry run: lengths, stops, rewards, memory
   lmgym eval runs/quickstart evaluation.samples=4 evaluation.temperature=1
+  lmgym compare runs/a runs/b                               the same problems: the difference and what it is worth
   lmgym generate runs/quickstart --prompt "Mia has 3 pens and gets 4 more. How many?"
+  lmgym export runs/quickstart --to model                   the model with its tokenizer and a model card
   lmgym list reward --json
 """
 
@@ -61,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"lmgym {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="{train,eval,generate,list,check}")
+    verbs = parser.add_subparsers(dest="verb", metavar="{train,eval,compare,generate,list,check,export}")
 
     def verb(name: str, run: Any, text: str, what: str | None = None) -> argparse.ArgumentParser:
         sub = verbs.add_parser(name, help=text, description=text)
@@ -73,11 +75,28 @@ def _parser() -> argparse.ArgumentParser:
 
     verb("train", _train, "train a recipe, or resume a run folder", "recipe or run")
     verb("eval", _eval, "evaluate a run's newest model, or a recipe's model as it is", "recipe or run")
+    comparing = verb("compare", _compare, "compare two models on the same examples, pair by pair")
+    for name in ("first", "second"):
+        what = "a run, a model folder (a checkpoint, best, final), a recipe, a built-in model or a Hub id"
+        comparing.add_argument(name, metavar={"first": "A", "second": "B"}[name], help=what)
+    comparing.add_argument("overrides", nargs="*", metavar="key=value", help="override a key of both recipes")
+    comparing.add_argument("--split", help="the examples to compare on; the recipe's evaluation.final_split or .split")
+    comparing.add_argument("--metric", help="show examples where this one differs most; the task's first")
+    comparing.add_argument("--json", metavar="FILE", help="write everything, each example included, to this file")
     generate = verb(
         "generate", _generate, "answer prompts (one a line on standard input, without --prompt)", "recipe or run"
     )
     generate.add_argument("--prompt", action="append", help="a prompt; may be given several times")
-    verb("check", _check, "a dry run of a recipe: loads everything, samples once, reports problems", "recipe or run")
+    checking = verb(
+        "check", _check, "a dry run of a recipe: loads everything, samples once, reports problems", "recipe or run"
+    )
+    checking.add_argument("--memory", action="store_true", help="only estimate the memory, without loading the model")
+    exporting = verb("export", _export, "write a trained model for others, with its tokenizer and a model card")
+    exporting.add_argument("what", metavar="RUN_OR_CHECKPOINT", help="a run, or one of its checkpoints/, best or final")
+    exporting.add_argument("overrides", nargs="*", metavar="key=value", help="override a key of the recipe")
+    exporting.add_argument("--to", required=True, metavar="FOLDER", help="a new folder")
+    exporting.add_argument("--merge", action="store_true", help="add LoRA adapters into the weights of their base")
+    exporting.add_argument("--push", metavar="OWNER/NAME", help="and to the Hub, as a new private repository")
     listing = verb("list", _list, "what recipes can name")
     listing.add_argument("kind", nargs="?", help=f"one of {', '.join(registry.BUILTIN)} (a plural will do)")
     listing.add_argument("--json", action="store_true", help="machine-readable")
@@ -85,15 +104,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _train(given: argparse.Namespace) -> None:
+def _train(given: argparse.Namespace) -> int:
+    from lmgym.sweep import home, is_finished, plan, train_all
     from lmgym.train import train
 
+    what = Path(given.what)
+    recipe = what / "recipe.yaml" if what.is_dir() else what
+    several = plan(recipe, given.overrides) if recipe.is_file() else None
+    if several and what.is_dir():
+        _keeps_out(what, given.overrides)
+        return train_all(several, what, changed=bool(given.overrides))
+    if several:
+        return train_all(several, home(several, recipe))
     config, folder = _config(given)
     if folder is None and config.out is None:
         config.out = str(_free(Path("runs") / Path(given.what).stem))
     elif folder is None:
         _same_recipe(config, given.what)
     train(config)
+    return 0 if is_finished(config) else 130
 
 
 def _eval(given: argparse.Namespace) -> None:
@@ -106,7 +135,7 @@ def _eval(given: argparse.Namespace) -> None:
     examples = held_out_examples(config)
     policy = trained_policy(config, folder)
     speaker = make_speaker(config, policy, make_engine(config, policy))
-    rewards, sampling = held_out_rewards(config, stage), replace(stage.sampling, temperature=section.temperature)
+    rewards, sampling = held_out_rewards(config, stage), section.decoding(stage.sampling)
     result = evaluate(
         examples, speaker, sampling, rewards, make_env(stage), config.seed, section.samples, config.reward_timeout
     )
@@ -114,6 +143,19 @@ def _eval(given: argparse.Namespace) -> None:
         console.say(f"{given.what}: {len(examples)} prompts of {section.split}, {section.samples} answers each")
         for name, interval in result.results.items():
             console.say(f"  {name:<24} {interval}")
+
+
+def _compare(given: argparse.Namespace) -> None:
+    from lmgym.compare import compare, show
+    from lmgym.logs.console import Console
+    from lmgym.logs.writer import disk_errors
+
+    with Console() as console:
+        result = compare(given.first, given.second, given.overrides, given.split, given.metric, console)
+        if given.json:
+            with disk_errors(Path(given.json)):
+                Path(given.json).write_text(result.text(), encoding="utf-8")
+        show(result, console)
 
 
 def _generate(given: argparse.Namespace) -> None:
@@ -128,7 +170,7 @@ def _generate(given: argparse.Namespace) -> None:
     if not prompts:
         raise LmgymError("there is no prompt: give --prompt TEXT, or one prompt a line on standard input")
     policy = trained_policy(config, folder)
-    sampling = replace(config.stages[-1].sampling, temperature=config.evaluation.temperature)
+    sampling = config.evaluation.decoding(config.stages[-1].sampling)
     posed = [example.prompt for example in ask(prompts, config.stages[-1].task, config.seed)]
     read = source_ids if policy.encoder_decoder else prompt_ids
     ids = [tuple(read(policy.tokenizer, prompt, config.policy.template)) for prompt in posed]
@@ -145,7 +187,13 @@ def _check(given: argparse.Namespace) -> int:
     from lmgym.check import check
 
     config, folder = _config(given)
-    return check(config, folder)
+    return check(config, folder, load=not given.memory)
+
+
+def _export(given: argparse.Namespace) -> None:
+    from lmgym.export import export
+
+    print(export(Path(given.what), Path(given.to), given.overrides, given.merge, given.push))
 
 
 def _config(given: argparse.Namespace) -> tuple[Any, Path | None]:
@@ -157,11 +205,15 @@ def _config(given: argparse.Namespace) -> tuple[Any, Path | None]:
         return load_config(what, given.overrides), None
     if not (what / "recipe.yaml").is_file():
         raise LmgymError(f"{what} is a folder without a recipe.yaml, so it is no run; name a recipe or a run folder")
-    if any(override.startswith("out=") for override in given.overrides):
-        raise LmgymError(f"{what} is a run folder and keeps its out=; to begin anew, name {what / 'recipe.yaml'}")
+    _keeps_out(what, given.overrides)
     config = load_config(what / "recipe.yaml", given.overrides)
     config.out = str(what)
     return config, what
+
+
+def _keeps_out(folder: Path, overrides: Sequence[str]) -> None:
+    if any(override.startswith("out=") for override in overrides):
+        raise LmgymError(f"{folder} is a run folder and keeps its out=; to begin anew, name {folder / 'recipe.yaml'}")
 
 
 def _free(folder: Path) -> Path:

@@ -111,7 +111,7 @@ class Engine:
 class Logs:
     """The `logs:` section. metrics.jsonl and rollouts.jsonl are always written."""
 
-    sinks: list[typing.Literal["tensorboard", "wandb"]] = field(default_factory=list)
+    sinks: list[typing.Literal["tensorboard", "wandb", "trackio"]] = field(default_factory=list)
     samples: int = 4
     """Sample answers shown at the end."""
     rollouts: typing.Literal["tracked", "all"] = "tracked"
@@ -169,7 +169,10 @@ def build_config(tree: Mapping[str, Any]) -> Config:
     given = tree.pop("stages", None)
     if given is not None and (not isinstance(given, list) or not given):
         raise LmgymError("'stages' must be a list of at least one stage; without stages, leave the key out")
-    valid = {f.name for f in fields(Config)} | STAGE_KEYS
+    if tree.pop("runs", None) is not None:
+        where = "add runs=null, or name one of their folders"
+        raise LmgymError(f"'runs' makes it several runs, which `lmgym train` alone takes; {where}")
+    valid = {f.name for f in fields(Config)} | STAGE_KEYS | {"runs"}
     for key in tree:
         if key not in valid:
             raise LmgymError(f"unknown key '{key}'; {registry.suggest(str(key), valid)}")
@@ -184,6 +187,7 @@ def build_config(tree: Mapping[str, Any]) -> Config:
     config.stages = stages
     _check_least(config, LEAST, "")
     for stage in stages:
+        config.evaluation.decoding(stage.sampling)  # raises where the two do not go together
         if "values" in stage.algorithm.needs and config.policy.critic == "none":
             name = registry.name_of("algorithm", type(stage.algorithm))
             raise LmgymError(f"{name} needs a value function, and policy.critic is none; write head or separate")
@@ -212,6 +216,8 @@ def _build(cls: Any, tree: Any, where: str) -> Any:
     hints = typing.get_type_hints(cls)
     values = {}
     for key, value in tree.items():
+        if key in getattr(cls, "elsewhere", {}):
+            raise LmgymError(f"'{where}{key}' is no key of this section: {cls.elsewhere[key]}")
         if key not in known:
             section = f" in '{where.rstrip('.')}'" if where else ""
             raise LmgymError(f"unknown key '{key}'{section}; {registry.suggest(str(key), known)}")
@@ -244,19 +250,23 @@ def _named(kind: str, value: Any, key: str) -> Any:
     thing = registry.get(kind, tree["name"])
     arguments = {k: v for k, v in tree.items() if k != "name"}
     if kind == "algorithm":
-        return _build(thing, _with_preset(thing, arguments, key), key + ".")
+        return _build(thing, _with_preset(thing, tree["name"], arguments, key), key + ".")
     also = (*OPTIONS, "split") if kind == "task" else ()  # what `tasks.base.load` and the run itself take
     own = {k: v for k, v in arguments.items() if k not in also}
     registry.check_arguments(thing, own, key, given=1 if kind == "task" else 0, also=also)
     return dict(tree)
 
 
-def _with_preset(thing: Any, arguments: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The arguments, over those of the preset that they name."""
+def _with_preset(thing: Any, name: str, arguments: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The arguments, over those of the preset that they name, or that the algorithm's own name is (dapo: a grpo)."""
     given = dict(arguments)
-    preset = given.pop("preset", None)
+    first = registry.name_of("algorithm", thing)
+    own = name if name != first and name in thing.presets else None
+    preset = given.pop("preset", own)
     if preset is None:
         return given
+    if own and preset != own:
+        raise LmgymError(f"'{key}.preset' is {preset!r}, and {own} is a preset of {first} itself; write name: {first}")
     if preset not in thing.presets:
         raise LmgymError(f"'{key}.preset' is {preset!r}; {registry.suggest(str(preset), thing.presets)}")
     return {**thing.presets[preset], **given}
@@ -279,6 +289,12 @@ def _check_stages(stages: list[Stage]) -> None:
             raise LmgymError(f"{where}early_stop never stops anything; give it a 'patience' or a 'target'")
         if "demonstrations" in stage.algorithm.needs:
             continue
+        if stage.sampling.truncates and stage.algorithm.restriction(None) is not None:
+            name = registry.name_of("algorithm", type(stage.algorithm))
+            raise LmgymError(
+                f"{where}{name} decides itself which tokens may be sampled, so sampling.top_k, top_p and min_p do not "
+                "go with it; leave them out"
+            )
         if stage.sampling.temperature == 0:
             raise LmgymError(
                 f"{where}sampling.temperature is 0; training needs answers that differ, so write 1.0 or so"

@@ -43,8 +43,9 @@ class Turn:
     demonstrations, which nobody sampled). The first `minimum` actions were drawn with the stop ids excluded.
 
     For an encoder-decoder model `source_ids` are what the encoder reads (the whole conversation so far), `prompt_ids`
-    are the decoder's first tokens, and each turn is a row of its own (`restart`). Where sampling was restricted, row t
-    of `kept` is the set of tokens that action t was drawn from, one bit a token of the vocabulary (maths/kept.py).
+    are the decoder's first tokens, and each turn is a row of its own (`restart`). Where sampling was truncated or
+    restricted, row t of `kept` is the set of tokens that action t was drawn from: bits, or ids where these take less
+    (maths/kept.py).
 
     Example: a turn of a model that was asked "2+2=" and answered "4", then stopped:
         >>> Turn(prompt_ids=[51, 44, 51, 62], action_ids=[53, 2], logprobs=[-0.1, -0.02], text="4", stop="eos",
@@ -62,7 +63,7 @@ class Turn:
     reward: float = 0.0  # earned by this turn
     restart: bool = False  # the prompt was rewritten, not appended to: this turn begins a new row
     source_ids: list[int] = field(default_factory=list)
-    kept: npt.NDArray[np.uint8] | None = None  # [actions, bytes]
+    kept: npt.NDArray[np.uint8] | npt.NDArray[np.int32] | None = None  # [actions, width]
 
 
 @dataclass

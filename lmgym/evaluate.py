@@ -8,12 +8,13 @@ import numpy as np
 import torch
 
 from lmgym.batch import collate
-from lmgym.engines.base import Sampling
+from lmgym.engines.base import Decoding, Sampling
+from lmgym.engines.generate import checked
 from lmgym.envs.base import Env
 from lmgym.episode import Episode, Example
 from lmgym.rewards.base import Reward
 from lmgym.rollout import Speaker, collect, demonstrate, groups_of, score
-from lmgym.statistics import Interval, mean_interval, pass_at_k_mean
+from lmgym.statistics import Interval, mean_interval, pass_at_k_each
 
 
 @dataclass(kw_only=True)
@@ -31,13 +32,35 @@ class EvaluationSection:
     samples: int = 1
     """Answers per prompt; with more than one, pass@k is reported too."""
     temperature: float = 0.0
-    """0 is greedy."""
+    """0 is greedy, or beam search where `generation` names num_beams. The sampling section's truncation is not taken
+    over; its stops and its numbers of tokens are."""
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    """As in `sampling:`, where temperature is above 0."""
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    """As in `sampling:`; left out, the stage's own."""
+    generation: dict[str, Any] = field(default_factory=dict)
+    """Keys of Hugging Face's GenerationConfig, such as {num_beams: 4, length_penalty: 0.6}; where there are any, its
+    `generate` decodes."""
     metrics: dict[str, Any] = field(default_factory=dict)
     """As `rewards:`; these are reported besides the stage's own rewards."""
     task: dict[str, Any] | None = None
     """Evaluate on this task instead of the last stage's."""
     keep_best: str | None = None
     """A metric; the model that scored highest on it is kept in the run folder's best/."""
+
+    def __post_init__(self) -> None:
+        self.generation = checked(self.generation, self.temperature)
+
+    def decoding(self, sampling: Sampling) -> Decoding:
+        """How answers are decoded in the evaluations of a stage that samples like this."""
+        own = {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "min_p", "generation")}
+        for name in ("max_new_tokens", "min_new_tokens"):
+            given = getattr(self, name)
+            own[name] = getattr(sampling, name) if given is None else given
+        return Decoding(stop=sampling.stop, stop_ids=sampling.stop_ids, **own)
 
 
 @dataclass(frozen=True)
@@ -71,19 +94,39 @@ def evaluate(
     episodes = collect(prompts, speaker, sampling, (seed, "evaluation"), make_env)
     score(episodes, rewards, timeout)
     groups = groups_of(episodes)
-    results = {"reward": mean_interval([[episode.score for episode in group] for group in groups])}
+    values = measured(groups, rewards) | by_task(groups, rewards)
+    return Evaluation({name: mean_interval(numbers) for name, numbers in values.items()}, episodes)
+
+
+def measured(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> dict[str, list[list[float]]]:
+    """The numbers behind an evaluation: by metric, one list per prompt of one number per answer (pass@k: one per
+    prompt). "length/mean" are tokens; "length" is a reward."""
+    values = {"reward": [[episode.score for episode in group] for group in groups]}
+    samples = min(map(len, groups), default=0)
+    ks = sorted({2**power for power in range(samples.bit_length())} | {samples}) if samples > 1 else []
     for reward in rewards:
-        values = [[episode.parts[reward.name] for episode in group] for group in groups]
-        results[reward.name] = mean_interval(values)
-        if samples > 1 and all(value in (0.0, 1.0) for group in values for value in group):
-            for k in sorted(
-                {2**power for power in range(samples.bit_length())} & set(range(1, samples + 1)) | {samples}
-            ):
-                results[f"{reward.name}/pass@{k}"] = pass_at_k_mean(values, k)
-    lengths = [[float(sum(len(turn.action_ids) for turn in episode.turns)) for episode in group] for group in groups]
-    results["length/mean"] = mean_interval(lengths)  # tokens; "length" is a reward
-    results["truncated"] = mean_interval([[float(episode.truncated) for episode in group] for group in groups])
-    return Evaluation(results, episodes)
+        own = values[reward.name] = [[episode.parts[reward.name] for episode in group] for group in groups]
+        if all(value in (0.0, 1.0) for group in own for value in group):
+            values |= {f"{reward.name}/pass@{k}": pass_at_k_each(own, k) for k in ks}
+    values["length/mean"] = [[float(sum(len(t.action_ids) for t in e.turns)) for e in group] for group in groups]
+    values["truncated"] = [[float(episode.truncated) for episode in group] for group in groups]
+    return values
+
+
+def by_task(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> dict[str, list[list[float]]]:
+    """Where the prompts are a mixture of tasks: the score of each task alone ("reward/TASK"), and what `measured` says
+    of a reward for some tasks, on these alone."""
+    values: dict[str, list[list[float]]] = {}
+    for group in groups:
+        if "mixture" in group[0].example.meta:
+            task = f"reward/{group[0].example.meta['task']}"
+            values.setdefault(task, []).append([episode.score for episode in group])
+    for reward in rewards:
+        own = [group for group in groups if reward.applies(group[0].example)] if reward.tasks else []
+        for name, numbers in measured(own, [reward]).items() if own else ():
+            if name == reward.name or name.startswith(f"{reward.name}/"):
+                values[name] = numbers
+    return values
 
 
 @torch.no_grad()

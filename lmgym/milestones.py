@@ -1,7 +1,7 @@
 """What happens beside the steps: evaluations, the best model, early stopping, and the end of a run."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from lmgym import checkpoint, registry
@@ -66,7 +66,7 @@ def _measure(run: Run, split: str) -> tuple[dict[str, Interval], dict[str, Any]]
     """Answer a split's prompts, log the results, and return them, alone and as the summary keeps them."""
     section, stage = run.config.evaluation, run.stage
     examples, rewards = run.held_out[split], held_out_rewards(run.config, stage)
-    sampling = replace(stage.sampling, temperature=section.temperature)
+    sampling = section.decoding(stage.sampling)
     seed, timeout = run.config.seed, run.config.reward_timeout
     result = evaluate(examples, run.speaker, sampling, rewards, run.make_env, seed, section.samples, timeout)
     results = dict(result.results)

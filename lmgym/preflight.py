@@ -10,6 +10,7 @@ from dataclasses import replace
 from lmgym.config import Config, Stage
 from lmgym.episode import Example
 from lmgym.errors import LmgymError
+from lmgym.maths.kept import packed_bytes
 from lmgym.policies.builtin import is_builtin
 from lmgym.policies.load import PolicySection, check_start_token, load_tokenizer, look
 from lmgym.policies.policy import Policy
@@ -24,6 +25,8 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
         check_start_token(config.policy, facts.encoder_decoder, words, facts.vocabulary)
     for stage in config.stages:
         stage.algorithm.check_vocabulary(facts.vocabulary)
+        if facts.vocabulary:
+            check_sampling(config, stage, facts.vocabulary)
         if "teacher" in stage.algorithm.needs:
             check_teacher(config.policy, stage.algorithm.teacher)  # type: ignore[attr-defined]
     chat = next((e for own in examples for e in own if not isinstance(e.prompt, str)), None)
@@ -35,9 +38,33 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
         )
 
 
+def check_sampling(config: Config, stage: Stage, vocabulary: int) -> None:
+    """Raise LmgymError where truncation does not fit the vocabulary, or the kept sets of a step pass their bound."""
+    for sampling in (stage.sampling, config.evaluation.decoding(stage.sampling)):
+        sampling.check_vocabulary(vocabulary)
+    gib = kept_bytes(stage, vocabulary) / 2**30
+    if gib > stage.sampling.kept_gib:
+        raise LmgymError(
+            f"the kept sets of a step may take {gib:.2f} GiB ({stage.prompts_per_step} prompts with "
+            f"{stage.algorithm.group_size} answers of {stage.sampling.max_new_tokens} tokens), more than "
+            f"sampling.kept_gib ({stage.sampling.kept_gib}); give a smaller sampling.top_k, lower prompts_per_step or "
+            "max_new_tokens, or raise sampling.kept_gib"
+        )
+
+
+def kept_bytes(stage: Stage, vocabulary: int) -> int:
+    """Bytes that the kept sets of a step take at most, where each prompt is drawn once and answered in one turn."""
+    if "demonstrations" in stage.algorithm.needs:
+        return 0
+    restricted = stage.algorithm.restriction(None) is not None
+    each = packed_bytes(vocabulary) if restricted else stage.sampling.kept_bytes(vocabulary)
+    return stage.prompts_per_step * stage.algorithm.group_size * stage.sampling.max_new_tokens * each
+
+
 def teacher_section(section: PolicySection, name: str) -> PolicySection:
     """The policy section of a teacher: the policy's device and precision, another model."""
-    own = replace(section, model=name, revision=None, lora_rank=None, architecture={}, context_start_token=None)
+    own = replace(section, model=name, revision=None, lora_rank=None, quantise=None, architecture={})
+    own = replace(own, context_start_token=None, activation_checkpointing=False)  # it never trains
     return replace(own, tokenizer=section.tokenizer if is_builtin(name) else None)
 
 

@@ -42,7 +42,20 @@ BUILTIN: dict[str, dict[str, Entry]] = {
         "rloo": Entry(
             "lmgym.algorithms.reinforce:RLOO", "REINFORCE whose baseline is the mean of the rest of the group"
         ),
+        "reinforce_pp": Entry(
+            "lmgym.algorithms.reinforce_pp:ReinforcePlusPlus", "REINFORCE++: clipped ratio, advantages whitened globally"
+        ),
+        "reinforce_stable": Entry(
+            "lmgym.algorithms.reinforce_stable:ReinforceStable",
+            "LLM_RL: returns per turn, clamped, KL to a reference that is refreshed",
+        ),
         "grpo": Entry("lmgym.algorithms.grpo:GRPO", "group-centred advantages, clipped ratio, token-sum loss"),
+        "dr_grpo": Entry("lmgym.algorithms.grpo:GRPO", "grpo, preset: sums over a constant, no scaling"),
+        "dapo": Entry("lmgym.algorithms.grpo:GRPO", "grpo, preset: dynamic sampling, higher upper clip, token mean"),
+        "gspo": Entry("lmgym.algorithms.grpo:GRPO", "grpo, preset: one clipped ratio for each answer"),
+        "cispo": Entry("lmgym.algorithms.grpo:GRPO", "grpo, preset: clipped weights, every token keeps its gradient"),
+        "sapo": Entry("lmgym.algorithms.grpo:GRPO", "grpo, preset: a soft gate in place of the clip"),
+        "dppo": Entry("lmgym.algorithms.grpo:GRPO", "grpo, preset: mask on changes of probability since sampling"),
         "ppo": Entry("lmgym.algorithms.actor_critic:PPO", "proximal policy optimisation with a value function"),
         "nlpo": Entry("lmgym.algorithms.nlpo:NLPO", "PPO on the tokens that a mask policy finds likely"),
         "trpo": Entry("lmgym.algorithms.trpo:TRPO", "natural-gradient step of a given divergence, with a line search"),
@@ -59,6 +72,16 @@ BUILTIN: dict[str, dict[str, Entry]] = {
         "gsm8k": Entry(
             "lmgym.tasks.gsm8k:gsm8k", "grade-school maths, Hub or local file", "lmgym[data], unless path= is given"
         ),
+        "math": Entry(
+            "lmgym.tasks.math:math", "competition mathematics, Hub or local file", "lmgym[data], unless path= is given"
+        ),
+        "svamp": Entry(
+            "lmgym.tasks.svamp:svamp", "one-step word problems, Hub or local file", "lmgym[data], unless path= is given"
+        ),
+        "reasoning_gym": Entry(
+            "lmgym.tasks.reasoning_gym:reasoning_gym", "generated puzzles, a hundred kinds by name", "lmgym[reasoning]"
+        ),
+        "mixture": Entry("lmgym.tasks.mixture:mixture", "several tasks as one, each with a weight"),
         "topics": Entry("lmgym.tasks.topics:topics", "open writing prompts in the manner of NanoRL"),
         "jsonl": Entry("lmgym.tasks.jsonl:jsonl", "any .jsonl file with prompt and reference columns"),
         "increasing_numbers": Entry(
@@ -70,6 +93,14 @@ BUILTIN: dict[str, dict[str, Entry]] = {
     },
     "reward": {
         "final_answer": Entry("lmgym.rewards.maths:final_answer", "1 if the final answer equals the reference's"),
+        "math_equal": Entry(
+            "lmgym.rewards.math_equal:math_equal",
+            "1 if the final answer equals the reference's as mathematics",
+            "lmgym[maths]",
+        ),
+        "reasoning_gym": Entry(
+            "lmgym.rewards.reasoning_gym:reasoning_gym", "the library's own score of its puzzles", "lmgym[reasoning]"
+        ),
         "answer_format": Entry("lmgym.rewards.maths:answer_format", "1 if the text announces its final answer"),
         "lexical_richness": Entry(
             "lmgym.rewards.form:lexical_richness", "type-token ratio less NanoRL's brevity penalty"
@@ -79,6 +110,7 @@ BUILTIN: dict[str, dict[str, Entry]] = {
         "words": Entry("lmgym.rewards.form:words", "number of words (a metric)"),
         "regex": Entry("lmgym.rewards.form:regex", "1 where a regular expression matches"),
         "exact_match": Entry("lmgym.rewards.form:exact_match", "1 if the text is one of the references"),
+        "overlong": Entry("lmgym.rewards.form:overlong", "0, falling to -1 over the last tokens before a limit (DAPO)"),
         "increasing_numbers": Entry(
             "lmgym.rewards.synthetic:increasing_numbers", "share of numbers in increasing order, as in RL4LMs"
         ),
@@ -167,7 +199,8 @@ def suggest(word: str, valid: Iterable[str]) -> str:
         "did you mean 'steps'? Valid: seed, steps."
     """
     valid = sorted(valid)
-    near = difflib.get_close_matches(word, valid, n=1)
+    near = difflib.get_close_matches(word, valid, n=3)
+    near.sort(key=lambda other: sorted(other) != sorted(word))  # gpro: grpo, before the equally near gspo
     return (f"did you mean '{near[0]}'? " if near else "") + f"Valid: {', '.join(valid) or '(none)'}."
 
 

@@ -106,7 +106,7 @@ def start(config: Config, console: Console) -> Run:
     examples = [training_examples(config, stage) for stage in config.stages]
     splits = {config.evaluation.split, config.evaluation.final_split or config.evaluation.split}
     held_out = {split: held_out_examples(config, split) for split in sorted(splits)}
-    machine = _machine(folder, config)
+    machine = read_machine(folder, config)
     torch.set_num_threads(machine["threads"])
     latest, complaints = checkpoint.newest(folder / "checkpoints")
     for complaint in complaints:
@@ -211,14 +211,20 @@ def trained_policy(config: Config, folder: Path | None) -> Policy:
     """A run's newest model (its newest whole checkpoint, else final/), or the recipe's own where there is no run."""
     if folder is None:
         return load_policy(config.policy, config.seed)
-    # A run that was resumed with more steps has checkpoints newer than its final/.
+    source = newest_model(folder)
+    machine = read_machine(folder, config)
+    torch.set_num_threads(machine["threads"])
+    return load_policy(_section(config, machine), config.seed, source)
+
+
+def newest_model(folder: Path) -> Path:
+    """The folder of a run's newest weights. A run that was resumed with more steps has checkpoints newer than its
+    final/."""
     source, _ = checkpoint.newest(folder / "checkpoints")
     source = source or (folder / "final" if (folder / "final").is_dir() else None)
     if source is None:
         raise LmgymError(f"{folder} holds no model yet: neither final/ nor a whole checkpoint")
-    machine = _machine(folder, config)
-    torch.set_num_threads(machine["threads"])
-    return load_policy(_section(config, machine), config.seed, source)
+    return source
 
 
 def save(run: Run) -> None:
@@ -286,7 +292,7 @@ def _section(config: Config, machine: dict[str, Any]) -> PolicySection:
     return replace(config.policy, compute=chosen or config.policy.compute)
 
 
-def _machine(folder: Path, config: Config) -> dict[str, Any]:
+def read_machine(folder: Path, config: Config) -> dict[str, Any]:
     """What is chosen once for a run: read back when it exists, so that a resumed run computes the same."""
     path = folder / "machine.json"
     if path.is_file():

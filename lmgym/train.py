@@ -132,6 +132,8 @@ def collate_step(run: Run, episodes: list[Episode], step: int) -> Batch:
         temperature=run.stage.sampling.temperature if sampled else 1.0,
         stop_ids=sorted({*run.policy.stop_ids, *run.stage.sampling.stop_ids}),
         key=seeds.key(*run.path, "update", step),
+        limit=run.stage.sampling.max_new_tokens,
+        weights={reward.name: reward.weight for reward in run.rewards} if "parts" in run.algorithm.needs else None,
     )
 
 

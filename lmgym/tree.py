@@ -49,6 +49,11 @@ def apply_override(tree: dict[str, Any], override: str, stage_keys: Collection[s
         value = yaml.load(text, _StrictLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise LmgymError(f"override {key}: '{text}' is not a YAML value") from error
+    set_key(tree, key, value, stage_keys)
+
+
+def set_key(tree: dict[str, Any], key: str, value: Any, stage_keys: Collection[str]) -> None:
+    """Set one dotted key in place to a value, as an override does."""
     *parents, last = key.split(".")
     stages: Any = tree.get("stages")
     alone = isinstance(stages, list) and len(stages) == 1 and isinstance(stages[0], dict)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lmgym.batch import Batch
 from lmgym.errors import LmgymError
+from lmgym.maths import kept
 from lmgym.maths.advantages import explained_variance
 from lmgym.maths.reductions import Totals, masked_mean, tokens_of_episode, totals, weights
 
@@ -214,6 +215,8 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     metrics = {"advantage/std": float(batch.advantages[batch.actions].std()) if batch.advantages is not None else 0.0}
     if batch.logprobs_sampler is not None:
         metrics["entropy"] = -float(masked_mean(batch.logprobs_sampler, batch.actions))
+    if batch.kept_sets is not None:
+        metrics["kept/tokens"] = float(kept.sizes(batch.kept_sets.bits).double().mean())
     if batch.logprobs_ref is not None and batch.logprobs_sampler is not None:
         metrics["kl/reference"] = float(masked_mean(batch.logprobs_sampler - batch.logprobs_ref, batch.actions))
     if batch.values is not None and batch.returns is not None:

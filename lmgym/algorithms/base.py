@@ -59,7 +59,7 @@ class Algorithm:
         "teacher" (of the model that the field `teacher` names), "mask" (a frozen copy for `restriction`), "values" (a
         value function: `batch.values`, `new.values`), "greedy" (the score of the greedy answer), "demonstrations"
         (reference answers in place of sampled ones), "old" (a scoring pass even for one optimizer step), "entropy"
-        (exact entropies in `Scored`)."""
+        (exact entropies in `Scored`), "parts" (the score's, each before its weight: `batch.parts`)."""
         return frozenset()
 
     @property

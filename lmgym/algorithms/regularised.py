@@ -90,7 +90,7 @@ class Regularised(Algorithm):
         if penalty is None:
             return batch.score
         _, episode = torch.unique(batch.episode, return_inverse=True)
-        per_episode = torch.zeros(int(episode.max()) + 1).index_add(0, episode, penalty.sum(1))
+        per_episode = penalty.new_zeros(int(episode.max()) + 1).index_add(0, episode, penalty.sum(1))
         return batch.score - per_episode[episode]
 
     def regularising_terms(self, batch: Batch, new: Scored, reduction: Reduction) -> Terms:

@@ -56,14 +56,18 @@ class Replay(GRPO):
             )
         if self.truncate is not None and not self.truncate > 0:
             raise LmgymError(f"algorithm.truncate is {self.truncate}; it must be above 0")
+        if self.truncate is not None and (self.objective != "clip" or self.ratio != "token"):
+            raise LmgymError("algorithm.truncate takes the place of the objective; leave objective: clip, ratio: token")
+        if self.importance_cap is not None:
+            raise LmgymError("algorithm.importance_cap: replay's ratio is to the sampler already; leave it out")
 
     def select(self, groups: list[Group], wanted: int) -> tuple[list[Group], bool]:
-        """All fresh groups, then copies of the replayed ones (the trainer renumbers what it is given)."""
-        self.fresh = groups
+        """The fresh groups, then copies of the replayed ones (the trainer renumbers what it is given)."""
+        self.fresh, more = super().select(groups, wanted)
         now = max(episode.version for group in groups for episode in group)
         self.buffer = [group for group in self.buffer if now - group[0].version <= self.max_age]
         chosen = sorted(seeds.permutation(len(self.buffer), self.key, "replay")[: self.replayed].tolist())
-        return [*groups, *([replace(episode) for episode in self.buffer[place]] for place in chosen)], False
+        return [*self.fresh, *([replace(episode) for episode in self.buffer[place]] for place in chosen)], more
 
     def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
         terms, metrics = super().loss(batch.with_(logprobs_old=batch.logprobs_sampler), new)
@@ -125,4 +129,6 @@ def _unpacked(kept: list[Any] | None) -> np.ndarray | None:
     if kept is None:
         return None
     rows, width, text = kept
-    return np.frombuffer(base64.b64decode(text), dtype=np.uint8).reshape(rows, width).copy()
+    packed = base64.b64decode(text)
+    form = np.uint8 if len(packed) == rows * width else np.int32  # maths/kept.py
+    return np.frombuffer(packed, dtype=form).reshape(rows, width).copy()

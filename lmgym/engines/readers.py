@@ -18,9 +18,8 @@ from lmgym.engines.base import Request
 
 class PlainReader:
     """Any causal LM. All prompts of the block have one length: recurrent models and odd position encodings would not
-    survive padding. A model without a cache reads everything again. Nobody leaves early."""
-
-    shrinks = False
+    survive padding. A model without a cache reads everything again. Ended answers stay and are fed padding: a recurrent
+    state cannot be picked apart."""
 
     def __init__(self, policy: Any, requests: Sequence[Request]) -> None:
         self.model, self.cache = policy.model, None
@@ -34,15 +33,10 @@ class PlainReader:
         self.cache = getattr(output, "past_key_values", None)
         return output.logits[:, -1].float()
 
-    def keep(self, places: Int[Tensor, " S"]) -> None:
-        raise NotImplementedError("recurrent states cannot be picked apart")
-
 
 class EncoderDecoderReader:
     """An encoder-decoder LM. A distinct source is encoded once, and its first decoder step, which fills the cache of
     the cross-attention, is run once; answers to it then get copies. Ended answers leave the caches (`keep`)."""
-
-    shrinks = True
 
     def __init__(self, policy: Any, requests: Sequence[Request]) -> None:
         self.policy, self.model = policy, policy.model

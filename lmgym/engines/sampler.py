@@ -10,24 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lmgym import seeds
 from lmgym.attention import CachedRows, KeyValueCache, PackedRows
-from lmgym.engines.base import Completion, Request, Sampling
+from lmgym.engines.answers import Answers, check_request
+from lmgym.engines.base import Completion, Decoding, Request, Sampling
+from lmgym.engines.generate import generate
 from lmgym.engines.readers import EncoderDecoderReader, PlainReader
 from lmgym.episode import Restriction
 from lmgym.errors import LmgymError
 from lmgym.maths import kept
+from lmgym.maths.draws import draw, draw_among
 from lmgym.registry import register
-from lmgym.rendering import decode
-
-BLOCK = 256  # logits per block of the two-level inverse CDF
-TILE = 2**18  # logits that are drawn from in one go on a CPU, whose cache they fit
 
 
 @dataclass
@@ -75,27 +72,22 @@ class Sampler:
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, restriction: Restriction | None = None
     ) -> list[Completion]:
-        """One completion per request, in order. Raises LmgymError for a prompt that leaves no room to answer."""
+        """One completion per request, in order. Raises LmgymError for a prompt that leaves no room to answer, and for
+        sampling that does not fit the vocabulary or the restriction."""
         for request in requests:
-            self._check(request)
+            check_request(self.policy, request)
+        sampling.check_vocabulary(self.policy.vocabulary)
+        if restriction is not None and sampling.truncates:
+            raise LmgymError(
+                "the algorithm decides itself which tokens may be sampled, so sampling.top_k, top_p and min_p do not "
+                "go with it; leave them out"
+            )
         if not requests:
             return []
-        return _Run(self._copy or self.policy, list(requests), sampling, self.rows, restriction).finish()
-
-    def _check(self, request: Request) -> None:
-        context = self.policy.context
-        if not request.prompt_ids or (self.policy.encoder_decoder and not request.source_ids):
-            raise LmgymError("a prompt has no token at all; give it some text, or a tokenizer with a BOS token")
-        if context is not None and len(request.source_ids) > context:
-            raise LmgymError(
-                f"a prompt has {len(request.source_ids)} tokens, and the encoder reads {context} at most; shorten the "
-                "prompts or take a model with a longer context"
-            )
-        if context is not None and len(request.prompt_ids) >= context:
-            raise LmgymError(
-                f"a prompt has {len(request.prompt_ids)} tokens, and the model reads {context} at most, answer "
-                "included; shorten the prompts or take a model with a longer context"
-            )
+        policy = self._copy or self.policy
+        if isinstance(sampling, Decoding) and sampling.generation:
+            return generate(policy, requests, sampling, self.rows)
+        return _Run(policy, list(requests), sampling, self.rows, restriction).finish()
 
 
 class _Run:
@@ -110,20 +102,11 @@ class _Run:
         guide = restriction.policy if restriction else None
         self.policies = [policy] if guide is None else [policy, guide]
         self.device = policy.device
-        room = [
-            policy.context - len(request.prompt_ids) if policy.context else sampling.max_new_tokens
-            for request in requests
-        ]
-        self.limits = [min(sampling.max_new_tokens, space) for space in room]
-        self.ids: list[list[int]] = [[] for _ in requests]
-        self.logprobs: list[list[float]] = [[] for _ in requests]
-        self.kept: list[list[npt.NDArray[np.uint8]]] = [[] for _ in requests]
-        self.stops = [""] * len(requests)
-        self.stop_ids = {*policy.stop_ids, *sampling.stop_ids}
-        self.tail = max((len(text.encode()) for text in sampling.stop), default=0) + 4  # a token may be a single byte
+        self.answers = Answers(policy, requests, sampling)
+        self.ids, self.stops = self.answers.ids, self.answers.stops
         keys = [request.key for request in requests]
         self.uniforms = torch.from_numpy(seeds.uniforms(keys, 0, sampling.max_new_tokens))
-        self.stops_at = torch.tensor(sorted(self.stop_ids), device=self.device)
+        self.stops_at = torch.tensor(sorted(self.answers.stop_ids), device=self.device)
 
     def finish(self) -> list[Completion]:
         if self.policy.encoder_decoder:
@@ -138,11 +121,10 @@ class _Run:
                 by_length.setdefault(len(one.prompt_ids), []).append(request)
             for same in by_length.values():
                 self._decode_blocks(same, PlainReader)
-        kept = [np.stack(sets) if sets else None for sets in self.kept]
-        return [Completion(*parts) for parts in zip(self.ids, self.logprobs, self.stops, kept, strict=True)]
+        return self.answers.completions()
 
     def _decode(self) -> None:
-        capacity = max(len(r.prompt_ids) + limit for r, limit in zip(self.requests, self.limits, strict=True))
+        capacity = max(len(r.prompt_ids) + limit for r, limit in zip(self.requests, self.answers.limits, strict=True))
         caches = [KeyValueCache(self.rows, capacity) for _ in self.policies]
         waiting, free = list(range(len(self.requests))), list(range(self.rows))
         live = Live(
@@ -210,41 +192,31 @@ class _Run:
         if bool(early.any()):
             for one in logits:  # in place: they are ours, and a mask of [R V] would be ten times the work
                 one[:, self.stops_at] = one[:, self.stops_at].masked_fill(early.to(self.device)[:, None], float("-inf"))
-        own = logits[0]
-        if self.restriction is not None:
-            allowed = self._allowed(logits[-1])
-            own = own.masked_fill(~allowed, float("-inf"))
-            for request, bits in zip(requests, kept.pack(allowed).cpu().numpy(), strict=True):
-                self.kept[request].append(bits)
         uniform = self.uniforms[requests, counts].to(self.device, torch.float32 if self.device.type == "mps" else None)
-        tokens, logprobs = draw(own, self.sampling.temperature, uniform)
+        temperature = self.sampling.temperature
+        if self.restriction is None and not self.sampling.truncates:
+            tokens, logprobs = draw(logits[0], temperature, uniform)
+        else:
+            candidates = self._candidates(logits[-1] if temperature in (0, 1) else logits[-1] / temperature)
+            self.answers.add_sets(requests, candidates)
+            tokens, logprobs = draw_among(logits[0], candidates, temperature, uniform)
         for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
-            self._keep(request, token, logprob)
+            self.answers.add(request, token, logprob)
         return tokens.tolist()
 
-    def _allowed(self, logits: Float[Tensor, "R V"]) -> Bool[Tensor, "R V"]:
-        """The kept set of each row, by the distribution at the sampling temperature; special ids are always in it."""
-        assert self.restriction is not None
-        rule, amount, least = self.restriction.rule, self.restriction.amount, self.restriction.least
-        logits = logits / (self.sampling.temperature or 1.0)
-        allowed = kept.top_p(logits, amount, least) if rule == "top_p" else kept.top_k(logits, int(amount), least)
-        allowed[:, list(self.policy.special_ids)] = True
-        return allowed
-
-    def _keep(self, request: int, token: int, logprob: float) -> None:
-        ids = self.ids[request]
-        ids.append(token)
-        self.logprobs[request].append(logprob)
-        if token in self.stop_ids:
-            self.stops[request] = "eos" if token in self.policy.stop_ids else "stop"
-        elif self.sampling.stop and self._holds_stop(ids):
-            self.stops[request] = "stop"
-        elif len(ids) >= self.limits[request]:
-            self.stops[request] = "length" if len(ids) >= self.sampling.max_new_tokens else "context"
-
-    def _holds_stop(self, ids: list[int]) -> bool:
-        text = decode(self.policy.tokenizer, ids[-self.tail :])
-        return any(stop in text for stop in self.sampling.stop)
+    def _candidates(self, logits: Float[Tensor, "R V"]) -> kept.Candidates:
+        """What each row may be drawn from, by the logits of who decides it, at the sampling temperature."""
+        sampling, rule = self.sampling, self.restriction
+        if rule is None:
+            return kept.truncated(logits, sampling.top_k, sampling.top_p, sampling.min_p)
+        least = rule.least
+        mask = (
+            kept.top_p(logits, rule.amount, least)
+            if rule.rule == "top_p"
+            else kept.top_k(logits, int(rule.amount), least)
+        )
+        mask[:, list(self.policy.special_ids)] = True  # whatever the rule says
+        return kept.members(mask)
 
     def _compact(self, live: Live, caches: list[KeyValueCache]) -> None:
         slots = [slot for slot, request in enumerate(live.request) if request >= 0]
@@ -258,6 +230,7 @@ class _Run:
         for start in range(0, len(order), self.rows):
             block = order[start : start + self.rows]
             readers = [make(policy, [self.requests[request] for request in block]) for policy in self.policies]
+            leaving = [reader for reader in readers if isinstance(reader, EncoderDecoderReader)]
             tokens = None
             while True:
                 logits = [reader.step(tokens) for reader in readers]
@@ -268,53 +241,11 @@ class _Run:
                 still = [place for place in still if not self.stops[block[place]]]
                 if not still:
                     break
-                if make.shrinks and len(still) <= 0.75 * len(block):
+                if leaving and len(still) <= 0.75 * len(block):
                     block, places = [block[place] for place in still], torch.tensor(still, device=self.device)
                     tokens = tokens[places]
-                    for reader in readers:
+                    for reader in leaving:
                         reader.keep(places)
-
-
-def draw(
-    logits: Float[Tensor, "R V"], temperature: float, uniform: Float[Tensor, " R"]
-) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"]]:
-    """One token per row by inverse CDF, and its log-probability; temperature 0 takes the most likely token.
-
-    One uniform number per row decides, so a row's draw does not depend on its neighbours. Two levels (the sums of
-    blocks of the vocabulary, then one block) save a running sum over all of it; tiles of rows that fit the cache make
-    it three times as fast (64 rows of 32,000: 2.0 ms against 6.3, one core).
-    """
-    if temperature == 0:
-        tokens = logits.argmax(-1)
-        return tokens, logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
-    rows = max(TILE // logits.shape[1], 1) if logits.device.type == "cpu" else len(logits)
-    drawn = [_draw(*part, temperature) for part in zip(logits.split(rows), uniform.split(rows), strict=True)]
-    return torch.cat([tokens for tokens, _ in drawn]), torch.cat([logprobs for _, logprobs in drawn])
-
-
-def _draw(
-    logits: Float[Tensor, "R V"], uniform: Float[Tensor, " R"], temperature: float
-) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"]]:
-    scaled = logits if temperature == 1 else logits / temperature
-    rows, vocabulary = scaled.shape
-    highest = scaled.max(-1, keepdim=True).values
-    mass = (scaled - highest).exp_()
-    if vocabulary % BLOCK:
-        mass = torch.nn.functional.pad(mass, (0, -vocabulary % BLOCK))
-    mass = mass.view(rows, -1, BLOCK)
-    wide = torch.float32 if mass.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
-    sums = mass.sum(-1).to(wide)
-    running = sums.cumsum(-1)
-    total = running[:, -1:]
-    # Below the total also where the product rounds up to it: the last blocks may hold excluded tokens only.
-    target = torch.minimum(uniform[:, None] * total, total * (1 - torch.finfo(wide).eps))
-    block = torch.searchsorted(running, target, right=True).clamp(max=running.shape[1] - 1)
-    share = ((target - running.gather(1, block)) / sums.gather(1, block) + 1).clamp(0, 1 - torch.finfo(wide).eps)
-    inner = mass[torch.arange(rows, device=mass.device), block[:, 0]].to(wide).cumsum(-1)
-    within = torch.searchsorted(inner, share * inner[:, -1:], right=True)
-    tokens = (block * BLOCK + within)[:, 0]
-    logprobs = scaled.gather(1, tokens[:, None])[:, 0] - highest[:, 0] - running[:, -1].log().to(scaled.dtype)
-    return tokens, logprobs
 
 
 def _chunks(prompts: list[tuple[int, ...]], budget: int) -> list[list[tuple[int, ...]]]:

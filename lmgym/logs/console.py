@@ -1,14 +1,9 @@
-"""What a person sees of a run: one live line, warnings, and tables at the end.
-
-Text that a model or a data set wrote is shown as it is: never read as markup, and its control characters
-replaced by visible signs, so that it cannot colour, clear or retitle the terminal.
-"""
+"""What a person sees of a run: one live line, warnings, and tables at the end."""
 
 import math
 import statistics
 import sys
 import time
-import unicodedata
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from lmgym.logs.words import decimal, number, shorten, status, visible
 from lmgym.statistics import Interval, do_not_overlap
-
-ACCURACIES = ("final_answer", "exact_match")  # metrics that the live line calls accuracy
-JOINERS = "\u200c\u200d"  # invisible, but part of ordinary words and emoji
 
 
 @dataclass(frozen=True)
@@ -113,7 +106,7 @@ class Console:
 
         Without `seconds_left` the time left in this stage is reckoned from the records' "seconds".
         """
-        seconds = _number(record, "seconds")
+        seconds = number(record, "seconds")
         if seconds is not None:
             self._pace.add(seconds)
         if seconds_left is None:
@@ -161,16 +154,39 @@ class Console:
             table.add_row(*map(self._text, cells), style="bold" if apart else "")
         self._rich.print(table)
 
-    def samples(self, rows: Sequence[Sample], limit: int = 240) -> None:
-        """A few answers, each text shortened to `limit` characters for this display only."""
-        self._finish_line()
-        table = Table(box=rich.box.SIMPLE, title="sample answers", title_justify="left", show_header=False)
+    def samples(self, rows: Sequence[Sample]) -> None:
+        """A few answers before and after."""
+        blocks = []
+        for sample in rows:
+            block = {name: getattr(sample, name) for name in ("prompt", "before", "after", "reference")}
+            blocks.append({**block, "reward": decimal(sample.reward)})
+        self.blocks("sample answers", blocks)
+
+    def blocks(self, title: str, blocks: Sequence[Mapping[str, str]], limit: int = 240) -> None:
+        """Texts under their names, block by block, each shortened to `limit` characters for this display only."""
+        self.say(title, style="italic")  # a table breaks its own title by its own width
+        table = Table(box=rich.box.SIMPLE, show_header=False)
         table.add_column(style="dim")
         table.add_column(overflow="fold")
-        for sample in rows:
-            for name in ("prompt", "before", "after", "reference"):
-                table.add_row(name, self._text(shorten(getattr(sample, name), limit)))
-            table.add_row("reward", self._text(_decimal(sample.reward)), end_section=True)
+        for block in blocks:
+            for place, (name, text) in enumerate(block.items(), 1):
+                cells = self._text(name), self._text(shorten(text, limit))
+                table.add_row(*cells, end_section=place == len(block))
+        self._rich.print(table)
+
+    def table(
+        self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], bold: Sequence[int] = ()
+    ) -> None:
+        """Any table. Where it is too wide, headings break between words, and then the first column is folded; other
+        cells are kept whole. `bold` names rows, from 0."""
+        self.say(title, style="italic")
+        table = Table(box=rich.box.SIMPLE)
+        for place, heading in enumerate(headings):
+            words = heading.split() + [row[place] for row in rows]
+            least = max(map(len, words), default=0) if place else None
+            table.add_column(self._text(heading), min_width=least, overflow="fold")
+        for place, row in enumerate(rows):
+            table.add_row(*map(self._text, row), style="bold" if place in bold else "")
         self._rich.print(table)
 
     def say(self, sentence: str, style: str = "") -> None:
@@ -210,109 +226,3 @@ class Console:
     def _text(self, content: str, style: str = "") -> Text:
         known = visible(content).encode(self._encoding, "replace").decode(self._encoding)
         return Text(known, style=style)
-
-
-def status(
-    record: Mapping[str, Any],
-    step: int,
-    steps: int,
-    seconds_left: float | None,
-    held_out: tuple[str, float] | None = None,
-) -> list[str]:
-    """The words of the live line: step, reward (or loss), accuracy, tokens/s, time left, truncated share.
-
-    Accuracy is the last evaluation's first metric (`held_out`: its name and mean), and before there is one
-    the first part of the train reward, then called so. The first five words fit 80 columns.
-
-    Example:
-        >>> status({"reward": 0.5, "tokens_per_second/rollout": 12e3}, 12, 200, 151.0, ("final_answer", 0.61))
-        ['step  13/200', 'reward 0.500', 'accuracy 0.610', '12.0k tokens/s', '02:31 left']
-    """
-    words = [f"step {step + 1:>{len(str(steps))}}/{steps}"]
-    losses = [name for name in record if name == "loss" or name.startswith("loss/")]
-    if "reward" in record or not losses:
-        words.append(f"reward {_decimal(_number(record, 'reward'))}")
-    else:
-        words.append(f"loss {_decimal(_number(record, losses[0]))}")
-    parts = [name for name in record if name.startswith("reward/")]
-    if held_out:
-        words.append(f"{_label(held_out[0])} {_decimal(held_out[1])}")
-    elif parts:
-        name = _label(parts[0].removeprefix("reward/"))
-        words.append(f"train {name} {_decimal(_number(record, parts[0]))}")
-    speed = _number(record, "tokens_per_second/rollout") or _number(record, "tokens_per_second/update")
-    words.append(f"{_thousands(speed)} tokens/s")
-    words.append(f"{duration(seconds_left)} left")
-    truncated = _number(record, "truncated")
-    if truncated is not None and truncated >= 0.005:
-        words.append(f"truncated {truncated:.0%}")
-    return words
-
-
-def duration(seconds: float | None) -> str:
-    """Minutes and seconds, with hours where there are any; "--:--" for None.
-
-    Example:
-        >>> duration(151.2), duration(3723), duration(None)
-        ('02:31', '1:02:03', '--:--')
-    """
-    if seconds is None or not math.isfinite(seconds):
-        return "--:--"
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    return f"{minutes:02d}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
-
-
-def visible(text: str) -> str:
-    """The text with every control and invisible character replaced by a sign that does nothing.
-
-    Example:
-        >>> visible("a\\x1b[2Jb\\n")
-        'a␛[2Jb⏎'
-    """
-    return "".join(_visible(character) for character in text)
-
-
-def shorten(text: str, limit: int) -> str:
-    """At most `limit` characters: the beginning and, since the answer stands there, the end, with … between.
-
-    Example:
-        >>> shorten("0123456789", 7)
-        '0123…89'
-    """
-    if len(text) <= limit:
-        return text
-    tail = max(0, limit - 1) * 2 // 5
-    return text[: max(0, limit - 1 - tail)] + "…" + (text[-tail:] if tail else "")
-
-
-def _visible(character: str) -> str:
-    code = ord(character)
-    if character in "\n\u2028\u2029":
-        return "⏎"
-    if character == "\t":
-        return " "
-    if code < 0x20:
-        return chr(0x2400 + code)
-    hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs") and character not in JOINERS
-    return "\ufffd" if hidden else character
-
-
-def _label(metric: str) -> str:
-    return "accuracy" if metric in ACCURACIES else metric
-
-
-def _number(record: Mapping[str, Any], name: str) -> float | None:
-    value = record.get(name)
-    return float(value) if value is not None and math.isfinite(value) else None
-
-
-def _decimal(value: float | None) -> str:
-    return "-" if value is None or not math.isfinite(value) else f"{value:.3f}"
-
-
-def _thousands(value: float | None) -> str:
-    if value is None:
-        return "-"
-    if value >= 1e6:
-        return f"{value / 1e6:.1f}M"
-    return f"{value / 1e3:.1f}k" if value >= 1e3 else f"{value:.0f}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lmgym.errors import LmgymError
-from lmgym.logs.console import visible
+from lmgym.logs.words import visible
 from lmgym.logs.writer import StepClock, disk_errors, read_records
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _reward(run: _Run, axes: "Axes") -> None:
         axes.plot(run.steps, smooth, color=BLUE, linewidth=2, label=f"mean of {window} steps")
         axes.legend(loc="best", handlelength=1.5)
     axes.set_title("Training reward" if run.reward_name == "reward" else "Training loss")
-    axes.set_ylabel("mean reward of the step" if run.reward_name == "reward" else _plain(run.reward_name))
+    axes.set_ylabel("mean reward of the step" if run.reward_name == "reward" else plain(run.reward_name))
 
 
 def _held_out(run: _Run, axes: "Axes") -> None:
@@ -138,10 +138,10 @@ def _held_out(run: _Run, axes: "Axes") -> None:
             linewidth=1.5,
             elinewidth=1,
             capsize=2,
-            label=_plain(f"{split}{size}"),
+            label=plain(f"{split}{size}"),
         )
     axes.legend(loc="best", handlelength=1.5)
-    axes.set_title(_plain(f"Held-out {run.metric}, mean and 95% interval"))
+    axes.set_title(plain(f"Held-out {run.metric}, mean and 95% interval"))
     axes.set_ylabel("mean over prompts")
 
 
@@ -185,7 +185,7 @@ DIAGNOSTICS = (  # what draws a panel, and beginnings of the metrics that call f
 def _lines(run: _Run, axes: "Axes", names: Sequence[str], title: str, unit: str) -> None:
     for name, colour in zip(names, cycle((BLUE, *COLOURS)), strict=False):
         values = run.column(name)
-        axes.plot(run.steps, values, color=colour, linewidth=1, marker=_dot(values), label=_plain(name))
+        axes.plot(run.steps, values, color=colour, linewidth=1, marker=_dot(values), label=plain(name))
     if len(names) > 1:
         axes.legend(loc="best", handlelength=1)
     axes.set_title(title)
@@ -210,7 +210,7 @@ def _stages(run: _Run, axes: "Axes", named: bool) -> None:
         if following is not None and run.starts[following] - start < 0.03 * end:
             continue  # too narrow for a name of its own: it shares the next one's
         if named and len(stages) > 1:
-            _stage_name(axes, start, _plain(" → ".join(pending)), before=start > 0.97 * end)
+            _stage_name(axes, start, plain(" → ".join(pending)), before=start > 0.97 * end)
         pending = []
 
 
@@ -266,7 +266,7 @@ def _dot(values: np.ndarray) -> str:
     return "o" if np.isfinite(values).sum() < 3 else ""
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Names as they are: $ begins no formula, _ hides no legend entry, control characters are shown."""
     text = visible(text).replace("$", r"\$")
     return " " + text if text.startswith("_") else text

@@ -1,4 +1,4 @@
-"""Receivers of scalar metrics besides the run folder's own files: TensorBoard and Weights & Biases, on request."""
+"""Receivers of scalar metrics besides the run folder's own files: TensorBoard, Weights & Biases, Trackio."""
 
 import importlib
 import os
@@ -66,7 +66,27 @@ class Wandb:
         self._run.finish()
 
 
-SINKS: dict[str, Callable[[Path], Sink]] = {"tensorboard": Tensorboard, "wandb": Wandb}
+class Trackio:
+    """A Trackio run of project lmgym (or TRACKIO_PROJECT), on this machine unless TRACKIO_SPACE_ID names a Space; a
+    resumed run goes on in the same one. `trackio show` opens the pages."""
+
+    def __init__(self, folder: Path):
+        trackio = importlib.import_module("trackio")
+        known = folder / "trackio_name.txt"  # it knows a run by its name alone, and seed-0 is the name of many
+        if not known.exists():
+            known.write_text(f"{folder.name}-{uuid.uuid4().hex[:8]}")
+        project = os.environ.get("TRACKIO_PROJECT", "lmgym")
+        self._run = trackio.init(project=project, name=known.read_text(), resume="allow", embed=False)
+
+    def write(self, scalars: dict[str, float], position: int) -> None:
+        self._run.log(dict(scalars), step=position)  # what a resumed run repeats stands there twice, with equal values
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+SINKS: dict[str, Callable[[Path], Sink]] = {"tensorboard": Tensorboard, "wandb": Wandb, "trackio": Trackio}
+EXTRAS = {"trackio": "trackio"}  # what to install for a sink, where it is not lmgym[track]
 
 
 def start(name: str, folder: Path) -> Sink:
@@ -77,7 +97,7 @@ def start(name: str, folder: Path) -> Sink:
         return SINKS[name](folder)
     except ModuleNotFoundError as error:
         lacking = f"sink '{name}' is not installed (no module '{error.name}')"
-        raise LmgymError(f"{lacking}; pip install 'lmgym[track]'") from error
+        raise LmgymError(f"{lacking}; pip install 'lmgym[{EXTRAS.get(name, 'track')}]'") from error
     except Exception as error:  # no login, no network: whatever the tracker raises, before any work is done
         raise LmgymError(f"sink '{name}' did not start ({brief(error)}); mend it or leave it out") from error
 

@@ -33,8 +33,9 @@ class Writer:
     """Appends records to a run folder; each line goes to the system at once, so a killed run loses nothing.
 
     Floats are written in full; NaN and infinity, which JSON does not have, become null. `sinks` names further
-    receivers of the scalar metrics, "tensorboard" and "wandb", keyed "kind/name" ("evaluation/split/name"
-    where a record has a split) over steps counted through all stages; they need `pip install 'lmgym[track]'`.
+    receivers of the scalar metrics ("tensorboard", "wandb", "trackio"), keyed "kind/name"
+    ("evaluation/split/name" where a record has a split) over steps counted through all stages; they need
+    `pip install 'lmgym[track]'`, Trackio 'lmgym[trackio]'.
     A sink that fails during the run is dropped with a warning on the console. Opening a folder cuts off a
     torn last line, which only a killed run leaves; a run that resumes calls `rewind` before it opens its
     Writer.

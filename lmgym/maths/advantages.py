@@ -1,8 +1,12 @@
 """Credit: from scores and rewards to advantages. Tensors in, tensors out."""
 
+from typing import Literal
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+Scale = Literal["none", "group", "batch"]
 
 
 def group_means(
@@ -18,23 +22,25 @@ def group_centred(
     score: Float[Tensor, " N"],
     episode: Int[Tensor, " N"],
     group: Int[Tensor, " N"],
-    scale: bool = False,
+    scale: Scale = "none",
     epsilon: float = 1e-4,
 ) -> Float[Tensor, " N"]:
-    """A = R - mean(R of the group), or that over (the group's standard deviation + epsilon).
+    """A = R - mean(R of the group) (Dr. GRPO, arXiv 2503.20783, section 3), or that over (a deviation + epsilon).
 
-    Centred: Dr. GRPO, arXiv 2503.20783, section 3. Scaled: GRPO, arXiv 2402.03300, section 4.1.2, with the unbiased
-    standard deviation and TRL's epsilon. A group of one gets zero.
+    group: the standard deviation of the group's scores (GRPO, arXiv 2402.03300, section 4.1.2); batch: of all scores
+    (arXiv 2508.08221). Unbiased, with TRL's epsilon. A group of one, or of equal scores, gets exactly zero.
 
     Example:
         >>> group_centred(torch.tensor([1., .5, 0., .5]), torch.arange(4), torch.zeros(4, dtype=torch.long))
         tensor([ 0.5000,  0.0000, -0.5000,  0.0000])
     """
-    centred = score - group_means(score, episode, group)
-    if not scale:
-        return centred
     first = first_rows(episode)
     _, inverse = torch.unique(group, return_inverse=True)
+    centred = torch.where(_alike(score, inverse), 0.0, score - group_means(score, episode, group))
+    if scale == "none":
+        return centred
+    if scale == "batch":
+        return centred / (deviation(score[first]) + epsilon)
     counts = _sums(first.to(score.dtype), inverse)
     variance = _sums(centred**2 * first, inverse) / (counts - 1).clamp(min=1)
     return centred / (variance.sqrt() + epsilon)[inverse]
@@ -54,7 +60,13 @@ def leave_one_out(
     first = first_rows(episode)
     _, inverse = torch.unique(group, return_inverse=True)
     counts = _sums(first.to(score.dtype), inverse)[inverse]
-    return (score - group_means(score, episode, group)) * counts / (counts - 1).clamp(min=1)
+    centred = torch.where(_alike(score, inverse), 0.0, score - group_means(score, episode, group))
+    return centred * counts / (counts - 1).clamp(min=1)
+
+
+def deviation(values: Float[Tensor, " E"]) -> Float[Tensor, ""]:
+    """The unbiased standard deviation; 0 for a single value."""
+    return values.std() if len(values) > 1 else values.new_zeros(())
 
 
 def batch_mean(score: Float[Tensor, " N"], episode: Int[Tensor, " N"]) -> Float[Tensor, ""]:
@@ -213,3 +225,86 @@ def first_rows(episode: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
 
 def _sums(values: Float[Tensor, " N"], inverse: Int[Tensor, " N"]) -> Float[Tensor, " G"]:
     return torch.zeros(int(inverse.max()) + 1, dtype=values.dtype, device=values.device).index_add(0, inverse, values)
+
+
+def _alike(score: Float[Tensor, " N"], inverse: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
+    """True in groups without any difference: a mean of equal numbers may be off by a rounding, which is no credit."""
+    empty = score.new_zeros(int(inverse.max()) + 1)
+    least, most = (empty.scatter_reduce(0, inverse, score, how, include_self=False) for how in ("amin", "amax"))
+    return (least == most)[inverse]
+
+
+def turn_lengths(actions: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    """Number of actions in each action's turn, zero elsewhere. A turn is a run of actions without a gap in its row.
+
+    Example: turns of two actions and of one:
+        >>> turn_lengths(torch.tensor([[0, 1, 1, 0, 1]]).bool())
+        tensor([[0., 2., 2., 0., 1.]])
+    """
+    number = _begins(actions).cumsum(1) * actions  # from 1; 0 collects what is no action
+    counts = torch.zeros(actions.shape[0], actions.shape[1] + 1, device=actions.device)
+    return counts.scatter_add(1, number, actions.float()).gather(1, number) * actions
+
+
+def turn_returns(
+    rewards: Float[Tensor, "N T"], actions: Bool[Tensor, "N T"], episode: Int[Tensor, " N"], gamma: float
+) -> Float[Tensor, "N T"]:
+    """G_k = r_k + gamma * G_{k+1} over the turns of an episode, on each action of turn k; zero elsewhere.
+
+    LLM_RL's stepwise returns (Sutton & Barto 2018, eq. 3.9, with a turn as the step): only the step from one turn to
+    the next discounts. A reward inside a turn reaches the actions up to its own. Rows of one episode are chained.
+
+    Example: a turn of two actions that earns nothing, then one of one action that earns 1:
+        >>> turn_returns(torch.tensor([[0., 0., 0., 1.]]), torch.tensor([[1, 1, 0, 1]]).bool(), torch.zeros(1).long(),
+        ...              0.99)
+        tensor([[0.9900, 0.9900, 0.0000, 1.0000]])
+    """
+    row, column, steps = episode_steps(actions, episode)
+    goes_on = (row[:, 1:] == row[:, :-1]) & (column[:, 1:] == column[:, :-1] + 1)
+    discount = torch.where(goes_on, rewards.new_ones(()), rewards.new_tensor(gamma))
+    dense = torch.where(steps, rewards[row, column], 0.0)
+    for t in reversed(range(steps.shape[1] - 1)):
+        dense[:, t] += discount[:, t] * dense[:, t + 1]
+    return scatter_steps(dense, row, column, steps, (actions.shape[0], actions.shape[1]))
+
+
+def turn_means(
+    returns: Float[Tensor, "N T"], actions: Bool[Tensor, "N T"], group: Int[Tensor, " N"]
+) -> Float[Tensor, " N"]:
+    """Mean return of the turns of each row's group. A turn counts once, by the return of its first action.
+
+    Exact where all are equal, so that returns less their mean are then zero.
+
+    Example: a turn of two actions worth 1 and one of one action worth 0:
+        >>> turn_means(torch.tensor([[1., 1.], [0., 0.]]), torch.tensor([[1, 1], [1, 0]]).bool(), torch.zeros(2).long())
+        tensor([0.5000, 0.5000])
+    """
+    begins = _begins(actions)
+    _, inverse = torch.unique(group, return_inverse=True)
+    places = inverse[:, None].expand_as(begins)[begins]
+    values = returns[begins]
+    least = values.new_zeros(int(inverse.max()) + 1).scatter_reduce(0, places, values, "amin", include_self=False)
+    above, counts = (_sums(one, places) for one in (values - least[places], torch.ones_like(values)))
+    return (least + above / counts)[inverse]
+
+
+def placed_on_last(
+    score: Float[Tensor, " N"], actions: Bool[Tensor, "N T"], episode: Int[Tensor, " N"]
+) -> Float[Tensor, "N T"]:
+    """A number per episode, given on each of its rows, written to the episode's last action; zero elsewhere.
+
+    Example: one episode of two rows:
+        >>> actions = torch.tensor([[1, 1], [1, 0]]).bool()
+        >>> placed_on_last(torch.tensor([.5, .5]), actions, torch.tensor([3, 3]))
+        tensor([[0.0000, 0.0000],
+                [0.5000, 0.0000]])
+    """
+    row, column, steps = episode_steps(actions, episode)
+    last = steps.sum(1, keepdim=True) - 1
+    where = (row.gather(1, last)[:, 0], column.gather(1, last)[:, 0])
+    return score.new_zeros(actions.shape).index_put(where, score[where[0]])
+
+
+def _begins(actions: Bool[Tensor, "N T"]) -> Bool[Tensor, "N T"]:
+    """True at the first action of each turn."""
+    return actions & ~torch.nn.functional.pad(actions, (1, 0))[:, :-1]

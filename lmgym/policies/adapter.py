@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from lmgym.errors import LmgymError
+from lmgym.policies import quantised
 
 CONFIG = "adapter_config.json"
 
@@ -60,21 +62,28 @@ def without_adapter(model: Any) -> Iterator[None]:
 
 @torch.no_grad()
 def merged(model: PreTrainedModel) -> PreTrainedModel:
-    """A plain copy of the model with its adapters added into the weights (or just a copy, where there are none)."""
+    """A plain copy of the model with W + (alpha / rank) B A in place of each adapted layer, computed in fp32 (or just a
+    copy, where there are no adapters). Of a packed base, W is what its codes stand for, and all of the copy is fp32."""
     if not has_adapter(model):
         return copy.deepcopy(model)
     from peft.tuners.lora import LoraLayer
 
-    plain: Any = copy.deepcopy(model)
+    packed = quantised.is_quantised(model)
+    plain: Any = quantised.copy_beside(model) if packed else copy.deepcopy(model)
     modules: list[tuple[str, Any]] = list(plain.named_modules())
     for name, module in modules:
         if not isinstance(module, LoraLayer):
             continue
         base: Any = module.get_base_layer()
         layer: Any = module
-        base.weight.data += layer.get_delta_weight("default").to(base.weight.dtype)
-        parent, _, leaf = name.rpartition(".")
-        setattr(plain.get_submodule(parent), leaf, base)
+        delta = layer.get_delta_weight("default")
+        if packed and hasattr(base, "source_cls"):
+            base = quantised.unpacked_layer(base, quantised.unpacked_weight(base) + delta)
+        else:
+            base.weight = nn.Parameter((base.weight.float() + delta).to(base.weight.dtype), requires_grad=False)
+        plain.set_submodule(name, base)
+    if packed:
+        quantised.unpack(plain)
     plain._hf_peft_config_loaded = False
     for attribute in ("peft_config", "active_adapter"):
         plain.__dict__.pop(attribute, None)
@@ -82,13 +91,16 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _quicken(model: PreTrainedModel) -> None:
-    """The adapters train, and nothing else. (peft names the layers in a set; a list is saved in one order.)"""
+    """The adapters train, in fp32 whatever they stand beside, and nothing else. (peft names the layers in a set; a list
+    is saved in one order.)"""
     configs: Any = model.peft_config
     for config in configs.values():
         if isinstance(config.target_modules, set):
             config.target_modules = sorted(config.target_modules)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
+        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
+            parameter.data = parameter.data.float()
 
 
 def _peft() -> Any:

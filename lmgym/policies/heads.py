@@ -1,15 +1,18 @@
 """What sits on a trunk's hidden states: the description of an action's distribution, and the value head."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lmgym.batch import Batch
 from lmgym.maths import kept
+from lmgym.policies.fused import Described
 
 if TYPE_CHECKING:
+    from lmgym.policies.paths import States
     from lmgym.policies.policy import Policy
 
 
@@ -65,6 +68,49 @@ def describe(
     return logprobs, normaliser - expected
 
 
+def describe_actions(
+    policy: "Policy",
+    batch: Batch,
+    states: "States",
+    row: Int[Tensor, " R"],
+    column: Int[Tensor, " R"],
+    entropy: bool,
+) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"]]:
+    """Log-probability and entropy (or none) of the actions at (row, column), from the first R of their states, in
+    chunks of the policy's `head_chunk`."""
+    head: Any = policy.model.get_output_embeddings()
+    renormalised = batch.kept_sets is None or batch.kept_sets.renormalised
+    if states.logits is None and type(head) is nn.Linear and head.bias is None and renormalised:
+        hidden = states.hidden[: len(row)]
+        hidden = hidden if policy.compute == head.weight.dtype else hidden.to(policy.compute)
+        bias = getattr(policy.model, "final_logits_bias", None)
+
+        def adjust(logits: Tensor, part: slice) -> Tensor:
+            return action_logits(logits, batch, row[part], column[part])
+
+        scale = 1.0 if batch.temperature == 0 else 1 / batch.temperature
+        targets = batch.tokens[row, column]
+        bias = None if bias is None else bias.flatten()
+        return Described.apply(  # type: ignore[no-any-return, no-untyped-call]
+            hidden, head.weight, bias, targets, adjust, scale, entropy, policy.head_chunk
+        )
+
+    def of_states(hidden: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
+        return describe(policy.head(hidden), batch, row, column, entropy)
+
+    pieces = []
+    for part in torch.arange(len(row), device=policy.device).split(policy.head_chunk):
+        if states.logits is not None:
+            pieces.append(describe(states.logits[part], batch, row[part], column[part], entropy))
+            continue
+        arguments = (states.hidden[part], row[part], column[part])
+        if torch.is_grad_enabled() and len(row) > policy.head_chunk:
+            pieces.append(checkpoint(of_states, *arguments, use_reentrant=False))
+        else:
+            pieces.append(of_states(*arguments))
+    return torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])
+
+
 def value_head(size: int, like: Tensor) -> nn.Linear:
     """A bias-free linear map from a hidden state to its value (RL4LMs' form); zero, so that it predicts 0 at first."""
     head = nn.Linear(size, 1, bias=False, device=like.device, dtype=like.dtype)
@@ -80,7 +126,9 @@ def add_critic(policy: "Policy", separate: bool) -> None:
     if policy.has_critic:
         return
     if not separate:
-        policy.value_head = value_head(policy.hidden_size, next(policy.model.parameters()))
+        trained = next(iter(policy.parameters()), None)  # beside a packed base, the adapters have the right precision
+        like = next(policy.model.parameters()) if trained is None else trained
+        policy.value_head = value_head(policy.hidden_size, like)
         return
     policy.critic = policy.trainable_copy()
     add_critic(policy.critic, separate=False)

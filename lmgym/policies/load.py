@@ -1,6 +1,5 @@
 """From a name to a Policy: Hugging Face Hub id, local folder, or `builtin:tiny`; device and precision chosen once."""
 
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,14 +11,14 @@ from transformers.utils import logging as transformers_logging
 
 from lmgym import seeds
 from lmgym.errors import LmgymError
-from lmgym.policies import adapter
+from lmgym.policies import adapter, quantised
 from lmgym.policies.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
+from lmgym.policies.device import choose_compute, choose_device
+from lmgym.policies.forward import layers_of
 from lmgym.policies.heads import add_critic
 from lmgym.policies.policy import VALUE_HEAD, Policy
 
 transformers_logging.disable_progress_bar()
-
-SMALL = 10_000_000  # parameters below which bf16 costs more in conversions than it saves
 
 
 @dataclass(kw_only=True)
@@ -50,18 +49,31 @@ class PolicySection:
     """The adapters' update is scaled by alpha / rank; 2 * rank if left out."""
     lora_targets: list[str] | str = "all-linear"
     """Names of the linear layers with adapters; all-linear: every one but the LM head."""
+    quantise: quantised.Bits | None = None
+    """Pack the linear layers below the adapters into 4bit (NF4, arXiv 2305.14314) or 8bit (one scale a row); needs
+    lora_rank, and lmgym[quantised]."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of forward passes; the parameters themselves stay fp32. auto: bf16 where a short probe finds it
     fast."""
     tokens_per_forward: int = 16384
     """Bound on the padded tokens of one forward pass (memory, not results)."""
+    activation_checkpointing: bool = False
+    """Keep only what enters each layer, and compute the layer again in backward: less memory, about a third more time,
+    the same gradients."""
     path: Literal["auto", "fast", "plain"] = "auto"
     """fast: packed rows, own KV cache; plain: Hugging Face's padded forward."""
     template: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the tokenizer's chat template."""
     architecture: dict[str, Any] = field(default_factory=dict)
     """Configuration fields of a built-in model, such as hidden_size."""
+
+    def __post_init__(self) -> None:
+        if self.quantise is not None and self.lora_rank is None:
+            raise LmgymError(
+                "policy.quantise packs weights that then cannot train; add policy.lora_rank (16, say) to train "
+                "adapters beside them, or remove policy.quantise"
+            )
 
 
 def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = None) -> Policy:
@@ -70,9 +82,19 @@ def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = Non
     Raises LmgymError if the model or tokenizer cannot be had, or the tokenizer has no end-of-sequence token.
     """
     device = choose_device(section.device)
-    _check_builtin(section)
+    _check_section(section)
     adapted = folder is not None and (folder / adapter.CONFIG).is_file()
-    model, tokenizer = _base(section, seed) if folder is None or adapted else _load(section, str(folder), str(folder))
+    compute = None
+    if folder is not None and not adapted:
+        model, tokenizer = _load(section, str(folder), str(folder))
+    elif section.quantise is not None:
+        shapes = skeleton(section)
+        quantised.check_layers(shapes, section.quantise, device)
+        compute = choose_compute(section.compute, device, sum(p.numel() for p in shapes.parameters()))
+        packing = quantised.loading(section.quantise, compute, device)
+        model, tokenizer = _load(section, section.model, section.tokenizer or section.model, packing)
+    else:
+        model, tokenizer = _base(section, seed)
     if adapted and folder is not None:
         adapter.load_lora(model, folder)
     elif folder is None and section.lora_rank is not None:
@@ -87,9 +109,17 @@ def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = Non
             f"policy.model: the tokenizer of {section.model} has no end-of-sequence token, so no answer could "
             "ever end; name one of its tokens with policy.eos_token"
         )
-    compute = choose_compute(section.compute, device, sum(p.numel() for p in model.parameters()))
+    compute = compute or choose_compute(section.compute, device, sum(p.numel() for p in model.parameters()))
     start = _decoder_start(section, model, tokenizer)
-    policy = Policy(model.to(device), tokenizer, compute, section.tokens_per_forward, decoder_start=start)
+    if not quantised.is_quantised(model):  # which is there already, and not to be moved
+        model = model.to(device)
+    again = section.activation_checkpointing
+    if again and not layers_of(model):
+        raise LmgymError(
+            f"policy.activation_checkpointing: transformers knows no layers of {model.config.model_type} that could be "
+            "computed again; remove it"
+        )
+    policy = Policy(model, tokenizer, compute, section.tokens_per_forward, None, start, again)
     if section.path == "fast" and not policy.fast:
         raise LmgymError(
             f"policy.path: the fast path does not serve {model.config.model_type}; write path: auto or plain"
@@ -113,13 +143,30 @@ class Facts:
 
 def look(section: PolicySection) -> Facts:
     """Read a model's configuration only. Raises LmgymError if there is none."""
-    _check_builtin(section)
+    _check_section(section)
     if is_builtin(section.model):
         model = builtin_model(section.model, builtin_tokenizer(section.tokenizer or "builtin:bytes"), {}, 0)
         return Facts(bool(model.config.is_encoder_decoder), int(model.config.vocab_size))
     config = _config(section.model, section.revision)
     vocabulary = getattr(config.get_text_config(decoder=True), "vocab_size", None) or 0
     return Facts(bool(getattr(config, "is_encoder_decoder", False)), int(vocabulary))
+
+
+def skeleton(section: PolicySection) -> Any:
+    """The model of a recipe without weights (on torch's meta device): shapes of the base, before adapters and packing.
+
+    Example:
+        >>> sum(p.numel() for p in skeleton(PolicySection(model="Qwen/Qwen2.5-0.5B-Instruct")).parameters())
+        494032768
+    """
+    if is_builtin(section.model):
+        tokenizer = builtin_tokenizer(section.tokenizer or "builtin:bytes")
+        with torch.device("meta"):
+            return builtin_model(section.model, tokenizer, section.architecture, 0)
+    config = _config(section.model, section.revision)
+    kind: Any = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
+    with torch.device("meta"):
+        return kind.from_config(config, dtype=torch.float32)
 
 
 def load_tokenizer(section: PolicySection) -> Any:
@@ -130,42 +177,16 @@ def load_tokenizer(section: PolicySection) -> Any:
     return AutoTokenizer.from_pretrained(name, revision=section.revision if name == section.model else None)
 
 
-def choose_device(wanted: str) -> torch.device:
-    """The device asked for, or the best one here; LmgymError if it is not there."""
-    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if wanted == "auto":
-        wanted = "cuda" if cuda else "mps" if mps else "cpu"
-    if (wanted == "cuda" and not cuda) or (wanted == "mps" and not mps):
-        raise LmgymError(f"policy.device: there is no {wanted} device here; write device: auto or cpu")
-    return torch.device(wanted)
-
-
-def choose_compute(wanted: str, device: torch.device, parameters: int) -> torch.dtype:
-    """The precision of forward passes. `auto` probes the machine once; the run folder keeps the answer."""
-    if wanted == "auto":
-        fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        if device.type == "cpu" and parameters >= SMALL:
-            fast = bf16_speedup() > 1.5
-        wanted = "bfloat16" if fast else "float32"
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted]
-
-
-def bf16_speedup(size: int = 512, repeats: int = 5) -> float:
-    """How many times faster this CPU multiplies bf16 matrices than fp32 ones (best of some repeats each)."""
-    best = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        matrix = torch.randn(size, size).to(dtype)
-        times = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            matrix @ matrix
-            times.append(time.perf_counter() - start)
-        best[dtype] = min(times)
-    return best[torch.float32] / best[torch.bfloat16]
-
-
-def _check_builtin(section: PolicySection) -> None:
+def _check_section(section: PolicySection) -> None:
+    """Raise LmgymError where keys of the section do not go together, or not with this machine."""
     builtin = is_builtin(section.model)
+    if section.quantise is not None:
+        if builtin:
+            raise LmgymError(
+                f"policy.quantise: {section.model} is a few megabytes of random numbers, nothing to pack; remove it, "
+                "or name a model folder or a Hub id"
+            )
+        quantised.check_possible(choose_device(section.device))
     if section.architecture and not builtin:
         raise LmgymError("policy.architecture changes built-in models only; remove it, or change the model's folder")
     if builtin and section.tokenizer is not None and not is_builtin(section.tokenizer):
@@ -184,9 +205,15 @@ def _base(section: PolicySection, seed: int) -> tuple[Any, Any]:
 
 def _config(model: str, revision: str | None) -> Any:
     try:
-        return AutoConfig.from_pretrained(model, revision=revision)
+        config = AutoConfig.from_pretrained(model, revision=revision)
     except Exception as error:  # what transformers and the Hub client raise has no common name
         raise _cannot_load(model, error) from error
+    if getattr(config, "quantization_config", None) is not None:
+        raise LmgymError(
+            f"policy.model: the weights of {model} are stored packed, and lmgym trains beside its own packing only; "
+            "name the model that it was made from, with policy.quantise: 4bit or 8bit"
+        )
+    return config
 
 
 def _cannot_load(model: str, error: Exception) -> LmgymError:
@@ -196,17 +223,21 @@ def _cannot_load(model: str, error: Exception) -> LmgymError:
     )
 
 
-def _load(section: PolicySection, model: str, tokenizer: str) -> tuple[Any, Any]:
+def _load(section: PolicySection, model: str, tokenizer: str, packing: dict[str, Any] | None = None) -> tuple[Any, Any]:
+    """A model and its tokenizer, from a folder or the Hub: parameters in fp32, unless `packing` says otherwise."""
     revision = section.revision if model == section.model else None
     config = _config(model, revision)
     kind: Any = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
     try:
-        loaded = kind.from_pretrained(model, revision=revision, dtype=torch.float32)
+        loaded = kind.from_pretrained(model, revision=revision, **(packing or {"dtype": torch.float32}))
         words = AutoTokenizer.from_pretrained(tokenizer, revision=revision if tokenizer == model else None)
     except Exception as error:  # what transformers, the Hub client, safetensors and tokenizers raise has no common name
         raise _cannot_load(model, error) from error
-    for parameter in loaded.parameters():  # from the odd addresses of a mapped file to aligned ones: matrix products
-        parameter.data = parameter.data.clone()  # round by alignment, and a resumed run must round as before
+    if packing is not None:
+        quantised.settle(loaded)
+    else:
+        for parameter in loaded.parameters():  # from the odd addresses of a mapped file to aligned ones: products
+            parameter.data = parameter.data.clone()  # round by alignment, and a resumed run must round as before
     for key in ("is_local", "local_files_only"):  # transformers would save with the tokenizer how it was loaded
         words.init_kwargs.pop(key, None)
     return loaded, words

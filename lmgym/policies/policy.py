@@ -12,19 +12,15 @@ from jaxtyping import Float, Int
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
 from lmgym import attention
 from lmgym.batch import Batch, Scored
 from lmgym.errors import LmgymError
-from lmgym.policies import adapter, paths
+from lmgym.policies import adapter, forward, paths, quantised
 from lmgym.policies.families import default_decoder_start, supports_fast_path
-from lmgym.policies.fused import Described
-from lmgym.policies.heads import action_logits, describe
+from lmgym.policies.heads import action_logits, describe_actions
 from lmgym.policies.paths import States
-
-AttentionInterface.register(attention.NAME, attention.attend)
 
 VALUE_HEAD = "value_head.safetensors"
 
@@ -34,7 +30,8 @@ class Policy:
 
     The parameters are the fp32 masters that the optimizer moves; `compute` is the precision of the forward pass.
     Dropout is off. `tokens_per_forward` bounds the padded size of one forward pass, and so its memory; no result
-    depends on it. An encoder-decoder's answers begin with `decoder_start`.
+    depends on it, nor on `activation_checkpointing`, which keeps less for backward and computes it again. An
+    encoder-decoder's answers begin with `decoder_start`.
     """
 
     def __init__(
@@ -45,11 +42,13 @@ class Policy:
         tokens_per_forward: int = 16384,
         fast: bool | None = None,
         decoder_start: tuple[int, ...] = (),
+        activation_checkpointing: bool = False,
     ) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.compute = compute
         self.tokens_per_forward = tokens_per_forward
+        self.activation_checkpointing = activation_checkpointing
         self.fast = supports_fast_path(model.config) if fast is None else fast
         self.device = next(model.parameters()).device
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
@@ -109,7 +108,7 @@ class Policy:
             before = (torch.cat([row, torch.arange(len(batch), device=self.device)]), torch.cat([column - 1, ends]))
         with self.precision():
             states = self.states(batch, *before)
-            logprobs, entropies = self._described(batch, states, row, column, entropy)
+            logprobs, entropies = describe_actions(self, batch, states, row, column, entropy)
             said = self._values(batch, states, *before) if values else None
 
         def column_of(numbers: Tensor) -> Tensor:
@@ -125,7 +124,9 @@ class Policy:
     def states(self, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> States:
         """What the LM head reads of the tokens at (row, column), with gradient, in that order."""
         path = paths.plain if not self.fast else paths.encoder_decoder if self.encoder_decoder else paths.packed
-        return path(self, batch, row, column)
+        again = self.activation_checkpointing and torch.is_grad_enabled()
+        with forward.activation_checkpointing(self.model) if again else nullcontext():
+            return path(self, batch, row, column)
 
     def action_logits(
         self, states: States, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]
@@ -176,7 +177,7 @@ class Policy:
         self, ids: Int[Tensor, "B L"], positions: Int[Tensor, "B L"], layout: attention.Layout
     ) -> Tensor:
         """Last hidden states [B L H] of a causal trunk over one of lmgym's own attention layouts."""
-        with _packed_attention(self.model):
+        with forward.attention_through(self.model, attention.NAME):
             trunk = self.model.base_model
             return trunk(input_ids=ids, position_ids=positions, use_cache=False, lmgym_layout=layout).last_hidden_state
 
@@ -223,22 +224,31 @@ class Policy:
 
     @contextmanager
     def twice_differentiable(self) -> Iterator[None]:
-        """Within it `score` and `states` run in the masters' precision, with attention that has second derivatives."""
-        compute, self.compute = self.compute, next(self.model.parameters()).dtype
+        """Within it `score` and `states` run in the masters' precision, with attention that has second derivatives, and
+        without activation checkpointing, which has only first ones."""
+        usual = self.compute, self.activation_checkpointing
+        self.compute, self.activation_checkpointing = next(self.model.parameters()).dtype, False
         try:
             with sdpa_kernel(SDPBackend.MATH):
                 yield
         finally:
-            self.compute = compute
+            self.compute, self.activation_checkpointing = usual
 
     def trainable_copy(self) -> "Policy":
-        """A copy that trains on its own, without a value function."""
+        """A copy that trains on its own, without a value function; a packed base, which does not train, is shared."""
         other = copy.copy(self)
-        other.model, other.value_head, other.critic = copy.deepcopy(self.model), None, None
+        packed = quantised.is_quantised(self.model)
+        other.model = quantised.copy_beside(self.model) if packed else copy.deepcopy(self.model)
+        other.value_head, other.critic = None, None
         return other
 
     def frozen_copy(self, precision: torch.dtype | None = None) -> "Policy":
-        """A copy that does not train: any adapter merged, no value function, parameters in `precision`."""
+        """A copy that does not train, without a value function: any adapter merged, parameters in `precision`. Over a
+        packed base it is a copy of the adapters only."""
+        if quantised.is_quantised(self.model):
+            other = self.trainable_copy()
+            other.model.requires_grad_(False)
+            return other
         other = copy.copy(self)
         other.model, other.value_head, other.critic = adapter.merged(self.model), None, None
         other.model.requires_grad_(False)
@@ -248,8 +258,10 @@ class Policy:
         return other
 
     def save_pretrained(self, folder: Path) -> None:
-        """A folder that `from_pretrained` reads: the language model, any adapter merged, and its tokenizer."""
-        (adapter.merged(self.model) if adapter.has_adapter(self.model) else self.model).save_pretrained(folder)
+        """A folder that `from_pretrained` reads: the language model, any adapter merged, and its tokenizer. Beside a
+        packed base, the adapter alone: merged, it would be four to eight times what was loaded."""
+        merges = adapter.has_adapter(self.model) and not quantised.is_quantised(self.model)
+        (adapter.merged(self.model) if merges else self.model).save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
     def save(self, folder: Path) -> None:
@@ -269,51 +281,3 @@ class Policy:
             raise LmgymError("the policy has no value function; write policy.critic: head or separate")
         with torch.autocast(self.device.type, enabled=False):
             return critic.value_head(hidden.to(critic.value_head.weight.dtype))[:, 0]
-
-    def _described(
-        self, batch: Batch, states: States, row: Tensor, column: Tensor, entropy: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probability [R] and entropy [R] (or none) of the actions at (row, column), from the first R states."""
-        head: Any = self.model.get_output_embeddings()
-        renormalised = batch.kept_sets is None or batch.kept_sets.renormalised
-        if states.logits is None and type(head) is nn.Linear and head.bias is None and renormalised:
-            hidden = states.hidden[: len(row)]
-            hidden = hidden if self.compute == head.weight.dtype else hidden.to(self.compute)
-            bias = getattr(self.model, "final_logits_bias", None)
-
-            def adjust(logits: Tensor, part: slice) -> Tensor:
-                return action_logits(logits, batch, row[part], column[part])
-
-            scale = 1.0 if batch.temperature == 0 else 1 / batch.temperature
-            targets = batch.tokens[row, column]
-            bias = None if bias is None else bias.flatten()
-            return Described.apply(  # type: ignore[no-any-return, no-untyped-call]
-                hidden, head.weight, bias, targets, adjust, scale, entropy, self.head_chunk
-            )
-        pieces = []
-        for part in torch.arange(len(row), device=self.device).split(self.head_chunk):
-            if states.logits is not None:
-                pieces.append(describe(states.logits[part], batch, row[part], column[part], entropy))
-                continue
-            arguments = (states.hidden[part], batch, row[part], column[part], entropy)
-            if torch.is_grad_enabled() and len(row) > self.head_chunk:
-                pieces.append(checkpoint(self._describe, *arguments, use_reentrant=False))
-            else:
-                pieces.append(self._describe(*arguments))
-        return torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])
-
-    def _describe(
-        self, hidden: Tensor, batch: Batch, row: Tensor, column: Tensor, entropy: bool
-    ) -> tuple[Tensor, Tensor]:
-        return describe(self.head(hidden), batch, row, column, entropy)
-
-
-@contextmanager
-def _packed_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Route attention to `attention.attend`; afterwards the model is as it was, and its own `generate` works."""
-    usual = model.config._attn_implementation
-    model.config._attn_implementation = attention.NAME
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = usual

@@ -15,14 +15,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, update_wrapper
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from lmgym import registry
 from lmgym.episode import Episode, Example, Turn
 from lmgym.errors import LmgymError
-from lmgym.registry import check_arguments, converted
+from lmgym.registry import check_arguments, converted, suggest
+from lmgym.rewards.adapters import from_trl
+from lmgym.rewards.thinking import Stripping, thoughtless
 
 RewardFunction = TypeVar("RewardFunction", bound=Callable[..., Any])
+OPTIONS = {"weight": float, "strip_thinking": Stripping, "tasks": list[str], "style": Literal["lmgym", "trl"]}
 
 SAMPLE_TEXTS = (
     "The answer is: 18",
@@ -42,12 +45,29 @@ class _TimeUp(BaseException):
 class Reward:
     """One part of the score: a function with its arguments bound, and its weight (0: a metric only).
 
+    It sees the text behind the model's thoughts where `strip_thinking` says so (see `without_thinking`), and only the
+    examples of the named `tasks` of a mixture, all of them where there are none; elsewhere it counts as 0.
+
     Example: Reward("final_answer", 1.0, lmgym.registry.get("reward", "final_answer"))
     """
 
     name: str
     weight: float
     function: Callable[..., Any]
+    strip_thinking: Stripping = False
+    tasks: tuple[str, ...] = ()
+
+    def applies(self, example: Example) -> bool:
+        """True if the example is of a task that this reward judges. Raises LmgymError for a name of no task."""
+        if not self.tasks:
+            return True
+        if "mixture" not in example.meta:
+            raise LmgymError(f"key 'rewards.{self.name}.tasks': example '{example.id}' is from no mixture of tasks")
+        for task in self.tasks:
+            if task not in example.meta["mixture"]:
+                valid = suggest(task, example.meta["mixture"])
+                raise LmgymError(f"key 'rewards.{self.name}.tasks': the mixture has no task '{task}'; {valid}")
+        return example.meta["task"] in self.tasks
 
 
 def episodes(function: RewardFunction) -> RewardFunction:
@@ -67,41 +87,59 @@ def build(section: Mapping[str, Any]) -> list[Reward]:
     """The rewards of a recipe's section `rewards:`, in its order.
 
     A key is a registered name or "module:attribute". A number is the weight; a mapping holds `weight` (1
-    where it is left out) and the function's arguments. Raises LmgymError for unknown names, unknown, missing
-    or wrong arguments, and weights that are no finite number.
+    where it is left out), the options of any reward (`strip_thinking`, `tasks`, and `style: trl` for a function of
+    TRL's kind), and the function's arguments. Raises LmgymError for unknown names, unknown, missing or wrong
+    arguments, and weights that are no finite number.
 
     Example:
         >>> build({"final_answer": 1.0, "length": {"weight": 0.1, "target": 50}})
     """
     rewards = []
     for name, value in section.items():
+        key = f"rewards.{name}"
         function = registry.get("reward", name)
-        arguments = dict(value) if isinstance(value, Mapping) else {"weight": value}
-        weight = arguments.pop("weight", 1.0)
-        weight = converted(float, weight, f"rewards.{name}.weight")
-        if not math.isfinite(weight):
-            raise LmgymError(f"key 'rewards.{name}.weight' must be finite, not {weight}")
+        arguments = {"weight": 1.0, **value} if isinstance(value, Mapping) else {"weight": value}
+        options = {
+            option: converted(hint, arguments.pop(option), f"{key}.{option}")
+            for option, hint in OPTIONS.items()
+            if option in arguments
+        }
+        if not math.isfinite(options["weight"]):
+            raise LmgymError(f"key '{key}.weight' must be finite, not {options['weight']}")
+        if options.pop("style", "lmgym") == "trl":
+            function = episodes(from_trl(function, name))
         of_episodes = getattr(function, "takes_episodes", False)
-        given = 1 if of_episodes else 2
-        arguments = check_arguments(function, arguments, f"rewards.{name}", given, also=["weight"])
+        arguments = check_arguments(function, arguments, key, given=1 if of_episodes else 2, also=OPTIONS)
         if arguments:
             function = update_wrapper(partial(function, **arguments), function)
-        rewards.append(Reward(name, weight, episodes(function) if of_episodes else function))
+        options["tasks"] = tuple(options.get("tasks", ()))
+        rewards.append(Reward(name, function=episodes(function) if of_episodes else function, **options))
     return rewards
 
 
 def evaluate(reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0) -> list[float]:
-    """One finite number per episode, before the weight.
+    """One finite number per episode, before the weight; 0 for those of a task that the reward does not judge.
 
     Raises LmgymError, in one sentence, if the reward raises, returns anything but one finite number per
     episode, or takes longer than `timeout` seconds (None: no limit). The limit is an alarm signal: it
     interrupts Python code and regular expressions, but not a call that blocks inside a C library, and there
-    is none outside the main thread or on systems without SIGALRM.
+    is none outside the main thread or on systems without SIGALRM. A function that works in time-limited processes
+    (see workers.py) bounds each of its calls itself, says so by an attribute `limits_itself`, and has no alarm: some
+    slow texts must cost their own reward, not the run.
 
     Example:
         >>> evaluate(build({"final_answer": 1.0})[0], episodes)
         [1.0, 0.0]
     """
+    judged = [episode for episode in episodes if reward.applies(episode.example)]
+    if reward.strip_thinking:
+        judged = [thoughtless(episode, reward.strip_thinking) for episode in judged]
+    values = iter(_judge(reward, judged, None if getattr(reward.function, "limits_itself", False) else timeout))
+    return [next(values) if reward.applies(episode.example) else 0.0 for episode in episodes]
+
+
+def _judge(reward: Reward, episodes: Sequence[Episode], timeout: float | None) -> list[float]:
+    """The reward's own numbers, checked."""
     if not episodes:
         return []
     call: tuple[list[Any], ...] = (
@@ -127,6 +165,21 @@ def evaluate(reward: Reward, episodes: Sequence[Episode], timeout: float | None 
     if len(values) != len(episodes):
         raise LmgymError(f"reward '{reward.name}' returned {len(values)} values for {len(episodes)} episodes")
     return [_number(reward.name, value, index, episodes) for index, value in enumerate(values)]
+
+
+def check_examples(rewards: Sequence[Reward], examples: Sequence[Example]) -> None:
+    """Raise LmgymError where a reward could not judge an example whatever is answered, as one whose reference cannot be
+    read; to be called before anything is trained. A function says how by an attribute `check`, which takes the examples
+    and the function's arguments.
+
+    Example:
+        >>> check_examples(build({"math_equal": 1.0}), load("math", "train", path="data/math"))
+    """
+    for reward in rewards:
+        check = getattr(reward.function, "check", None)
+        if check is not None:
+            arguments = getattr(reward.function, "keywords", {})
+            check([example for example in examples if reward.applies(example)], **arguments)
 
 
 def check_reward(
@@ -193,7 +246,8 @@ def _alarm(timeout: float | None) -> Iterator[None]:
 
 def _place(error: BaseException) -> str:
     """Where it happened: the innermost line of the file that the reward itself is in."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    ours = (__file__, from_trl.__code__.co_filename)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in ours]
     if not frames:
         return ""
     own = [frame for frame in frames if frame.filename == frames[0].filename][-1]

@@ -4,9 +4,10 @@ import re
 from functools import lru_cache
 from typing import Literal
 
-from lmgym.episode import Example
+from lmgym.episode import Episode, Example
 from lmgym.errors import LmgymError
 from lmgym.registry import register
+from lmgym.rewards.base import episodes as of_episodes
 
 Letters = Literal["ascii", "unicode"]
 WORD = {
@@ -124,6 +125,25 @@ def exact_match(texts: list[str], examples: list[Example]) -> list[float]:
             raise LmgymError(f"reward 'exact_match' needs a reference, and example '{example.id}' has none")
     answers = [{reference.strip() for reference in example.references} for example in examples]
     return [float(text.strip() in valid) for text, valid in zip(texts, answers, strict=True)]
+
+
+@register("reward", "overlong")
+@of_episodes
+def overlong(episodes: list[Episode], *, max_tokens: int, buffer: int) -> list[float]:
+    """0 up to max_tokens - buffer sampled tokens, then falling linearly to -1 at max_tokens and beyond.
+
+    DAPO's soft punishment (arXiv 2503.14476, eq. 13, with 20,480 and 4,096). All turns of an episode count, the end of
+    sequence included. With max_tokens at sampling.max_new_tokens an answer that was cut off gets -1.
+
+    Example: answers of 70, 90 and 100 tokens:
+        >>> overlong(episodes, max_tokens=100, buffer=20)
+        [0.0, -0.5, -1.0]
+    """
+    _check_positive("overlong", "buffer", buffer)
+    if buffer > max_tokens:
+        raise LmgymError(f"key 'rewards.overlong.buffer' is {buffer}, more than max_tokens ({max_tokens})")
+    lengths = [sum(len(turn.action_ids) for turn in episode.turns) for episode in episodes]
+    return [min(0.0, max(-1.0, (max_tokens - buffer - length) / buffer)) for length in lengths]
 
 
 @lru_cache(maxsize=64)

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from lmgym.episode import Example
 from lmgym.errors import LmgymError
+from lmgym.latex import boxes
 from lmgym.registry import register
 
 LONGEST = 1_000  # characters of an answer, and digits of a number, that are read
@@ -28,7 +29,6 @@ ANNOUNCEMENT = re.compile(
     r"|^[ \t*_]{0,8}A[*_]{0,2}:",
     re.MULTILINE,
 )
-BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*+\{)|\\.|[{}]", re.DOTALL)
 SPECIAL_TOKEN = re.compile(r"<\|[^<>|]{1,60}\|>|</?s>")
 FRACTION = re.compile(
     r"(?P<digit>[0-9])?\s?\\[dt]?frac\s?\{\s?(?P<sign>-?)(?P<top>[0-9]+)\s?\}\s?\{\s?(?P<bottom>[0-9]+)\s?\}"
@@ -113,6 +113,19 @@ def same_answer(one: str, other: str) -> bool:
     return first == second
 
 
+def reference_answer(reference: str) -> str:
+    """The answer of a reference: announced, or the last number of a worked solution, or all of it.
+
+    Example:
+        >>> reference_answer("9 + 9 = 18"), reference_answer("Paris")
+        ('18', 'Paris')
+    """
+    bare = "\\" in reference or not WORKED.search(reference.strip())
+    if bare and extract_answer(reference, strict=True) is None:
+        return _read(_plain(reference), boxed=True) or reference
+    return extract_answer(reference) or reference
+
+
 @register("reward", "final_answer")
 def final_answer(texts: list[str], examples: list[Example], *, strict: bool = False) -> list[float]:
     """1 if the final answer of the text is that of one of the references, else 0.
@@ -136,7 +149,7 @@ def final_answer(texts: list[str], examples: list[Example], *, strict: bool = Fa
         answers = [extract_answer(text, strict=True)]
         if answers == [None] and not strict:
             answers = [extract_answer(text), text]
-        wanted = [_wanted(reference) for reference in example.references]
+        wanted = [reference_answer(reference) for reference in example.references]
         right = any(same_answer(answer, one) for answer in answers if answer is not None for one in wanted)
         values.append(float(right))
     return values
@@ -151,14 +164,6 @@ def answer_format(texts: list[str], examples: list[Example]) -> list[float]:
         [1.0, 0.0]
     """
     return [float(extract_answer(text, strict=True) is not None) for text in texts]
-
-
-def _wanted(reference: str) -> str:
-    """The answer of a reference: announced, or the last number of a worked solution, or all of it."""
-    bare = "\\" in reference or not WORKED.search(reference.strip())
-    if bare and extract_answer(reference, strict=True) is None:
-        return _read(_plain(reference), boxed=True) or reference
-    return extract_answer(reference) or reference
 
 
 def _plain(text: str) -> str:
@@ -177,28 +182,12 @@ def _plain(text: str) -> str:
 
 def _announced(text: str) -> Iterator[tuple[str, bool]]:
     """What follows each announcement, the last one first, and whether it stood in a box."""
-    found = [*_boxes(text), *((match.end(), None) for match in ANNOUNCEMENT.finditer(text))]
+    found = [*boxes(text), *((match.end(), None) for match in ANNOUNCEMENT.finditer(text))]
     for start, end in sorted(found, key=lambda place: place[0], reverse=True)[:ANNOUNCEMENTS]:
         if end is not None:
             yield text[start:end][:LONGEST], True
         else:
             yield text[start : start + LONGEST].lstrip(LEADING).split("\n")[0], False
-
-
-def _boxes(text: str) -> list[tuple[int, int | None]]:
-    r"""Start and end of what is in each \boxed{...} whose braces balance."""
-    if "box" not in text:
-        return []
-    boxes: list[tuple[int, int | None]] = []
-    opened: list[tuple[int, bool]] = []
-    for match in BRACES.finditer(text):
-        if match["box"] or match[0] == "{":
-            opened.append((match.end(), bool(match["box"])))
-        elif match[0] == "}" and opened:
-            start, boxed = opened.pop()
-            if boxed:
-                boxes.append((start, match.start()))
-    return boxes
 
 
 def _read(content: str, boxed: bool) -> str | None:

@@ -91,7 +91,7 @@ WRONG_RECIPES: list[tuple[dict[str, Any], list[str], str]] = [
     ({"plugins": ["no_such_module"]}, [], r"plugins: 'no_such_module': there is no module 'no_such_module'"),
     ({"plugins": ["no/such/file.py"]}, [], r"plugins: there is no file no/such/file\.py"),
     ({"rewards": {f"{HERE}:missing": 1}}, [], r"module tests\.contract\.test_bad_input has no 'missing'"),
-    ({"logs": {"sinks": ["tensorbord"]}}, [], r"key 'logs\.sinks\.0': .*'tensorboard' or 'wandb'"),
+    ({"logs": {"sinks": ["tensorbord"]}}, [], r"key 'logs\.sinks\.0': .*'tensorboard', 'wandb' or 'trackio'"),
     ({"evaluation": {"keep_best": "acuracy"}}, [], r"evaluation\.keep_best is 'acuracy'; .*Valid: .*reward"),
     ({"early_stop": {"metric": "rewrd", "patience": 1}}, [], r"early_stop\.metric is 'rewrd'; did you mean 'reward'"),
     ({"evaluation": {"split": "train"}}, [], r"evaluation on split 'train', which stage 'train' trains on"),
@@ -387,7 +387,7 @@ def test_a_model_folder_that_cannot_be_trained(
         pytest.param(
             {"device": "cuda"},
             r"policy\.device: there is no cuda device here",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA"),
         ),
     ],
 )

@@ -63,7 +63,7 @@ def test_help_and_list_import_nothing_heavy(arguments: list[str]) -> None:
 def test_help_names_every_verb_and_a_first_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert command() == 0
     said = capsys.readouterr().out
-    assert all(f"    {verb} " in said for verb in ("train", "eval", "generate", "list", "check"))
+    assert all(f"    {verb} " in said for verb in ("train", "eval", "compare", "generate", "list", "check"))
     assert "lmgym train recipes/quickstart.yaml" in said
     with pytest.raises(SystemExit, match="0"):
         command("--version")

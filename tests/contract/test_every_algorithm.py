@@ -39,7 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 LORA = {"lora_rank": 4, "lora_alpha": 16}
 # What an algorithm cannot do without, or would do nothing with in two steps.
-NEEDED: dict[str, dict[str, Any]] = {"grpo": {"group_size": 4}, "rloo": {"group_size": 4}}
+NEEDED: dict[str, dict[str, Any]] = {"grpo": {"group_size": 4}, "rloo": {"group_size": 4}, "dapo": {"group_size": 4}}
 SHORT = {
     "steps": 2,
     "evaluation": {"every": 0, "examples": 2},

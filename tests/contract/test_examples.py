@@ -189,6 +189,8 @@ def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
         {"name": "trpo"},
         {"name": "nlpo", "min_tokens_to_keep": 5},
         {"name": "distill", "teacher": "builtin:tiny"},
+        {"name": "reinforce_stable"},
+        {"name": "sapo", "importance_cap": 2.0},
     ]
     stages = [{"name": str(algorithm["name"]), "algorithm": algorithm, "steps": 1} for algorithm in algorithms]
     evaluation = {"every": 0, "examples": 4, "samples": 2, "temperature": 1.0}

@@ -19,8 +19,9 @@ from hypothesis import strategies as some
 
 from lmgym.errors import LmgymError
 from lmgym.logs import sinks
-from lmgym.logs.console import Console, Pace, Sample, duration, shorten, status, visible
+from lmgym.logs.console import Console, Pace, Sample
 from lmgym.logs.plots import running_mean, training_plot
+from lmgym.logs.words import duration, shorten, status, visible
 from lmgym.logs.writer import StepClock, Writer, read_records, rewind
 from lmgym.statistics import Interval, wilson
 
@@ -291,6 +292,9 @@ def test_unknown_and_missing_sinks_are_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "wandb", None)  # how Python itself marks a module as absent
     with pytest.raises(LmgymError, match=r"sink 'wandb' is not installed .*pip install 'lmgym\[track\]'"):
         Writer(tmp_path, sinks=["wandb"])
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(LmgymError, match=r"sink 'trackio' is not installed .*pip install 'lmgym\[trackio\]'"):
+        Writer(tmp_path, sinks=["trackio"])
 
 
 @pytest.mark.slow
@@ -310,6 +314,36 @@ def test_tensorboard_reads_what_was_written_and_a_resume_purges_what_it_repeats(
         (step, step / 4) for step in range(4)
     }
     assert [event.step for event in events.Scalars("evaluation/test/final_answer")] == [1, 2, 3]
+
+
+TRACKED = """
+import json, sys
+from pathlib import Path
+from lmgym.logs.writer import Writer, rewind
+from trackio.sqlite_storage import SQLiteStorage
+folder = Path(sys.argv[1])
+with Writer(folder, sinks=["trackio"]) as writer:
+    for step in range(3):
+        writer.metrics({"kind": "train", "stage": 0, "step": step, "reward": step / 4})
+rewind(folder, 0, 2)
+with Writer(folder, sinks=["trackio"]) as writer:  # a resumed run
+    for step in (2, 3):
+        writer.metrics({"kind": "train", "stage": 0, "step": step, "reward": step / 4})
+(name,) = SQLiteStorage.get_runs("lmgym")
+logs = SQLiteStorage.get_logs("lmgym", name)
+print(json.dumps([name, [[log["step"], log["train/reward"]] for log in logs]]))
+"""
+
+
+def test_trackio_has_what_was_written_in_one_run(tmp_path: Path) -> None:
+    """The library itself, on this machine only; in a process of its own, since its folder is fixed by its import."""
+    pytest.importorskip("trackio")
+    command = [sys.executable, "-c", TRACKED, str(tmp_path / "run")]
+    offline = {"TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | offline)
+    name, logs = json.loads([line for line in done.stdout.splitlines() if line.startswith("[")][-1])
+    assert name.startswith("run-") and name == (tmp_path / "run" / "trackio_name.txt").read_text()
+    assert {(step, reward) for step, reward in logs} == {(step, step / 4) for step in range(4)}
 
 
 def test_step_clock_counts_what_the_stages_ran() -> None:

@@ -24,6 +24,7 @@ REWARD_ARGUMENTS: dict[str, dict[str, Any]] = {
     "regex": {"pattern": "#### .*"},
     "lexical_richness": {"brevity_scale": 0.5},
     "length": {"target": 50},
+    "overlong": {"max_tokens": 100, "buffer": 20},
 }
 GOLD = [
     {
@@ -55,6 +56,32 @@ def task_arguments(name: str, folder: Path) -> dict[str, Any]:
     if name == "jsonl":
         rows = [{"prompt": f"{n}+1=", "references": str(n + 1), "level": n % 3} for n in range(200)]
         return {"path": str(write(folder / "rows.jsonl", rows)), "validation": 0.1}
+    if name == "math":
+        rows = [
+            {"problem": f"${n}+1$?", "solution": rf"$\boxed{{{n + 1}}}$", "level": 1, "type": "Algebra"}
+            for n in range(60)
+        ]
+        write(folder / "train.jsonl", rows[:40])
+        write(folder / "test.jsonl", rows[40:])
+        return {"path": str(folder), "validation": 0.3}
+    if name == "svamp":
+        rows = [
+            {
+                "Body": f"{n} pens",
+                "Question": "Now?",
+                "Equation": f"( {n}.0 )",
+                "Answer": n,
+                "Type": "Sum",
+                "ID": f"i{n}",
+            }
+            for n in range(60)
+        ]
+        return {"path": str(write(folder / "rows.jsonl", rows)), "validation": 0.3}
+    if name == "mixture":
+        return {"tasks": [{"name": "topics"}, {"name": "arithmetic", "weight": 2, "size": 90, "validation_size": 9}]}
+    if name == "reasoning_gym":
+        pytest.importorskip("reasoning_gym")
+        return {"dataset": "chain_sum", "size": 30, "validation_size": 10, "test_size": 10}
     return {"arithmetic": {"size": 300, "validation_size": 50, "test_size": 50}}.get(name, {})
 
 
@@ -72,6 +99,13 @@ def test_every_task_keeps_the_contract(name: str, split: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", sorted(registry.BUILTIN["reward"]))
 def test_every_reward_keeps_the_contract(name: str) -> None:
+    needs = {"math_equal": "math_verify", "reasoning_gym": "reasoning_gym"}.get(name)
+    if needs:
+        pytest.importorskip(needs)
+    if name == "reasoning_gym":  # judges examples of its own task only
+        examples = load(name, "test", dataset="chain_sum", size=3, validation_size=3, test_size=3)
+        check_reward(name, [example.references[0] for example in examples], examples)
+        return
     check_reward(name, **REWARD_ARGUMENTS.get(name, {}))
 
 

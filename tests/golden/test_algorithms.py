@@ -147,7 +147,7 @@ def test_supervised_loss_is_the_mean_over_tokens() -> None:
 
 def test_grpo_scaled_advantages() -> None:
     """Michael-JB's numbers hold an epsilon of 1e-6, ours TRL's 1e-4: 1.224742 -> 1.224445."""
-    batch = GRPO(group_size=4, scale_rewards=True).advantages(batch_of([1.0, 0.5, 0.0, 0.5]))
+    batch = GRPO(group_size=4, scale_rewards="group").advantages(batch_of([1.0, 0.5, 0.0, 0.5]))
     assert per_row(batch) == pytest.approx([1.224445, 0, -1.224445, 0], abs=1e-6)
     assert per_row(batch) == pytest.approx([1.224742, 0, -1.224742, 0], abs=4e-4)
 

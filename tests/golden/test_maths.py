@@ -25,10 +25,10 @@ def test_group_advantages_of_one_group() -> None:
     assert close(advantages.group_centred(score, EPISODES, ONE_GROUP), [0.5, 0, -0.5, 0])
     assert close(advantages.leave_one_out(score, EPISODES, ONE_GROUP), [2 / 3, 0, -2 / 3, 0])
     # Standard deviation .408248 with n - 1, to which Michael-JB's GRPO adds 1e-6 and TRL (our default) 1e-4.
-    scaled = advantages.group_centred(score, EPISODES, ONE_GROUP, scale=True, epsilon=1e-6)
+    scaled = advantages.group_centred(score, EPISODES, ONE_GROUP, scale="group", epsilon=1e-6)
     assert close(scaled, [1.224742, 0, -1.224742, 0])
     assert close(
-        advantages.group_centred(score, EPISODES, ONE_GROUP, scale=True), [0.5 / 0.4083483, 0, -0.5 / 0.4083483, 0]
+        advantages.group_centred(score, EPISODES, ONE_GROUP, scale="group"), [0.5 / 0.4083483, 0, -0.5 / 0.4083483, 0]
     )
 
 
@@ -39,9 +39,9 @@ def test_group_advantages_by_hand_for_unequal_groups() -> None:
     assert close(advantages.group_means(score, episode, group), [2, 15, 2, 15, 2, 7])
     assert close(advantages.group_centred(score, episode, group), [-1, -5, 1, 5, 0, 0])
     assert close(advantages.leave_one_out(score, episode, group), [-1.5, -10, 1.5, 10, 0, 0])
-    scaled = advantages.group_centred(score, episode, group, scale=True, epsilon=0.0)
+    scaled = advantages.group_centred(score, episode, group, scale="group", epsilon=0.0)
     assert close(scaled[:5], [-1, -0.7071068, 1, 0.7071068, 0])
-    assert close(advantages.group_centred(score, episode, group, scale=True)[5:], [0])
+    assert close(advantages.group_centred(score, episode, group, scale="group")[5:], [0])
 
 
 def test_an_episode_of_two_rows_counts_once_in_every_mean() -> None:
@@ -52,7 +52,7 @@ def test_an_episode_of_two_rows_counts_once_in_every_mean() -> None:
     assert close(advantages.group_centred(score, episode, group), [0.5, 0.5, -0.5])
     assert close(advantages.leave_one_out(score, episode, group), [1, 1, -1])
     assert close(
-        advantages.group_centred(score, episode, group, scale=True, epsilon=0.0), [0.7071068, 0.7071068, -0.7071068]
+        advantages.group_centred(score, episode, group, scale="group", epsilon=0.0), [0.7071068, 0.7071068, -0.7071068]
     )
 
 

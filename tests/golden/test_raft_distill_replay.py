@@ -266,7 +266,7 @@ def scored(algorithm: Algorithm, seed: int = 5) -> tuple[Batch, Tensor]:
     return algorithm.advantages(batch.with_(logprobs_old=old)), now
 
 
-@pytest.mark.parametrize("settings", [{}, {"scale_rewards": True, "reduction": "sequence"}, {"clip_high": 0.4}])
+@pytest.mark.parametrize("settings", [{}, {"scale_rewards": "group", "reduction": "sequence"}, {"clip_high": 0.4}])
 def test_replay_is_grpo_whose_old_policy_is_the_sampler(settings: dict[str, Any]) -> None:
     grpo, replay = GRPO(group_size=4, **settings), Replay(group_size=4, **settings)
     batch, now = scored(replay)

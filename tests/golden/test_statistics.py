@@ -13,7 +13,7 @@ from lmgym.statistics import (
     do_not_overlap,
     mean_interval,
     pass_at_k,
-    pass_at_k_mean,
+    pass_at_k_each,
     wilson,
 )
 
@@ -107,13 +107,13 @@ def test_mean_interval_chooses_by_the_data() -> None:
     assert mean_interval([[0.0] * 8] * 3) == wilson(0, 3)
 
 
-def test_pass_at_k_mean_over_prompts() -> None:
+def test_pass_at_k_of_each_prompt() -> None:
     values = [[0.0, 1.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], [0.2, 0.9, 0.0, 0.0]]
     # pass@2: 1 - 3/6, 1 - 1/6, 0
-    assert pass_at_k_mean(values, k=2).mean == pytest.approx((1 / 2 + 5 / 6 + 0) / 3)
+    assert pass_at_k_each(values, k=2) == [[1 / 2], [pytest.approx(5 / 6)], [0.0]]
     # from 0.9 on counts as right: the third prompt has one of four too
-    assert pass_at_k_mean(values, k=2, threshold=0.9).mean == pytest.approx((1 / 2 + 5 / 6 + 1 / 2) / 3)
-    assert pass_at_k_mean(values, k=4) == wilson(2, 3)
+    assert pass_at_k_each(values, k=2, threshold=0.9)[2] == [1 / 2]
+    assert mean_interval(pass_at_k_each(values, k=4)) == wilson(2, 3)
 
 
 def test_one_prompt_has_no_interval() -> None:
@@ -139,7 +139,7 @@ def test_do_not_overlap() -> None:
         (lambda: clustered_bootstrap([[1.0]], resamples=0), "resamples is 0"),
         (lambda: pass_at_k(1, 4, 5), "pass@5"),
         (lambda: pass_at_k(5, 4, 2), "5 correct of 4"),
-        (lambda: pass_at_k_mean([[1.0, 0.0], [1.0]], k=2), "prompt 1 has 1"),
+        (lambda: pass_at_k_each([[1.0, 0.0], [1.0]], k=2), "prompt 1 has 1"),
     ],
 )
 def test_impossible_arguments_are_refused(call, sentence: str) -> None:

@@ -76,10 +76,16 @@ LEARNERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"name": "reinforce", "baseline": "ema"}, ONE_ANSWER),
     ({"name": "reinforce", "baseline": "scst"}, ONE_ANSWER | {"steps": 60}),
     ({"name": "rloo", "group_size": 4}, FOUR_ANSWERS),
+    ({"name": "reinforce_pp"}, ONE_ANSWER),
+    ({"name": "reinforce_stable"}, ONE_ANSWER),
     ({"name": "grpo", "group_size": 4}, FOUR_ANSWERS),
     (
         {"name": "grpo", "group_size": 4, "epochs": 2, "minibatches": 2, "kl_coefficient": 0.001},
         FOUR_ANSWERS | {"optimizer": {"learning_rate": 0.005}, "steps": 30},
+    ),
+    *(
+        ({"name": name, "group_size": 4, "minibatches": 2}, FOUR_ANSWERS)
+        for name in ("dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo")
     ),
     ({"name": "supervised"}, ONE_ANSWER),
     ({"name": "ppo", "epochs": 2}, ONE_ANSWER),

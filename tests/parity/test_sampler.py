@@ -14,9 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lmgym import seeds
 from lmgym.batch import collate
 from lmgym.engines.base import Completion, Request, Sampling
-from lmgym.engines.sampler import BLOCK, Sampler, draw
+from lmgym.engines.sampler import Sampler
 from lmgym.episode import Episode, Example, Turn
 from lmgym.errors import LmgymError
+from lmgym.maths.draws import BLOCK, draw
 from lmgym.policies.policy import Policy
 from tests import models
 

@@ -20,6 +20,8 @@ from lmgym.algorithms.distill import Distill
 from lmgym.algorithms.grpo import GRPO
 from lmgym.algorithms.raft import RAFT
 from lmgym.algorithms.reinforce import RLOO, Reinforce
+from lmgym.algorithms.reinforce_pp import ReinforcePlusPlus
+from lmgym.algorithms.reinforce_stable import ReinforceStable
 from lmgym.algorithms.replay import Replay
 from lmgym.algorithms.supervised import Supervised
 from lmgym.batch import Batch, Scored
@@ -31,12 +33,16 @@ from tests import models
 
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "grpo token": lambda: GRPO(group_size=4),
-    "grpo sequence, scaled": lambda: GRPO(group_size=4, reduction="sequence", scale_rewards=True),
+    "grpo sequence, scaled": lambda: GRPO(group_size=4, reduction="sequence", scale_rewards="group"),
     "grpo constant, kl": lambda: GRPO(group_size=4, reduction="constant", kl_coefficient=0.2),
-    "grpo token, kl, scaled": lambda: GRPO(group_size=4, kl_coefficient=0.2, scale_rewards=True),
+    "grpo token, kl, scaled": lambda: GRPO(group_size=4, kl_coefficient=0.2, scale_rewards="group"),
     "reinforce": lambda: Reinforce(),
     "reinforce scst": lambda: Reinforce(baseline="scst"),
     "rloo": lambda: RLOO(),
+    "reinforce_pp": lambda: ReinforcePlusPlus(gamma=0.9),
+    "reinforce_pp, kl": lambda: ReinforcePlusPlus(baseline="group", group_size=4, kl_coefficient=0.2),
+    "reinforce_stable, kl": lambda: ReinforceStable(baseline="group", group_size=4, gamma=0.5),
+    "reinforce_stable, kl of llm_rl": lambda: ReinforceStable(compat="llm_rl", gamma=0.5),
     "supervised": lambda: Supervised(),
     "ppo": lambda: PPO(gamma=0.9, value_clip=0.2),
     "ppo, kl, entropy": lambda: PPO(kl_coefficient=0.1, entropy_coefficient=0.05, norm_reward=True, whiten="none"),

@@ -1,0 +1,84 @@
+"""REINFORCE++ and its baseline form (arXiv 2501.03262): PPO's clip, no critic, advantages normalised globally."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from lmgym.algorithms.base import Terms
+from lmgym.algorithms.regularised import Regularised
+from lmgym.batch import Batch, Scored
+from lmgym.errors import LmgymError
+from lmgym.maths import advantages as credit
+from lmgym.maths.losses import clipped, clipped_surrogate, log_ratio
+from lmgym.maths.reductions import Reduction
+from lmgym.registry import register
+
+
+@register("algorithm", "reinforce_pp")
+@dataclass(kw_only=True)
+class ReinforcePlusPlus(Regularised):
+    """REINFORCE++ (arXiv 2501.03262, section 3).
+
+        G_t  = sum over s >= t of gamma^(s - t) (reward_s - beta k1_s)        one step is one token
+        A_t  = (G_t - mean) / sqrt(variance + 1e-8)                           over all tokens of the step
+        loss = -mean over tokens of min(w_t A_t, clip(w_t, 1 - clip_low, 1 + clip_high) A_t)
+
+    With `baseline: group` (REINFORCE++-baseline) the group's mean score is taken off an episode's last reward first,
+    and the paper has the KL as a k2 term of the loss: `preset: baseline`. Variances are those of the population.
+
+    Example: {name: reinforce_pp, preset: baseline, group_size: 8}
+    """
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "openrlhf": {"kl_coefficient": 1e-4},
+        "baseline": {
+            "baseline": "group",
+            "group_size": 8,
+            "kl_estimator": "k2",
+            "kl_in": "loss",
+            "kl_coefficient": 1e-5,
+        },
+    }
+
+    baseline: Literal["none", "group"] = "none"
+    """group: the mean score of the answers to the same prompt."""
+    gamma: float = 1.0
+    """Discount per token."""
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    reduction: Reduction = "token"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.gamma <= 1:
+            raise LmgymError(f"algorithm.gamma is {self.gamma}; it must lie between 0 and 1")
+        if self.baseline == "group" and self.group_size < 2:
+            raise LmgymError(
+                f"algorithm.baseline is group, and algorithm.group_size is {self.group_size}; the mean of a group "
+                "needs at least 2 answers per prompt"
+            )
+
+    def advantages(self, batch: Batch) -> Batch:
+        rewards = self.penalised_rewards(batch)
+        if self.baseline == "group":
+            means = credit.group_means(batch.score, batch.episode, batch.group)
+            rewards = rewards - credit.placed_on_last(means, batch.actions, batch.episode)
+        row, column, steps = credit.episode_steps(batch.actions, batch.episode)
+        dense = credit.discounted_returns(rewards[row, column], steps, self.gamma)
+        shape = (batch.actions.shape[0], batch.actions.shape[1])
+        returns = credit.scatter_steps(dense, row, column, steps, shape)
+        advantages = credit.whiten(returns, batch.actions, unbiased=False, inside_root=True)
+        return batch.with_(advantages=advantages, returns=returns)
+
+    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
+        assert batch.advantages is not None and batch.logprobs_old is not None
+        difference = log_ratio(new.logprobs, batch.logprobs_old)
+        ratio = difference.exp()
+        surrogate = clipped_surrogate(ratio, batch.advantages, self.clip_low, self.clip_high)
+        return {"policy": (surrogate, self.reduction), **self.regularising_terms(batch, new, self.reduction)}, {
+            "ratio/mean": ratio,
+            "ratio/clipped": clipped(ratio, batch.advantages, self.clip_low, self.clip_high),
+            "kl/old": ratio - 1 - difference,
+        }

@@ -1,0 +1,132 @@
+"""LLM_RL's ReinforceStable: stepwise returns, clamped, and a KL to a reference that follows the policy."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lmgym.algorithms.base import Terms
+from lmgym.algorithms.regularised import Regularised
+from lmgym.batch import Batch, Scored
+from lmgym.errors import LmgymError
+from lmgym.maths import advantages as credit
+from lmgym.maths.losses import log_ratio, policy_gradient
+from lmgym.registry import register
+from lmgym.update import Optimizer
+
+LEAST_LOGPROB = math.log(1e-10)  # LLM_RL clamps probabilities there
+
+
+@register("algorithm", "reinforce_stable")
+@dataclass(kw_only=True)
+class ReinforceStable(Regularised):
+    """REINFORCE as LLM_RL stabilises it. A step is a turn of the episode (there, a line of reasoning), of T tokens.
+
+        G_k  = r_k + gamma G_{k+1}, then cut to [return_low, return_high]         over the turns k
+        loss = mean over episodes of the sum over turns of the mean over the turn's tokens t of
+               -(G_k - b) log pi(y_t) + (beta / T) (log pi(y_t) - log pi_ref(y_t))^2 / 2
+
+    The KL term's gradient is beta / T (log pi - log pi_ref) grad log pi: the gradient of beta times the turn's mean KL
+    in nats per token, each token's for itself. So it counts in G in reward per nat. The reference becomes a copy of the
+    policy every `refresh_every` steps. Several optimizer steps on one batch are weighted by the ratio of the policies,
+    which is not clipped.
+
+    `compat: llm_rl` is that system's loss, in which the KL estimate is differentiated too and nothing is weighted.
+
+    Example: {name: reinforce_stable, kl_coefficient: 0.25, refresh_every: 2}
+    """
+
+    gamma: float = 0.99
+    """Discount per turn."""
+    return_low: float | None = 0.0
+    """Returns below become this, so with 0 there is no negative one; null: no bound."""
+    return_high: float | None = 10.0
+    baseline: Literal["none", "group", "batch"] = "none"
+    """Mean return of the group's or the batch's turns, taken off the cut returns. LLM_RL has none."""
+    refresh_every: int = 2
+    """Steps after which the reference becomes a copy of the policy again."""
+    kl_coefficient: float = 0.25
+    kl_estimator: Literal["k1", "k2", "k3"] = "k2"
+    kl_in: Literal["reward", "loss"] = "loss"
+    compat: Literal["none", "llm_rl"] = "none"
+    """llm_rl: the loss -u (G - beta (u - v)), u = log pi / T and v = log pi_ref / T, differentiated as it stands."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.gamma <= 1:
+            raise LmgymError(f"algorithm.gamma is {self.gamma}; it must lie between 0 and 1")
+        if self.refresh_every < 1:
+            raise LmgymError(f"algorithm.refresh_every is {self.refresh_every}; it must be at least 1")
+        if self.return_low is not None and self.return_high is not None and not self.return_low < self.return_high:
+            raise LmgymError(
+                f"algorithm.return_low is {self.return_low} and algorithm.return_high {self.return_high}; the first "
+                "must be the smaller one"
+            )
+        if self.baseline == "group" and self.group_size < 2:
+            raise LmgymError(
+                f"algorithm.baseline is group, and algorithm.group_size is {self.group_size}; the mean of a group "
+                "needs at least 2 answers per prompt"
+            )
+        if self.compat == "llm_rl" and (self.baseline != "none" or self.kl_in != "loss" or self.kl_estimator != "k2"):
+            raise LmgymError(
+                "algorithm.compat is llm_rl, whose loss has no baseline and a KL of its own; leave baseline, kl_in and "
+                "kl_estimator out"
+            )
+
+    def advantages(self, batch: Batch) -> Batch:
+        penalty = batch.rewards - self.penalised_rewards(batch)
+        returns = self._cut(batch, self._returns(batch, batch.rewards))
+        if self.kl_in == "reward":
+            returns = returns - self._returns(batch, penalty)
+        advantages = returns
+        if self.baseline != "none":
+            group = batch.group if self.baseline == "group" else torch.zeros_like(batch.group)
+            advantages = returns - batch.per_token(credit.turn_means(returns, batch.actions, group))
+        return batch.with_(advantages=advantages, returns=returns)
+
+    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
+        assert batch.advantages is not None and batch.logprobs_old is not None
+        length = credit.turn_lengths(batch.actions).clamp(min=1)
+        terms = self.regularising_terms(batch, new, "constant")
+        if self.compat == "llm_rl":
+            terms["policy"] = (self._llm_rl(batch, new, length), "constant")
+            terms.pop("kl", None)
+            return terms, {}
+        difference = log_ratio(new.logprobs, batch.logprobs_old)
+        ratio = difference.exp()
+        # The gradient of -ratio * A, with the value of -A log pi.
+        terms["policy"] = (ratio.detach() * policy_gradient(new.logprobs, batch.advantages) / length, "constant")
+        if "kl" in terms:
+            terms["kl"] = (terms["kl"][0] / length**2, "constant")
+        return terms, {"ratio/mean": ratio, "kl/old": ratio - 1 - difference}
+
+    def update(self, policy: Any, batch: Batch, optimizer: Optimizer) -> dict[str, float]:
+        metrics = super().update(policy, batch, optimizer)
+        whole = self._returns(batch, batch.rewards)
+        clamped = (self._cut(batch, whole) != whole)[batch.actions].double().mean()
+        return {**metrics, "return/clamped": float(clamped)}
+
+    def after_update(self, run: Any) -> None:
+        super().after_update(run)
+        if "reference" in self.needs and run.step % self.refresh_every == 0:
+            run.refresh("reference")
+
+    def _returns(self, batch: Batch, rewards: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+        return credit.turn_returns(rewards, batch.actions, batch.episode, self.gamma)
+
+    def _cut(self, batch: Batch, returns: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+        if self.return_low is None and self.return_high is None:
+            return returns
+        return returns.clamp(self.return_low, self.return_high) * batch.actions
+
+    def _llm_rl(self, batch: Batch, new: Scored, length: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+        assert batch.advantages is not None
+        own = new.logprobs.clamp(min=LEAST_LOGPROB) / length
+        if batch.logprobs_ref is None:
+            return -own * batch.advantages
+        reference = batch.logprobs_ref.clamp(min=LEAST_LOGPROB) / length
+        return -own * (batch.advantages - self.beta * (own - reference))

@@ -1,0 +1,170 @@
+"""`lmgym compare A B`: two models on the same examples, decoded alike, and what the difference is worth."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, zip_longest
+from typing import Any
+
+import torch
+
+from lmgym.config import Config
+from lmgym.episode import Episode, Example
+from lmgym.errors import LmgymError
+from lmgym.evaluate import evaluate, measured
+from lmgym.logs.console import Console
+from lmgym.logs.words import decimal, json_text
+from lmgym.paired import Paired
+from lmgym.paired import compare as paired
+from lmgym.policies.load import load_policy
+from lmgym.preflight import check_lengths
+from lmgym.registry import suggest
+from lmgym.rewards.base import Reward
+from lmgym.rollout import groups_of
+from lmgym.run import make_engine, make_env, make_speaker
+from lmgym.sides import Side, check_same_question, choose_split, common_rewards, find, same_examples
+
+ALWAYS = ("reward", "length/mean", "truncated")  # reported of every task; its own metrics say more
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came out: each metric of the two, and every example with both models' answers.
+
+    Example: comparison.metrics["final_answer"].difference -> Interval(mean=0.25, low=0.08, high=0.41, count=64)
+    """
+
+    first: str
+    second: str
+    split: str
+    samples: int
+    decoding: dict[str, Any]
+    metric: str  # the one that picks the examples to show
+    metrics: dict[str, Paired]
+    examples: list[dict[str, Any]]  # id, prompt, references; "first" and "second" hold texts and values by metric
+    notes: list[str]  # sentences: what was not compared, and why
+
+    def most_different(self, limit: int = 4) -> list[dict[str, Any]]:
+        """The examples whose difference on `metric` is largest, the first one higher and the second one higher by
+        turns."""
+        means = [[_mean(row[side]["values"][self.metric]) for side in ("first", "second")] for row in self.examples]
+        gaps = [second - first for first, second in means]
+        order = sorted(range(len(gaps)), key=lambda place: -abs(gaps[place]))
+        sides = [[place for place in order if gaps[place] * sign > 0] for sign in (-1, 1)]
+        turns = [place for place in chain.from_iterable(zip_longest(*sides)) if place is not None]
+        return [self.examples[place] for place in turns[:limit]]
+
+    def text(self) -> str:
+        """All of it as JSON; what is not finite is null."""
+        return json_text(asdict(self))
+
+
+def compare(
+    first: str,
+    second: str,
+    overrides: Sequence[str] = (),
+    split: str | None = None,
+    metric: str | None = None,
+    console: Console | None = None,
+) -> Comparison:
+    """Answer the same examples with both models, one after the other, and compare them prompt by prompt.
+
+    `overrides` are `key=value` for both recipes. `split` is, left out, the recipe's evaluation.final_split, or else its
+    evaluation.split. `metric` picks the examples to show; left out, the task's first on which any differ. Sampled
+    answers draw the same random numbers on both sides. Raises LmgymError before any model is loaded where the two are
+    not asked alike, naming what differs.
+
+    Example: compare("runs/a/recipe.yaml", "runs/a", ["evaluation.examples=1319"]).metrics["final_answer"]
+    """
+    console = console or Console(quiet=True)
+    sides = find(first, second, overrides)
+    choose_split(sides, overrides, split)
+    check_same_question(*sides)
+    examples = same_examples(*sides)
+    rewards, notes = common_rewards(*sides)
+    known = [*(reward.name for reward in rewards), *ALWAYS]
+    if metric is not None and (metric not in known or (metric == "reward" and notes)):
+        raise LmgymError(f"--metric is '{metric}'; {suggest(metric, known)}")
+    config, groups = sides[0].config, []
+    compute = sides[0].compute or sides[1].compute
+    for letter, side in zip("AB", sides, strict=True):
+        weights = f", weights of {side.weights}" if side.weights and str(side.weights) != side.name else ""
+        console.say(f"{letter}: {side.name}{weights}")
+        answered, compute = _answers(side, compute, config, examples, rewards)
+        groups.append(answered)
+    one, other = (measured(answered, rewards) for answered in groups)
+    names = [name for name in one if name in other and not (name == "reward" and notes)]
+    metrics = {name: paired(one[name], other[name]) for name in names}
+    rows = [_asked(example) for example in examples]
+    for side_name, answered, values in (("first", groups[0], one), ("second", groups[1], other)):
+        for place, row in enumerate(rows):
+            own = {name: values[name][place] for name in names}
+            row[side_name] = {"texts": [episode.text for episode in answered[place]], "values": own}
+    differing = (name for name in names if name not in ALWAYS and metrics[name].equal < len(rows))
+    metric = metric or next(differing, names[0])
+    section = config.evaluation
+    decoding = asdict(section.decoding(config.stages[-1].sampling))
+    return Comparison(first, second, section.split, section.samples, decoding, metric, metrics, rows, notes)
+
+
+def show(comparison: Comparison, console: Console, limit: int = 4) -> None:
+    """The tables that a person reads: means, differences, and the answers that differ most."""
+    count = len(comparison.examples)
+    several = f", {comparison.samples} answers each" if comparison.samples > 1 else ""
+    console.table(
+        f"{count} prompts of {comparison.split}{several}: mean [95% interval]",
+        ("metric", "A", "B"),
+        [(name, str(result.first), str(result.second)) for name, result in comparison.metrics.items()],
+    )
+    rows, apart = [], []
+    for place, (name, result) in enumerate(comparison.metrics.items()):
+        counts = (result.higher_first, result.equal, result.higher_second)
+        p = "<0.001" if result.p < 0.001 else decimal(result.p)
+        rows.append((name, str(result.difference), p, *map(str, counts)))
+        if result.difference.low > 0 or result.difference.high < 0:
+            apart.append(place)
+    console.table(
+        "B - A, of the same prompts [95% interval]",
+        ("metric", "B - A", "p", "A higher", "equal", "B higher"),
+        rows,
+        bold=apart,
+    )
+    for note in comparison.notes:
+        console.say(note)
+    metric, different = comparison.metric, comparison.most_different(limit)
+    if not different:
+        console.say(f"no prompt differs on {metric}")
+        return
+    blocks = []
+    for row in different:
+        prompt = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
+        block = {"prompt": prompt}
+        for letter, side in (("A", "first"), ("B", "second")):
+            block[f"{letter}: {decimal(_mean(row[side]['values'][metric]))}"] = row[side]["texts"][0]
+        blocks.append({**block, "reference": row["references"][0]} if row["references"] else block)
+    console.blocks(f"largest differences on {metric}, A higher and B higher by turns", blocks)
+
+
+def _answers(
+    side: Side, compute: str | None, config: Config, examples: list[Example], rewards: list[Reward]
+) -> tuple[list[list[Episode]], str]:
+    """One side's scored answers, by prompt, and the precision that they were computed in."""
+    section, stage = config.evaluation, config.stages[-1]
+    torch.set_num_threads(side.threads or side.config.threads or torch.get_num_threads())
+    known: Any = compute or side.config.policy.compute
+    policy = load_policy(replace(side.config.policy, compute=known), side.config.seed, side.weights)
+    check_lengths(examples, side.config, stage, policy)
+    speaker = make_speaker(side.config, policy, make_engine(side.config, policy))
+    result = evaluate(
+        examples, speaker, section.decoding(stage.sampling), rewards, make_env(stage), config.seed, section.samples,
+        config.reward_timeout,
+    )  # fmt: skip
+    return groups_of(result.episodes), str(policy.compute).removeprefix("torch.")
+
+
+def _asked(example: Example) -> dict[str, Any]:
+    prompt = example.prompt if isinstance(example.prompt, str) else list(example.prompt)
+    return {"id": example.id, "prompt": prompt, "references": list(example.references)}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,179 @@
+"""What several runs of one recipe came to: a table over seeds or settings, results.json, table.md and plot.png."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lmgym import checkpoint
+from lmgym.config import Config
+from lmgym.expansion import label, short_names
+from lmgym.logs.console import Console
+from lmgym.logs.curves import curves_plot
+from lmgym.logs.words import decimal, json_text, visible
+from lmgym.statistics import Interval, student_t
+
+SEEDS_SHOWN = 5  # in columns of their own; more share one
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of the runs: its label, the values that its settings have (apart from the seed), and its config.
+
+    Example: Member("group_size-4,seed-0", {"algorithm.group_size": 4}, config)
+    """
+
+    label: str
+    settings: dict[str, Any]
+    config: Config
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.out or "")
+
+    @property
+    def group(self) -> str:
+        """What the runs of one setting and different seeds have in common."""
+        return label(self.settings, short_names(list(self.settings)))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings and rows of text, which a terminal and a markdown file show alike."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    bold: tuple[int, ...] = ()
+
+    def markdown(self) -> str:
+        """As a table in markdown below its title."""
+        lines = [self.headings, tuple("---" for _ in self.headings), *self.rows]
+        cells = (" | ".join(visible(cell).replace("|", "\\|") for cell in line) for line in lines)
+        return f"{self.title}\n\n" + "".join(f"| {line} |\n" for line in cells)
+
+
+def report(
+    members: Sequence[Member], metric: str, mode: str, folder: Path, failed: Mapping[str, str], console: Console
+) -> None:
+    """Write results.json, table.md and plot.png about the finished ones of the runs, and show the table.
+
+    A table over seeds has every metric; one over settings is sorted by `metric` on the split that the recipe evaluates
+    on, and has the same metric on the final split beside it.
+    """
+    summaries = {
+        member.label: json.loads((member.folder / "summary.json").read_text(encoding="utf-8"))
+        for member in members
+        if member.label not in failed
+    }
+    if not summaries:
+        return
+    groups: dict[str, list[Member]] = {}
+    for member in members:
+        if member.label in summaries:
+            groups.setdefault(member.group, []).append(member)
+    best = _order(groups, summaries, metric, mode)
+    chooses = bool(members[0].settings)
+    if chooses:
+        table = settings_table({name: groups[name] for name in best}, summaries, metric, mode)
+    else:
+        table = seeds_table(groups[""], summaries)
+    tree = {
+        "metric": metric,
+        "mode": mode,
+        "runs": [_entry(member, summaries.get(member.label), failed.get(member.label)) for member in members],
+        "settings": [
+            {"settings": groups[name][0].settings, "runs": [member.label for member in groups[name]]}
+            | {moment: _over_seeds(groups[name], summaries, moment) for moment in ("newest", "before", "after")}
+            for name in best
+        ],
+    }
+    checkpoint.write_text(folder / "results.json", json_text(tree))
+    checkpoint.write_text(folder / "table.md", table.markdown())
+    console.table(table.title, table.headings, table.rows, table.bold)
+    curves = {name: [member.folder / "metrics.jsonl" for member in groups[name]] for name in best}
+    plot = curves_plot(curves, folder / "plot.png", metric)
+    console.say(f"table: {folder / 'table.md'}, all numbers: {folder / 'results.json'}")
+    console.say(f"plot:  {plot}")
+
+
+def seeds_table(members: Sequence[Member], summaries: Mapping[str, Any]) -> Table:
+    """One row per metric: before, after (mean over the seeds with its interval), and each seed."""
+    afters = [summaries[member.label]["after"]["results"] for member in members]
+    befores = [summaries[member.label]["before"]["results"] for member in members]
+    seeds = [str(member.config.seed) for member in members]
+    rows = []
+    for name in (name for name in afters[0] if all(name in after for after in afters)):
+        values = [after[name]["mean"] for after in afters]
+        start = [before[name]["mean"] for before in befores if name in before]
+        each = [decimal(value) for value in values]
+        cells = each if len(seeds) <= SEEDS_SHOWN else [" ".join(each)]
+        before = decimal(sum(start) / len(start)) if len(start) == len(values) else "-"
+        rows.append((name, before, str(student_t(values)), *cells))
+    heads = [f"seed {seed}" for seed in seeds] if len(seeds) <= SEEDS_SHOWN else [f"seeds {', '.join(seeds)}"]
+    after = summaries[members[0].label]["after"]
+    counts = f"{after['results']['reward']['count']} prompts of {after['split']}"
+    title = f"{len(seeds)} seeds, {counts}: mean over seeds [95% interval, Student's t]"
+    return Table(title, ("metric", "before", "after", *heads), rows)
+
+
+def settings_table(
+    groups: Mapping[str, Sequence[Member]], summaries: Mapping[str, Any], metric: str, mode: str
+) -> Table:
+    """One row per setting, in the order of `groups`; the first is the best."""
+    first = next(iter(groups.values()))[0]
+    newest, after = (summaries[first.label][moment] for moment in ("newest", "after"))
+    informs = newest["split"] != after["split"]
+    names = short_names(list(first.settings))
+    rows = []
+    for members in groups.values():
+        found = [_result(members, summaries, moment, metric) for moment in ("newest", "after")]
+        shown = [str(interval) for interval in (found if informs else found[:1])]
+        values = [_cell(value) for value in members[0].settings.values()]
+        rows.append((*values, str(len(members)), *shown))
+    several = max(len(members) for members in groups.values()) > 1
+    over = "over seeds, Student's t" if several else "over prompts, one seed each"
+    title = (
+        f"{metric} on {newest['split']}, {'highest' if mode == 'max' else 'lowest'} first: mean [95% interval {over}]"
+    )
+    heads = [newest["split"]] + [after["split"]] * informs
+    title += f"; {after['split']} is for information only" * informs
+    return Table(title, (*names.values(), "seeds", *heads), rows, bold=(0,))
+
+
+def _order(groups: Mapping[str, Sequence[Member]], summaries: Mapping[str, Any], metric: str, mode: str) -> list[str]:
+    """Names of groups, best first on the split that the recipe evaluates on; equal ones in the recipe's order."""
+    sign = -1 if mode == "max" else 1
+    means = {name: _result(members, summaries, "newest", metric).mean for name, members in groups.items()}
+    return sorted(groups, key=lambda name: (math.isnan(means[name]), sign * means[name]))
+
+
+def _result(members: Sequence[Member], summaries: Mapping[str, Any], moment: str, metric: str) -> Interval:
+    """Over seeds, where there are several; else the one run's own interval, over prompts."""
+    found = [summaries[member.label][moment]["results"].get(metric) for member in members]
+    if None in found:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    return student_t([one["mean"] for one in found]) if len(found) > 1 else Interval(**found[0])
+
+
+def _over_seeds(members: Sequence[Member], summaries: Mapping[str, Any], moment: str) -> dict[str, Any]:
+    moments = [summaries[member.label][moment] for member in members]
+    names = [name for name in moments[0]["results"] if all(name in one["results"] for one in moments)]
+    results = {name: asdict(student_t([one["results"][name]["mean"] for one in moments])) for name in names}
+    return {"split": moments[0]["split"], "results": results}
+
+
+def _entry(member: Member, summary: Any, sentence: str | None) -> dict[str, Any]:
+    entry = {"label": member.label, "folder": str(member.folder), "seed": member.config.seed}
+    entry["settings"] = member.settings
+    if summary is None:
+        return {**entry, "failed": sentence or "not finished"}
+    for moment in ("newest", "before", "after"):
+        entry[moment] = {key: summary[moment][key] for key in ("step", "split", "results")}
+    return entry
+
+
+def _cell(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)

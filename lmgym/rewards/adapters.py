@@ -1,0 +1,87 @@
+"""Reward functions that were written for another library."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lmgym.episode import Episode
+from lmgym.errors import LmgymError
+
+OWN = ("prompts", "completions", "completion_ids")  # what is no column of the examples
+
+
+def from_trl(function: Callable[..., Any], name: str = "") -> Callable[[list[Episode]], list[float]]:
+    """A reward of episodes from one of TRL's kind, `(prompts, completions, **columns) -> list of numbers`.
+
+    The function is called with keywords, as TRL's trainers do: `prompts` and `completions` are texts, or lists of
+    messages where the example's prompt is a chat; `completion_ids` are the sampled ids; each key of the examples'
+    `meta` is a column (None where an example lacks it), and so is `references`. Of several turns the last one is the
+    completion. A function without **columns is given only what it names. None in place of a number says that the
+    reward does not apply, and counts as 0, which is what it adds to the score in TRL too (its metric there leaves such
+    answers out). There is no trainer_state; what `log_extra` and `log_metric` are told goes nowhere.
+
+    Raises LmgymError for a coroutine function, for one that takes neither prompts nor completions, and, when it is
+    called, for a column with the name of an argument.
+
+    Source: TRL 1.16, GRPOTrainer's reward_funcs.
+
+    Example:
+        >>> def mentions(completions, answer, **columns):
+        ...     return [float(right in text) for right, text in zip(answer, completions)]
+        >>> from_trl(mentions)(episodes)
+        [1.0, 0.0]
+    """
+    called = name or getattr(function, "__name__", "reward")
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        raise LmgymError(f"reward '{called}' is a coroutine function; a reward of style trl must be an ordinary one")
+    parameters = inspect.signature(function).parameters.values()
+    everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    named = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    if not everything and not named & {*OWN}:
+        taken = ", ".join(sorted(named)) or "nothing"
+        raise LmgymError(
+            f"reward '{called}' takes {taken}; one of style trl is called with prompts, completions and the columns of "
+            "the examples, as keywords"
+        )
+
+    def reward(episodes: list[Episode]) -> list[float]:
+        given = _arguments(episodes, called)
+        values: Any = function(**{key: value for key, value in given.items() if everything or key in named})
+        if isinstance(values, Sequence) and not isinstance(values, str):
+            return [0.0 if value is None else value for value in values]
+        return values  # the guard says what is wrong with it, or takes an array as it is
+
+    reward.__name__ = called
+    return reward
+
+
+def _arguments(episodes: Sequence[Episode], called: str) -> dict[str, Any]:
+    """Every keyword that the function is called with."""
+    metas = [episode.example.meta for episode in episodes]
+    columns: dict[str, Any] = {"log_extra": _ignore, "log_metric": _ignore}
+    for key in dict.fromkeys(key for meta in metas for key in meta):
+        if key in OWN:
+            raise LmgymError(f"reward '{called}' of style trl: the examples have a column '{key}'; call it otherwise")
+        columns[key] = [meta.get(key) for meta in metas]
+    columns.setdefault("references", [list(episode.example.references) for episode in episodes])
+    return {
+        **columns,
+        "prompts": [_prompt(episode) for episode in episodes],
+        "completions": [_completion(episode) for episode in episodes],
+        "completion_ids": [list(episode.turns[-1].action_ids) if episode.turns else [] for episode in episodes],
+    }
+
+
+def _prompt(episode: Episode) -> str | list[Mapping[str, str]]:
+    prompt = episode.example.prompt
+    return prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
+
+
+def _completion(episode: Episode) -> str | list[dict[str, str]]:
+    if isinstance(episode.example.prompt, str):
+        return episode.text
+    return [{"role": "assistant", "content": episode.text}]
+
+
+def _ignore(*arguments: Any) -> None:
+    """In place of TRL's extra columns and metrics."""

@@ -1,0 +1,161 @@
+"""The scores of the reasoning-gym library for its own puzzles (see lmgym/tasks/reasoning_gym.py)."""
+
+import ast
+import importlib.util
+import inspect
+import re
+import sys
+import warnings
+from functools import lru_cache
+from typing import Any
+
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.registry import register
+from lmgym.rewards.maths import extract_answer
+from lmgym.rewards.workers import Failure, shared
+
+MEMORY = 4.0  # GiB that a worker may take
+LONGEST = 20_000  # characters of an answer
+TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+# Some data sets hand the answer to Python's eval, or to sympy's parse_expr, which ends in it. So only what is a mere
+# expression reaches these: numbers, names, operators, lists, and calls of these functions.
+FUNCTIONS = {
+    "sin",
+    "cos",
+    "tan",
+    "sec",
+    "csc",
+    "cot",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "exp",
+    "log",
+    "ln",
+}
+FUNCTIONS |= {"sqrt", "Abs", "factorial"}
+HARMLESS = (  # but for calls and constants
+    ast.Expression, ast.Name, ast.Load, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.BinOp, ast.UnaryOp, ast.BoolOp,
+    ast.Compare, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
+)  # fmt: skip
+
+
+@register("reward", "reasoning_gym")
+def reasoning_gym(
+    texts: list[str],
+    examples: list[Example],
+    *,
+    strict: bool = False,
+    seconds: float = 5.0,
+    workers: int | None = None,
+) -> list[float]:
+    """The score that the library gives the answer: 1 if it is right, for many puzzles something between 0 and 1.
+
+    The answer is what stands in the last <answer>...</answer>; without such tags, unless `strict`, it is what the text
+    announces ("#### 18", a box) or all of the text, whichever scores more. With `strict` an answer without tags scores
+    as no answer, which is 0 or, in some data sets, 0.01.
+
+    Scoring runs in processes of its own: what takes more than `seconds` of processor time, or crashes, counts as 0,
+    with a warning.
+    Where a data set would have Python evaluate the answer, one that is more than a plain expression is no answer.
+
+    Raises LmgymError for an example of another task. Needs the extra lmgym[reasoning].
+
+    Example:
+        >>> reasoning_gym(["<answer>73</answer>"], load("reasoning_gym", "test", dataset="chain_sum", limit=1))
+        [1.0]
+    """
+    for example in examples:
+        if "entry" not in example.meta or "dataset" not in example.meta:
+            raise LmgymError(f"reward 'reasoning_gym' is for the task of that name, and '{example.id}' is not of it")
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise LmgymError("reward 'reasoning_gym' needs the library: pip install 'lmgym[reasoning]'")
+    items = [
+        [example.meta["dataset"], example.meta["entry"], _answers(text, strict)]
+        for text, example in zip(texts, examples, strict=True)
+    ]
+    values = shared("lmgym.rewards.reasoning_gym:best_score", workers, MEMORY).map(items, seconds)
+    failures = [value for value in values if isinstance(value, Failure)]
+    if failures:
+        warnings.warn(
+            f"reward 'reasoning_gym': {len(failures)} of {len(values)} answers could not be scored and count as 0 (the "
+            f"first: {failures[0].message})",
+            stacklevel=2,
+        )
+    return [0.0 if isinstance(value, Failure) else float(value) for value in values]
+
+
+reasoning_gym.limits_itself = True  # type: ignore[attr-defined]  # no alarm is needed, see base.evaluate
+
+
+def best_score(item: list[Any]) -> float:
+    """In a worker: the best score of [data set, entry, answers]."""
+    name, entry, answers = item
+    dataset, evaluators = _dataset(name)
+    entry = _restored(entry)
+    return max(float(dataset.score_answer(_checked(answer, evaluators), entry)) for answer in answers or [None])
+
+
+def _prepare() -> None:
+    """In a worker's supervisor: load the library."""
+    import reasoning_gym  # noqa: F401
+
+    warnings.simplefilter("ignore")
+
+
+best_score.prepare = _prepare  # type: ignore[attr-defined]
+
+
+def _answers(text: str, strict: bool) -> list[str]:
+    tagged = TAGGED.findall(text)
+    if tagged:
+        found = [tagged[-1].strip()]
+    else:
+        found = [] if strict else list(dict.fromkeys([extract_answer(text, strict=True) or text.strip(), text.strip()]))
+    return [answer for answer in found if len(answer) <= LONGEST]
+
+
+@lru_cache(maxsize=128)
+def _dataset(name: str) -> tuple[Any, frozenset[str]]:
+    """A data set to score with, and which of Python's eval and sympy's parse_expr it may apply to an answer."""
+    from reasoning_gym.factory import create_dataset
+
+    dataset = create_dataset(name, seed=0, size=1)
+    source = inspect.getsource(sys.modules[type(dataset).__module__])
+    return dataset, frozenset(re.findall(r"\b(eval|exec|parse_expr|sympify)\(", source))
+
+
+def _checked(answer: str | None, evaluators: frozenset[str]) -> str | None:
+    """The answer, or None if evaluating it could do anything but arithmetic."""
+    if answer is None or not evaluators:
+        return answer
+    by_sympy = bool(evaluators & {"parse_expr", "sympify"})
+    try:
+        tree = ast.parse(answer.lstrip(" \t"), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None if by_sympy else answer  # Python could not evaluate it either, but sympy rewrites it first
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            harmless = isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS and not node.keywords
+        elif isinstance(node, ast.Constant):
+            harmless = not by_sympy or isinstance(node.value, int | float)
+        else:
+            harmless = isinstance(node, HARMLESS)
+        if not harmless:
+            return None
+    return answer
+
+
+def _restored(value: Any) -> Any:
+    """The entry with its tuples, which JSON does not have."""
+    if isinstance(value, list):
+        return [_restored(item) for item in value]
+    if isinstance(value, dict):
+        if set(value) == {"tuple"}:
+            return tuple(_restored(item) for item in value["tuple"])
+        return {key: _restored(item) for key, item in value.items()}
+    return value

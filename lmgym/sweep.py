@@ -1,0 +1,249 @@
+"""Several runs of one recipe: `runs: {seeds: [0, 1, 2], sweep: {optimizer.learning_rate: [1.0e-5, 1.0e-4]}}`.
+
+OUT/
+    recipe.yaml       the recipe, its `runs:` included; `lmgym train OUT` goes on
+    seed-0/ ...       one run folder each (run.py); log.txt in it, where runs go side by side
+    results.json, table.md, plot.png    see results.py
+"""
+
+import json
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from lmgym import checkpoint
+from lmgym.config import STAGE_KEYS, Config, build_config, resolved
+from lmgym.errors import LmgymError
+from lmgym.expansion import SEED, expand, expands, flat, says_expand
+from lmgym.logs.console import Console
+from lmgym.logs.sinks import brief
+from lmgym.logs.writer import disk_errors
+from lmgym.processes import side_by_side
+from lmgym.registry import check_arguments, suggest
+from lmgym.results import Member, report
+from lmgym.train import train
+from lmgym.tree import apply_override, check_heard, read_yaml, write_yaml
+
+ALWAYS = ("reward", "length/mean", "truncated", "reference_nll")  # metrics that no section names
+
+
+@dataclass(kw_only=True)
+class Runs:
+    """The `runs:` section of a recipe, which makes it several runs.
+
+    Example: Runs(seeds=[0, 1, 2], sweep={"algorithm.group_size": [4, 8]}, jobs=2)
+    """
+
+    seeds: list[int] = field(default_factory=list)
+    """One run each; left out, the recipe's own seed."""
+    sweep: dict[str, Any] = field(default_factory=dict)
+    """Dotted key: list of values, stages by name as in overrides. All combinations are run."""
+    jobs: int = 1
+    """Runs side by side, each a process of its own."""
+    metric: str | None = None
+    """What sorts the table of a sweep, on evaluation.split; left out, the last stage's first reward."""
+    mode: Literal["max", "min"] = "max"
+    """Whether a higher or a lower `metric` is better."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe with `runs:`, checked: the section, the tree that it came from (without `out`), and all runs."""
+
+    section: Runs
+    tree: dict[str, Any]
+    out: str | None
+    members: list[Member]
+    metric: str
+
+
+def plan(path: Path, overrides: Sequence[str] = ()) -> Plan | None:
+    """The runs of a recipe, or None if it is a single one. Every combination is built, so that a wrong key of any of
+    them is told before the first one trains.
+
+    Raises LmgymError naming the file, the run and the key at fault.
+
+    Example: [member.label for member in plan(Path("recipes/quickstart.yaml"), ["runs.seeds=[0,1]"]).members]
+    """
+    tree = read_yaml(path)
+    for override in overrides:
+        apply_override(tree, override, STAGE_KEYS)
+    if tree.get("runs") is None and not expands(tree):
+        return None
+    try:
+        planned = plan_tree(tree)
+    except LmgymError as error:
+        raise LmgymError(f"{path}: {error}") from error
+    base = {key: value for key, value in tree.items() if key != "runs"}
+    check_heard(base, list(overrides), STAGE_KEYS)
+    swept = {key for key, _ in flat(planned.section.sweep)} | {SEED for _ in planned.section.seeds}
+    for key in (override.partition("=")[0] for override in overrides):
+        if key in swept:
+            raise LmgymError(
+                f"override {key}: the recipe's 'runs' gives it values of its own; override those, or drop it"
+            )
+    return planned
+
+
+def plan_tree(tree: dict[str, Any]) -> Plan:
+    """The runs of a plain tree that has `runs:` or values that say expand."""
+    given = tree.get("runs") or {}
+    if not isinstance(given, dict):
+        raise LmgymError(f"'runs' must be a section with seeds and sweep, not {given!r}")
+    section = Runs(**check_arguments(Runs, given, "runs", given=0))
+    if section.jobs < 1:
+        raise LmgymError(f"runs.jobs is {section.jobs}; it must be at least 1")
+    base = {key: value for key, value in tree.items() if key not in ("runs", "out")}
+    inline = says_expand(base.get(SEED)) or SEED in section.sweep
+    seeds = section.seeds or ([] if inline else [base.get(SEED, 0)])
+    variants = expand(base, section.sweep, seeds, STAGE_KEYS)
+    chooses = any(key != SEED for key in variants[0].settings)
+    members = []
+    for variant in variants:
+        if chooses:
+            _keep_test_apart(variant.tree)
+        try:
+            config = build_config(variant.tree)
+        except LmgymError as error:
+            raise LmgymError(f"run {variant.label}: {error}") from error
+        settings = {key: value for key, value in variant.settings.items() if key != SEED}
+        members.append(Member(variant.label, settings, config))
+    if chooses and any(member.config.evaluation.split == "test" for member in members):
+        raise LmgymError(
+            "runs.sweep chooses by evaluation.split, and that is 'test', whose numbers would then mean nothing; write "
+            "evaluation: {split: validation, final_split: test}"
+        )
+    metric = section.metric or _first_metric(members[0].config)
+    if metric == "reference_nll" and "mode" not in given:
+        section.mode = "min"
+    for member in members:
+        _check_metric(metric, member.config)
+    return Plan(section, {**base, "runs": given}, tree.get("out"), members, metric)
+
+
+def _keep_test_apart(tree: dict[str, Any]) -> None:
+    """A sweep chooses on validation and reports test besides, unless the recipe says which splits."""
+    section = tree.setdefault("evaluation", {})
+    if isinstance(section, dict) and "split" not in section:
+        section["split"] = "validation"
+        section.setdefault("final_split", "test")
+
+
+def _first_metric(config: Config) -> str:
+    last = config.stages[-1]
+    names = [*last.rewards, *config.evaluation.metrics]
+    return next(iter(names), "reference_nll" if "demonstrations" in last.algorithm.needs else "reward")
+
+
+def _check_metric(metric: str, config: Config) -> None:
+    known = {*config.stages[-1].rewards, *config.evaluation.metrics, *ALWAYS}
+    if metric.split("/pass@")[0] not in known:
+        raise LmgymError(f"runs.metric is '{metric}'; {suggest(metric, known)}")
+
+
+def home(planned: Plan, recipe: Path) -> Path:
+    """The folder of all runs: `out`, or runs/<the recipe's name>, numbered past folders of other recipes; one that
+    holds runs of this recipe is taken up again, also with other seeds or values than before.
+
+    Raises LmgymError where `out` holds something else.
+    """
+    if planned.out is not None:
+        folder = Path(planned.out)
+        if (folder / "recipe.yaml").is_file() and not _same_base(folder, planned):
+            raise LmgymError(f"{folder} holds runs of another recipe than {recipe}; choose another out=")
+        return folder
+    folder, number = Path("runs") / recipe.stem, 1
+    while folder.exists() and not _same_base(folder, planned):
+        number += 1
+        folder = Path("runs") / f"{recipe.stem}-{number}"
+    return folder
+
+
+def train_all(planned: Plan, folder: Path, changed: bool = False, console: Console | None = None) -> int:
+    """Train what is not finished yet, one run after the other or `jobs` side by side, and report; returns the exit
+    status: 0 if all are finished, 1 if some failed, 130 if stopped by Ctrl-C.
+
+    A run that fails does not keep the others from training. `changed`: the recipe in `folder` is being overridden, so
+    its runs may differ from what they were. Raises LmgymError, before anything trains, where a run's folder holds a run
+    of another recipe.
+
+    Example: train_all(plan(Path("recipe.yaml")), Path("runs/recipe"))
+    """
+    console = console or Console()
+    for member in planned.members:
+        member.config.out = str(folder / member.label)
+        if not changed and _holds_another(member):
+            raise LmgymError(
+                f"{member.folder} holds a run of another recipe (was it trained further by itself?); move it away, or "
+                "choose another out="
+            )
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    checkpoint.write_text(folder / "recipe.yaml", write_yaml(planned.tree))
+    todo = [member for member in planned.members if not is_finished(member.config)]
+    kept = len(planned.members) - len(todo)
+    console.say(f"{folder}: {len(planned.members)} runs" + (f", {kept} of them finished before" if kept else ""))
+    if planned.section.jobs == 1:
+        failed, stopped = _one_by_one(todo, console)
+    else:
+        configs = {member.label: member.config for member in todo}
+        failed, stopped = side_by_side(configs, planned.section.jobs, is_finished, console)
+    for label, sentence in failed.items():
+        console.say(f"{label} failed: {sentence}", style="bold")
+    if stopped:
+        done = sum(is_finished(member.config) for member in planned.members)
+        console.say(f"stopped with {done} of {len(planned.members)} runs finished; go on with: lmgym train {folder}")
+        return 130
+    report(planned.members, planned.metric, planned.section.mode, folder, failed, console)
+    return 1 if failed else 0
+
+
+def is_finished(config: Config) -> bool:
+    """True if the run folder holds this very run, trained to its end."""
+    folder = Path(config.out or "")
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        state = checkpoint.read_state(checkpoint.all_checkpoints(folder / "checkpoints")[-1])
+        same = _apart_from_out(read_yaml(folder / "recipe.yaml")) == _apart_from_out(resolved(config))
+        ended = state["step"] >= config.stages[-1].steps or state["progress"].get("stop") is not None
+        there = (folder / "final").is_dir() and summary["after"]["step"] == state["step"]
+        return same and ended and there and state["stage"] == len(config.stages) - 1
+    except (OSError, ValueError, KeyError, IndexError, TypeError, LmgymError):
+        return False
+
+
+def _one_by_one(todo: Sequence[Member], console: Console) -> tuple[dict[str, str], bool]:
+    """Failures by label, and whether the user stopped it; in this process."""
+    failed: dict[str, str] = {}
+    for place, member in enumerate(todo, 1):
+        console.say(f"run {place}/{len(todo)}: {member.label}", style="bold")
+        try:
+            train(member.config, console)
+        except LmgymError as error:
+            failed[member.label] = str(error)
+        except Exception as error:  # a bug in a reward's library, or no memory left: the other runs may do without
+            traceback.print_exc()
+            failed[member.label] = brief(error)
+        else:
+            if not is_finished(member.config):
+                return failed, True
+    return failed, False
+
+
+def _holds_another(member: Member) -> bool:
+    path = member.folder / "recipe.yaml"
+    return path.is_file() and _apart_from_out(read_yaml(path)) != _apart_from_out(resolved(member.config))
+
+
+def _same_base(folder: Path, planned: Plan) -> bool:
+    path = folder / "recipe.yaml"
+    if not path.is_file():
+        return False
+    there = read_yaml(path)
+    return "runs" in there and {**there, "runs": None} == {**planned.tree, "runs": None}
+
+
+def _apart_from_out(tree: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in tree.items() if key != "out"}

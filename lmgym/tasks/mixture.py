@@ -1,0 +1,104 @@
+"""Several tasks as one, each with a weight."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lmgym import registry
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.registry import check_arguments, register
+from lmgym.tasks.base import OPTIONS, MissingSplit, check_split, load
+
+OWN = ("name", "weight", "label", "split")  # of a member; all else is for its task
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One task of a mixture, as the recipe has it."""
+
+    key: str  # for messages
+    name: str
+    weight: float
+    label: str
+    split: str
+    arguments: dict[str, Any]
+
+
+@register("task", "mixture")
+def mixture(split: str, tasks: list[dict[str, Any]]) -> list[Example]:
+    """The examples of several tasks; a step draws from each in the share of its `weight` (1 where it is left out).
+
+    A member is a section as `task:` takes it: a name, the task's own arguments, and limit, system_prompt, few_shot,
+    prompt_prefix, prompt_suffix and split (of what it trains on). It is called by its name, or by a `label`, which two
+    members of one task need. Options beside `tasks` are put around all members, after their own. Random shots of a
+    member are a function of the example alone, not of the run's seed.
+
+    `meta["task"]` is the example's label and `meta["mixture"]` the weights by label; ids begin with the label. How a
+    step draws stands in `Stream`. The list itself, which an evaluation asks from its beginning, has the shares of the
+    weights in every beginning of it until a task runs out. A reward with `tasks: [label, ...]` judges only those.
+
+    Raises LmgymError, naming the member, for a weight that is not above 0, two equal labels, a mixture in a mixture,
+    and whatever its task raises; MissingSplit if any member lacks the split.
+
+    Example:
+        >>> load("mixture", "train", tasks=[{"name": "arithmetic", "weight": 2}, {"name": "topics"}])
+    """
+    check_split("mixture", split)
+    members = [_member(section, f"task.tasks.{number}") for number, section in enumerate(tasks)]
+    if not members:
+        raise LmgymError("task.tasks is empty; name at least one task")
+    weights: dict[str, float] = {}
+    for member in members:
+        if member.label in weights:
+            raise LmgymError(f"key '{member.key}': two tasks are called '{member.label}'; give one another 'label'")
+        weights[member.label] = member.weight
+    placed = [
+        ((place + 0.5) / member.weight, number, example)
+        for number, member in enumerate(members)
+        for place, example in enumerate(_examples(member, split, weights))
+    ]
+    return [example for _, _, example in sorted(placed, key=lambda item: item[:2])]
+
+
+def _member(section: Mapping[str, Any], key: str) -> _Member:
+    name = section.get("name")
+    if not isinstance(name, str):
+        raise LmgymError(f"key '{key}' must be a section with the name of a task, got {dict(section)!r}")
+    if name == "mixture":
+        raise LmgymError(f"key '{key}' is a mixture itself; list its tasks here, with their weights")
+    weight = registry.converted(float, section.get("weight", 1.0), f"{key}.weight")
+    if not 0 < weight < math.inf:
+        raise LmgymError(f"key '{key}.weight' is {weight:g}; it must be above 0 (to do without {name}, take it out)")
+    label = section.get("label", name)
+    if not isinstance(label, str) or not label or "/" in label:
+        raise LmgymError(f"key '{key}.label' must be a word without '/', not {label!r}")
+    arguments = {key: value for key, value in section.items() if key not in OWN}
+    own = {name: value for name, value in arguments.items() if name not in OPTIONS}
+    check_arguments(registry.get("task", name), own, key, given=1, also=(*OWN, *OPTIONS))
+    return _Member(key, name, weight, label, section.get("split", "train"), arguments)
+
+
+def _examples(member: _Member, split: str, weights: Mapping[str, float]) -> Sequence[Example]:
+    """A member's examples with the marks of the mixture."""
+    if split != "train" and split == member.split:
+        raise LmgymError(f"key '{member.key}.split': {member.label} trains on '{split}', so that is not held out")
+    try:
+        examples = load(member.name, member.split if split == "train" else split, **member.arguments)
+    except MissingSplit as error:
+        raise MissingSplit(f"task 'mixture' has no split '{split}': {error} (key '{member.key}')") from error
+    except LmgymError as error:
+        raise LmgymError(f"key '{member.key}' ({member.label}): {error}") from error
+    for mark in ("task", "mixture"):
+        if mark in examples[0].meta:
+            raise LmgymError(f"key '{member.key}': its examples have a column '{mark}' of their own; rename that")
+    begin = f"{member.label}/"
+    return [
+        replace(
+            example,
+            id=example.id if example.id.startswith(begin) else begin + example.id,
+            meta={**example.meta, "task": member.label, "mixture": weights},
+        )
+        for example in examples
+    ]

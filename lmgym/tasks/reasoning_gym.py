@@ -1,0 +1,140 @@
+"""The generated puzzles of the reasoning-gym library (Stojanovski et al. 2025, arXiv 2505.24760), each by its name."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.registry import check_arguments, register, suggest
+from lmgym.tasks.base import SPLITS, check_split
+
+APART = 2**30  # between the seeds of two splits: item i of a data set is a function of its seed + i
+PATIENCE = 20  # times the wanted number of items, after which there are no more different ones
+OWN = ("seed", "size")  # of a data set's configuration, set here
+
+
+@register("task", "reasoning_gym")
+def reasoning_gym(
+    split: str,
+    dataset: str,
+    size: int = 500,
+    validation_size: int = 100,
+    test_size: int = 100,
+    config: dict[str, Any] | None = None,
+    data_seed: int = 0,
+) -> list[Example]:
+    """`size` puzzles of a data set to train on, `validation_size` and `test_size` held-out ones.
+
+    `dataset` is a name such as chain_sum or countdown, `config` holds the arguments of its own configuration. The
+    question is the prompt and the answer, where the library gives one, the reference. `meta` has answer, dataset, and
+    entry, all that the library made, for the reward `reasoning_gym`.
+
+    The splits are generated from seeds far apart, and no question comes twice: those of test are taken out of
+    validation, and both out of train. The same arguments give the same puzzles with the same version of the library.
+
+    Raises LmgymError for an unknown data set or argument, for arguments that the library refuses, and if there are
+    fewer different questions than asked for. Needs the extra lmgym[reasoning].
+
+    Example:
+        >>> load("reasoning_gym", "test", dataset="chain_sum", config={"max_terms": 3})[0].prompt
+        'State the final answer to the following arithmetic problem: 16 + 57 ='
+    """
+    check_split("reasoning_gym", split)
+    sizes = {"test": test_size, "validation": validation_size, "train": size}
+    for part, wanted in sizes.items():
+        if wanted < 1:
+            raise LmgymError(f"task.{'size' if part == 'train' else part + '_size'} must be at least 1, not {wanted}")
+    settings = json.dumps(_checked(dataset, config or {}), sort_keys=True)
+    seen: set[str] = set()
+    for part, wanted in sizes.items():
+        entries = _entries(dataset, settings, data_seed + SPLITS.index(part) * APART, wanted, frozenset(seen), part)
+        if part == split:
+            return [_example(json.loads(entry), f"{dataset}/{part}/{n}", dataset) for n, entry in enumerate(entries)]
+        seen |= {json.loads(entry)["question"] for entry in entries}
+    raise AssertionError("every split is one of the three")
+
+
+def _checked(dataset: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration as the library will take it."""
+    known = _library().factory.DATASETS
+    if dataset not in known:
+        raise LmgymError(f"task.dataset: reasoning-gym has no data set '{dataset}'; {suggest(dataset, known)}")
+    for name in OWN:
+        if name in config:
+            ours = {"seed": "task.data_seed", "size": "task.size"}[name]
+            raise LmgymError(f"key 'task.config.{name}' is set by lmgym; write {ours}")
+    made = known[dataset][1]
+    valid = [f.name for f in dataclasses.fields(made) if f.init and f.name not in OWN]
+    for name in config:
+        if name not in valid:
+            raise LmgymError(f"unknown key 'task.config.{name}' of {dataset}; {suggest(str(name), valid)}")
+    return check_arguments(made, config, "task.config", given=0)
+
+
+@lru_cache(maxsize=16)
+def _entries(dataset: str, settings: str, seed: int, wanted: int, seen: frozenset[str], part: str) -> tuple[str, ...]:
+    """The entries of a split as JSON; `seen` are questions that may not come."""
+    entries: list[str] = []
+    questions = set(seen)
+    for place, entry in enumerate(_items(dataset, json.loads(settings), seed, wanted)):
+        if place >= PATIENCE * wanted + 1_000:
+            key = "size" if part == "train" else f"{part}_size"
+            raise LmgymError(
+                f"task.{key} is {wanted}, but with these arguments split '{part}' of {dataset} has only {len(entries)} "
+                "different questions; lower it, or widen task.config"
+            )
+        if entry["question"] not in questions:
+            questions.add(entry["question"])
+            entries.append(_packed(entry, dataset))
+        if len(entries) == wanted:
+            break
+    return tuple(entries)
+
+
+def _items(dataset: str, config: dict[str, Any], seed: int, wanted: int) -> Iterator[dict[str, Any]]:
+    """Item after item, without end: a data set of the wanted size, then one of the seeds behind it, and so on."""
+    create = _library().factory.create_dataset
+    while True:
+        try:
+            yield from create(dataset, seed=seed, size=wanted, **config)
+        except (AssertionError, ValueError, TypeError) as error:
+            reason = str(error).split("\n")[0]
+            raise LmgymError(f"task.config: {dataset} refuses it: {reason or type(error).__name__}") from error
+        seed += wanted
+
+
+def _packed(entry: dict[str, Any], dataset: str) -> str:
+    """The entry as JSON that reads back equal: a tuple becomes {"tuple": [...]}."""
+    try:
+        return json.dumps(_plain(entry))
+    except (TypeError, ValueError) as error:
+        raise LmgymError(f"task.dataset: what {dataset} makes is no JSON ({error}), so it cannot be kept") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return {"tuple": [_plain(item) for item in value]}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _example(entry: dict[str, Any], id: str, dataset: str) -> Example:
+    answer = entry["answer"]
+    return Example(
+        id=f"reasoning_gym/{id}",
+        prompt=entry["question"],
+        references=() if answer is None else (str(answer),),
+        meta={"answer": answer, "dataset": dataset, "entry": entry},
+    )
+
+
+def _library() -> Any:
+    try:
+        import reasoning_gym
+    except ImportError as error:
+        raise LmgymError("task 'reasoning_gym' needs the library: pip install 'lmgym[reasoning]'") from error
+    return reasoning_gym

@@ -1,0 +1,99 @@
+"""SVAMP, one-step word problems that punish shortcuts (Patel et al. 2021, arXiv 2103.07191): 1,000 in all."""
+
+import re
+from fractions import Fraction
+from pathlib import Path
+
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.registry import register
+from lmgym.tasks.base import MissingSplit, check_split, share
+from lmgym.tasks.jsonl import column
+from lmgym.tasks.sources import Row, local_rows, rows, split_of, text_of
+
+
+@register("task", "svamp")
+def svamp(
+    split: str,
+    path: str | Path | None = None,
+    hub_id: str = "ChilleD/SVAMP",
+    validation: float = 0.0,
+    test: float = 0.3,
+) -> list[Example]:
+    """Body and question as prompt, equation and number ("290 / 2 = 145\\n#### 145") as reference.
+
+    `meta` has answer, equation and type ("Subtraction", ...). Rows are {"Body", "Question", "Equation", "Answer",
+    "Type", "ID"}, as in the original; a body without a full stop gets one.
+
+    `path` is a folder with train.jsonl and test.jsonl; or a pattern with {split}; or one file (.jsonl, or the
+    original's SVAMP.json), which serves the split that its name holds, such as test.jsonl. A file whose name holds
+    none is cut by a hash of the prompt: the share `test` is held out. Without `path` the data comes from the Hugging
+    Face Hub, with 700 to train on and 300 to test on. `validation` above 0 takes so much of what is not test.
+
+    Raises LmgymError with file and line for what cannot be read.
+
+    Example:
+        >>> load("svamp", "test", path="SVAMP.json")[0].references
+        ('290 / 2 = 145\\n#### 145',)
+    """
+    check_split("svamp", split)
+    for name, value in (("validation", validation), ("test", test)):
+        if not 0 <= value < 1:
+            raise LmgymError(f"task.{name} must be a share, at least 0 and below 1, not {value}")
+    if split == "validation" and not validation:
+        raise MissingSplit("task 'svamp' has no split 'validation': set task.validation above 0 to take it from train")
+    file = Path(path).expanduser() if path is not None else None
+    whole = file is not None and file.is_file() and split_of(file) is None
+    if whole:
+        assert file is not None
+        if split == "test" and not test:
+            raise MissingSplit("task 'svamp' has no split 'test': set task.test above 0 to hold some of the file out")
+        examples = [_example(row) for row in local_rows("svamp", "train", file)]
+    else:
+        examples = [_example(row) for row in rows("svamp", "test" if split == "test" else "train", path, hub_id)]
+    tested = test if whole else float(split == "test")
+
+    def part_of(example: Example) -> str:
+        place = share(str(example.prompt))
+        if place < tested:
+            return "test"
+        return "validation" if (place - tested) < validation * (1 - tested) else "train"
+
+    return [example for example in examples if part_of(example) == split]
+
+
+def _example(row: Row) -> Example:
+    where, values = row
+    body, question = (text_of(row, [name]).strip() for name in ("Body", "Question"))
+    answer = _number(column(values, "Answer", where), where)
+    equation = re.sub(r"(?<=[0-9])\.0+(?![0-9])", "", text_of(row, ["Equation"])).strip()
+    if equation.startswith("(") and equation.endswith(")"):
+        inside = equation[1:-1].strip()
+        equation = inside if _balanced(inside) else equation
+    return Example(
+        id=f"svamp/{text_of(row, ['ID'])}",
+        prompt=f"{body}{'' if body.endswith(('.', '?', '!')) else '.'} {question}",
+        references=(f"{equation} = {answer}\n#### {answer}",),
+        meta={"answer": answer, "equation": equation, "type": text_of(row, ["Type"])},
+    )
+
+
+def _balanced(text: str) -> bool:
+    """True of "( 4 - 2 ) + 3", not of "4 - 2 ) * ( 3 - 1"."""
+    depth = 0
+    for character in text:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def _number(value: object, where: str) -> str:
+    """145 of 145.0, 145 or "145"."""
+    try:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError
+        number = Fraction(str(value).strip())
+    except (ValueError, ZeroDivisionError) as error:
+        raise LmgymError(f"{where}: column 'Answer' must hold a number, got {value!r}") from error
+    return str(number) if number.denominator == 1 else str(value).strip()

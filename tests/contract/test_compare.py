@@ -1,0 +1,221 @@
+"""`lmgym compare`: what two models are asked, when that is refused, and its numbers against the runs' evaluations."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmgym.cli import main
+from lmgym.compare import Comparison, compare
+from lmgym.errors import LmgymError
+from lmgym.paired import compare as paired
+from tests import runs
+from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.usefixtures("no_picture")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two finished runs of one recipe; the second one's rate is high, so that its answers are others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lmgym.milestones.training_plot", lambda metrics, plot: plot)
+        folder = tmp_path_factory.mktemp("compare")
+        one = runs.run(folder / "one", steps=5)
+        return one, runs.run(folder / "two", steps=5, seed=1, optimizer={"learning_rate": 0.03, "warmup": 0})
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("lmgym.compare.load_policy", load)
+
+
+def last_evaluation(folder: Path) -> dict[str, Any]:
+    return [record for record in runs.records(folder / "metrics.jsonl") if record["kind"] == "evaluation"][-1]
+
+
+# ---------------------------------------------------------------- what comes out
+
+
+def test_two_runs(two: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each mean is that of the run's own last evaluation; the difference is of what the file says of each example."""
+    path = tmp_path / "result.json"
+    assert main(["compare", *map(str, two), "--json", str(path)]) == 0
+    said, result = capsys.readouterr().out, json.loads(path.read_text())
+    assert list(result["metrics"]) == ["reward", "length", "regex", "length/mean", "truncated"]
+    for name, metric in result["metrics"].items():
+        for side, folder in (("first", two[0]), ("second", two[1])):
+            expected = [last_evaluation(folder)[name + end] for end in ("", "/low", "/high")]
+            if side == "first":  # the second was evaluated with the first one's seed; greedy, so with the same answers
+                assert [metric[side][key] for key in ("mean", "low", "high")] == pytest.approx(expected)
+            assert metric[side]["mean"] == pytest.approx(expected[0])
+        values = [[row[side]["values"][name] for row in result["examples"]] for side in ("first", "second")]
+        assert metric["difference"] == pytest.approx(vars(paired(*values).difference))
+        assert metric["higher_first"] + metric["equal"] + metric["higher_second"] == 8 == len(result["examples"])
+        shown = re.search(
+            rf"^  {name} +(-?[\d.]+) \[(-?[\d.]+), (-?[\d.]+)\] +([\d.]+) +(\d+) +(\d+) +(\d+) *$", said, re.M
+        )
+        assert shown, said
+        numbers = [*(metric["difference"][key] for key in ("mean", "low", "high")), metric["p"]]
+        assert [float(text) for text in shown.groups()[:4]] == pytest.approx(numbers, abs=0.0006)
+        assert [int(text) for text in shown.groups()[4:]] == [
+            metric[key] for key in ("higher_first", "equal", "higher_second")
+        ]
+    assert result["metrics"]["reward"]["equal"] < 8  # equality would prove little
+    assert f"A: {two[0]}, weights of {runs.newest(two[0])}" in said and "8 prompts of test" in said
+
+
+def test_a_model_and_itself(two: tuple[Path, Path]) -> None:
+    """The newest checkpoint, final/ and the run folder are one model."""
+    for other in (runs.newest(two[1]), two[1] / "final"):
+        result = compare(str(two[1]), str(other))
+        assert all(metric.equal == 8 and metric.p == 1.0 for metric in result.metrics.values())
+        assert result.most_different() == []
+
+
+def test_before_and_after(two: tuple[Path, Path]) -> None:
+    """The recipe, and the built-in model by its name, are the model before training."""
+    summary = json.loads((two[1] / "summary.json").read_text())
+    for base in (str(two[1] / "recipe.yaml"), "builtin:tiny"):
+        result = compare(base, str(two[1]))
+        for name, metric in result.metrics.items():
+            assert metric.first.mean == pytest.approx(summary["before"]["results"][name]["mean"])
+            assert metric.second.mean == pytest.approx(summary["after"]["results"][name]["mean"])
+    earlier = compare(str(two[1] / "checkpoints" / "stage-0-step-000004"), str(two[1]))
+    assert earlier.first != earlier.second and len(earlier.examples) == 8
+
+
+def test_another_model_is_asked_as_the_run_is(two: tuple[Path, Path], tmp_path: Path) -> None:
+    """A built-in model of another family, and a folder that is no run's: without the run's architecture."""
+    shutil.copytree(two[0] / "final", tmp_path / "model")
+    copied = compare(str(tmp_path / "model"), str(two[0]), ["evaluation.examples=3"])
+    assert all(metric.equal == 3 for metric in copied.metrics.values())
+    other = compare("builtin:tiny_gpt2", str(two[0]), ["evaluation.examples=3"])
+    assert [row["id"] for row in other.examples] == [row["id"] for row in copied.examples]
+
+
+def test_several_sampled_answers(two: tuple[Path, Path]) -> None:
+    overrides = ["evaluation.samples=4", "evaluation.temperature=1", "evaluation.metrics={words: 0}"]
+    result = compare(*map(str, two), overrides, split="validation", metric="words")
+    assert {"regex/pass@1", "regex/pass@2", "regex/pass@4", "words"} <= set(result.metrics)
+    assert (result.split, result.samples, result.metric) == ("validation", 4, "words")
+    row = result.examples[0]
+    assert len(row["first"]["texts"]) == len(row["first"]["values"]["regex"]) == 4
+    assert len(set(row["first"]["texts"])) > 1 and len(row["first"]["values"]["regex/pass@2"]) == 1
+    again = compare(*map(str, two), overrides, split="validation")
+    assert again.examples == result.examples  # random numbers are a function of the place
+    assert result.metrics["regex"].test == "sign flip"
+
+
+def test_final_split_comes_first_unless_a_split_is_named(tmp_path: Path) -> None:
+    recipe = str(
+        runs.write(tmp_path / "a.yaml", evaluation={"examples": 2, "split": "validation", "final_split": "test"})
+    )
+    assert compare(recipe, recipe).split == "test"
+    assert compare(recipe, recipe, ["evaluation.split=validation"]).split == "validation"
+    assert compare(recipe, recipe, split="validation").split == "validation"
+
+
+def test_rewards_of_other_weights_are_compared_part_by_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = runs.write(tmp_path / "a.yaml", rewards={"words": 1.0, "length": {"target": 6}})
+    other = runs.write(tmp_path / "b.yaml", rewards={"words": 0.5, "final_answer": 1.0})
+    assert main(["compare", str(one), str(other), "evaluation.examples=2"]) == 0
+    said = capsys.readouterr().out
+    assert "the reward is not compared" in said and "b.yaml {'final_answer': 1.0, 'words': 0.5}" in said
+    assert re.search(r"^  final_answer ", said, re.M) and re.search(r"^  length ", said, re.M)
+    assert not re.search(r"^  reward ", said, re.M)
+
+
+def test_the_largest_differences_by_turns() -> None:
+    values = [(0.0, 0.25), (1.0, 0.5), (0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (0.0, 0.5)]
+    rows = [
+        {
+            "id": str(place),
+            **{side: {"values": {"m": [value]}} for side, value in zip(("first", "second"), pair, strict=True)},
+        }
+        for place, pair in enumerate(values)
+    ]
+    result = Comparison("a", "b", "test", 1, {}, "m", {}, rows, [])
+    assert [row["id"] for row in result.most_different()] == ["4", "3", "1", "5"]
+    assert [row["id"] for row in result.most_different(limit=9)] == ["4", "3", "1", "5", "0"]
+
+
+# ---------------------------------------------------------------- what is refused, before any model is loaded
+
+EVALUATION = runs.TINY["evaluation"]
+SAMPLING = runs.TINY["sampling"]
+UNLIKE: list[tuple[dict[str, Any], list[str], str]] = [
+    ({"task": "topics"}, [], r"about task arithmetic and .*b\.yaml about topics"),
+    ({"task": {**runs.TINY["task"], "largest": 9}}, [], r"task\.largest is 5 for the one and 9 for the other"),
+    ({"evaluation": {**EVALUATION, "split": "validation"}}, [], r"evaluation\.split is 'test' for the one and 'vali"),
+    ({"evaluation": {**EVALUATION, "examples": 9}}, [], r"evaluation\.examples is 8 for the one and 9 for the other"),
+    ({"evaluation": {**EVALUATION, "samples": 2}}, [], r"evaluation\.samples is 1 for the one and 2"),
+    ({"evaluation": {**EVALUATION, "temperature": 1}}, [], r"evaluation\.temperature is 0\.0 for the one and 1"),
+    ({"sampling": {"max_new_tokens": 7}}, [], r"evaluation\.max_new_tokens is 6 for the one and 7 for the other"),
+    ({"sampling": {**SAMPLING, "stop": ["x"]}}, [], r"sampling\.stop is \(\) for the one and \('x',\)"),
+    ({"rewards": {"length": {"target": 9}}}, [], r"rewards\.length is \{'target': 6, .* for the other; an override"),
+    ({"policy": {**runs.TINY["policy"], "compute": "bfloat16"}}, ["policy.compute=float32"], "same"),
+    ({}, ["--split", "train"], r"evaluation on split 'train', which stage 'train' trains on"),
+    ({}, ["--split", "tset"], r"has no split 'tset'; did you mean 'test'"),
+    ({}, ["--metric", "lenght"], r"--metric is 'lenght'; did you mean 'length'"),
+    ({}, ["evaluation.exmples=3"], r"unknown key 'exmples' in 'evaluation'; did you mean 'examples'"),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize(("changes", "arguments", "sentence"), UNLIKE, ids=[case[2][:40] for case in UNLIKE])
+def test_what_is_asked_otherwise_is_refused(
+    changes: dict[str, Any], arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = runs.write(tmp_path / "a.yaml"), runs.write(tmp_path / "b.yaml", **changes)
+    if sentence == "same":  # an override for both mends it
+        with pytest.raises(AssertionError, match="a model was loaded"):
+            main(["compare", str(one), str(other), *arguments])
+    else:
+        assert re.search(sentence, complaint(capsys, "compare", one, other, *arguments))
+
+
+@pytest.mark.usefixtures("no_model")
+def test_runs_in_two_precisions_are_refused(two: tuple[Path, Path], tmp_path: Path) -> None:
+    recipe = runs.write(tmp_path / "b.yaml", policy={**runs.TINY["policy"], "compute": "bfloat16"})
+    with pytest.raises(LmgymError, match=r"policy\.compute is 'float32' for the one and 'bfloat16' for the other"):
+        compare(str(two[0]), str(recipe), ["steps=5"])
+
+
+@pytest.mark.usefixtures("no_model")
+def test_names_that_are_nothing(two: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, empty = two[0], tmp_path / "empty"
+    empty.mkdir()
+    said = complaint(capsys, "compare", "builtin:tiny", "builtin:tiny_gpt2")
+    assert said == "neither builtin:tiny nor builtin:tiny_gpt2 names a task; at least one must be a run or a recipe"
+    assert f"there is no run, model folder or recipe {tmp_path / 'nun'}" in complaint(
+        capsys, "compare", run, tmp_path / "nun"
+    )
+    assert "neither a run nor a model" in complaint(capsys, "compare", empty, run)
+    assert "there is no recipe" in complaint(capsys, "compare", run, "elsewhere.yaml")
+    shutil.copy(run / "recipe.yaml", empty)
+    assert "holds no model yet" in complaint(capsys, "compare", run, empty)
+    shutil.copytree(run, tmp_path / "copy")
+    damaged = runs.newest(tmp_path / "copy")
+    (damaged / "model.safetensors").write_bytes(b"")
+    assert re.search(r"checkpoint .* is damaged \(model\.safetensors has 0", complaint(capsys, "compare", run, damaged))
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = runs.write(tmp_path / "a.yaml")
+    arguments = [
+        "compare",
+        str(recipe),
+        str(recipe),
+        "evaluation.examples=1",
+        "--json",
+        str(tmp_path / "no" / "a.json"),
+    ]
+    assert main(arguments) == 1
+    assert "a.json: cannot be written" in capsys.readouterr().err

@@ -1,0 +1,180 @@
+"""What a recipe may say of any reward: what it sees of a model's thoughts, and that it is written as TRL's are."""
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmgym.episode import Episode, Example, Turn
+from lmgym.errors import LmgymError
+from lmgym.rewards.base import build, check_reward, episodes, evaluate
+from lmgym.rewards.thinking import without_thinking
+
+HERE = "tests.contract.test_reward_options"
+
+
+def answered(*texts: str, prompt: Any = "2+2=", **meta: Any) -> list[Episode]:
+    return [
+        Episode(Example(f"a/{n}", prompt, ("4",), {"level": n, **meta}), 0, n, [Turn([1, 2], [3, n], text=text)])
+        for n, text in enumerate(texts)
+    ]
+
+
+# ---------------------------------------------------------------- thoughts
+
+
+@pytest.mark.parametrize(
+    ("text", "seen", "opened"),
+    [
+        ("4", "4", ""),
+        ("<think>3?</think>4", "4", "4"),
+        ("3?</think>\n\n4", "\n\n4", "\n\n4"),  # the chat template wrote the first tag
+        ("<think>3? 4?", "", ""),
+        ("<think>3?</think>4<think>or 5", "", ""),
+        ("<think>a</think>b<think>c</think>4", "4", "4"),
+        ("</think>", "", ""),
+        ("", "", ""),
+        ("<thinking>4", "<thinking>4", ""),
+    ],
+)
+def test_what_is_left_without_thoughts(text: str, seen: str, opened: str) -> None:
+    assert without_thinking(text) == seen
+    assert without_thinking(text, opened=True) == opened
+
+
+def test_a_reward_may_see_the_text_behind_the_thoughts_alone() -> None:
+    texts = ["<think>#### 4</think>#### 5", "<think>#### 5</think>#### 4", "<think>#### 4", "#### 4"]
+    scored = answered(*texts)
+    before = [asdict(episode) for episode in scored]
+    for stripping, values in ((False, [0.0, 1.0, 1.0, 1.0]), (True, [0, 1, 0, 1]), ("opened", [0, 1, 0, 0])):
+        reward = build({"final_answer": {"strip_thinking": stripping}})[0]
+        assert evaluate(reward, scored) == values
+    assert evaluate(build({"final_answer": 1.0})[0], scored) == [0.0, 1.0, 1.0, 1.0]  # off, unless asked for
+    assert [asdict(episode) for episode in scored] == before  # what is trained on is what was sampled
+
+
+def test_a_reward_of_episodes_sees_copies() -> None:
+    scored = answered("<think>a b c</think>d")
+    scored[0].turns.insert(0, Turn([1], [2], text="<think>first</think>x"))
+
+    @episodes
+    def looks(given: list[Episode]) -> list[float]:
+        assert [turn.text for turn in given[0].turns] == ["<think>first</think>x", "d"]
+        assert given[0].turns[1].action_ids == scored[0].turns[1].action_ids
+        return [1.0]
+
+    assert evaluate(replace(build({"words": 1.0})[0], function=looks, strip_thinking=True), scored) == [1.0]
+    assert scored[0].text == "<think>a b c</think>d"
+
+
+def test_wrong_options_are_named() -> None:
+    for section, sentence in (
+        ({"strip_thinkin": True}, r"unknown key 'rewards.words.strip_thinkin'; did you mean 'strip_thinking'"),
+        ({"strip_thinking": "closed"}, r"key 'rewards.words.strip_thinking.*got 'closed'"),
+        ({"style": "verl"}, r"key 'rewards.words.style': .*'lmgym' or 'trl', got 'verl'"),
+    ):
+        with pytest.raises(LmgymError, match=sentence):
+            build({"words": section})
+
+
+# ---------------------------------------------------------------- rewards written for TRL
+
+seen: list[dict[str, Any]] = []
+
+
+def notes(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
+    seen.append({"prompts": prompts, "completions": completions, **columns})
+    columns["log_metric"]("mean", 1.0)
+    return [None if "none" in str(text) else float(len(str(text))) for text in completions]
+
+
+def brief(completions: list[str], level: list[int]) -> np.ndarray:
+    return np.array([len(text) + place for text, place in zip(completions, level, strict=True)])
+
+
+def hungry(completions: list[str], trainer_state: Any, **columns: Any) -> list[float]:
+    return [0.0] * len(completions)
+
+
+async def later(prompts: Any, completions: Any, **columns: Any) -> list[float]:
+    return [0.0]
+
+
+def own(texts: list[str], examples: list[Example]) -> list[float]:
+    return [0.0] * len(texts)
+
+
+def broken(completions: list[str], **columns: Any) -> list[float]:
+    return [1.0]
+
+
+def raises(completions: list[str], **columns: Any) -> list[float]:
+    raise ValueError("no")
+
+
+def rewarded(function: Callable[..., Any], **options: Any) -> Any:
+    return build({f"{HERE}:{function.__name__}": {"style": "trl", **options}})[0]
+
+
+def test_a_function_of_trl_gets_what_trl_gives() -> None:
+    seen.clear()
+    scored = answered("four", "none", color="red")
+    scored[1] = replace(scored[1], example=replace(scored[1].example, meta={"level": 7}))
+    assert evaluate(rewarded(notes), scored) == [4.0, 0.0]  # None adds nothing
+    given = dict(seen[0])
+    assert callable(given.pop("log_extra")) and callable(given.pop("log_metric"))
+    assert given == {
+        "prompts": ["2+2=", "2+2="],
+        "completions": ["four", "none"],
+        "completion_ids": [[3, 0], [3, 1]],
+        "references": [["4"], ["4"]],
+        "level": [0, 7],
+        "color": ["red", None],
+    }
+
+
+def test_chats_are_lists_of_messages_as_in_trl() -> None:
+    seen.clear()
+    chat = [{"role": "system", "content": "Add."}, {"role": "user", "content": "2+2="}]
+    evaluate(rewarded(notes, strip_thinking=True), answered("<think>x</think>4", prompt=chat))
+    assert seen[0]["prompts"] == [chat]
+    assert seen[0]["completions"] == [[{"role": "assistant", "content": "4"}]]
+
+
+def test_a_function_of_trl_is_a_reward_like_others() -> None:
+    reward = rewarded(brief, weight=0.5)
+    assert (reward.name, reward.weight) == (f"{HERE}:brief", 0.5)
+    assert evaluate(reward, answered("ab", "abc")) == [2.0, 4.0]
+    check_reward(f"{HERE}:notes", style="trl")
+    with pytest.raises(LmgymError, match=r"raised TypeError: .*'trainer_state'"):
+        evaluate(rewarded(hungry), answered("a"))
+    line = raises.__code__.co_firstlineno + 1
+    with pytest.raises(LmgymError, match=rf"raised ValueError: no at {__file__}:{line}$"):
+        evaluate(rewarded(raises), answered("a"))
+    with pytest.raises(LmgymError, match="returned 1 values for 2 episodes"):
+        evaluate(rewarded(broken), answered("a", "b"))
+    with pytest.raises(
+        LmgymError, match=r"reward '.*:notes' of style trl: the examples have a column 'prompts'; call it"
+    ):
+        evaluate(rewarded(notes), answered("a", prompts=1))
+    with pytest.raises(
+        LmgymError, match=r"reward '.*:later' is a coroutine function; a reward of style trl must be an"
+    ):
+        rewarded(later)
+    with pytest.raises(
+        LmgymError, match=r"reward '.*:own' takes examples, texts; one of style trl is called with prompts"
+    ):
+        rewarded(own)
+    with pytest.raises(LmgymError, match=r"unknown key 'rewards.*:notes.alpha'"):
+        rewarded(notes, alpha=1)
+
+
+@pytest.mark.slow
+def test_rewards_of_trl_itself() -> None:
+    """think_format_reward, the library's own, on chats and its own documented cases."""
+    pytest.importorskip("trl")
+    chat = [{"role": "user", "content": "?"}]
+    scored = answered("<think>\nThis is my reasoning.\n</think>\nThis is my answer.", "<think>\nno end", prompt=chat)
+    assert evaluate(build({"trl.rewards:think_format_reward": {"style": "trl"}})[0], scored) == [1.0, 0.0]

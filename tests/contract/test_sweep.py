@@ -1,0 +1,496 @@
+"""Seeds and sweeps: one recipe becomes several, all checked before the first trains; what is done stays; the tables."""
+
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as some
+
+from lmgym import registry
+from lmgym.cli import main
+from lmgym.config import STAGE_KEYS
+from lmgym.errors import LmgymError
+from lmgym.expansion import expand, expands, text_of
+from lmgym.logs.console import Console
+from lmgym.logs.curves import curves_plot, mean_and_band
+from lmgym.logs.writer import Writer
+from lmgym.results import Member, seeds_table, settings_table
+from lmgym.statistics import student_t
+from lmgym.sweep import home, is_finished, plan, plan_tree, train_all
+from tests import runs
+from tests.parity.test_resume import Interrupting
+from tests.runs import Shell, assert_equal_runs, complaint, no_picture, shell  # noqa: F401 (fixtures)
+
+SMALL: dict[str, Any] = {"steps": 2, "evaluation": {"every": 2, "examples": 4}, "logs": {"samples": 1}}
+ONCE = {"expand": True, "values": [7]}
+
+
+@pytest.fixture(autouse=True)
+def no_curves(no_picture: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Pictures take longer than tiny runs; the last tests of this file draw one."""
+    monkeypatch.setattr("lmgym.results.curves_plot", lambda curves, plot, metric: plot)
+
+
+# ---------------------------------------------------------------- one tree that stands for several
+
+values = some.lists(some.integers(0, 99) | some.booleans() | some.text("abc/ ", max_size=4), min_size=1, max_size=3)
+
+
+@given(
+    some.dictionaries(some.sampled_from(["a", "b.c", "b.d", "e.f.g"]), values, max_size=3),
+    some.sets(some.integers(0, 9)),
+)
+def test_every_combination_comes_once_and_holds_its_values(sweep: dict[str, list[Any]], seeds: set[int]) -> None:
+    if any(len({json.dumps(value) for value in found}) < len(found) for found in sweep.values()):
+        with pytest.raises(LmgymError, match="comes twice"):
+            expand({"kept": 1}, sweep)
+        return
+    variants = expand({"kept": 1, "b": {"kept": 2}}, sweep, sorted(seeds))
+    count = math.prod(map(len, sweep.values())) * max(len(seeds), 1)
+    assert len(variants) == len({variant.label for variant in variants}) == count
+    for variant in variants:
+        assert variant.tree["kept"] == 1 and variant.tree["b"]["kept"] == 2
+        for key, value in variant.settings.items():
+            node: Any = variant.tree
+            for part in key.split("."):
+                node = node[part]
+            assert node == value and (key == "seed" or value in sweep[key])
+
+
+def test_rl4lms_notation_is_the_same_thing() -> None:
+    """The example at the end of RL4LMs' core_components/sweep.py, and what a sweep of the same key gives."""
+    config = {
+        "param_1": {"expand": True, "values": [1, 2]},
+        "param_3": {"param_3_2": {"expand": False, "values": [3, 4]}, "param_3_3": 5},
+    }
+    rest = {"param_3": config["param_3"]}
+    assert [variant.tree for variant in expand(config)] == [{"param_1": 1, **rest}, {"param_1": 2, **rest}]
+    swept = expand(rest, {"param_1": [1, 2]})
+    assert [variant.label for variant in swept] == [variant.label for variant in expand(config)]
+    assert [variant.tree for variant in swept] == [variant.tree for variant in expand(config)]
+    assert expands(config) and not expands(rest)
+    assert [variant.tree for variant in expand({"a": [ONCE, 1]})] == [{"a": [7, 1]}]
+
+
+def test_values_that_hold_values() -> None:
+    tree = {"algorithm": {"expand": True, "values": [{"name": "a", "size": {"expand": True, "values": [1, 2]}}, "b"]}}
+    found = [variant.tree["algorithm"] for variant in expand(tree, seeds=[3])]
+    assert found == [{"name": "a", "size": 1}, {"name": "a", "size": 2}, "b"]
+
+
+def test_labels_are_short_stable_and_fit_for_a_folder() -> None:
+    sweep = {"optimizer.learning_rate": [1e-5, "1e-4"], "stages.warm.steps": [20], "stages.rl.steps": [40]}
+    tree = {"stages": [{"name": "warm"}, {"name": "rl"}]}
+    labels = [variant.label for variant in expand(tree, sweep, [0, 1], STAGE_KEYS)]
+    assert labels[0] == "learning_rate-1e-05,warm.steps-20,rl.steps-40,seed-0"
+    more = {**sweep, "optimizer.learning_rate": ["1e-4", 0.5, 1e-5]}
+    assert set(labels) < {variant.label for variant in expand(tree, more, [1, 0, 5], STAGE_KEYS)}
+    assert [text_of(value) for value in (True, None, 0.1, 3, "grpo", "1e-5")] == [
+        "true", "null", "0.1", "3", "grpo", "1e-05"
+    ]  # fmt: skip
+    odd = [
+        "a b",
+        "a/b",
+        "a-b",
+        "../..",
+        "",
+        "x" * 90,
+        {"name": "grpo", "k": 1},
+        {"name": "grpo", "k": 2},
+        [1, 2],
+        "[1, 2]",
+    ]
+    texts = [text_of(value) for value in odd]
+    assert len(set(texts)) == len(odd) and all(len(text) <= 31 and "/" not in text and text != ".." for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("tree", "sweep", "seeds", "sentence"),
+    [
+        ({}, {"a": []}, [], r"runs\.sweep: a: the values must be a list of at least one, not \[\]"),
+        ({}, {"a": 3}, [], r"runs\.sweep: a: the values must be a list of at least one, not 3"),
+        ({"a": {"expand": True, "values": 3}}, {}, [], r"a: the values must be a list of at least one, not 3"),
+        ({"a": {"expand": True, "values": [1], "valeus": 2}}, {}, [], r"a: a section that says expand .* not 'valeus'"),
+        ({}, {"a": [1, 1]}, [], r"runs: a-1 comes twice; give each value once"),
+        ({}, {}, [0, 0], r"runs: seed-0 comes twice"),
+        ({}, {"seed": [1]}, [0], r"the values of seed are given in two places"),
+        ({"a": ONCE}, {"a": [1]}, [], r"the values of a are given in two places"),
+        ({"a": 3}, {"a.b": [1]}, [], r"runs\.sweep: a\.b: 'a' is a value, not a section"),
+        (
+            {"stages": [{"name": "rl"}]},
+            {"stages.rll.steps": [1]},
+            [],
+            r"runs\.sweep: .*there is no stage 'rll'; did you me",
+        ),
+        ({"stages": [{"steps": 1}, {"steps": 2}]}, {"steps": [3]}, [], r"runs\.sweep: steps: every stage sets its own"),
+    ],
+)
+def test_values_that_make_no_sense(tree: Any, sweep: Any, seeds: Any, sentence: str) -> None:
+    with pytest.raises(LmgymError, match=sentence):
+        expand(tree, sweep, seeds, STAGE_KEYS)
+
+
+# ---------------------------------------------------------------- the recipe
+
+WRONG: list[tuple[dict[str, Any], list[str], str]] = [
+    ({"seedz": [0]}, [], r"recipe\.yaml: unknown key 'runs\.seedz'; did you mean 'seeds'"),
+    ({"seeds": 3}, [], r"key 'runs\.seeds': .*list"),
+    ({"seeds": ["x"]}, [], r"key 'runs\.seeds\.0': .*integer"),
+    ({"jobs": 0}, [], r"runs\.jobs is 0; it must be at least 1"),
+    ({"mode": "highest"}, [], r"key 'runs\.mode': .*'max' or 'min'"),
+    ({"metric": "lenght"}, [], r"runs\.metric is 'lenght'; did you mean 'length'"),
+    ({"sweep": {"optimizer.learning_rat": [1]}}, [], r"run learning_rat-1,seed-0: unknown key 'learning_rat' in"),
+    ({"sweep": {"algorithm": ["grpo", "gpro"]}}, [], r"run algorithm-gpro,seed-0: unknown algorithm 'gpro'"),
+    ({"sweep": {"steps": [1, 0]}}, [], r"run steps-0,seed-0: steps is 0; it must be at least 1"),
+    ({"sweep": {"steps": [1, 2], "algorithm.group_size": [4, 1]}}, [], r"run group_size-1,.*: algorithm\.group_s"),
+    ({"sweep": {"stages.warm.steps": [1]}}, [], r"run steps-1,seed-0: 'stages' must be a list"),
+    ({"sweep": {"steps": [1, 2]}}, ["evaluation.split=test"], r"runs\.sweep chooses by evaluation\.split, and"),
+    ({"sweep": {"steps": [1, 2]}}, ["steps=5"], r"override steps: the recipe's 'runs' gives it values of its own"),
+    ({"seeds": [1, 2]}, ["seed=5"], r"override seed: the recipe's 'runs' gives it values of its own"),
+    ({"seeds": [1, 2]}, ["stepz=5"], r"unknown key 'stepz'; did you mean 'steps'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("section", "overrides", "sentence"), WRONG, ids=[case[2][:45] for case in WRONG])
+def test_what_any_run_has_wrong_is_told_before_one_trains(
+    section: dict[str, Any], overrides: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lmgym.sweep.train", lambda *_: pytest.fail("it trained"))
+    said = complaint(capsys, "train", runs.write(tmp_path / "recipe.yaml", runs=section), *overrides)
+    assert re.search(sentence, said), said
+    assert os.listdir(tmp_path) == ["recipe.yaml"]
+
+
+def test_only_train_takes_a_recipe_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = runs.write(tmp_path / "recipe.yaml", runs={"seeds": [0, 1]})
+    for verb in ("eval", "check", "generate"):
+        assert "'runs' makes it several runs, which `lmgym train` alone takes" in complaint(capsys, verb, recipe)
+    assert plan(recipe, ["runs=null"]) is None and plan(runs.write(tmp_path / "single.yaml")) is None
+    assert "did you mean 'runs'?" in complaint(capsys, "train", runs.write(tmp_path / "typo.yaml", run={"seeds": [0]}))
+
+
+def test_a_sweep_keeps_the_test_split_apart() -> None:
+    """It chooses on validation and reports test; seeds alone choose nothing and change nothing."""
+    swept = plan_tree(runs.tiny(runs={"sweep": {"steps": [1, 2]}, "seeds": [4]}))
+    assert [member.label for member in swept.members] == ["steps-1,seed-4", "steps-2,seed-4"]
+    for member in swept.members:
+        assert (member.config.evaluation.split, member.config.evaluation.final_split) == ("validation", "test")
+        assert member.config.seed == 4
+    seeds = plan_tree(runs.tiny(runs={"seeds": [4, 5]}))
+    assert {member.config.evaluation.split for member in seeds.members} == {"test"}
+    own = plan_tree(runs.tiny(runs={"sweep": {"steps": [1, 2]}}, evaluation={"split": "validation", "examples": 4}))
+    assert own.members[0].config.evaluation.final_split is None and own.members[0].config.seed == 0
+
+
+def test_expand_in_a_recipe_without_runs() -> None:
+    tree = runs.tiny(seed={"expand": True, "values": [3, 5]}, algorithm={"name": "grpo", "group_size": ONCE})
+    found = plan_tree(tree).members
+    assert [member.label for member in found] == ["group_size-7,seed-3", "group_size-7,seed-5"]
+    assert [member.config.seed for member in found] == [3, 5]
+
+
+def test_the_metric_that_sorts_is_the_first_reward() -> None:
+    assert plan_tree(runs.tiny(runs={"seeds": [0]})).metric == "length"
+    imitating = plan_tree(runs.tiny(runs={}, algorithm="supervised", rewards=None))
+    assert (imitating.metric, imitating.section.mode) == ("reference_nll", "min")
+    assert plan_tree(runs.tiny(runs={"metric": "regex/pass@2"})).metric == "regex/pass@2"
+
+
+# ---------------------------------------------------------------- training
+
+
+def several(folder: Path, console: Console | None = None, changed: bool = False, **changes: Any) -> int:
+    tree = runs.tiny(**SMALL, **changes)
+    return train_all(plan_tree(tree), folder, changed, console or Console(quiet=True))
+
+
+def final(folder: Path) -> bytes:
+    return (folder / "final" / "model.safetensors").read_bytes()
+
+
+def test_each_seed_is_the_run_that_it_would_be_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, out = runs.write(tmp_path / "recipe.yaml", **SMALL), tmp_path / "all"
+    assert main(["train", str(recipe), f"out={out}", "runs.seeds=[1,2]"]) == 0
+    said = capsys.readouterr().out
+    for seed in (1, 2):
+        assert_equal_runs(runs.run(tmp_path / f"alone-{seed}", **SMALL, seed=seed), out / f"seed-{seed}")
+    assert sorted(path.name for path in out.iterdir()) == [
+        "recipe.yaml",
+        "results.json",
+        "seed-1",
+        "seed-2",
+        "table.md",
+    ]
+    afters = [json.loads((out / f"seed-{seed}" / "summary.json").read_text())["after"] for seed in (1, 2)]
+    results = json.loads((out / "results.json").read_text())
+    assert [run["label"] for run in results["runs"]] == ["seed-1", "seed-2"]
+    for name, found in results["settings"][0]["after"]["results"].items():
+        interval = student_t([after["results"][name]["mean"] for after in afters])
+        assert found == pytest.approx(vars(interval))
+        row = f"| {name} | "
+        assert row in (out / "table.md").read_text() and str(interval) in said
+    assert "2 seeds, 4 prompts of test: mean over seeds [95% interval, Student's t]" in said
+
+
+def test_what_is_finished_stays_and_more_can_be_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "all"
+    recipe = runs.write(tmp_path / "recipe.yaml", **SMALL, runs={"seeds": [0]})
+    command = ["train", str(recipe), f"out={out}"]
+    assert main(command) == 0
+    before = (out / "seed-0" / "machine.json").stat().st_mtime_ns
+    capsys.readouterr()
+    assert main(command) == 0
+    assert "1 runs, 1 of them finished before" in capsys.readouterr().out
+    assert main(["train", str(out), "runs.seeds=[0,1]"]) == 0  # the folder itself names its recipe
+    assert main([*command, "runs.seeds=[0,1,2]"]) == 0
+    assert "3 runs, 2 of them finished before" in capsys.readouterr().out
+    assert (out / "seed-0" / "machine.json").stat().st_mtime_ns == before
+    assert yaml.safe_load((out / "recipe.yaml").read_text())["runs"] == {"seeds": [0, 1, 2]}
+    assert "holds runs of another recipe" in complaint(capsys, *command, "optimizer.learning_rate=0.5")
+    assert "unknown key 'stepz'" in complaint(capsys, "train", out, "stepz=3")
+    assert "keeps its out=" in complaint(capsys, "train", out, "out=elsewhere")
+    assert main(["train", str(out), "steps=3", "runs.seeds=[0,1]"]) == 0  # all of them go on
+    assert runs.newest(out / "seed-1").name == "stage-0-step-000003"
+
+
+def test_a_run_that_was_trained_further_by_itself_is_not_mixed_in(tmp_path: Path) -> None:
+    assert several(tmp_path, runs={"seeds": [0]}) == 0
+    assert main(["train", str(tmp_path / "seed-0"), "steps=3"]) == 0
+    with pytest.raises(LmgymError, match="seed-0 holds a run of another recipe"):
+        several(tmp_path, runs={"seeds": [0, 1]})
+    assert not (tmp_path / "seed-1").exists()
+
+
+def test_without_out_the_same_recipe_goes_on_and_another_is_numbered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tree = runs.tiny(runs={"seeds": [0]})
+    recipe = tmp_path / "mine.yaml"
+    assert home(plan_tree(tree), recipe) == Path("runs/mine")
+    (tmp_path / "runs" / "mine").mkdir(parents=True)  # a single run, or anything else
+    assert home(plan_tree(tree), recipe) == Path("runs/mine-2")
+    (tmp_path / "runs" / "mine-2").mkdir()
+    (tmp_path / "runs" / "mine-2" / "recipe.yaml").write_text(yaml.safe_dump(plan_tree(tree).tree))
+    assert home(plan_tree({**tree, "runs": {"seeds": [0, 1]}}), recipe) == Path("runs/mine-2")
+    assert home(plan_tree({**tree, "steps": 7}), recipe) == Path("runs/mine-3")
+    assert home(plan_tree({**tree, "out": "elsewhere"}), recipe) == Path("elsewhere")
+
+
+def test_one_that_fails_does_not_lose_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "all"
+    out.mkdir()
+    (out / "seed-1").write_text("in the way")
+    recipe = runs.write(tmp_path / "recipe.yaml", **SMALL, runs={"seeds": [0, 1, 2]})
+    assert main(["train", str(recipe), f"out={out}"]) == 1
+    said = capsys.readouterr().out
+    assert "seed-1 failed: " in said and "cannot be written" in said and "2 seeds, 4 prompts" in said
+    entries = {run["label"]: run for run in json.loads((out / "results.json").read_text())["runs"]}
+    assert "cannot be written" in entries["seed-1"]["failed"] and "after" in entries["seed-2"]
+    (out / "seed-1").unlink()
+    assert main(["train", str(recipe), f"out={out}"]) == 0
+    assert "3 runs, 2 of them finished before" in capsys.readouterr().out
+
+
+def test_a_crash_is_one_failure_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def crash(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("lmgym.sweep.train", crash)
+    assert several(tmp_path, Console(), runs={"seeds": [0, 1]}) == 1
+    said = capsys.readouterr()
+    assert "seed-1 failed: RuntimeError: out of memory" in said.out and said.err.count("Traceback") == 2
+    assert not (tmp_path / "table.md").exists()
+
+
+def test_ctrl_c_stops_all_and_the_rest_is_what_it_would_have_been(tmp_path: Path) -> None:
+    section = {"seeds": [0, 1, 2]}
+    assert several(tmp_path / "whole", runs=section) == 0
+    assert several(tmp_path / "parts", Interrupting(at=3), runs=section) == 130  # in the first step of seed 1
+    assert not (tmp_path / "parts" / "seed-2").exists() and not (tmp_path / "parts" / "table.md").exists()
+    assert runs.newest(tmp_path / "parts" / "seed-1").name == "stage-0-step-000001"
+    assert several(tmp_path / "parts", runs=section) == 0
+    for seed in (0, 1, 2):
+        assert_equal_runs(tmp_path / "whole" / f"seed-{seed}", tmp_path / "parts" / f"seed-{seed}")
+    assert (tmp_path / "whole" / "table.md").read_text() == (tmp_path / "parts" / "table.md").read_text()
+
+
+def test_a_single_run_that_was_stopped_says_so_in_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, out = runs.write(tmp_path / "recipe.yaml", **SMALL), f"out={tmp_path / 'run'}"
+    with monkeypatch.context() as patch:
+        patch.setattr("lmgym.train.Console", lambda: Interrupting(at=1))
+        assert main(["train", str(recipe), out]) == 130
+    assert main(["train", str(recipe), out]) == 0
+    assert main(["train", str(tmp_path / "run"), "steps=1"]) == 0  # it has more than that already
+
+
+@pytest.mark.parametrize("damage", ["summary.json", "final", "recipe.yaml", "checkpoints"])
+def test_what_lacks_something_is_not_finished(damage: str, tmp_path: Path) -> None:
+    folder = runs.run(tmp_path / "run", **SMALL)
+    config = plan_tree(runs.tiny(**SMALL, runs={})).members[0].config
+    config.out = str(folder)
+    assert is_finished(config)
+    path = folder / damage
+    path.unlink() if path.is_file() else shutil.rmtree(path)
+    assert not is_finished(config)
+
+
+# ---------------------------------------------------------------- side by side
+
+
+def wait_for(moment: Callable[[], bool], seconds: float = 250.0) -> None:
+    end = time.monotonic() + seconds
+    while not moment():
+        assert time.monotonic() < end, "nothing happens"
+        time.sleep(0.02)
+
+
+FAILS = """
+from lmgym.registry import register
+
+
+@register("reward", "test_sweep_fails")
+def fails(texts, examples):
+    raise ValueError("on purpose")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_processes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two at a time, one of which fails in its own process; the other is the run that it would be alone."""
+    (tmp_path / "fails.py").write_text(FAILS)
+    section = {"seeds": [1], "sweep": {"rewards": [{"length": 1.0}, {"test_sweep_fails": 1.0}]}, "metric": "reward"}
+    changes = {**SMALL, "threads": 1, "plugins": [str(tmp_path / "fails.py")]}
+    recipe = runs.write(tmp_path / "recipe.yaml", **changes, runs={**section, "jobs": 2})
+    try:
+        assert main(["train", str(recipe), f"out={tmp_path / 'all'}"]) == 1
+    finally:
+        registry._registered["reward"].pop("test_sweep_fails", None)
+    said = capsys.readouterr().out
+    assert said.count(": started") == 2 and said.count(": finished in") == 1
+    assert "failed: reward 'test_sweep_fails' raised ValueError: on purpose" in said, said
+    assert "(exit status 1; " in said and "log.txt" in said
+    (folder,) = (path for path in (tmp_path / "all").iterdir() if (path / "final").is_dir())
+    evaluation = {**SMALL["evaluation"], "split": "validation", "final_split": "test"}
+    alone = {**SMALL, "evaluation": evaluation, "rewards": {"length": 1.0}, "seed": 1}
+    assert_equal_runs(runs.run(tmp_path / "alone", **alone), folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_ctrl_c_reaches_every_process(shell: Shell, tmp_path: Path) -> None:  # noqa: F811
+    """The signal goes to the first process alone; both of its children finish their step and save."""
+    out = tmp_path / "all"
+    changes = {**SMALL, "steps": 5000, "evaluation": {"every": 0, "examples": 2}}
+    recipe = runs.write(tmp_path / "recipe.yaml", **changes, runs={"seeds": [0, 1, 2], "jobs": 2})
+    shell.start("train", recipe, f"out={out}")
+    logs = [out / f"seed-{seed}" / "metrics.jsonl" for seed in (0, 1)]
+    wait_for(lambda: all(log.is_file() and log.stat().st_size > 3000 for log in logs))
+    os.kill(shell.process, signal.SIGINT)
+    assert shell.wait() == 130, shell.said
+    assert f"stopped with 0 of 3 runs finished; go on with: lmgym train {out}" in shell.said
+    for log in logs:
+        trained = [record for record in runs.records(log) if record["kind"] == "train"]
+        assert runs.state(log.parent)["step"] == len(trained) > 0
+    assert not (out / "seed-2").exists()
+
+
+# ---------------------------------------------------------------- tables and the picture
+
+
+def made_up(label: str, settings: dict[str, Any], seed: int, validation: float, test: float) -> tuple[Member, dict]:
+    config = plan_tree(runs.tiny(runs={"seeds": [seed]})).members[0].config
+
+    def moment(split: str, mean: float) -> dict[str, Any]:
+        one = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "count": 64}
+        return {"split": split, "step": 2, "results": {"reward": one, "m": one}}
+
+    summary = {"newest": moment("validation", validation), "after": moment("test", test), "before": moment("test", 0.1)}
+    return Member(label, settings, config), summary
+
+
+def test_a_sweep_is_sorted_by_validation_whatever_test_says() -> None:
+    made = [
+        made_up(f"size-{size},seed-{seed}", {"task.size": size}, seed, *numbers)
+        for size, seed, numbers in [
+            (4, 0, (0.5, 0.9)), (4, 1, (0.6, 0.9)), (8, 0, (0.7, 0.1)), (8, 1, (0.8, 0.2)), (16, 0, (0.1, 1.0)),
+        ]
+    ]  # fmt: skip
+    summaries = {member.label: summary for member, summary in made}
+    groups: dict[str, list[Member]] = {}
+    for member, _ in made:
+        groups.setdefault(member.group, []).append(member)
+    from lmgym.results import _order
+
+    assert _order(groups, summaries, "m", "max") == ["size-8", "size-4", "size-16"]
+    assert _order(groups, summaries, "m", "min") == ["size-16", "size-4", "size-8"]
+    table = settings_table({name: groups[name] for name in ("size-8", "size-4", "size-16")}, summaries, "m", "max")
+    assert table.headings == ("size", "seeds", "validation", "test")
+    # two seeds at .7 and .8: .75 -+ 12.706 * .0707 / sqrt(2); one alone: its own interval over prompts
+    assert table.rows[0] == ("8", "2", "0.750 [0.115, 1.385]", str(student_t([0.1, 0.2])))
+    assert table.rows[2] == ("16", "1", "0.100 [0.000, 0.200]", "1.000 [0.900, 1.100]")
+    assert "test is for information only" in table.title and "| 8 | 2 | 0.750 [0.115, 1.385] |" in table.markdown()
+
+
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_a_table_over_seeds_shows_each(count: int) -> None:
+    made = [made_up(f"seed-{seed}", {}, seed, 0.5, 0.1 * seed) for seed in range(count)]
+    table = seeds_table([member for member, _ in made], {member.label: summary for member, summary in made})
+    name, before, after, *each = table.rows[1]
+    assert (name, before) == ("m", "0.100") and after == str(student_t([0.1 * seed for seed in range(count)]))
+    assert " ".join(each).split() == [f"{0.1 * seed:.3f}" for seed in range(count)]
+    assert len(each) == len(table.headings) - 3 == (1 if count == 9 else count)
+
+
+def test_a_wide_table_breaks_its_headings_and_keeps_its_cells(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().table("a title", ("metric of a name", "two words", "more of them"), [("a" * 30, "b" * 20, "c c" * 7)])
+    said = capsys.readouterr().out
+    assert "b" * 20 in said and "c c" * 7 in said and max(map(len, said.splitlines())) <= 80
+
+
+def test_mean_and_band_are_of_the_steps_that_all_have() -> None:
+    curves = [(np.array([0, 2, 4]), np.array([0.1, 0.5, 0.6])), (np.array([0, 2]), np.array([0.3, 0.9]))]
+    steps, (mean, low, high) = mean_and_band(curves)
+    assert steps.tolist() == [0, 2] and mean.tolist() == [0.2, 0.7]
+    interval = student_t([0.5, 0.9])
+    assert (low[1], high[1]) == (interval.low, interval.high)
+
+
+def test_a_picture_of_several_runs(tmp_path: Path) -> None:
+    groups: dict[str, list[Path]] = {}
+    for number, name in enumerate(("a", "a", "$b_{", "c")):
+        with Writer(tmp_path / str(number)) as writer:
+            writer.metrics({"kind": "train", "stage": 0, "step": 0, "loss/policy": 1.0})
+            for step in range(30):
+                writer.metrics({"kind": "train", "stage": 1, "step": step, "reward": number + step / 30})
+                if step % 10 == 0:
+                    held_out = {"m": number + step / 40, "split": "validation"}
+                    writer.metrics({"kind": "evaluation", "stage": 1, "step": step, **held_out})
+        groups.setdefault(name, []).append(tmp_path / str(number) / "metrics.jsonl")
+    pictures = []
+    for drawn in (groups, groups, {"": groups["a"][:1]}):
+        path = curves_plot(drawn, tmp_path / "plots" / "plot.png", "m")
+        pictures.append(path.read_bytes())
+    assert pictures[0] == pictures[1] != pictures[2]
+    assert pictures[0].startswith(b"\x89PNG") and struct.unpack(">II", pictures[0][16:24]) == (1200, 440)
+    with pytest.raises(LmgymError, match="nothing to draw, neither a reward, a loss nor x"):
+        with Writer(tmp_path / "none") as writer:
+            writer.metrics({"kind": "train", "stage": 0, "step": 0, "entropy": 1.0})
+        curves_plot({"": [tmp_path / "none" / "metrics.jsonl"]}, tmp_path / "x.png", "x")

@@ -1,0 +1,181 @@
+"""Paired intervals and tests against scipy and statsmodels (recorded by record_paired.py) and published numbers."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from lmgym.errors import LmgymError
+from lmgym.paired import compare, mcnemar, sign_flip, tango
+from lmgym.statistics import clustered_bootstrap, student_t, wilson
+
+RECORD: dict[str, Any] = json.loads(Path(__file__).with_name("paired.json").read_text())
+differences = some.lists(some.sampled_from([-1.0, -0.5, 0.0, 0.0, 0.25, 1.0]), min_size=1, max_size=30)
+
+
+# ---------------------------------------------------------------- against other libraries
+
+
+@pytest.mark.parametrize("case", RECORD["mcnemar"], ids=lambda case: str(case["counts"]))
+def test_mcnemar_is_statsmodels(case: dict[str, Any]) -> None:
+    assert mcnemar(*case["counts"]) == pytest.approx(case["p"], rel=1e-9)
+
+
+@pytest.mark.parametrize("case", RECORD["score"], ids=lambda case: f"{case['counts']} {case['confidence']}")
+def test_the_score_interval_solves_its_definition(case: dict[str, Any]) -> None:
+    interval = tango(*case["counts"], case["confidence"])
+    assert [interval.low, interval.high] == pytest.approx(case["interval"], abs=1e-6)
+
+
+@pytest.mark.parametrize("case", RECORD["sign flip"], ids=lambda case: str(len(case["values"])))
+def test_sign_flips_are_scipys(case: dict[str, Any]) -> None:
+    # beyond 12 both draw at random: four standard errors of 9,999 draws
+    error = 4 * math.sqrt(case["p"] * (1 - case["p"]) / 9999)
+    assert sign_flip(case["values"]) == pytest.approx(case["p"], abs=1e-12 if case["exact"] else error)
+
+
+@pytest.mark.parametrize("case", RECORD["bootstrap"], ids=lambda case: str(len(case["values"])))
+def test_the_bootstrap_of_differences_is_scipys(case: dict[str, Any]) -> None:
+    low, high = case["interval"]
+    interval = clustered_bootstrap([[value] for value in case["values"]], resamples=50_000)
+    assert [interval.low, interval.high] == pytest.approx([low, high], abs=0.02 * (high - low))
+
+
+@pytest.mark.parametrize("case", RECORD["student t"], ids=lambda case: f"{len(case['values'])} {case['confidence']}")
+def test_intervals_over_seeds_are_scipys(case: dict[str, Any]) -> None:
+    interval = student_t(case["values"], case["confidence"])
+    assert [interval.low, interval.high] == pytest.approx(case["interval"], rel=1e-9)
+    assert interval.count == len(case["values"])
+
+
+# ---------------------------------------------------------------- published numbers
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "pairs", "low", "high", "digits", "p"),
+    [
+        # complete response of 161 patients before and after therapy (Cavo et al. 2012): Fagerland, Lydersen & Laake,
+        # Statistical Analysis of Contingency Tables (2017), chapter 8, and the tests of its R package contingencytables
+        (6, 16, 161, -0.1240, -0.0054, 4, 0.052479),
+        # airway hyper-responsiveness of 21 children (Bentur et al. 2009): same chapter; p by hand, 2 (1 + 8) / 2^8
+        (1, 7, 21, -0.517, -0.026, 3, 18 / 256),
+    ],
+)
+def test_published_pairs(gained: int, lost: int, pairs: int, low: float, high: float, digits: int, p: float) -> None:
+    interval = tango(gained, lost, pairs)
+    assert (round(interval.low, digits), round(interval.high, digits)) == (low, high)
+    assert mcnemar(gained, lost) == pytest.approx(p, abs=5e-7)
+
+
+def test_no_pair_that_differs_by_hand() -> None:
+    # gained = lost = 0: n d^2 = z^2 d (1 - d), so d = z^2 / (n + z^2) = 3.841459 / 103.841459
+    interval = tango(0, 0, 100)
+    assert interval.high == pytest.approx(3.841459 / 103.841459, abs=1e-8) and interval.low == -interval.high
+    assert mcnemar(0, 0) == 1.0 and sign_flip([0.0, 0.0]) == 1.0
+
+
+# Student's t, tables of any textbook: two-sided 95 %, 1, 2, 4 and 30 degrees of freedom
+@pytest.mark.parametrize(("count", "quantile"), [(2, 12.706), (3, 4.303), (5, 2.776), (31, 2.042)])
+def test_students_quantiles(count: int, quantile: float) -> None:
+    values = [float(value) for value in range(count)]
+    deviation = math.sqrt(sum((value - (count - 1) / 2) ** 2 for value in values) / (count - 1))
+    interval = student_t(values)
+    assert (interval.high - interval.mean) * math.sqrt(count) / deviation == pytest.approx(quantile, abs=5e-4)
+
+
+def test_one_seed_has_no_interval_and_none_is_an_error() -> None:
+    assert str(student_t([0.5])) == "0.500 [no interval]"
+    with pytest.raises(LmgymError, match="at least one finished run"):
+        student_t([])
+
+
+# ---------------------------------------------------------------- what a comparison says
+
+
+def test_right_or_wrong_answers() -> None:
+    first = [[1.0]] * 8 + [[0.0]] * 12
+    second = [[1.0]] * 7 + [[0.0]] + [[1.0]] * 6 + [[0.0]] * 6
+    result = compare(first, second)
+    assert (result.higher_first, result.equal, result.higher_second) == (1, 13, 6)
+    assert (result.first, result.second) == (wilson(8, 20), wilson(13, 20))
+    assert result.difference == tango(6, 1, 20) and result.p == 0.125  # 2 (1 + 7) / 2^7
+    assert (result.interval, result.test) == ("score", "mcnemar")
+
+
+def test_several_samples_count_as_one_prompt() -> None:
+    first, second = [[0, 1], [1, 1], [0, 0], [0, 0]], [[1, 1], [1, 1], [1, 0], [0, 0]]
+    result = compare(first, second)
+    assert (result.higher_first, result.equal, result.higher_second) == (0, 2, 2)
+    assert result.difference.mean == 0.25 and result.difference.count == 4
+    assert (result.difference.low, result.difference.high) == (0.0, 0.5)  # percentiles of resampled .5, 0, .5, 0
+    assert result.p == 0.5  # of the patterns ++ +- -+ -- two are as far out
+    assert (result.interval, result.test) == ("bootstrap", "sign flip")
+
+
+def test_pairing_sees_what_two_separate_intervals_do_not() -> None:
+    """The problems differ far more than the models: the two intervals overlap, that of the difference is far from 0."""
+    first = [[float(place)] for place in range(40)]
+    second = [[place + 0.5 + 0.1 * (place % 3)] for place in range(40)]
+    result = compare(first, second)
+    assert result.first.high > result.second.low
+    assert 0.5 <= result.difference.low < result.difference.high <= 0.7 and result.p < 0.001
+
+
+def test_an_interval_covers_the_truth_as_often_as_it_says() -> None:
+    """Exactly, over all outcomes of 15 pairs of which 30 % are gained and 10 % lost: Tango's about 95 %."""
+    gain, loss, pairs, truth = 0.3, 0.1, 15, 0.2
+    covered = 0.0
+    for gained, lost in itertools.product(range(pairs + 1), repeat=2):
+        if gained + lost <= pairs:
+            ways = math.comb(pairs, gained) * math.comb(pairs - gained, lost)
+            chance = ways * gain**gained * loss**lost * (1 - gain - loss) ** (pairs - gained - lost)
+            interval = tango(gained, lost, pairs)
+            covered += chance * (interval.low <= truth <= interval.high)
+    assert 0.93 < covered < 0.98
+
+
+@given(differences)
+def test_swapping_the_two_turns_everything_round(values: list[float]) -> None:
+    first, second = [[0.0]] * len(values), [[value] for value in values]
+    one, other = compare(first, second), compare(second, first)
+    assert one.p == pytest.approx(other.p, abs=0.03)
+    assert one.difference.mean == -other.difference.mean
+    assert (one.higher_first, one.equal, one.higher_second) == (other.higher_second, other.equal, other.higher_first)
+
+
+@given(some.integers(0, 30), some.integers(0, 30), some.integers(0, 60))
+def test_the_score_interval_mirrors_and_agrees_with_mcnemar(gained: int, lost: int, ties: int) -> None:
+    pairs = max(gained + lost + ties, 1)
+    interval, mirror = tango(gained, lost, pairs), tango(lost, gained, pairs)
+    assert interval.low == pytest.approx(-mirror.high, abs=1e-9) and interval.low <= interval.mean <= interval.high
+    statistic = (gained - lost) ** 2 / max(gained + lost, 1)  # McNemar's, uncorrected: chi-squared, one degree
+    if abs(statistic - 3.841459) > 1e-3:
+        assert (interval.low > 0 or interval.high < 0) == (statistic > 3.841459)
+
+
+def test_the_same_numbers_give_the_same_p() -> None:
+    values = [0.1 * (place % 7) - 0.25 for place in range(50)]
+    assert sign_flip(values) == sign_flip(values) == sign_flip([*values, 0.0])
+    assert sign_flip(values, seed=1) != sign_flip(values)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: compare([[1]], [[1], [0]]), "1 prompts with 2; both must answer the same ones"),
+        (lambda: compare([], []), "no prompts"),
+        (lambda: compare([[]], [[1]]), "prompt 0 has no samples"),
+        (lambda: tango(3, 3, 5), "3 and 3 of 5 pairs"),
+        (lambda: tango(-1, 0, 5), "-1 and 0 of 5 pairs"),
+        (lambda: tango(1, 0, 5, confidence=95), "confidence is 95"),
+        (lambda: student_t([0.1, 0.2], confidence=0), "confidence is 0"),
+    ],
+)
+def test_impossible_numbers_are_told(call: Any, sentence: str) -> None:
+    with pytest.raises(LmgymError, match=sentence):
+        call()

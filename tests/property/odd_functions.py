@@ -1,0 +1,54 @@
+"""What test_workers.py has worker processes call."""
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+prepared: list[int] = []
+
+
+def odd(item: list[Any]) -> Any:
+    """Does what the item says."""
+    kind, *rest = item
+    if kind == "echo":
+        print("this is no answer")
+        return rest[0]
+    if kind == "sleep":
+        time.sleep(rest[0])
+    if kind == "loop":
+        while True:
+            pass
+    if kind == "power":  # one call in C, which no Python signal handler interrupts
+        return len(bin(3 ** (10**9)))
+    if kind == "memory":
+        return len(bytearray(10**10))
+    if kind == "raise":
+        raise ValueError("no")
+    if kind == "signal":
+        os.kill(os.getpid(), getattr(signal, rest[0]))
+    if kind == "exit":
+        os._exit(3)
+    if kind == "kill supervisor":
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+    if kind == "no json":
+        return {1, 2}
+    if kind == "loaded":
+        return [name in sys.modules for name in ("torch", "transformers", "pytest")]
+    return [os.getpid(), os.getppid(), len(prepared)]
+
+
+odd.prepare = lambda: prepared.append(1)  # type: ignore[attr-defined]
+
+
+def unprepared(item: Any) -> Any:
+    """Never called."""
+
+
+def _fail() -> None:
+    raise RuntimeError("no model here")
+
+
+unprepared.prepare = _fail  # type: ignore[attr-defined]

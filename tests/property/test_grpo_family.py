@@ -1,0 +1,194 @@
+"""The properties of test_gradient.py, for the members of GRPO's family: what must not move the gradient, and what must.
+
+Its own tests run, on batches that also have what only these members read: parts of the score, a token limit, answers
+that were cut off. Tolerance and models are theirs.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.replay import Replay
+from lmgym.batch import Batch
+from lmgym.episode import Episode
+from tests import models
+from tests.property import test_gradient as general
+
+
+def preset(name: str, **changes: Any) -> GRPO:
+    return GRPO(**{**GRPO.presets[name], "group_size": 4, **changes})
+
+
+# Old log-probabilities drift by up to .3 in these batches, so GSPO's own clip would leave no gradient.
+FAMILY: dict[str, Callable[[], GRPO]] = {
+    "paper, kl": lambda: preset("paper"),
+    "dr_grpo": lambda: preset("dr_grpo"),
+    "dapo": lambda: preset("dapo"),
+    "gspo": lambda: preset("gspo", clip_low=0.2, clip_high=0.2),
+    "cispo": lambda: preset("cispo", clip_high=0.1),
+    "sapo": lambda: preset("sapo"),
+    "dppo": lambda: preset("dppo", clip_low=0.01, clip_high=0.01, drift_coefficient=0.1),
+    "parts, masked": lambda: GRPO(group_size=4, normalise_parts=True, mask_truncated=True),
+    "weighted, batch": lambda: GRPO(group_size=4, importance_cap=1.1, scale_rewards="batch", dual_clip=1.5),
+    "weighted sequences": lambda: GRPO(group_size=4, importance_cap=1.1, importance_level="sequence"),
+    "replay, sapo": lambda: Replay(group_size=4, objective="sapo"),
+}
+BY_ROW = ("gspo", "weighted sequences")  # their ratios are a row's, so it matters where a conversation is cut
+WEIGHTS = {"right": 1.0, "brief": 0.5}
+
+few = settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+every_member = pytest.mark.parametrize("name", FAMILY)
+every_model = pytest.mark.parametrize("model", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
+
+
+def dressed(conversations: list[Episode]) -> list[Episode]:
+    """With parts, of which the environment pays what the two rewards leave of the score, and some cut off."""
+    for place, episode in enumerate(conversations):
+        equal = episode.group == conversations[-1].group
+        episode.parts = {"right": 0.5 if equal else float(place % 3), "brief": 0.25 if equal else float(place % 2)}
+        episode.terminated = place % 5 != 0
+    return conversations
+
+
+def batch_of(conversations: list[Episode], **settings: Any) -> Batch:
+    batch = models.batch_of(dressed(conversations), limit=16, weights=WEIGHTS, **settings)
+    assert batch.parts is not None
+    return batch.with_(parts=batch.parts.double())
+
+
+def ready(name: str, model: str, seed: int, **settings: Any) -> tuple[GRPO, Batch]:
+    algorithm = FAMILY[name]()
+    batch = batch_of(models.episodes(seed, restarts=True), **settings)
+    return algorithm, models.prepared(batch, algorithm, general.policy_of(model), general.policy_of(model, 1))
+
+
+def with_padding(batch: Batch, columns: int) -> Batch:
+    return replace(padded(batch.with_(parts=None), columns), parts=batch.parts)
+
+
+padded = general.with_padding
+
+
+@pytest.fixture(autouse=True)
+def family(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """test_gradient.py builds its batches and algorithms with these."""
+    for name, make in FAMILY.items():
+        monkeypatch.setitem(general.ALGORITHMS, name, make)
+    monkeypatch.setattr(general, "ready", ready)
+    monkeypatch.setattr(general, "with_padding", with_padding)
+    yield
+
+
+def body(test: Callable[..., None]) -> Callable[..., None]:
+    """What hypothesis calls."""
+    return test.hypothesis.inner_test  # type: ignore[attr-defined, no-any-return]
+
+
+seeds = st.integers(0, 2**31)
+
+
+@every_model
+@every_member
+@few
+@given(seed=seeds, tokens=st.integers(1, 60), first=st.booleans())
+def test_micro_batches(name: str, model: str, seed: int, tokens: int, first: bool) -> None:
+    body(general.test_micro_batches)(name, model, seed, tokens, first)
+
+
+@every_model
+@every_member
+@few
+@given(seed=seeds, columns=st.integers(1, 9), fast=st.booleans())
+def test_padding(name: str, model: str, seed: int, columns: int, fast: bool) -> None:
+    body(general.test_padding)(name, model, seed, columns, fast)
+
+
+@every_model
+@every_member
+@few
+@given(seed=seeds, order=st.randoms(use_true_random=False))
+def test_row_order(name: str, model: str, seed: int, order: Any) -> None:
+    body(general.test_row_order)(name, model, seed, order)
+
+
+@every_model
+@every_member
+@few
+@given(seed=seeds)
+def test_splitting_a_conversation_into_rows(name: str, model: str, seed: int) -> None:
+    """Does not matter; but where a ratio is a row's it does, off the first optimizer step."""
+    policy, reference = general.policy_of(model), general.policy_of(model, 1)
+    gradients = []
+    for conversations in (models.episodes(seed), [general.apart(episode) for episode in models.episodes(seed)]):
+        algorithm = FAMILY[name]()
+        batch = models.prepared(batch_of(conversations), algorithm, policy, reference)
+        gradients.append(models.gradient(algorithm, policy, batch)[0])
+    assert (models.relative(*gradients) < general.TOLERANCE) == (name not in BY_ROW)
+
+
+@every_model
+@every_member
+@few
+@given(seed=seeds)
+def test_rows_without_credit_cost_nothing(name: str, model: str, seed: int) -> None:
+    """Groups of equal scores (and parts), and answers that are masked, are not computed, and would add nothing."""
+    algorithm, batch = ready(name, model, seed)
+    policy = general.policy_of(model)
+    found, metrics = models.gradient(algorithm, policy, batch)
+
+    class Everything(type(algorithm)):  # type: ignore[misc]
+        def active(self, batch: Batch) -> Tensor:
+            return batch.actions.any(1)
+
+    everything = Everything.__new__(Everything)
+    everything.__dict__.update(vars(algorithm))
+    full, _ = models.gradient(everything, policy, batch)
+    assert models.relative(found, full) < general.TOLERANCE
+    assert (metrics["rows/computed"] == 1.0) == (name == "paper, kl")
+
+
+@every_member
+@few
+@given(seed=seeds)
+def test_the_ratio_of_the_first_step_is_exactly_one(name: str, seed: int) -> None:
+    """But where it is to the sampler, whose log-probabilities these batches have at random."""
+    algorithm, batch = ready(name, "gpt2", seed)
+    for minibatch in algorithm.minibatches_of(batch):
+        if bool(algorithm.active(minibatch).any()):
+            _, metrics = models.gradient(algorithm, general.policy_of("gpt2"), minibatch, first=True)
+            own = algorithm.ratio_to == "old" and not isinstance(algorithm, Replay)
+            assert (metrics["ratio/mean"] == 1.0) == own
+            if own:
+                assert metrics["kl/old"] == 0.0 and metrics.get("ratio/gate", 1.0) == 1.0
+                assert metrics.get("ratio/clipped", 0.0) == 0.0
+
+
+@every_member
+@few
+@given(seed=seeds)
+def test_only_actions_get_gradient(name: str, seed: int) -> None:
+    """The loss as a function of a log-probability in every column, prompts and padding included."""
+    algorithm = FAMILY[name]()
+    batch = batch_of(models.episodes(seed, restarts=True))
+    sampled, random = batch.actions, torch.Generator().manual_seed(seed)
+
+    def column() -> Tensor:
+        return -torch.rand(batch.tokens.shape, generator=random, dtype=torch.float64)
+
+    old = column()
+    batch = batch.with_(logprobs_old=old, logprobs_sampler=old, logprobs_ref=column())
+    batch = algorithm.advantages(batch)
+    leaf = (old + 0.002 * column()).requires_grad_()  # inside every clip
+    models.loss_of(algorithm, batch, leaf).backward()
+    trained = batch.actions & algorithm.active(batch)[:, None]
+    assert leaf.grad is not None and bool((leaf.grad[~trained] == 0).all())
+    assert bool((leaf.grad[trained] != 0).all()) and bool(trained.any())
+    cut = (sampled & ~batch.terminated[:, None]).any(1)
+    assert bool((trained & cut[:, None]).any()) == (not algorithm.mask_truncated)

@@ -1,0 +1,236 @@
+"""Worker processes: whatever a call does, every item gets its own answer, and no process is left."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmgym.errors import LmgymError
+from lmgym.rewards.workers import Failure, Workers, close_shared, shared
+
+ODD = "tests.property.odd_functions:odd"
+FAILING = {
+    "loop": (["loop"], "time"),
+    "power": (["power"], "time"),
+    "segfault": (["signal", "SIGSEGV"], "crash"),
+    "exit": (["exit"], "crash"),
+    "killed": (["signal", "SIGKILL"], "crash"),
+    "exception": (["raise"], "error"),
+    "memory": (["memory"], "error"),
+    "value": (["no json"], "error"),
+}
+values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=50)
+trees = st.recursive(values, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner))
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with Workers(ODD, count=2, memory_gib=1.0) as workers:
+        yield workers
+
+
+def alive(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{number}/stat") as file:  # a zombie is as good as gone
+        return file.read().split(")")[1].split()[0] != "Z"
+
+
+def gone(*numbers: int) -> bool:
+    for _ in range(100):
+        if not any(alive(number) for number in numbers):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@settings(max_examples=10)
+@given(items=st.lists(trees, max_size=12))
+def test_every_value_comes_back_in_its_place(workers: Workers, items: list[Any]) -> None:
+    assert workers.map([["echo", item] for item in items], seconds=5.0) == items
+
+
+def test_a_long_line_and_half_a_surrogate_pair_come_back(workers: Workers) -> None:
+    items = ["x\n" * 500_000, "\ud800", ""]
+    assert workers.map([["echo", item] for item in items], seconds=10.0) == items
+
+
+@settings(max_examples=4)
+@given(kinds=st.lists(st.sampled_from([*FAILING, "fine"]), min_size=1, max_size=7))
+def test_a_failing_call_costs_its_own_answer_alone(workers: Workers, kinds: list[str]) -> None:
+    items = [FAILING[kind][0] if kind in FAILING else ["echo", place] for place, kind in enumerate(kinds)]
+    for place, (kind, value) in enumerate(zip(kinds, workers.map(items, seconds=0.3), strict=True)):
+        if kind == "fine":
+            assert value == place
+        else:
+            assert isinstance(value, Failure) and value.kind == FAILING[kind][1]
+
+
+def test_messages_say_what_happened(workers: Workers) -> None:
+    found = workers.map([["raise"], ["signal", "SIGSEGV"], ["exit"], ["sleep", 60], ["loop"]], seconds=0.1)
+    assert [failure.message for failure in found] == [
+        "ValueError: no",
+        "its process was killed by SIGSEGV",
+        "its process ended with status 3",
+        "did not return within 1 s",
+        "took too much processor time",
+    ]
+    assert workers.failures["time"] >= 2 and workers.failures["crash"] >= 2
+
+
+def test_after_a_failure_another_process_calls_and_the_module_is_prepared_once() -> None:
+    with Workers(ODD, count=1) as workers:
+        first, again, failure, fresh = workers.map([["who"], ["who"], ["raise"], ["who"]], seconds=5.0)
+        assert first == again and isinstance(failure, Failure)
+        assert fresh[0] != first[0] and fresh[1:] == first[1:] and first[2] == 1
+
+
+def test_a_worker_loads_neither_torch_nor_the_test_runner(workers: Workers) -> None:
+    assert workers.map([["loaded"]], seconds=5.0) == [[False, False, False]]
+
+
+def test_a_killed_supervisor_is_replaced(workers: Workers) -> None:
+    _, supervisor, _ = workers.map([["who"]], seconds=5.0)[0]
+    os.kill(supervisor, signal.SIGKILL)
+    assert workers.map([["echo", 1], ["echo", 2], ["echo", 3]], seconds=5.0) == [1, 2, 3]
+    found = workers.map([["kill supervisor"], ["echo", 1]], seconds=5.0)
+    assert isinstance(found[0], Failure) and found[0].kind == "crash" and found[1] == 1
+
+
+def test_an_interrupted_call_leaves_nothing_behind_for_the_next(workers: Workers) -> None:
+    def interrupt(number: int, frame: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    timer = signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(TimeoutError):
+            workers.map([["sleep", 1], ["echo", "old"]], seconds=30.0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, before)
+    assert workers.map([["echo", "new"]] * 3, seconds=5.0) == ["new"] * 3
+
+
+def test_no_process_is_left() -> None:
+    with Workers(ODD, count=2) as workers:
+        found = workers.map([["who"]] * 4, seconds=5.0)
+        numbers = {number for one in found for number in one[:2]}
+        assert all(map(alive, numbers))
+    assert gone(*numbers)
+    workers.close()  # twice does no harm
+
+
+OWNER = """
+import os, sys
+from lmgym.rewards.workers import shared
+found = shared("tests.property.odd_functions:odd", 1).map([["who"]], 5.0)[0]
+print(*found[:2], flush=True)
+sys.stdin.readline() if sys.argv[1] == "wait" else None
+"""
+
+
+@pytest.mark.parametrize("end", ["exit", "kill"])
+def test_workers_end_with_their_owner(end: str) -> None:
+    """Also when it is killed, and also those that nobody closed."""
+    command = [sys.executable, "-c", OWNER, "wait" if end == "kill" else "go"]
+    owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None and owner.stdin is not None
+    numbers = [int(number) for number in owner.stdout.readline().split()]
+    if end == "kill":
+        assert all(map(alive, numbers))
+        owner.kill()
+    assert owner.wait() == (-signal.SIGKILL if end == "kill" else 0)
+    assert gone(*numbers)
+    owner.stdin.close()
+    owner.stdout.close()
+
+
+def test_a_fork_of_the_owner_starts_workers_of_its_own() -> None:
+    with Workers(ODD, count=1) as workers:
+        mine = workers.map([["who"]], seconds=5.0)[0]
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            own = workers.map([["who"]], seconds=5.0)[0]
+            os.write(write, f"{own[1]}".encode())
+            workers.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert int(os.read(read, 100)) != mine[1]
+        assert workers.map([["who"]], seconds=5.0)[0] == mine  # the child let go of these and closed its own
+        os.close(read)
+        os.close(write)
+
+
+def test_threads_may_share_workers() -> None:
+    found: dict[int, list[Any]] = {}
+    with Workers(ODD, count=2) as workers:
+
+        def ask(number: int) -> None:
+            found[number] = workers.map([["echo", [number, place]] for place in range(20)], seconds=5.0)
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == {number: [[number, place] for place in range(20)] for number in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        (
+            "no_such_module:f",
+            "worker processes for 'no_such_module:f' cannot start: ModuleNotFoundError: No module named",
+        ),
+        ("tests.property.odd_functions:missing", "cannot start: AttributeError: .*no attribute 'missing'"),
+        ("tests.property.odd_functions:unprepared", "cannot start: RuntimeError: no model here"),
+    ],
+)
+def test_a_function_that_cannot_start_is_named(function: str, sentence: str) -> None:
+    with Workers(function, count=1) as workers, pytest.raises(LmgymError, match=sentence):
+        workers.map([1], seconds=1.0)
+
+
+def test_workers_that_die_at_once_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmgym.rewards.workers.BOOT", "raise SystemExit(1)")
+    with Workers(ODD, count=1) as workers, pytest.raises(LmgymError, match="die as soon as they start"):
+        workers.map([1, 2, 3], seconds=1.0)
+
+
+def test_shared_workers_are_the_same_and_start_again_after_they_are_closed() -> None:
+    workers = shared("math:factorial", 1)
+    assert workers is shared("math:factorial", 1) is not shared("math:factorial", 2)
+    assert workers.map([5], seconds=5.0) == [math.factorial(5)]
+    close_shared()
+    assert workers.map([6], seconds=5.0) == [math.factorial(6)]
+    workers.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # it takes seconds of its own, but shares its cores with other tests
+def test_hostile_answers_neither_hang_nor_crash_math_equal() -> None:
+    """The first of the 10,000 that `python -m tests.property.hostile_answers` scores."""
+    pytest.importorskip("math_verify")
+    from tests.property.hostile_answers import hostile, scores
+
+    pairs = hostile(101, 301)
+    found, workers = scores(pairs, seconds=0.2)
+    assert set(found) <= {0.0, 1.0} and len(found) == 200
+    assert 0 < workers.failures["time"] < 100
+    again = pairs[::-10]
+    assert scores(again, seconds=0.2)[0] == found[::-10]  # nothing depends on what came before
+    workers.close()
