@@ -4,9 +4,9 @@ python -m benchmarks.miniature                            seeds 10, 11 and 12, o
 python -m benchmarks.miniature --seeds 20 21 --jobs 2
 python -m benchmarks.miniature --seeds 0 evaluation.final_split=null       while choosing settings: validation only
 
-Each run is one process of one thread. Exact match on held-out problems, greedy, with Wilson intervals; then the mean over
-seeds with a Student t interval. The last column is the share of the test problems whose working (the sums, not the names) is
-that of a training problem: the texts are disjoint, the sums of so small numbers are not.
+Each run is one process of one thread. Exact match on held-out problems, greedy, with Wilson intervals; then the mean
+over seeds with a Student t interval. The last column is the share of the test problems whose working (the sums, not the
+names) is that of a training problem: the texts are disjoint, the sums of so small numbers are not.
 """
 
 import argparse

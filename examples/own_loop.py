@@ -4,8 +4,8 @@
     python examples/own_loop.py --steps 5
 
 The game: find a secret digit from 0 to 7 in three guesses; after each wrong one the environment says "higher" or
-"lower". Blind guessing finds it in 37 of 100 games, halving the interval in 87. The player is a Llama of 0.8 million random
-parameters that reads and writes bytes: at first it hardly ever writes a digit.
+"lower". Blind guessing finds it in 37 of 100 games, halving the interval in 87. The player is a Llama of 0.8 million
+random parameters that reads and writes bytes: at first it hardly ever writes a digit.
 """
 
 import argparse
@@ -42,7 +42,10 @@ class HigherOrLower:
 def play(engine: Sampler, tokenizer, games: int, group: int, key: int, version: int) -> list[Episode]:
     """Play games side by side. What the player sampled is kept as ids, with their log-probabilities; what the
     environment says is tokenized once and put behind them."""
-    encode = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def encode(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
     envs, buffer, ids, fresh = [], [], [], []
     for place in range(games):
         envs.append(HigherOrLower())

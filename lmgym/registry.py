@@ -43,7 +43,8 @@ BUILTIN: dict[str, dict[str, Entry]] = {
             "lmgym.algorithms.reinforce:RLOO", "REINFORCE whose baseline is the mean of the rest of the group"
         ),
         "reinforce_pp": Entry(
-            "lmgym.algorithms.reinforce_pp:ReinforcePlusPlus", "REINFORCE++: clipped ratio, advantages whitened globally"
+            "lmgym.algorithms.reinforce_pp:ReinforcePlusPlus",
+            "REINFORCE++: clipped ratio, advantages whitened globally",
         ),
         "reinforce_stable": Entry(
             "lmgym.algorithms.reinforce_stable:ReinforceStable",

@@ -201,8 +201,9 @@ def gradient(algorithm: Any, policy: Policy, batch: Batch, first: bool = False) 
 
 def loss_of(algorithm: Any, batch: Batch, logprobs: Tensor) -> Tensor:
     """What `first_order` minimises, as a function of the log-probabilities [N T]: the weighted sum of all terms. A
-    value function says what it said at sampling time."""
-    terms, _ = algorithm.loss(batch, Scored(logprobs, values=batch.values))
+    value function says what it said at sampling time, and the entropy is -logprobs, its estimate by the sample."""
+    entropy = -logprobs if "entropy" in algorithm.needs else None
+    terms, _ = algorithm.loss(batch, Scored(logprobs, entropy=entropy, values=batch.values))
     total, counts = totals(batch.actions, batch.episode), tokens_of_episode(batch.actions, batch.episode)
     sums = [(weights(reduction, batch.actions, counts, total) * term).sum() for term, reduction in terms.values()]
     return torch.stack(sums).sum()

@@ -15,7 +15,8 @@ from tests.runs import Shell, assert_equal_runs, shell  # noqa: F401 (a fixture)
 
 KILLS = 20
 RECIPE: dict[str, Any] = {
-    "stages": [{"name": "warm", "algorithm": "supervised", "steps": 30}, {"name": "rl", "steps": 60}],
+    # A warm stage so short that the kills reach the second one on a slow machine too.
+    "stages": [{"name": "warm", "algorithm": "supervised", "steps": 12}, {"name": "rl", "steps": 70}],
     "algorithm": {"name": "grpo", "group_size": 4, "kl_coefficient": 0.1, "epochs": 2},
     "evaluation": {"every": 4, "examples": 8, "keep_best": "reward", "final_split": "validation"},
     "checkpoint": {"every": 1, "keep": 1},
@@ -70,7 +71,7 @@ def test_twenty_kills_lose_nothing_but_the_step_in_flight(shell: Shell, tmp_path
         assert shell.wait() == -signal.SIGKILL, f"kill {kill} came too late: {shell.said}"
         torn += saving(killed)
         steps = train_steps(killed)
-        assert steps == [(stage, step) for stage, count in ((0, 30), (1, 60)) for step in range(count)][: len(steps)]
+        assert steps == [(stage, step) for stage, count in ((0, 12), (1, 70)) for step in range(count)][: len(steps)]
         latest, complaints = checkpoint.newest(killed / "checkpoints")
         version = checkpoint.read_state(latest)["version"] if latest else 0
         assert not complaints
