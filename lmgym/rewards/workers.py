@@ -10,6 +10,7 @@ the pipes is JSON.
 
 import atexit
 import json
+import math
 import os
 import selectors
 import signal
@@ -72,6 +73,10 @@ class Workers:
     _lock: Any = field(default_factory=threading.Lock, repr=False)
     _stillborn: int = field(default=0, repr=False)
 
+    def __post_init__(self) -> None:
+        if self.count is not None and self.count < 1:
+            raise LmgymError(f"worker processes for '{self.function}': there must be at least 1, not {self.count}")
+
     def map(self, items: Sequence[Any], seconds: float) -> list[Any]:
         """The function's value for each item, in order, or a Failure.
 
@@ -79,6 +84,8 @@ class Workers:
         the clock. An item whose worker was killed from outside is tried once more. Raises LmgymError where the function
         cannot be imported or prepared.
         """
+        if not 0 < seconds < math.inf:
+            raise LmgymError(f"a call in a worker process needs a limit above 0 seconds, not {seconds}")
         with self._lock:
             self._forget_after_fork()
             try:

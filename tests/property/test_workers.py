@@ -205,6 +205,14 @@ def test_a_function_that_cannot_start_is_named(function: str, sentence: str) -> 
         workers.map([1], seconds=1.0)
 
 
+def test_limits_that_are_none_are_refused(workers: Workers) -> None:
+    for seconds in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(LmgymError, match=r"needs a limit above 0 seconds, not"):
+            workers.map([["echo", 1]], seconds=seconds)
+    with pytest.raises(LmgymError, match=r"there must be at least 1, not 0"):
+        Workers(ODD, count=0)
+
+
 def test_workers_that_die_at_once_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmgym.rewards.workers.BOOT", "raise SystemExit(1)")
     with Workers(ODD, count=1) as workers, pytest.raises(LmgymError, match="die as soon as they start"):
