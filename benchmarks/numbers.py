@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "increasing_numbers.yaml"
 TARGET = 0.9
 MODELS = ("builtin:tiny_gpt2", "builtin:tiny_t5")
-EPOCHS = {"epochs": 4, "minibatches": 2, "entropy_coefficient": 0.02}
+EPOCHS = {"epochs": 4, "minibatches": 2, "whiten": "none", "gae_lambda": 1.0, "entropy_coefficient": 0.003}
 GROUPS = {"group_size": 8}
 # What differs from the recipe, by algorithm (docs/log.md says how it was chosen).
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -11,6 +11,7 @@ from pathlib import Path
 from lmgym.config import Config, Stage
 from lmgym.episode import Episode, Example
 from lmgym.memory import estimate, resident_bytes, size, weights_bytes
+from lmgym.parts import held_out_examples, make_engine, make_env, make_speaker, trained_policy, training_examples
 from lmgym.policies.device import foreseen, memory_here
 from lmgym.policies.load import load_tokenizer
 from lmgym.policies.policy import Policy
@@ -19,7 +20,6 @@ from lmgym.preflight import check_model, teacher_section
 from lmgym.rendering import answer_ids, decoder_answer_ids, prompt_ids, source_ids
 from lmgym.rewards.base import build
 from lmgym.rollout import collect, demonstrate, groups_of, score
-from lmgym.run import held_out_examples, make_engine, make_env, make_speaker, trained_policy, training_examples
 
 EXAMPLES = 8
 GROUP = 4  # answers per prompt where the algorithm itself asks for fewer

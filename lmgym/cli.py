@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(given: argparse.Namespace) -> int:
-    from lmgym.sweep import home, is_finished, plan, train_all
+    from lmgym.experiments.sweep import home, is_finished, plan, train_all
     from lmgym.train import train
 
     what = Path(given.what)
@@ -128,7 +128,7 @@ def _train(given: argparse.Namespace) -> int:
 def _eval(given: argparse.Namespace) -> None:
     from lmgym.evaluate import evaluate
     from lmgym.logs.console import Console
-    from lmgym.run import held_out_examples, held_out_rewards, make_engine, make_env, make_speaker, trained_policy
+    from lmgym.parts import held_out_examples, held_out_rewards, make_engine, make_env, make_speaker, trained_policy
 
     config, folder = _config(given)
     section, stage = config.evaluation, config.stages[-1]
@@ -146,7 +146,7 @@ def _eval(given: argparse.Namespace) -> None:
 
 
 def _compare(given: argparse.Namespace) -> None:
-    from lmgym.compare import compare, show
+    from lmgym.experiments.compare import compare, show
     from lmgym.logs.console import Console
     from lmgym.logs.writer import disk_errors
 
@@ -161,8 +161,8 @@ def _compare(given: argparse.Namespace) -> None:
 def _generate(given: argparse.Namespace) -> None:
     from lmgym import seeds
     from lmgym.engines.base import Request
+    from lmgym.parts import make_engine, trained_policy
     from lmgym.rendering import decode, prompt_ids, source_ids
-    from lmgym.run import make_engine, trained_policy
     from lmgym.tasks.base import ask
 
     config, folder = _config(given)

@@ -14,9 +14,9 @@ from typing import Any
 from lmgym import checkpoint, registry
 from lmgym.config import Config, load_config, resolved
 from lmgym.errors import LmgymError
+from lmgym.parts import newest_model, read_machine
 from lmgym.policies import export as files
 from lmgym.policies.builtin import is_builtin
-from lmgym.run import newest_model, read_machine
 from lmgym.tree import write_yaml
 
 

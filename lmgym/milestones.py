@@ -11,7 +11,8 @@ from lmgym.evaluate import evaluate, reference_nll
 from lmgym.logs.console import Sample
 from lmgym.logs.plots import training_plot
 from lmgym.logs.records import rollout_record
-from lmgym.run import Run, held_out_rewards
+from lmgym.parts import held_out_rewards
+from lmgym.run import Run
 from lmgym.statistics import Interval
 
 

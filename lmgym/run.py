@@ -15,25 +15,30 @@ runs/NAME/
 
 import copy
 import fcntl
-import importlib.metadata
 import json
-import platform
-import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
-from lmgym import checkpoint, registry
+from lmgym import checkpoint
 from lmgym.config import Config, Stage, dump
 from lmgym.copies import Copies
 from lmgym.episode import Example
 from lmgym.errors import LmgymError
 from lmgym.logs.console import Console
 from lmgym.logs.writer import Writer, disk_errors, rewind
+from lmgym.parts import (
+    held_out_examples,
+    make_engine,
+    make_env,
+    make_speaker,
+    policy_section,
+    read_machine,
+    training_examples,
+)
 from lmgym.policies import adapter
 from lmgym.policies.heads import add_critic
 from lmgym.policies.load import PolicySection, load_policy
@@ -41,7 +46,6 @@ from lmgym.policies.policy import Policy
 from lmgym.preflight import check_lengths, check_model, teacher_section
 from lmgym.rewards.base import Reward, build
 from lmgym.rollout import Speaker
-from lmgym.tasks.base import load
 from lmgym.tasks.stream import Stream
 from lmgym.update import Optimizer
 
@@ -115,7 +119,7 @@ def start(config: Config, console: Console) -> Run:
     if state["stage"] >= len(config.stages):
         raise LmgymError(f"{folder} is in its stage {state['stage'] + 1}, and the recipe has {len(config.stages)}")
     check_model(config, examples)
-    policy = load_policy(_section(config, machine), config.seed, latest)
+    policy = load_policy(policy_section(config, machine), config.seed, latest)
     compute: Any = str(policy.compute).removeprefix("torch.")
     section = replace(config.policy, compute=compute)
     for stage, own in zip(config.stages, examples, strict=True):
@@ -168,65 +172,6 @@ def begin_stage(run: Run) -> None:
     run.console.stage(stage.name, run.stage_index, len(run.config.stages))
 
 
-def training_examples(config: Config, stage: Stage) -> list[Example]:
-    """What a stage trains on: its task's `split`, "train" unless the recipe says otherwise."""
-    return _examples(stage.task, stage.task.get("split", "train"), config.seed)
-
-
-def held_out_examples(config: Config, split: str | None = None) -> list[Example]:
-    """What an evaluation asks, of `evaluation.split` or another. Raises LmgymError if a stage trains on that split."""
-    section, task = config.evaluation, config.evaluation.task or config.stages[-1].task
-    split = split or section.split
-    for stage in config.stages:
-        same = all(task.get(key) == stage.task.get(key) for key in ("name", "path", "hub_id"))
-        if same and stage.task.get("split", "train") == split:
-            raise LmgymError(f"evaluation on split '{split}', which stage '{stage.name}' trains on; choose another")
-    return _examples(task, split, config.seed)[: section.examples]
-
-
-def make_engine(config: Config, policy: Policy) -> Any:
-    """The engine that samples from the policy."""
-    return registry.get("engine", "sampler")(policy, rows=config.engine.rows)
-
-
-def make_speaker(config: Config, policy: Policy, engine: Any, version: int = 0) -> Speaker:
-    """Who answers: the engine, in the words of the policy's tokenizer."""
-    return Speaker(engine, policy.tokenizer, config.policy.template, version, policy.decoder_start)
-
-
-def held_out_rewards(config: Config, stage: Stage) -> list[Reward]:
-    """What an evaluation reports: the stage's rewards with their weights (where it has none, the last stage's), and the
-    last stage's and `evaluation.metrics` besides, without weight."""
-    weighted = stage.rewards or config.stages[-1].rewards
-    rewards = build({**config.stages[-1].rewards, **weighted, **config.evaluation.metrics})
-    return [reward if reward.name in weighted else replace(reward, weight=0.0) for reward in rewards]
-
-
-def make_env(stage: Stage) -> Callable[[], Any]:
-    """A function that builds one episode's environment."""
-    return partial(registry.get("env", stage.env["name"]), **{k: v for k, v in stage.env.items() if k != "name"})
-
-
-def trained_policy(config: Config, folder: Path | None) -> Policy:
-    """A run's newest model (its newest whole checkpoint, else final/), or the recipe's own where there is no run."""
-    if folder is None:
-        return load_policy(config.policy, config.seed)
-    source = newest_model(folder)
-    machine = read_machine(folder, config)
-    torch.set_num_threads(machine["threads"])
-    return load_policy(_section(config, machine), config.seed, source)
-
-
-def newest_model(folder: Path) -> Path:
-    """The folder of a run's newest weights. A run that was resumed with more steps has checkpoints newer than its
-    final/."""
-    source, _ = checkpoint.newest(folder / "checkpoints")
-    source = source or (folder / "final" if (folder / "final").is_dir() else None)
-    if source is None:
-        raise LmgymError(f"{folder} holds no model yet: neither final/ nor a whole checkpoint")
-    return source
-
-
 def save(run: Run) -> None:
     """Write a checkpoint of the run as it is now and drop the oldest."""
     state = {
@@ -243,11 +188,6 @@ def save(run: Run) -> None:
     saved = checkpoint.save(run.folder / "checkpoints", run.policy, optimizer, algorithm, state)
     checkpoint.prune(saved, run.config.checkpoint.keep)
     run.copies.prune(map(checkpoint.read_state, checkpoint.all_checkpoints(saved.parent)))
-
-
-def _examples(section: dict[str, Any], split: str, seed: int) -> list[Example]:
-    arguments = {key: value for key, value in section.items() if key not in ("name", "split")}
-    return load(section["name"], split, seed=seed, **arguments)
 
 
 def _lock(folder: Path) -> IO[str]:
@@ -284,35 +224,3 @@ def _copies(run: Run) -> None:
 def _teacher(run: Run) -> Policy:
     """The frozen model that the algorithm names."""
     return load_policy(teacher_section(run.section, run.algorithm.teacher), run.config.seed).frozen_copy()
-
-
-def _section(config: Config, machine: dict[str, Any]) -> PolicySection:
-    """The policy section with the precision that this run has chosen, if it has."""
-    chosen = machine["compute"] if config.policy.compute == "auto" else None
-    return replace(config.policy, compute=chosen or config.policy.compute)
-
-
-def read_machine(folder: Path, config: Config) -> dict[str, Any]:
-    """What is chosen once for a run: read back when it exists, so that a resumed run computes the same."""
-    path = folder / "machine.json"
-    if path.is_file():
-        try:
-            machine = json.loads(path.read_text(encoding="utf-8"))
-            return {**machine, "compute": machine["compute"], "threads": config.threads or int(machine["threads"])}
-        except (ValueError, KeyError, TypeError) as error:
-            raise LmgymError(f"{path} is damaged ({error}); put it back, or delete it to choose anew") from error
-    try:
-        described = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip()
-    except OSError:  # no git here
-        described = ""
-    return {
-        "threads": config.threads or torch.get_num_threads(),
-        "compute": None,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": importlib.metadata.version("transformers"),
-        "platform": platform.platform(),
-        "commit": described or None,
-    }

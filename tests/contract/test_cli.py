@@ -289,7 +289,7 @@ def test_generate_reads_prompts_from_standard_input(
 
 def test_generate_uses_the_newest_weights(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run that was resumed with more steps and interrupted has a checkpoint newer than its final/."""
-    from lmgym.run import trained_policy
+    from lmgym.parts import trained_policy
     from tests.parity.test_resume import Interrupting
 
     folder = runs.run(tmp_path / "run", steps=1)

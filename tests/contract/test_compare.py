@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lmgym.cli import main
-from lmgym.compare import Comparison, compare
 from lmgym.errors import LmgymError
-from lmgym.paired import compare as paired
+from lmgym.experiments.compare import Comparison, compare
+from lmgym.experiments.paired import compare as paired
 from tests import runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
 
@@ -33,7 +33,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("lmgym.compare.load_policy", load)
+    monkeypatch.setattr("lmgym.experiments.compare.load_policy", load)
 
 
 def last_evaluation(folder: Path) -> dict[str, Any]:

@@ -22,13 +22,13 @@ from lmgym import registry
 from lmgym.cli import main
 from lmgym.config import STAGE_KEYS
 from lmgym.errors import LmgymError
-from lmgym.expansion import expand, expands, text_of
+from lmgym.experiments.expansion import expand, expands, text_of
+from lmgym.experiments.results import Member, seeds_table, settings_table
+from lmgym.experiments.sweep import home, is_finished, plan, plan_tree, train_all
 from lmgym.logs.console import Console
 from lmgym.logs.curves import curves_plot, mean_and_band
 from lmgym.logs.writer import Writer
-from lmgym.results import Member, seeds_table, settings_table
 from lmgym.statistics import student_t
-from lmgym.sweep import home, is_finished, plan, plan_tree, train_all
 from tests import runs
 from tests.parity.test_resume import Interrupting
 from tests.runs import Shell, assert_equal_runs, complaint, no_picture, shell  # noqa: F401 (fixtures)
@@ -40,7 +40,7 @@ ONCE = {"expand": True, "values": [7]}
 @pytest.fixture(autouse=True)
 def no_curves(no_picture: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """Pictures take longer than tiny runs; the last tests of this file draw one."""
-    monkeypatch.setattr("lmgym.results.curves_plot", lambda curves, plot, metric: plot)
+    monkeypatch.setattr("lmgym.experiments.results.curves_plot", lambda curves, plot, metric: plot)
 
 
 # ---------------------------------------------------------------- one tree that stands for several
@@ -113,6 +113,7 @@ def test_labels_are_short_stable_and_fit_for_a_folder() -> None:
         "[1, 2]",
     ]
     texts = [text_of(value) for value in odd]
+    assert text_of({"name": "rloo", "group_size": 4}).startswith("rloo-group_size-4-")
     assert len(set(texts)) == len(odd) and all(len(text) <= 31 and "/" not in text and text != ".." for text in texts)
 
 
@@ -169,7 +170,7 @@ def test_what_any_run_has_wrong_is_told_before_one_trains(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lmgym.sweep.train", lambda *_: pytest.fail("it trained"))
+    monkeypatch.setattr("lmgym.experiments.sweep.train", lambda *_: pytest.fail("it trained"))
     said = complaint(capsys, "train", runs.write(tmp_path / "recipe.yaml", runs=section), *overrides)
     assert re.search(sentence, said), said
     assert os.listdir(tmp_path) == ["recipe.yaml"]
@@ -312,7 +313,7 @@ def test_a_crash_is_one_failure_too(
     def crash(*_: Any) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("lmgym.sweep.train", crash)
+    monkeypatch.setattr("lmgym.experiments.sweep.train", crash)
     assert several(tmp_path, Console(), runs={"seeds": [0, 1]}) == 1
     said = capsys.readouterr()
     assert "seed-1 failed: RuntimeError: out of memory" in said.out and said.err.count("Traceback") == 2
@@ -437,7 +438,7 @@ def test_a_sweep_is_sorted_by_validation_whatever_test_says() -> None:
     groups: dict[str, list[Member]] = {}
     for member, _ in made:
         groups.setdefault(member.group, []).append(member)
-    from lmgym.results import _order
+    from lmgym.experiments.results import _order
 
     assert _order(groups, summaries, "m", "max") == ["size-8", "size-4", "size-16"]
     assert _order(groups, summaries, "m", "min") == ["size-16", "size-4", "size-8"]

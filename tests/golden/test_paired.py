@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from lmgym.errors import LmgymError
-from lmgym.paired import compare, mcnemar, sign_flip, tango
+from lmgym.experiments.paired import compare, mcnemar, sign_flip, tango
 from lmgym.statistics import clustered_bootstrap, student_t, wilson
 
 RECORD: dict[str, Any] = json.loads(Path(__file__).with_name("paired.json").read_text())

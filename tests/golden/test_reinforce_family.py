@@ -16,7 +16,7 @@ from lmgym.batch import Batch, Scored, collate
 from lmgym.config import build_config
 from lmgym.episode import Episode, Example, Turn
 from lmgym.errors import LmgymError
-from lmgym.maths import advantages as credit
+from lmgym.maths.turns import turn_lengths, turn_returns
 from tests import models, runs
 from tests.models import loss_of
 from tests.parity.test_resume import Interrupting
@@ -68,8 +68,8 @@ def test_turn_returns_and_lengths_are_those_of_the_episodes(seed: int, gamma: fl
         for turn in episode.turns:
             turn.reward = float(random.normal())
     batch = in_double(*conversations)
-    returns = credit.turn_returns(batch.rewards, batch.actions, batch.episode, gamma)
-    lengths = credit.turn_lengths(batch.actions)
+    returns = turn_returns(batch.rewards, batch.actions, batch.episode, gamma)
+    lengths = turn_lengths(batch.actions)
     wanted_returns, wanted_lengths = [], []
     for episode in conversations:
         following, each = 0.0, []

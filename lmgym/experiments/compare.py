@@ -11,17 +11,17 @@ from lmgym.config import Config
 from lmgym.episode import Episode, Example
 from lmgym.errors import LmgymError
 from lmgym.evaluate import evaluate, measured
+from lmgym.experiments.paired import Paired
+from lmgym.experiments.paired import compare as paired
+from lmgym.experiments.sides import Side, check_same_question, choose_split, common_rewards, find, same_examples
 from lmgym.logs.console import Console
 from lmgym.logs.words import decimal, json_text
-from lmgym.paired import Paired
-from lmgym.paired import compare as paired
+from lmgym.parts import make_engine, make_env, make_speaker
 from lmgym.policies.load import load_policy
 from lmgym.preflight import check_lengths
 from lmgym.registry import suggest
 from lmgym.rewards.base import Reward
 from lmgym.rollout import groups_of
-from lmgym.run import make_engine, make_env, make_speaker
-from lmgym.sides import Side, check_same_question, choose_split, common_rewards, find, same_examples
 
 ALWAYS = ("reward", "length/mean", "truncated")  # reported of every task; its own metrics say more
 

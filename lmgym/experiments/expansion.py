@@ -120,16 +120,15 @@ def text_of(value: Any) -> str:
     Example:
         >>> text_of(0.0001), text_of(True), text_of(None), text_of("1e-5")
         ('0.0001', 'true', 'null', '1e-05')
-        >>> text_of({"name": "grpo", "group_size": 4})
-        'grpo-b508d0'
+        >>> text_of({"name": "reinforce", "baseline": "none"})
+        'reinforce-baseline-none-ec2fdf'
     """
     if isinstance(value, str) and re.fullmatch(r"[+-]?\d+\.?\d*[eE][+-]?\d+", value):
         value = float(value)  # YAML reads 1e-5 as a text
     if isinstance(value, str):
         plain, exact = _file_name(value.rsplit("/", 1)[-1]), value
     elif isinstance(value, (dict, list)):
-        named = value.get("name") if isinstance(value, dict) else None
-        plain, exact = _file_name(named) if isinstance(named, str) else "", None
+        plain, exact = _file_name(_words(value)) if isinstance(value, dict) else "", None
     else:
         plain = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
         exact = plain
@@ -137,6 +136,12 @@ def text_of(value: Any) -> str:
         return plain
     digest = hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:6]
     return f"{plain[:24]}-{digest}".lstrip("-")
+
+
+def _words(section: Mapping[str, Any]) -> str:
+    """The name of a section, then its other keys and values."""
+    rest = [f"-{key}-{value}" for key, value in section.items() if key != "name"]
+    return f"{section.get('name', '')}{''.join(rest)}".lstrip("-")
 
 
 def _alternatives(node: Any, path: str) -> Iterator[tuple[dict[str, Any], Any]]:

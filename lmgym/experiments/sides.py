@@ -15,10 +15,10 @@ from lmgym import checkpoint
 from lmgym.config import Config, load_config
 from lmgym.episode import Example
 from lmgym.errors import LmgymError
+from lmgym.parts import held_out_examples, newest_model, read_machine
 from lmgym.policies.builtin import is_builtin
 from lmgym.policies.load import PolicySection
 from lmgym.rewards.base import Reward, build
-from lmgym.run import held_out_examples, newest_model, read_machine
 
 
 @dataclass

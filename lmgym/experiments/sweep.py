@@ -16,13 +16,13 @@ from typing import Any, Literal
 from lmgym import checkpoint
 from lmgym.config import STAGE_KEYS, Config, build_config, resolved
 from lmgym.errors import LmgymError
-from lmgym.expansion import SEED, expand, expands, flat, says_expand
+from lmgym.experiments.expansion import SEED, expand, expands, flat, says_expand
+from lmgym.experiments.processes import side_by_side
+from lmgym.experiments.results import Member, report
 from lmgym.logs.console import Console
 from lmgym.logs.sinks import brief
 from lmgym.logs.writer import disk_errors
-from lmgym.processes import side_by_side
 from lmgym.registry import check_arguments, suggest
-from lmgym.results import Member, report
 from lmgym.train import train
 from lmgym.tree import apply_override, check_heard, read_yaml, write_yaml
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from lmgym import checkpoint
 from lmgym.config import Config
-from lmgym.expansion import label, short_names
+from lmgym.experiments.expansion import label, short_names
 from lmgym.logs.console import Console
 from lmgym.logs.curves import curves_plot
 from lmgym.logs.words import decimal, json_text, visible
