@@ -34,8 +34,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ppo": {"algorithm": {"name": "ppo", **EPOCHS}},
     "nlpo": {"algorithm": {"name": "nlpo", "top_mask": 0.9, "min_tokens_to_keep": 10, **EPOCHS}},
     "a2c": {
-        "algorithm": {"name": "a2c", "preset": "nanorl", "entropy_coefficient": 0.1},
-        "optimizer.learning_rate": 2e-3,
+        "algorithm": {"name": "a2c", "preset": "nanorl", "entropy_coefficient": 0.05},
+        "optimizer.learning_rate": 3e-3,
         "steps": 1500,
     },
     "trpo": {
@@ -57,7 +57,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rloo": {
         "algorithm": {"name": "rloo", "entropy_coefficient": 0.05, **GROUPS},
         "prompts_per_step": 16,
-        "optimizer.learning_rate": 2e-3,
+        "optimizer.learning_rate": 4e-3,
         "steps": 1500,
     },
 }
