@@ -1,13 +1,14 @@
 """The policy-gradient family on arithmetic word problems: held-out accuracy after equally many sampled answers.
 
-python -m benchmarks.family                                     all contenders, seeds 10, 11 and 12
-python -m benchmarks.family --only grpo rloo --seeds 0 evaluation.final_split=null      while choosing settings
+python -m benchmarks.family                                                     all contenders, seeds 10, 11 and 12
+python -m benchmarks.family --only grpo rloo --seeds 0 evaluation.split=validation       while choosing settings
 
 Every contender begins from the same model: the first stage of recipes/llm_rl_miniature.yaml, trained once a seed. Then
-each takes the same number of answers from the same prompts in the same order. All use one learning rate and one size of
-group; what has a ratio takes MINIBATCHES optimizer steps on the answers of a step, what has none takes one. Each run is
-one process of one thread, `--jobs` of them side by side. Exact match, greedy, on test problems; Wilson's interval for a
-run, Student's t interval for a mean over seeds.
+each takes equally many answers to the same prompts in the same order, with one learning rate and one size of group.
+What has a ratio takes MINIBATCHES optimizer steps on the answers of a step, what has none takes one. Each run is one
+process of one thread, `--jobs` of them side by side. Share of right ones among sampled answers to test problems, which
+are asked before the first step and after the last: 95% bootstrap interval over problems for a run, Student's t for a
+mean over seeds.
 """
 
 import argparse
@@ -68,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[10, 11, 12])
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("overrides", nargs="*", help="key=value for every run")
     arguments = parser.parse_args()
@@ -85,7 +86,8 @@ def recipes(folder: Path, steps: int) -> tuple[Path, Path]:
     """The recipe's two stages as a recipe each."""
     tree = read_yaml(RECIPE)
     stages = [{key: value for key, value in stage.items() if key != "name"} for stage in tree.pop("stages")]
-    tree |= {"evaluation": {**tree["evaluation"], "every": 0}, "logs": {"samples": 0}}
+    held_out = {**tree["evaluation"], "split": "test", "final_split": None, "every": 0}
+    tree |= {"evaluation": held_out, "logs": {"samples": 0}}
     policy = {key: value for key, value in tree["policy"].items() if key != "architecture"}
     warm = {**tree, **stages[0], "task": {**tree["task"], **stages[0]["task"]}}
     rl = {**tree, **stages[1], "policy": policy, "steps": steps}

@@ -15,7 +15,7 @@ from torch import Tensor
 from lmgym.batch import Batch
 from lmgym.errors import LmgymError
 from lmgym.maths import kept
-from lmgym.maths.advantages import explained_variance
+from lmgym.maths.advantages import deviation, explained_variance
 from lmgym.maths.reductions import Totals, masked_mean, tokens_of_episode, totals, weights
 
 
@@ -212,7 +212,9 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     `entropy` is the Monte-Carlo estimate -mean(log-probability of the sampled tokens): unbiased, free of cost (the
     exact one replaces it where the algorithm asks for entropies).
     """
-    metrics = {"advantage/std": float(batch.advantages[batch.actions].std()) if batch.advantages is not None else 0.0}
+    metrics = {"advantage/std": 0.0}
+    if batch.advantages is not None:
+        metrics["advantage/std"] = float(deviation(batch.advantages[batch.actions]))
     if batch.logprobs_sampler is not None:
         metrics["entropy"] = -float(masked_mean(batch.logprobs_sampler, batch.actions))
     if batch.kept_sets is not None:

@@ -65,7 +65,7 @@ def leave_one_out(
 
 
 def deviation(values: Float[Tensor, " E"]) -> Float[Tensor, ""]:
-    """The unbiased standard deviation; 0 for a single value."""
+    """The unbiased standard deviation; 0 for a single value or none."""
     return values.std() if len(values) > 1 else values.new_zeros(())
 
 
