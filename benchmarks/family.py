@@ -13,10 +13,8 @@ mean over seeds.
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.numbers import interval
+from benchmarks.training import ROOT, train
+from lmgym.statistics import student_t
 from lmgym.tree import read_yaml, write_yaml
 
-ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "llm_rl_miniature.yaml"
 METRIC = "final_answer"
 MINIBATCHES = 4
@@ -97,16 +95,6 @@ def recipes(folder: Path, steps: int) -> tuple[Path, Path]:
     return paths
 
 
-def train(recipe: Path, settings: Sequence[str]) -> float:
-    """One `lmgym train`; what it prints is thrown away unless it fails. Its seconds."""
-    began = time.perf_counter()
-    command = [sys.executable, "-m", "lmgym.cli", "train", str(recipe), *settings]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    if done.returncode:
-        sys.exit(f"{' '.join(settings)}: {done.stderr.strip()}")
-    return time.perf_counter() - began
-
-
 def run(recipe: Path, folder: Path, contender: str, seed: int, overrides: Sequence[str]) -> Outcome:
     """One contender from the warm model of its seed."""
     out = folder / f"{len(list(folder.iterdir()))}-{contender}-{seed}".replace(", ", "-").replace(" ", "-")
@@ -155,12 +143,9 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 def row(name: str, results: Sequence[tuple[float, float, float]], seconds: str) -> str:
     """A line of the table."""
-    means = np.array([mean for mean, _, _ in results])
-    mean = f"{means.mean():.3f}"
-    if len(means) > 1:
-        mean += " [{:.3f}, {:.3f}]".format(*interval(means))
+    over_seeds = student_t([mean for mean, _, _ in results])
     cells = [f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high in results]
-    return f"| {name} | {mean} | {' | '.join(cells)} | {seconds} |"
+    return f"| {name} | {over_seeds} | {' | '.join(cells)} | {seconds} |"
 
 
 if __name__ == "__main__":

@@ -11,10 +11,8 @@ process. The comparison reports the test split at the end of the budget, with a 
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +21,9 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).parents[1]
+from benchmarks.training import ROOT, train
+from lmgym.statistics import student_t
+
 RECIPE = ROOT / "recipes" / "increasing_numbers.yaml"
 TARGET = 0.9
 MODELS = ("builtin:tiny_gpt2", "builtin:tiny_t5")
@@ -101,17 +101,12 @@ def main() -> None:
 
 
 def run(algorithm: str, model: str, seed: int, more: Sequence[str]) -> Outcome:
-    """Train once; what it prints is thrown away unless it fails."""
+    """One algorithm on one model with one seed."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         settings = {**SETTINGS[algorithm], "policy.model": model, "seed": seed, "out": str(out)}
         written = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
-        command = ["train", str(RECIPE), *written, *more]
-        began = time.perf_counter()
-        done = subprocess.run([sys.executable, "-m", "lmgym.cli", *command], capture_output=True, text=True, cwd=ROOT)
-        seconds = time.perf_counter() - began
-        if done.returncode:
-            sys.exit(f"{algorithm} on {model}: {done.stderr.strip()}")
+        seconds = train(RECIPE, [*written, *more])
         records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     steps = [record for record in records if record["kind"] == "train"]
     seen = [record for record in records if record["kind"] == "evaluation"]
@@ -146,21 +141,9 @@ def comparison(outcomes: Sequence[Outcome], names: Sequence[str]) -> str:
         by_name = {n: np.array([o.test for o in outcomes if (o.model, o.algorithm) == (model, n)]) for n in names}
         rows = {**by_name, f"{names[0]} - {names[1]}": by_name[names[0]] - by_name[names[1]]}
         for name, values in rows.items():
-            low, high = interval(values)
             each = ", ".join(f"{value:.2f}" for value in values)
-            summary = f"{values.mean():.3f} [{low:.3f}, {high:.3f}]"
-            lines.append(f"| {model.removeprefix('builtin:')} | {name} | {each} | {summary} |")
+            lines.append(f"| {model.removeprefix('builtin:')} | {name} | {each} | {student_t(values)} |")
     return "\n".join(lines)
-
-
-# Student's t at 0.975 for 1, 2, ... degrees of freedom (any statistics table).
-T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-
-
-def interval(values: np.ndarray) -> tuple[float, float]:
-    """Student's t interval of a mean over 2 to 10 seeds."""
-    half = T_975[len(values) - 2] * values.std(ddof=1) / len(values) ** 0.5
-    return float(values.mean() - half), float(values.mean() + half)
 
 
 if __name__ == "__main__":
