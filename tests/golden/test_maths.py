@@ -1,13 +1,15 @@
 """lmgym.maths against numbers worked by hand and by the systems that lmgym replaces."""
 
 import math
+import warnings
 
 import pytest
 import torch
 from torch import Tensor, tensor
 
 from lmgym.maths import advantages, kl, losses, reductions
-from lmgym.update import OptimizerSection
+from lmgym.update import OptimizerSection, batch_metrics
+from tests import models
 
 EPISODES = torch.arange(4)
 ONE_GROUP = torch.zeros(4, dtype=torch.long)
@@ -219,3 +221,17 @@ def test_a_longer_stage_continues_on_its_own_curve() -> None:
     assert (linear.at(3, 4), linear.at(3, 12)) == (0.25, 0.75)
     constant = OptimizerSection(learning_rate=1.0, warmup=2)
     assert [constant.at(step, 4) for step in range(4)] == [constant.at(step, 12) for step in range(4)]
+
+
+@pytest.mark.parametrize("actions", [0, 1, 2])
+def test_advantages_of_few_tokens_have_a_deviation_without_a_warning(actions: int) -> None:
+    """A step whose answers are all masked trains nothing, and says so with a 0, not with a complaint of torch."""
+    batch = models.batch_of(models.episodes(0))
+    kept = batch.actions.flatten().cumsum(0).view(batch.actions.shape) <= actions
+    advantages = torch.arange(batch.actions.numel(), dtype=torch.float64).view(batch.actions.shape)
+    batch = batch.with_(actions=batch.actions & kept, advantages=advantages)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = batch_metrics(batch.with_(logprobs_sampler=None))["advantage/std"]
+    first, second = advantages[batch.actions].tolist() if actions == 2 else (0.0, 0.0)
+    assert found == pytest.approx((second - first) / math.sqrt(2))
