@@ -42,6 +42,7 @@ _HOMES = {
     "Sampler": "engines.sampler",
     "Env": "envs.base",
     "Step": "envs.base",
+    "Agent": "envs.agent",
     "LmgymError": "errors",
     "register": "registry",
     "check_task": "tasks.base",

@@ -2,7 +2,7 @@
 
 Hugging Face models hand queries, keys and values (positions already applied) to a registered attention function.
 Ours, `attend`, passes them to a layout: `PackedRows` and `PackedGroups` while scoring, `PackedRows` while prefilling,
-`CachedRows` while decoding.
+`ExtendedRows` where a conversation goes on, `CachedRows` while decoding.
 Everything that works token by token (embeddings, norms, MLPs, projections: most of the work) then runs on real
 tokens only.
 """
@@ -52,6 +52,20 @@ class KeyValueCache:
         self.slots, self.capacity = slots, capacity
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+
+    def select(self, slots: Int[Tensor, " S"], length: int) -> "KeyValueCache":
+        """A copy of these slots, cut to their first `length` tokens."""
+        copy = KeyValueCache(len(slots), length)
+        copy.keys = [keys[slots, :, :length] for keys in self.keys]
+        copy.values = [values[slots, :, :length] for values in self.values]
+        return copy
+
+    def put(self, slots: Int[Tensor, " S"], other: "KeyValueCache", sources: Int[Tensor, " S"]) -> None:
+        """Copy slots of another cache into these."""
+        for layer, (keys, values) in enumerate(zip(other.keys, other.values, strict=True)):
+            self.allocate(layer, keys)
+            self.keys[layer][slots, :, : other.capacity] = keys[sources]
+            self.values[layer][slots, :, : other.capacity] = values[sources]
 
     def allocate(self, layer: int, like: Tensor) -> None:
         while len(self.keys) <= layer:
@@ -165,6 +179,36 @@ def _per_query_head(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor
     """Repeat the key-value heads that query heads share (grouped-query attention, arXiv 2305.13245)."""
     heads = query.shape[1] // keys.shape[1]
     return (keys, values) if heads == 1 else (keys.repeat_interleave(heads, 1), values.repeat_interleave(heads, 1))
+
+
+class ExtendedRows:
+    """N cached sequences, each with some new tokens: packed as one row of L, written behind what is cached, attending to
+    that and causally to themselves. A conversation whose next prompt has come is read this way.
+
+    `before` are the tokens that are cached of each sequence, `lengths` its new ones, `slots` its places in the cache.
+    """
+
+    def __init__(
+        self, cache: KeyValueCache, before: Int[Tensor, " N"], lengths: Sequence[int], slots: Int[Tensor, " N"]
+    ) -> None:
+        device = before.device
+        self.new, self.cache, self.slots = PackedRows(lengths, device), cache, slots
+        self.row = self.new.places // self.new.longest
+        self.positions = before[self.row] + self.new.positions  # [L]
+        self.width = int(self.positions.max()) + 1
+        reach = before[:, None] + torch.arange(self.new.longest, device=device)  # [N longest]
+        self.mask = (torch.arange(self.width, device=device) <= reach[:, :, None])[:, None]  # [N 1 longest W]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys[self.slots[self.row], :, self.positions] = key[0].transpose(0, 1).to(keys.dtype)
+        values[self.slots[self.row], :, self.positions] = value[0].transpose(0, 1).to(values.dtype)
+        own = [cached[self.slots, :, : self.width].to(query.dtype) for cached in (keys, values)]
+        own_keys, own_values = _per_query_head(query, *own)
+        out = F.scaled_dot_product_attention(
+            self.new.pad(query), own_keys, own_values, attn_mask=self.mask, scale=scale
+        )
+        return self.new.unpad(out)
 
 
 class CachedRows:

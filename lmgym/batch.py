@@ -65,6 +65,7 @@ class Batch:
     source_mask: Bool[Tensor, "N S"] | None = None
     kept_sets: KeptSets | None = None  # of truncated or restricted sampling; everything is renormalised on them
     kept: Int[Tensor, "N T"] | None = None  # each action's row of them
+    turn: Int[Tensor, "N T"] | None = None  # number of each action's turn in its episode, 0 elsewhere (maths/turns.py)
     logprobs_sampler: Float[Tensor, "N T"] | None = None
     baseline: Float[Tensor, " N"] | None = None  # score of the greedy answer
     logprobs_old: Float[Tensor, "N T"] | None = None
@@ -143,7 +144,8 @@ def collate(
     size = (len(rows), length)
     tokens = torch.full(size, pad_id, dtype=torch.long)
     mask, actions, excluded = (torch.zeros(size, dtype=torch.bool) for _ in range(3))
-    rewards, logprobs = torch.zeros(size), torch.zeros(size)
+    rewards, logprobs, turns = torch.zeros(size), torch.zeros(size), torch.zeros(size, dtype=torch.long)
+    numbers = {id(turn): number for episode in episodes for turn, number in _numbered(episode.turns)}
     for n, (episode, row) in enumerate(rows):
         ids = [token for turn in row for token in turn.prompt_ids + turn.action_ids]
         tokens[n, : len(ids)] = torch.tensor(ids)
@@ -154,6 +156,7 @@ def collate(
             actions[n, start:stop] = True
             excluded[n, start : start + min(turn.minimum, stop - start)] = True
             rewards[n, stop - 1] = turn.reward
+            turns[n, start:stop] = numbers[id(turn)]
             if turn.logprobs:
                 logprobs[n, start:stop] = torch.tensor(turn.logprobs)
     owners = [episode for episode, _ in rows]
@@ -177,12 +180,22 @@ def collate(
         key=key,
         limit=limit,
         stop_excluded=excluded if bool(excluded.any()) else None,
+        turn=turns,
         logprobs_sampler=logprobs if sampled else None,
         baseline=torch.tensor([float(episode.baseline or 0.0) for episode in owners]) if greedy else None,
         **(_source_columns(sources, pad_id) if any(sources) else {}),
         **_kept_columns([turn for _, row in rows for turn in row], actions),
         **(_parts_columns(owners, weights) if weights is not None else {}),
     )
+
+
+def _numbered(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:
+    """Each turn with its number; what goes on with an unfinished action has the number of its beginning."""
+    numbered, number = [], 0
+    for turn in turns:
+        numbered.append((turn, number))
+        number += not turn.unfinished
+    return numbered
 
 
 def _longest(mask: Bool[Tensor, "N T"]) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from lmgym.config import Config, Stage
 from lmgym.episode import Episode, Example
 from lmgym.memory import estimate, resident_bytes, size, weights_bytes
-from lmgym.parts import held_out_examples, make_engine, make_env, make_speaker, trained_policy, training_examples
+from lmgym.parts import held_out_examples, make_engine, make_envs, make_speaker, trained_policy, training_examples
 from lmgym.policies.device import foreseen, memory_here
 from lmgym.policies.load import load_tokenizer
 from lmgym.policies.policy import Policy
@@ -137,11 +137,11 @@ def _stage(report: Report, config: Config, stage: Stage, policy: Policy, verdict
     speaker = make_speaker(config, policy, make_engine(config, policy))
     path = (config.seed, "check")
     if "demonstrations" in stage.algorithm.needs:
-        episodes = demonstrate(list(enumerate(few)), speaker, path)
+        episodes = demonstrate(list(enumerate(few)), speaker, path, make_envs(config, stage))
     else:
         group = max(stage.algorithm.group_size, GROUP)
         prompts = [(number, example) for number, example in enumerate(few) for _ in range(group)]
-        episodes = collect(prompts, speaker, stage.sampling, path, make_env(stage))
+        episodes = collect(prompts, speaker, stage.sampling, path, make_envs(config, stage))
         score(episodes, build(stage.rewards), config.reward_timeout)
         _answers(report, stage, episodes, verdict=verdict)
 

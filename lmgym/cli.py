@@ -128,7 +128,7 @@ def _train(given: argparse.Namespace) -> int:
 def _eval(given: argparse.Namespace) -> None:
     from lmgym.evaluate import evaluate
     from lmgym.logs.console import Console
-    from lmgym.parts import held_out_examples, held_out_rewards, make_engine, make_env, make_speaker, trained_policy
+    from lmgym.parts import held_out_examples, held_out_rewards, make_engine, make_envs, make_speaker, trained_policy
 
     config, folder = _config(given)
     section, stage = config.evaluation, config.stages[-1]
@@ -137,7 +137,7 @@ def _eval(given: argparse.Namespace) -> None:
     speaker = make_speaker(config, policy, make_engine(config, policy))
     rewards, sampling = held_out_rewards(config, stage), section.decoding(stage.sampling)
     result = evaluate(
-        examples, speaker, sampling, rewards, make_env(stage), config.seed, section.samples, config.reward_timeout
+        examples, speaker, sampling, rewards, make_envs(config, stage), config.seed, section.samples, config.reward_timeout
     )
     with Console() as console:
         console.say(f"{given.what}: {len(examples)} prompts of {section.split}, {section.samples} answers each")

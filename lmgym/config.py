@@ -210,6 +210,8 @@ def _check_stages(stages: list[Stage]) -> None:
         where = f"stage '{stage.name}': " if len(stages) > 1 else ""
         if names.count(stage.name) > 1:
             raise LmgymError(f"two stages are called '{stage.name}'; give each its own 'name'")
+        if not stage.task and not getattr(registry.get("env", stage.env["name"]), "needs_data", True):
+            stage.task = {"name": "episodes"}
         if not stage.task:
             raise LmgymError(f"{where}the recipe names no task; write, for example, 'task: arithmetic'")
         check_least(stage, LEAST_OF_STAGE, where)

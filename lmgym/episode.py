@@ -62,6 +62,8 @@ class Turn:
     minimum: int = 0
     reward: float = 0.0  # earned by this turn
     restart: bool = False  # the prompt was rewritten, not appended to: this turn begins a new row
+    continuation: str | None = None  # what the environment put behind it where the policy went on in the same message
+    unfinished: bool = False  # the next turn belongs to the action that this one began (`Step.unfinished`)
     source_ids: list[int] = field(default_factory=list)
     kept: npt.NDArray[np.uint8] | npt.NDArray[np.int32] | None = None  # [actions, width]
 
@@ -72,7 +74,8 @@ class Episode:
 
     `group` numbers the prompt within the step; episodes of one group answer the same prompt. `index` is the
     episode's place in the step, and with (seed, step, draw) fixes its random numbers. `terminated` is True if the
-    episode came to its own end and False if it was cut off (length, time, context).
+    episode came to its own end and False if it was cut off (length, time, context). `broken` says why its environment
+    failed; such an episode does not train, and it may have no turn at all.
 
     Example:
         >>> Episode(example=Example("a/0", "2+2="), group=0, index=3, turns=[...], score=1.1,
@@ -89,11 +92,17 @@ class Episode:
     score: float = 0.0  # the sum of the turns' rewards
     trains: bool = True  # False: the algorithm has not selected it
     baseline: float | None = None  # score of the greedy answer to the same prompt, where the algorithm asks for it
+    broken: str = ""
 
     @property
     def text(self) -> str:
-        """The model's last turn."""
-        return self.turns[-1].text if self.turns else ""
+        """The model's last message: its last turn, and what stands before it in the same message."""
+        text = self.turns[-1].text if self.turns else ""
+        for turn in reversed(self.turns[:-1]):
+            if turn.continuation is None:
+                break
+            text = turn.text + turn.continuation + text
+        return text
 
     @property
     def truncated(self) -> bool:

@@ -11,6 +11,8 @@ from lmgym.batch import collate
 from lmgym.engines.base import Decoding, Sampling
 from lmgym.engines.generate import checked
 from lmgym.envs.base import Env
+from lmgym.envs.side_by_side import Envs
+from lmgym.envs.single_turn import SingleTurn
 from lmgym.episode import Episode, Example
 from lmgym.rewards.base import Reward
 from lmgym.rollout import Speaker, collect, demonstrate, groups_of, score
@@ -79,7 +81,7 @@ def evaluate(
     speaker: Speaker,
     sampling: Sampling,
     rewards: Sequence[Reward],
-    make_env: Callable[[], Env],
+    envs: Envs | Callable[[], Env] = SingleTurn,
     seed: int = 0,
     samples: int = 1,
     timeout: float = 60.0,
@@ -91,7 +93,7 @@ def evaluate(
     prompts.
     """
     prompts = [(group, example) for group, example in enumerate(examples) for _ in range(samples)]
-    episodes = collect(prompts, speaker, sampling, (seed, "evaluation"), make_env)
+    episodes = collect(prompts, speaker, sampling, (seed, "evaluation"), envs)
     score(episodes, rewards, timeout)
     groups = groups_of(episodes)
     values = measured(groups, rewards) | by_task(groups, rewards)
@@ -110,6 +112,8 @@ def measured(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> 
             values |= {f"{reward.name}/pass@{k}": pass_at_k_each(own, k) for k in ks}
     values["length/mean"] = [[float(sum(len(t.action_ids) for t in e.turns)) for e in group] for group in groups]
     values["truncated"] = [[float(episode.truncated) for episode in group] for group in groups]
+    if any(episode.broken for group in groups for episode in group):
+        values["broken"] = [[float(bool(episode.broken)) for episode in group] for group in groups]
     return values
 
 
@@ -130,10 +134,16 @@ def by_task(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> d
 
 
 @torch.no_grad()
-def reference_nll(examples: Sequence[Example], speaker: Speaker, policy: Any, seed: int = 0) -> Interval:
-    """Mean negative log-likelihood (nats per token) of the held-out references; the interval is a bootstrap over
-    examples of their per-token means."""
-    episodes = demonstrate(list(enumerate(examples)), speaker, (seed, "evaluation"))
+def reference_nll(
+    examples: Sequence[Example],
+    speaker: Speaker,
+    policy: Any,
+    seed: int = 0,
+    envs: Envs | Callable[[], Env] = SingleTurn,
+) -> Interval:
+    """Mean negative log-likelihood (nats per token) of the held-out references, or of what the environments' own
+    demonstrators say; the interval is a bootstrap over examples of their per-token means."""
+    episodes = demonstrate(list(enumerate(examples)), speaker, (seed, "evaluation"), envs)
     batch = collate(episodes, policy.pad_id)
     logprobs = policy.logprobs(batch)
     means = -(logprobs * batch.actions).sum(1) / batch.actions.sum(1)

@@ -5,7 +5,6 @@ import importlib.metadata
 import json
 import platform
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,8 @@ import torch
 
 from lmgym import checkpoint, registry
 from lmgym.config import Config, Stage
+from lmgym.envs.side_by_side import Envs, InProcess
+from lmgym.envs.workers import Workers
 from lmgym.episode import Example
 from lmgym.errors import LmgymError
 from lmgym.policies.load import PolicySection, load_policy
@@ -48,9 +49,14 @@ def held_out_rewards(config: Config, stage: Stage) -> list[Reward]:
     return [reward if reward.name in weighted else replace(reward, weight=0.0) for reward in rewards]
 
 
-def make_env(stage: Stage) -> Callable[[], Any]:
-    """A function that builds one episode's environment."""
-    return partial(registry.get("env", stage.env["name"]), **{k: v for k, v in stage.env.items() if k != "name"})
+def make_envs(config: Config, stage: Stage) -> Envs:
+    """A stage's environments side by side: in processes of their own where the recipe or the environment says so."""
+    section = dict(stage.env)
+    make = registry.get("env", section.pop("name"))
+    count, seconds = section.pop("workers", getattr(make, "workers", 0)), section.pop("seconds", 60.0)
+    if count:
+        return Workers(stage.env["name"], section, config.plugins, count, seconds)
+    return InProcess(make if not section else partial(make, **section))
 
 
 def make_engine(config: Config, policy: Policy) -> Any:

@@ -112,6 +112,19 @@ def appended_ids(
     return ids[1:] if ids and ids[0] == last else ids
 
 
+def continued_ids(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text that goes on right behind a sampled token, without the space that some tokenizers put before
+    what they are given."""
+    if not text:
+        return []
+    anchor, both = (
+        list(tokenizer(before, add_special_tokens=False)["input_ids"]) for before in ("\n", "\n" + text)
+    )
+    if both[: len(anchor)] == anchor and len(both) > len(anchor):
+        return both[len(anchor) :]
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
     """The text of sampled ids, special tokens removed, spaces as the tokens have them."""
     return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)

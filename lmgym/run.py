@@ -16,7 +16,6 @@ runs/NAME/
 import copy
 import fcntl
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -26,6 +25,8 @@ import torch
 from lmgym import checkpoint
 from lmgym.config import Config, Stage, dump
 from lmgym.copies import Copies
+from lmgym.envs.side_by_side import Envs, InProcess
+from lmgym.envs.single_turn import SingleTurn
 from lmgym.episode import Example
 from lmgym.errors import LmgymError
 from lmgym.logs.console import Console
@@ -33,7 +34,7 @@ from lmgym.logs.writer import Writer, disk_errors, rewind
 from lmgym.parts import (
     held_out_examples,
     make_engine,
-    make_env,
+    make_envs,
     make_speaker,
     policy_section,
     read_machine,
@@ -77,7 +78,7 @@ class Run:
     copies: Copies = field(init=False)
     stream: Stream = field(init=False)
     rewards: list[Reward] = field(init=False)
-    make_env: Callable[[], Any] = field(init=False)
+    envs: Envs = field(default_factory=lambda: InProcess(SingleTurn))
 
     @property
     def speaker(self) -> Speaker:
@@ -155,7 +156,8 @@ def begin_stage(run: Run) -> None:
     run.optimizer = Optimizer(own, stage.optimizer, critic)
     run.stream = Stream(run.examples[run.stage_index], run.config.seed, stage.prompts_per_step, stage.priority_scale)
     run.rewards = build(stage.rewards)
-    run.make_env = make_env(stage)
+    run.envs.close()
+    run.envs = make_envs(run.config, stage)
     if run.step > 0:
         assert run.resume_from is not None
         checkpoint.load_optimizer(run.resume_from, run.optimizer.torch)

@@ -14,6 +14,7 @@ from lmgym.rewards import base as rewards
 from lmgym.tasks.base import OPTIONS
 from lmgym.tree import NAMED
 
+ENV_OPTIONS = {"workers": int, "seconds": float}  # processes (0: none), and seconds that one call may take
 DEFAULT = {"algorithm": "grpo", "env": "single_turn"}  # for a section without a name, such as {group_size: 4}
 
 
@@ -90,8 +91,12 @@ def _named(kind: str, value: Any, key: str) -> Any:
     arguments = {k: v for k, v in tree.items() if k != "name"}
     if kind == "algorithm":
         return build(thing, _with_preset(thing, tree["name"], arguments, key), key + ".")
-    also = (*OPTIONS, "split") if kind == "task" else ()  # what `tasks.base.load` and the run itself take
+    # What `tasks.base.load`, `parts.make_envs` and the run itself take.
+    also: tuple[str, ...] = {"task": (*OPTIONS, "split"), "env": tuple(ENV_OPTIONS)}.get(kind, ())
     own = {k: v for k, v in arguments.items() if k not in also}
+    for option, hint in ENV_OPTIONS.items() if kind == "env" else ():
+        if option in arguments:
+            registry.converted(hint, arguments[option], f"{key}.{option}")
     registry.check_arguments(thing, own, key, given=1 if kind == "task" else 0, also=also)
     return dict(tree)
 

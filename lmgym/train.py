@@ -61,6 +61,7 @@ def train(config: Config, console: Console | None = None) -> Path:
                 else:
                     end_stage(run)
             finish(run)
+            run.envs.close()
     return run.folder
 
 
@@ -73,9 +74,9 @@ def gather(run: Run, step: int) -> list[Episode]:
         prompts = [(number, example) for number, example in numbered for _ in range(run.algorithm.group_size)]
         path = (*run.path, "step", step, draw)
         if "demonstrations" in run.algorithm.needs:
-            episodes = demonstrate(prompts, run.speaker, path)
+            episodes = demonstrate(prompts, run.speaker, path, run.envs)
         else:
-            episodes = collect(prompts, run.training_speaker, run.stage.sampling, path, run.make_env)
+            episodes = collect(prompts, run.training_speaker, run.stage.sampling, path, run.envs)
             score(episodes, run.rewards, run.config.reward_timeout)
         if "greedy" in run.algorithm.needs:
             add_greedy_baseline(run, episodes, path)
@@ -97,7 +98,7 @@ def mark_selected(groups: list[list[Episode]], selected: list[list[Episode]]) ->
     episodes = [episode for group in groups for episode in group]
     chosen, drawn = {id(e) for group in selected for e in group}, {id(e) for e in episodes}
     for episode in episodes:
-        episode.trains = id(episode) in chosen
+        episode.trains = id(episode) in chosen and not episode.broken
     number = len(groups)
     for group in selected:
         brought = [episode for episode in group if id(episode) not in drawn]
@@ -115,7 +116,7 @@ def add_greedy_baseline(run: Run, episodes: list[Episode], path: tuple[int | str
     groups = groups_of(episodes)
     prompts = [(group[0].group, group[0].example) for group in groups]
     greedy = collect(
-        prompts, run.speaker, replace(run.stage.sampling, temperature=0.0), (*path, "greedy"), run.make_env
+        prompts, run.speaker, replace(run.stage.sampling, temperature=0.0), (*path, "greedy"), run.envs
     )
     score(greedy, run.rewards, run.config.reward_timeout)
     for group, answer in zip(groups, greedy, strict=True):
@@ -164,6 +165,10 @@ def log_step(
     tracked = episodes if run.config.logs.rollouts == "all" else groups_of(episodes)[0]
     run.writer.rollouts([place | rollout_record(episode) for episode in tracked])
     run.console.step(record, step, run.stage.steps)
+    failed = [episode.broken for episode in fresh if episode.broken]
+    if failed:
+        count = len(failed)
+        run.console.warn(f"step {step}: {count} environments failed and were left out; the first one: {failed[0]}")
     sampling = run.stage.sampling
     if record["truncated"] > 0.5 and sampling.min_new_tokens < sampling.max_new_tokens:
         run.console.warn(

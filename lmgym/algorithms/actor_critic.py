@@ -14,6 +14,7 @@ from lmgym.errors import LmgymError
 from lmgym.maths import advantages as credit
 from lmgym.maths.losses import ValueClip, clipped, clipped_surrogate, log_ratio, policy_gradient, value_loss
 from lmgym.maths.reductions import Reduction
+from lmgym.maths.turns import per_turn
 from lmgym.registry import register
 
 
@@ -27,9 +28,12 @@ class ActorCritic(Regularised):
     """
 
     gamma: float = 1.0
-    """Discount per token."""
+    """Discount per step."""
     gae_lambda: float = 1.0
     """1: returns less values; lower trusts the critic more."""
+    discount_per: Literal["token", "turn"] = "token"
+    """What a step is for gamma and gae_lambda. turn: nothing fades inside a turn, whose tokens share its fate; each
+    still has its own value."""
     whiten: Literal["none", "batch", "minibatch"] = "batch"
     """Shift and scale advantages to mean 0 and standard deviation 1, over the tokens of the step or of a minibatch."""
     value_coefficient: float = 0.5
@@ -70,8 +74,7 @@ class ActorCritic(Regularised):
             batch.values[row, column],
             steps,
             batch.last_values[last_row] * cut,
-            self.gamma,
-            self.gae_lambda,
+            *self._factors(batch.turn, row, column),
         )
         advantages, returns = (
             credit.scatter_steps(one, row, column, steps, batch.actions.shape)  # type: ignore[arg-type]
@@ -80,6 +83,14 @@ class ActorCritic(Regularised):
         if self.whiten == "batch":
             advantages = credit.whiten(advantages, batch.actions)
         return batch.with_(advantages=advantages, returns=returns)
+
+    def _factors(self, turn: Tensor | None, row: Tensor, column: Tensor) -> tuple[Any, Any]:
+        """gamma and lambda, for all steps or for each."""
+        if self.discount_per == "token":
+            return self.gamma, self.gae_lambda
+        assert turn is not None
+        numbers = turn[row, column]
+        return per_turn(numbers, self.gamma), per_turn(numbers, self.gae_lambda)
 
     def active(self, batch: Batch) -> Bool[Tensor, " N"]:
         """All rows: one without any advantage still trains the value function."""

@@ -85,12 +85,12 @@ class ReinforceStable(Regularised):
         advantages = returns
         if self.baseline != "none":
             group = batch.group if self.baseline == "group" else torch.zeros_like(batch.group)
-            advantages = returns - batch.per_token(turn_means(returns, batch.actions, group))
+            advantages = returns - batch.per_token(turn_means(returns, batch.actions, batch.turn, batch.episode, group))
         return batch.with_(advantages=advantages, returns=returns)
 
     def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
         assert batch.advantages is not None and batch.logprobs_old is not None
-        length = turn_lengths(batch.actions).clamp(min=1)
+        length = turn_lengths(batch.actions, batch.turn, batch.episode).clamp(min=1)
         terms = self.regularising_terms(batch, new, "constant")
         if self.compat == "llm_rl":
             terms["policy"] = (self._llm_rl(batch, new, length), "constant")
@@ -116,7 +116,7 @@ class ReinforceStable(Regularised):
             run.refresh("reference")
 
     def _returns(self, batch: Batch, rewards: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-        return turn_returns(rewards, batch.actions, batch.episode, self.gamma)
+        return turn_returns(rewards, batch.actions, batch.turn, batch.episode, self.gamma)
 
     def _cut(self, batch: Batch, returns: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         if self.return_low is None and self.return_high is None:

@@ -44,7 +44,9 @@ class Answers:
         ]
         self.limits = [min(sampling.max_new_tokens, space) for space in room]
         self.stop_ids = {*policy.stop_ids, *sampling.stop_ids}
-        self.tail = max((len(text.encode()) for text in sampling.stop), default=0) + 4  # a token may be a single byte
+        self.stop_texts = [(*sampling.stop, *request.stop) for request in requests]
+        longest = max((len(text.encode()) for texts in self.stop_texts for text in texts), default=0)
+        self.tail = longest + 4  # a token may be a single byte
         self.stops = [""] * len(requests)
         self.ids: list[list[int]] = [[] for _ in requests]
         self.logprobs: list[list[float]] = [[] for _ in requests]
@@ -60,7 +62,7 @@ class Answers:
             self.logprobs[request].append(logprob)
         if token in self.stop_ids:
             self.stops[request] = "eos" if token in self.policy.stop_ids else "stop"
-        elif self.sampling.stop and self.holds_stop(ids):
+        elif self.stop_texts[request] and self.holds_stop(request, ids):
             self.stops[request] = "stop"
         elif len(ids) >= self.limits[request]:
             self.stops[request] = "length" if len(ids) >= self.sampling.max_new_tokens else "context"
@@ -78,10 +80,10 @@ class Answers:
                 f"({self.sampling.kept_gib}); raise it, or lower sampling.top_k, prompts_per_step or max_new_tokens"
             )
 
-    def holds_stop(self, ids: Sequence[int]) -> bool:
+    def holds_stop(self, request: int, ids: Sequence[int]) -> bool:
         """Whether an answer, whose last token is new, has come to a stop string."""
         text = decode(self.policy.tokenizer, list(ids[-self.tail :]))
-        return any(stop in text for stop in self.sampling.stop)
+        return any(stop in text for stop in self.stop_texts[request])
 
     def completions(self) -> list[Completion]:
         """All answers, in the order of the requests."""

@@ -134,7 +134,10 @@ class Decoding(Sampling):
 class Request:
     """One answer wanted: the prompt's ids, and the 64-bit key that fixes its random numbers.
 
-    An encoder-decoder model reads `source_ids`; `prompt_ids` are then the decoder's first tokens.
+    An encoder-decoder model reads `source_ids`; `prompt_ids` are then the decoder's first tokens. `stop` are strings
+    that end this answer, besides those of the sampling. A `conversation` is a number for prompts that each begin with
+    the one before and its answer: the engine may keep what it has computed of it until it is told to `forget` it. It
+    changes speed and nothing else.
 
     Example: Request(prompt_ids=(5, 6), key=seeds.key(0, "sampling", 3, 0, 17))
     """
@@ -142,6 +145,8 @@ class Request:
     prompt_ids: tuple[int, ...]
     key: int
     source_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    conversation: int | None = None
 
 
 @dataclass(frozen=True)
@@ -172,9 +177,18 @@ class Engine(Protocol):
         """Most tokens of prompt and answer together, or None if there is no limit."""
         ...
 
+    @property
+    def rows(self) -> int:
+        """Answers that are decoded side by side."""
+        ...
+
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, restriction: Restriction | None = None
     ) -> list[Completion]: ...
+
+    def forget(self, conversations: Sequence[int]) -> None:
+        """These conversations are over."""
+        ...
 
     def load(self, policy: Any, version: int) -> None:
         """Take over the policy's weights after an update."""

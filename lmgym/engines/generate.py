@@ -105,7 +105,7 @@ def generate(policy: Any, requests: Sequence[Request], decoding: Decoding, rows:
     for block in _blocks(policy, answers, settings, max(rows // settings.get("num_beams", 1), 1)):
         inputs, start = _inputs(policy, [requests[request] for request in block])
         config = _configuration(policy, answers, settings, answers.limits[block[0]])
-        stops = StoppingCriteriaList([_StopStrings(answers, start)] if decoding.stop else [])
+        stops = StoppingCriteriaList([_StopStrings(answers, block[0], start)] if answers.stop_texts[block[0]] else [])
         try:
             with _blank_configuration(policy.model), _seeded(requests[block[0]].key, policy.device, decoding):
                 output = policy.model.generate(**inputs, generation_config=config, stopping_criteria=stops)
@@ -125,12 +125,15 @@ def _take(answers: Answers, request: int, ids: list[int]) -> None:
 
 
 def _blocks(policy: Any, answers: Answers, settings: Mapping[str, Any], rows: int) -> list[list[int]]:
-    """Requests that are decoded side by side: they end at the same length at most, and are of one length where padding
-    would be read (left padding is exact for the families of the fast path, and right padding for encoders)."""
+    """Requests that are decoded side by side: they end at the same length at most and with the same strings, and are of
+    one length where padding would be read (left padding is exact for the families of the fast path, and right padding for encoders)."""
     read = LOOK_AT_PROMPT if policy.encoder_decoder else LOOK_AT_PROMPT | LOOK_BACK
     exact = bool(settings.keys() & read) or not (policy.fast or policy.encoder_decoder)
     lengths = [len(one.source_ids or one.prompt_ids) for one in answers.requests]
-    kinds = [(limit, length if exact else 0) for limit, length in zip(answers.limits, lengths, strict=True)]
+    kinds = [
+        (limit, length if exact else 0, stop)
+        for limit, length, stop in zip(answers.limits, lengths, answers.stop_texts, strict=True)
+    ]
     blocks: list[list[int]] = []
     for request in sorted(range(len(lengths)), key=lambda place: (kinds[place], lengths[place])):
         last = blocks[-1] if blocks else []
@@ -183,11 +186,11 @@ def _configuration(policy: Any, answers: Answers, settings: Mapping[str, Any], l
 class _StopStrings(StoppingCriteria):
     """Ends an answer (or a beam) with the token that completes a stop string, as lmgym's sampler does."""
 
-    def __init__(self, answers: Answers, start: int) -> None:
-        self.answers, self.start = answers, start
+    def __init__(self, answers: Answers, request: int, start: int) -> None:
+        self.answers, self.request, self.start = answers, request, start
 
     def __call__(self, input_ids: Int[Tensor, "R L"], scores: Any, **kwargs: Any) -> Bool[Tensor, " R"]:  # type: ignore[override]
-        ended = [self.answers.holds_stop(ids) for ids in input_ids[:, self.start :].tolist()]
+        ended = [self.answers.holds_stop(self.request, ids) for ids in input_ids[:, self.start :].tolist()]
         return torch.tensor(ended, device=input_ids.device)
 
 

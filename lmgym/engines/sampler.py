@@ -1,8 +1,9 @@
 """Sampler: lmgym's own engine, in the training process, over the policy's own forward pass.
 
 A distinct prompt is computed once and its keys and values are stored for each of its answers; the cache is
-preallocated and written in place; a finished answer leaves and a waiting one takes its slot. Encoder-decoders, and
-causal models that the fast path does not serve, read through Hugging Face's caches (engines/readers.py).
+preallocated and written in place; a finished answer leaves and a waiting one takes its slot; a conversation's next
+turn reads only what is new (engines/held.py). Encoder-decoders, and causal models that the fast path does not serve,
+read everything anew each turn, through Hugging Face's caches (engines/readers.py).
 """
 
 import copy
@@ -15,10 +16,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lmgym import seeds
-from lmgym.attention import CachedRows, KeyValueCache, PackedRows
+from lmgym.attention import CachedRows, ExtendedRows, KeyValueCache, PackedRows
 from lmgym.engines.answers import Answers, check_request
 from lmgym.engines.base import Completion, Decoding, Request, Sampling
 from lmgym.engines.generate import generate
+from lmgym.engines.held import HeldConversations
 from lmgym.engines.readers import EncoderDecoderReader, PlainReader
 from lmgym.episode import Restriction
 from lmgym.errors import LmgymError
@@ -47,6 +49,7 @@ class Sampler:
     def __init__(self, policy: Any, rows: int = 256) -> None:
         self.policy, self.rows, self.version = policy, rows, 0
         self._copy: Any = None
+        self._held = HeldConversations()
         self.load(policy, 0)
 
     @property
@@ -56,6 +59,7 @@ class Sampler:
     def load(self, policy: Any, version: int) -> None:
         """Take over the policy's weights; without bf16 they are shared, and nothing is copied."""
         self.policy, self.version = policy, version
+        self._held.clear()
         if policy.compute == next(policy.model.parameters()).dtype:
             return
         if self._copy is None:
@@ -67,6 +71,10 @@ class Sampler:
         with torch.no_grad():
             for ours, theirs in zip(self._copy.model.parameters(), policy.model.parameters(), strict=True):
                 ours.copy_(theirs)
+
+    def forget(self, conversations: Sequence[int]) -> None:
+        """These conversations are over; what is held of them goes."""
+        self._held.forget(conversations)
 
     @torch.no_grad()
     def generate(
@@ -87,17 +95,23 @@ class Sampler:
         policy = self._copy or self.policy
         if isinstance(sampling, Decoding) and sampling.generation:
             return generate(policy, requests, sampling, self.rows)
-        return _Run(policy, list(requests), sampling, self.rows, restriction).finish()
+        return _Run(policy, list(requests), sampling, self.rows, restriction, self._held).finish()
 
 
 class _Run:
     """The state of one `generate` call."""
 
     def __init__(
-        self, policy: Any, requests: list[Request], sampling: Sampling, rows: int, restriction: Restriction | None
+        self,
+        policy: Any,
+        requests: list[Request],
+        sampling: Sampling,
+        rows: int,
+        restriction: Restriction | None,
+        held: HeldConversations,
     ) -> None:
         self.policy, self.requests, self.sampling, self.rows = policy, requests, sampling, min(rows, len(requests))
-        self.restriction = restriction
+        self.restriction, self.held = restriction, held
         # Who reads the answers back: the sampled policy and, where another restricts it, that one beside it.
         guide = restriction.policy if restriction else None
         self.policies = [policy] if guide is None else [policy, guide]
@@ -145,25 +159,68 @@ class _Run:
             free = [slot for slot, request in enumerate(live.request) if request < 0]
 
     def _admit(self, requests: list[int], slots: list[int], live: Live, caches: list[KeyValueCache]) -> None:
-        """Prefill the distinct prompts of these requests, fill their slots and sample their first tokens."""
+        """Read the prompts of these requests into their slots, as far as that is not done, and sample their first
+        tokens."""
+        place = dict(zip(requests, slots, strict=True))
+        for request, slot in place.items():
+            live.request[slot] = request
+            live.lengths[slot] = len(self.requests[request].prompt_ids)
+        reach = {request: self._reach(request) for request in requests}
         members: dict[tuple[int, ...], list[int]] = {}
-        for place, request in enumerate(requests):
-            members.setdefault(self.requests[request].prompt_ids, []).append(place)
+        for request in requests:
+            if not reach[request]:
+                members.setdefault(self.requests[request].prompt_ids, []).append(request)
         for chunk in _chunks(list(members), self.policy.tokens_per_forward):
-            places = [place for prompt in chunk for place in members[prompt]]
-            source = torch.tensor([i for i, prompt in enumerate(chunk) for _ in members[prompt]], device=self.device)
-            into = torch.tensor([slots[place] for place in places])
-            ids = torch.tensor([token for prompt in chunk for token in prompt], device=self.device)
-            ends = (torch.tensor([len(prompt) for prompt in chunk]).cumsum(0) - 1).to(self.device)
-            logits = []
-            for policy, cache in zip(self.policies, caches, strict=True):
-                layout = PackedRows([len(prompt) for prompt in chunk], self.device, cache, source, into.to(self.device))
-                hidden = policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
-                logits.append(policy.head(hidden[ends])[source])
-            for place in places:
-                live.request[slots[place]] = requests[place]
-                live.lengths[slots[place]] = len(self.requests[requests[place]].prompt_ids)
-            self._take(logits, into.tolist(), live)
+            self._begin([(prompt, [place[request] for request in members[prompt]]) for prompt in chunk], live, caches)
+        going_on = [request for request in requests if reach[request]]
+        fresh = [self.requests[request].prompt_ids[reach[request] :] for request in going_on]
+        done = 0
+        for prompts in _chunks(fresh, self.policy.tokens_per_forward):
+            chosen = going_on[done : done + len(prompts)]
+            self._continue(prompts, chosen, [place[request] for request in chosen], live, caches)
+            done += len(prompts)
+
+    def _reach(self, request: int) -> int:
+        """Tokens of a prompt whose keys and values are held."""
+        one = self.requests[request]
+        return self.held.reach(one.conversation, one.prompt_ids, len(self.policies))
+
+    def _begin(self, prompts: list[tuple[tuple[int, ...], list[int]]], live: Live, caches: list[KeyValueCache]) -> None:
+        """Prefill distinct prompts, each for all the slots that begin with it."""
+        slots = [slot for _, own in prompts for slot in own]
+        source = torch.tensor([i for i, (_, own) in enumerate(prompts) for _ in own], device=self.device)
+        ids = torch.tensor([token for prompt, _ in prompts for token in prompt], device=self.device)
+        lengths = [len(prompt) for prompt, _ in prompts]
+        ends = (torch.tensor(lengths).cumsum(0) - 1).to(self.device)
+        logits = []
+        for policy, cache in zip(self.policies, caches, strict=True):
+            layout = PackedRows(lengths, self.device, cache, source, torch.tensor(slots, device=self.device))
+            hidden = policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
+            logits.append(policy.head(hidden[ends])[source])
+        self._take(logits, slots, live, caches)
+
+    def _continue(
+        self,
+        fresh: list[tuple[int, ...]],
+        requests: list[int],
+        slots: list[int],
+        live: Live,
+        caches: list[KeyValueCache],
+    ) -> None:
+        """Put back what is held of these conversations, and read the rest of their prompts."""
+        conversations = [self.requests[request].conversation for request in requests]
+        into = torch.tensor(slots, device=self.device)
+        self.held.restore(conversations, caches, into)  # type: ignore[arg-type]
+        ids = torch.tensor([token for tokens in fresh for token in tokens], device=self.device)
+        lengths = [len(tokens) for tokens in fresh]
+        ends = (torch.tensor(lengths).cumsum(0) - 1).to(self.device)
+        before = (live.lengths[slots] - torch.tensor(lengths)).to(self.device)
+        logits = []
+        for policy, cache in zip(self.policies, caches, strict=True):
+            layout = ExtendedRows(cache, before, lengths, into)
+            hidden = policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
+            logits.append(policy.head(hidden[ends]))
+        self._take(logits, slots, live, caches)
 
     def _step(self, live: Live, caches: list[KeyValueCache]) -> None:
         """One token for each live slot; free slots are computed along, and their tokens are thrown away."""
@@ -174,16 +231,24 @@ class _Run:
             hidden = policy.forward_hidden(live.last.to(self.device)[:, None], layout.positions[:, None], layout)
             logits.append(policy.head(hidden[:, 0] if len(slots) == cache.slots else hidden[slots, 0]))
         live.lengths[slots] += 1
-        self._take(logits, slots, live)
+        self._take(logits, slots, live, caches)
 
-    def _take(self, logits: list[Float[Tensor, "R V"]], slots: list[int], live: Live) -> None:
-        """Sample one token per slot, keep it with its log-probability, and free the slots of ended answers."""
+    def _take(
+        self, logits: list[Float[Tensor, "R V"]], slots: list[int], live: Live, caches: list[KeyValueCache]
+    ) -> None:
+        """Sample one token per slot, keep it with its log-probability, and free the slots of ended answers; those of
+        conversations are held for the next turn."""
         requests = [live.request[slot] for slot in slots]
         live.last[slots] = torch.tensor(self._draw(logits, requests))
-        for slot, request in zip(slots, requests, strict=True):
-            if self.stops[request]:
-                live.request[slot] = -1
-                live.lengths[slot] = 0
+        ended = {request: slot for request, slot in zip(requests, slots, strict=True) if self.stops[request]}
+        kept = {request: slot for request, slot in ended.items() if self.requests[request].conversation is not None}
+        if kept:
+            read = {request: (*self.requests[request].prompt_ids, *self.ids[request][:-1]) for request in kept}
+            tokens = {self.requests[request].conversation: own for request, own in read.items()}
+            self.held.hold(caches, list(kept.values()), tokens)  # type: ignore[arg-type]
+        for slot in ended.values():
+            live.request[slot] = -1
+            live.lengths[slot] = 0
 
     def _draw(self, logits: list[Float[Tensor, "R V"]], requests: list[int]) -> list[int]:
         """Sample the next token of these answers, all of them open, from the policies' logits, and keep it."""

@@ -14,5 +14,6 @@ class SingleTurn:
     def reset(self, example: Example, seed: int) -> str | Sequence[Message]:
         return example.prompt
 
-    def step(self, text: str) -> Step:
-        return Step(terminated=True)
+    def step(self, text: str, stop: str) -> Step:
+        cut = stop in ("length", "context")  # an answer without its end, whose value is not zero
+        return Step(terminated=not cut, truncated=cut)

@@ -16,7 +16,7 @@ from lmgym.experiments.paired import compare as paired
 from lmgym.experiments.sides import Side, check_same_question, choose_split, common_rewards, find, same_examples
 from lmgym.logs.console import Console
 from lmgym.logs.words import decimal, json_text
-from lmgym.parts import make_engine, make_env, make_speaker
+from lmgym.parts import make_engine, make_envs, make_speaker
 from lmgym.policies.load import load_policy
 from lmgym.preflight import check_lengths
 from lmgym.registry import suggest
@@ -155,8 +155,8 @@ def _answers(
     check_lengths(examples, side.config, stage, policy)
     speaker = make_speaker(side.config, policy, make_engine(side.config, policy))
     result = evaluate(
-        examples, speaker, section.decoding(stage.sampling), rewards, make_env(stage), config.seed, section.samples,
-        config.reward_timeout,
+        examples, speaker, section.decoding(stage.sampling), rewards, make_envs(config, stage), config.seed,
+        section.samples, config.reward_timeout,
     )  # fmt: skip
     return groups_of(result.episodes), str(policy.compute).removeprefix("torch.")
 

@@ -10,9 +10,9 @@ from lmgym.episode import Episode, Turn
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Means over the episodes drawn in a step: reward and its parts, lengths (tokens), share of answers cut off, share
-    that the algorithm selected, and the share of groups whose scores are all equal, from which a group baseline learns
-    nothing.
+    """Means over the episodes drawn in a step: reward and its parts, lengths (tokens), turns where there are several,
+    share of answers cut off, share that the algorithm selected, share whose environment failed where any has, and the
+    share of groups whose scores are all equal, from which a group baseline learns nothing.
 
     Example: {"reward": 0.53, "reward/final_answer": 0.5, "length/mean": 4.2, "length/max": 8.0, "truncated": 0.0}
     """
@@ -30,6 +30,8 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "length/max": float(max(lengths)),
         "truncated": sum(episode.truncated for episode in episodes) / count,
         "selected": sum(episode.trains for episode in episodes) / count,
+        **({"broken": broken / count} if (broken := sum(bool(e.broken) for e in episodes)) else {}),
+        **({"turns/mean": turns / count} if (turns := sum(len(e.turns) for e in episodes)) > count else {}),
         **({"groups/equal": sum(min(g) == max(g) for g in groups) / len(groups)} if len(groups) < count else {}),
     }
 
@@ -45,6 +47,7 @@ def rollout_record(episode: Episode) -> dict[str, Any]:
         "turns": [_turn_record(turn) for turn in episode.turns],
         "parts": episode.parts,
         "score": episode.score,
+        **({"broken": episode.broken} if episode.broken else {}),
         "version": episode.version,
     }
 

@@ -101,14 +101,15 @@ def gae(
     values: Float[Tensor, "E L"],
     steps: Bool[Tensor, "E L"],
     last_values: Float[Tensor, " E"],
-    gamma: float,
-    gae_lambda: float,
+    gamma: float | Float[Tensor, "E L"],
+    gae_lambda: float | Float[Tensor, "E L"],
 ) -> tuple[Float[Tensor, "E L"], Float[Tensor, "E L"]]:
     """Generalised advantages and returns (arXiv 1506.02438, eq. 16), zero where there is no step.
 
     delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lambda A_{t+1}, return_t = A_t + V_t. One row is one
     episode; its steps start at column 0 without a gap, and what stands to their right is not read. `last_values` is
-    the value behind the last step: 0 where the episode terminated, the critic's where it was cut off.
+    the value behind the last step: 0 where the episode terminated, the critic's where it was cut off. A gamma or lambda
+    per step is that of the way from it to the next (maths/turns.py: `per_turn`).
 
     Example:
         >>> gae(torch.tensor([[0., 1.]]), torch.tensor([[.5, .6]]), torch.ones(1, 2).bool(), torch.zeros(1), 0.99, 0.95)
@@ -117,11 +118,13 @@ def gae(
     last = last_values[:, None]
     continues = torch.cat([steps[:, 1:], torch.zeros_like(steps[:, :1])], 1)
     following = torch.where(continues, torch.cat([values[:, 1:], last], 1), last)
-    deltas = torch.where(steps, rewards + gamma * following - values, 0.0)
+    discount = gamma * torch.ones_like(rewards)
+    decay = discount * gae_lambda
+    deltas = torch.where(steps, rewards + discount * following - values, 0.0)
     advantages = torch.zeros_like(deltas)
     ahead = torch.zeros_like(last_values)
     for t in reversed(range(steps.shape[1])):
-        ahead = deltas[:, t] + gamma * gae_lambda * ahead
+        ahead = deltas[:, t] + decay[:, t] * ahead
         advantages[:, t] = ahead
     return advantages, torch.where(steps, advantages + values, 0.0)
 

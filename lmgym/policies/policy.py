@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ class Policy:
         self.value_head: nn.Linear | None = None  # on this model's own hidden states
         self.critic: Policy | None = None  # a separate model, whose value head is used instead
 
-    @property
+    @cached_property
     def context(self) -> int | None:
         """Most tokens that the model can read, or None if it does not say; an encoder-decoder's, for each half."""
         return getattr(self.model.config, "max_position_embeddings", None)

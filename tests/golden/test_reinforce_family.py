@@ -68,8 +68,8 @@ def test_turn_returns_and_lengths_are_those_of_the_episodes(seed: int, gamma: fl
         for turn in episode.turns:
             turn.reward = float(random.normal())
     batch = in_double(*conversations)
-    returns = turn_returns(batch.rewards, batch.actions, batch.episode, gamma)
-    lengths = turn_lengths(batch.actions)
+    returns = turn_returns(batch.rewards, batch.actions, batch.turn, batch.episode, gamma)
+    lengths = turn_lengths(batch.actions, batch.turn, batch.episode)
     wanted_returns, wanted_lengths = [], []
     for episode in conversations:
         following, each = 0.0, []

@@ -404,7 +404,7 @@ class Quiz:
         self.asked = 1
         return f"{example.prompt} 1?"
 
-    def step(self, text: str) -> Step:
+    def step(self, text: str, stop: str) -> Step:
         self.asked += 1
         over = self.asked > 2
         return Step([] if over else [{"role": "user", "content": "And 2?"}], float(len(text)), terminated=over)

@@ -134,7 +134,7 @@ class Quiz:
         self.asked = 1
         return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"{example.prompt} 1?"}]
 
-    def step(self, text: str) -> Step:
+    def step(self, text: str, stop: str) -> Step:
         self.asked += 1
         over = self.asked > 3
         messages = [] if over else [{"role": "user", "content": f"And {self.asked}? 你好"}]
@@ -145,6 +145,7 @@ class Script:
     """An engine that answers with prescribed ids: answers[episode][turn]; it keeps what it was asked."""
 
     context: int | None = None
+    rows = 256
 
     def __init__(self, answers: list[list[list[int]]], ends: Sequence[int]) -> None:
         self.answers, self.ends = answers, ends
@@ -157,6 +158,8 @@ class Script:
         return [
             Completion(answer, [-0.5] * len(answer), "eos" if answer[-1] in self.ends else "length") for answer in ids
         ]
+
+    def forget(self, conversations: Sequence[int]) -> None: ...
 
     def load(self, policy: Any, version: int) -> None: ...
 

@@ -1,0 +1,160 @@
+"""Any environment of gymnasium, played in words."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from lmgym import registry
+from lmgym.envs.agent import Agent
+from lmgym.envs.base import Step
+from lmgym.episode import Example, Message
+from lmgym.errors import LmgymError
+
+
+@registry.register("env", "gymnasium")
+@dataclass(kw_only=True)
+class Gymnasium:
+    """An episode of gymnasium.make(id, **arguments), whose observations and actions an `Agent` puts into words.
+
+    An answer that is no legal action (`Agent.extract_action` raises, or the action space does not hold what it
+    returned) is, by `on_invalid`: retry - the model is told and asked again; penalty - that, and it costs
+    `invalid_penalty`; random - a random legal action is taken in its place; end - the episode is over, at that cost. So
+    it is after `max_invalid` such answers in a row, whatever `on_invalid` says.
+
+    Example: Gymnasium(id="Blackjack-v1", agent="blackjack")
+    """
+
+    id: str
+    agent: str = "plain"
+    """A registered agent, or "module:Class"."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of gymnasium.make."""
+    memory: Literal["conversation", "observation"] = "conversation"
+    """What the policy sees: everything so far, or the present observation only (each turn is then a prompt of its
+    own)."""
+    max_turns: int | None = None
+    """Most actions in an episode, which is then cut off; without it, the environment's own limit alone."""
+    on_invalid: Literal["retry", "penalty", "random", "end"] = "penalty"
+    invalid_penalty: float = 1.0
+    max_invalid: int = 3
+
+    needs_data = False  # a recipe with it may leave out its task
+    workers = 2  # processes that these environments run in, where the recipe does not say how many
+
+    def __post_init__(self) -> None:
+        if self.max_turns is not None and self.max_turns < 1:
+            raise LmgymError(f"env.max_turns is {self.max_turns}; it must be at least 1")
+        if self.max_invalid < 1:
+            raise LmgymError(f"env.max_invalid is {self.max_invalid}; it must be at least 1")
+        if not math.isfinite(self.invalid_penalty):
+            raise LmgymError(f"env.invalid_penalty is {self.invalid_penalty}; it must be a finite number")
+        _check_id(self.id)
+        make = registry.get("agent", self.agent)
+        missing = [name for name in ("format_observation", "extract_action") if not callable(getattr(make, name, None))]
+        if missing:
+            raise LmgymError(f"env.agent: {self.agent} has no method {missing[0]}; derive it from lmgym.Agent")
+        self._make_agent = make
+
+    def reset(self, example: Example, seed: int) -> Sequence[Message]:
+        self._env = _make(self.id, self.arguments)
+        self._agent: Agent = self._make_agent()
+        self._agent.action_space, self._agent.observation_space = self._env.action_space, self._env.observation_space
+        seed %= 2**31
+        observation, info = self._env.reset(seed=seed)
+        self._env.action_space.seed(seed)
+        self._turns = self._invalid = 0
+        system = self._agent.get_system_prompt()
+        self._opening = [{"role": "system", "content": system}] if system else []
+        self._opening += [dict(message) for message in self._agent.initial_messages()]
+        self._see(observation, info)
+        return [*self._opening, self._shown]
+
+    def step(self, text: str, stop: str) -> Step:
+        self._turns += 1
+        action, reason = self._action(text)
+        if reason:
+            self._invalid += 1
+            cost = 0.0 if self.on_invalid in ("retry", "random") else -self.invalid_penalty
+            if self.on_invalid == "end" or self._invalid >= self.max_invalid:
+                return Step(reward=-self.invalid_penalty, terminated=True, info={"invalid": reason})
+            if self.on_invalid != "random":
+                told = self._agent.format_invalid(reason, self._shown["content"])
+                return self._answer({"role": "user", "content": told}, cost, {"invalid": reason})
+            action = self._random_action()
+        else:
+            self._invalid = 0
+        observation, reward, terminated, truncated, info = self._env.step(action)
+        reward = float(reward)
+        if terminated or truncated:
+            return Step(reward=reward, terminated=bool(terminated), truncated=bool(truncated and not terminated))
+        self._see(observation, info)
+        return self._answer(self._shown, reward, {"invalid": reason} if reason else {})
+
+    def demonstrate(self) -> str:
+        return self._agent.demonstrate(self._observation, self._random_action())
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _see(self, observation: Any, info: dict[str, Any]) -> None:
+        self._observation, self._info = observation, info
+        text = self._agent.format_observation(observation)
+        if not isinstance(text, str) or not text:
+            raise TypeError(f"format_observation returned {text!r}; it must return a text")
+        self._shown: Message = {"role": "user", "content": text}
+
+    def _answer(self, message: Message, reward: float, info: dict[str, Any]) -> Step:
+        if self._turns == self.max_turns:
+            return Step(reward=reward, truncated=True, info=info)
+        if self.memory == "observation":
+            return Step([*self._opening, message], reward, restart=True, info=info)
+        return Step([message], reward, info=info)
+
+    def _action(self, text: str) -> tuple[Any, str]:
+        """The legal action that a text stands for, or why it is none."""
+        try:
+            action = self._agent.extract_action(text)
+        except Exception:
+            return None, "it could not be read"
+        space = self._env.action_space
+        if isinstance(action, list | tuple) and hasattr(space, "dtype"):
+            import numpy as np
+
+            try:
+                action = np.asarray(action, dtype=space.dtype)
+            except (TypeError, ValueError):
+                return None, "it could not be read"
+        if isinstance(action, bool) or not space.contains(action):
+            return None, "it is not one of the actions"
+        return action, ""
+
+    def _random_action(self) -> Any:
+        mask = self._info.get("action_mask")
+        return self._env.action_space.sample() if mask is None else self._env.action_space.sample(mask=mask)
+
+
+def _make(name: str, arguments: dict[str, Any]) -> Any:
+    import gymnasium
+
+    try:
+        return gymnasium.make(name, disable_env_checker=True, **arguments)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise LmgymError(f"env.id: '{name}' needs a package that is not installed: {error}") from error
+    except (gymnasium.error.Error, TypeError) as error:
+        raise LmgymError(f"env: gymnasium cannot make '{name}': {str(error).splitlines()[0]}") from error
+
+
+def _check_id(name: str) -> None:
+    """Raise LmgymError, with the nearest names, for an environment that gymnasium does not know. A name with a module
+    ("package:Game-v0") is known when it is made."""
+    import gymnasium
+
+    if ":" in name or name in gymnasium.registry:
+        return
+    raise LmgymError(f"env.id: gymnasium has no '{name}'; {_nearest(name, list(gymnasium.registry))}")
+
+
+def _nearest(name: str, ids: list[str]) -> str:
+    said = registry.suggest(name, ids)
+    return said if len(ids) < 20 else said.split("Valid:")[0].strip() or f"it knows {len(ids)}, such as Blackjack-v1"
