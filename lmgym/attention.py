@@ -61,11 +61,12 @@ class KeyValueCache:
         return copy
 
     def put(self, slots: Int[Tensor, " S"], other: "KeyValueCache", sources: Int[Tensor, " S"]) -> None:
-        """Copy slots of another cache into these."""
+        """Copy slots of another cache into these, as far as they reach."""
+        length = min(self.capacity, other.capacity)
         for layer, (keys, values) in enumerate(zip(other.keys, other.values, strict=True)):
             self.allocate(layer, keys)
-            self.keys[layer][slots, :, : other.capacity] = keys[sources]
-            self.values[layer][slots, :, : other.capacity] = values[sources]
+            self.keys[layer][slots, :, :length] = keys[sources, :, :length]
+            self.values[layer][slots, :, :length] = values[sources, :, :length]
 
     def allocate(self, layer: int, like: Tensor) -> None:
         while len(self.keys) <= layer:

@@ -1,0 +1,178 @@
+"""Arithmetic that a model writes, computed exactly: text in, a number or None out.
+
+The text is never executed. Its length, depth and the size of every number on the way are bounded, so that a call ends
+after a bounded number of small operations whatever the text is.
+"""
+
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Literal
+
+Style = Literal["lmgym", "llm_rl"]
+
+LONGEST = 200  # characters of an expression; those of GSM8K have 30 at most
+DEEPEST = 20  # brackets, signs and powers in each other
+BITS = 256  # of the numerator and the denominator of anything computed: 77 digits
+
+# Digits are ASCII. Thousands may be grouped, a dollar stands before its number. \u00d7 \u00f7 \u2212 are printed signs.
+TOKEN = re.compile(
+    r"[ \t]*+(?:(?P<number>\$?(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]++)(?:\.[0-9]*+)?|\$?\.[0-9]++)"
+    r"|(?P<sign>\*\*|//|[-+*/^%()x\u00d7\u00f7\u2212]))"
+)
+SAME = {"\u00d7": "*", "x": "*", "\u00f7": "/", "\u2212": "-", "**": "^", "//": ":"}
+
+
+class _Refused(Exception):
+    """The text is no arithmetic, or it goes beyond the bounds."""
+
+
+def calculate(expression: str) -> int | Fraction | None:
+    """The exact value of an expression, or None.
+
+    Read are whole and decimal numbers ("1,000", ".5", "$5"), + - * / and // (rounding down), ^ or ** with a whole
+    number as exponent, brackets, "20%" (as 1/5), and what stands for a sign in print: x for times, and the Unicode
+    signs. A value is an int where Python's would be (whole numbers without /), otherwise a Fraction.
+
+    None is the answer to anything else: other text, a division by zero, and what is beyond the bounds above. Never
+    raises.
+
+    Example:
+        >>> calculate("16-3-4"), calculate(".5*(3+4)"), calculate("9**9**9"), calculate("__import__('os')")
+        (9, Fraction(7, 2), None, None)
+    """
+    if len(expression) > LONGEST:
+        return None
+    try:
+        return _Parser(expression).whole()
+    except (_Refused, ZeroDivisionError):
+        return None
+
+
+def format_number(value: int | Fraction, decimals: int = 2, style: Style = "lmgym") -> str:
+    """The value as a text: whole numbers without a point, others rounded to so many decimals, zeros behind cut off.
+
+    A value in the middle between two is rounded to the even one. With style "llm_rl" it is what LLM_RL prints,
+    Python's `round(value, decimals)`: "1.0" for 2/2.
+
+    Example:
+        >>> format_number(Fraction(24)), format_number(Fraction(5, 3)), format_number(Fraction(1), style="llm_rl")
+        ('24', '1.67', '1.0')
+    """
+    if style == "llm_rl":
+        return str(value if isinstance(value, int) else round(float(value), decimals))
+    scaled = round(Fraction(value) * 10**decimals)
+    whole, rest = divmod(abs(scaled), 10**decimals)
+    digits = f"{rest:0{decimals}d}".rstrip("0") if rest else ""
+    return ("-" if scaled < 0 else "") + str(whole) + ("." + digits if digits else "")
+
+
+class _Parser:
+    """Recursive descent; each method reads what its name says and returns the value.
+
+        sum     = product {("+" | "-") product}
+        product = signed {("*" | "/" | "//") signed}
+        signed  = {"+" | "-"} power
+        power   = atom {"%"} ["^" signed]
+        atom    = number | "(" sum ")"
+
+    Example: _Parser("2*(3+4)").whole() is 14
+    """
+
+    def __init__(self, expression: str) -> None:
+        self.tokens = list(_tokens(expression.rstrip(" \t")))
+        self.place = 0
+        self.depth = 0
+
+    def whole(self) -> int | Fraction:
+        value = self.sum()
+        if self.place < len(self.tokens):
+            raise _Refused
+        return value
+
+    def sum(self) -> int | Fraction:
+        value = self.product()
+        while sign := self.take("+-"):
+            other = self.product()
+            value = _bounded(value + other if sign == "+" else value - other)
+        return value
+
+    def product(self) -> int | Fraction:
+        value = self.signed()
+        while sign := self.take("*/:"):
+            other = self.signed()
+            value = _bounded(value * other if sign == "*" else _divided(value, other, down=sign == ":"))
+        return value
+
+    def signed(self) -> int | Fraction:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise _Refused
+        sign = self.take("+-")
+        value = self.signed() if sign else self.power()
+        self.depth -= 1
+        return -value if sign == "-" else value
+
+    def power(self) -> int | Fraction:
+        value = self.atom()
+        while self.take("%"):
+            value = _bounded(Fraction(value) / 100)
+        return _raised(value, self.signed()) if self.take("^") else value
+
+    def atom(self) -> int | Fraction:
+        if self.take("("):
+            value = self.sum()
+            if not self.take(")"):
+                raise _Refused
+            return value
+        if self.place == len(self.tokens) or isinstance(number := self.tokens[self.place], str):
+            raise _Refused
+        self.place += 1
+        return _bounded(number)
+
+    def take(self, signs: str) -> str:
+        """The next token if it is one of these signs, else nothing."""
+        if self.place < len(self.tokens):
+            token = self.tokens[self.place]
+            if isinstance(token, str) and token in signs:
+                self.place += 1
+                return token
+        return ""
+
+
+def _tokens(expression: str) -> Iterator[int | Fraction | str]:
+    place = 0
+    while place < len(expression):
+        match = TOKEN.match(expression, place)
+        if match is None:
+            raise _Refused
+        place = match.end()
+        if match["sign"]:
+            yield SAME.get(match["sign"], match["sign"])
+        else:
+            digits = match["number"].replace("$", "").replace(",", "")
+            yield Fraction(digits) if "." in digits else int(digits)
+
+
+def _divided(value: int | Fraction, other: int | Fraction, down: bool) -> int | Fraction:
+    if down and isinstance(value, int) and isinstance(other, int):
+        return value // other
+    return Fraction(value // other) if down else Fraction(value) / other
+
+
+def _raised(base: int | Fraction, exponent: int | Fraction) -> int | Fraction:
+    if exponent.denominator != 1 or abs(int(exponent)) * _bits(base) > BITS:
+        raise _Refused
+    if exponent < 0:
+        return Fraction(base) ** int(exponent)
+    return base ** int(exponent)
+
+
+def _bounded(value: int | Fraction) -> int | Fraction:
+    if _bits(value) > BITS:
+        raise _Refused
+    return value
+
+
+def _bits(value: int | Fraction) -> int:
+    return max(value.numerator.bit_length(), value.denominator.bit_length())

@@ -1,0 +1,188 @@
+"""Solving a problem line by line: one action is one line of reasoning, and a calculator may fill in results."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from lmgym.envs.base import Step
+from lmgym.envs.calculator import LONGEST, Style, calculate, format_number
+from lmgym.episode import Example, Message
+from lmgym.errors import LmgymError
+from lmgym.latex import boxes
+from lmgym.registry import register
+
+MARKERS = ("####", "the answer is:", "\\boxed{")
+MOST_PIECES = 32  # equals signs of a line that do not count as steps; those of GSM8K have 7 at most
+MOST_MARKS = 20  # calculations of a line that are checked
+CLOSE = Fraction(5, 1000)  # to the second decimal
+MARK = re.compile(r"<<([^<>=\n]{1,200})=([^<>=\n]{1,200})>>")
+REPEATED = re.compile(r"\$?-?[0-9.,]*[0-9]")
+AROUND = " \t\r\n*_$:"  # what may stand behind an announcement without being an answer
+
+
+@register("env", "stepwise")
+@dataclass(kw_only=True)
+class StepwiseEnv:
+    r"""LLM_RL's environment on problems with a final answer (GSM8K, MATH, arithmetic, a task of one's own).
+
+    The state is the problem and the lines so far, an action the next line with its newline. The episode ends with the
+    line that announces an answer, or when the model ends its message; after `max_steps` lines it is cut off. The
+    final answer is judged by the recipe's rewards (final_answer, math_equal), which read the whole message and are paid
+    on the last line. An empty line is a step, and so is each part of a line that is longer than
+    `sampling.max_new_tokens`.
+
+    With `calculator` an equals sign ends a piece of a line as well. Behind "<<48/2=" the environment puts "24>>", and
+    the model goes on; where it cannot compute that, or behind any other equals sign, it puts nothing. Both belong to
+    the same action.
+
+    Raises LmgymError for arguments out of range, and from `demonstrate` for an example without references.
+
+    Source: LLM_RL (github.com/navidmdn/LLM_RL), envs/gsm8k.py and policy/fewshot_llm_stepwise_math_policy.py; the
+    calculator of GSM8K's own authors (Cobbe et al. 2021, arXiv 2110.14168).
+
+    Example:
+        >>> env = StepwiseEnv(calculator=True)
+        >>> env.reset(Example("a/0", "How much is half of 48?", references=("48/2=<<48/2=24>>24\n#### 24",)), seed=0)
+        'How much is half of 48?'
+        >>> [env.step(text, "stop").continuation for text in ("48/2=", "<<48/2=", "24\n")]
+        ['', '24>>', '']
+        >>> env.step("#### 24", "eos").terminated
+        True
+    """
+
+    max_steps: int = 10
+    markers: Sequence[str] = MARKERS
+    """What announces a final answer, in any case; something must follow it, and a brace that it opens must close."""
+    line_reward: float = 0.0
+    """Earned by each line that is not blank; below 0 it is the price of a line."""
+    calculation_reward: float = 0.0
+    """Earned by each line with calculations of the model's own ("<<48/2=24>>"), all of them right to .005."""
+    calculator: bool = False
+    max_calculations: int = 4
+    """How many results a line is given; LLM_RL's number."""
+    decimals: int = 2
+    style: Style = "lmgym"
+    """llm_rl: results as LLM_RL writes them, "<<2/2=1.0>>1.0", repeated by the environment."""
+    stop: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        for key, least, most in (("max_steps", 1, 10_000), ("max_calculations", 0, 1_000), ("decimals", 0, 20)):
+            if not least <= getattr(self, key) <= most:
+                raise LmgymError(f"env.{key} is {getattr(self, key)}; it must be from {least} to {most}")
+        if isinstance(self.markers, str) or not all(isinstance(one, str) and one.strip() for one in self.markers):
+            raise LmgymError(f"env.markers must be a list of texts, none of them blank, not {self.markers!r}")
+        if self.calculator and self.calculation_reward:
+            raise LmgymError(
+                "env.calculation_reward is for calculations that the model does itself; leave it out with "
+                "env.calculator: true, which does them all"
+            )
+        self.stop = ("\n", "=") if self.calculator else ("\n",)
+
+    def reset(self, example: Example, seed: int) -> str | Sequence[Message]:
+        self._id = example.id
+        self._line = ""  # what the model has said behind the last newline
+        self._lines = self._calculations = 0  # in the episode
+        self._pieces = self._results = 0  # in the line
+        self._rest = example.references[seed % len(example.references)].rstrip() if example.references else None
+        return example.prompt if isinstance(example.prompt, str) else [dict(message) for message in example.prompt]
+
+    def step(self, text: str, stop: str) -> Step:
+        self._rest = self._rest[len(text) :] if self._rest is not None and self._rest.startswith(text) else None
+        self._line += text
+        if "\n" not in self._line and stop == "stop" and self.calculator and "=" in text:
+            self._pieces += 1
+            if self._pieces <= MOST_PIECES:
+                return Step(continuation=self._result(), unfinished=True, info=self._info())
+            return self._counted("")
+        # A stop of the recipe's own ends the message too.
+        ended = stop == "eos" or (stop == "stop" and "\n" not in self._line)
+        line = self._line if ended else self._closed()
+        return self._counted(line, terminated=ended or self._announces(line), truncated=stop == "context")
+
+    def demonstrate(self) -> str:
+        """What the reference says next, to the end of the line or to where the calculator takes over.
+
+        Raises LmgymError where there is no reference, or where the actions so far are not those of the reference.
+
+        Example: "48/2=", then "<<48/2=", then "24 clips.\\n", then "#### 24"
+        """
+        if self._rest is None:
+            raise LmgymError(
+                f"example {self._id} cannot be demonstrated: it has no reference, or the lines so far are not those of "
+                "its reference"
+            )
+        ends = [self._rest.find(stop) + len(stop) for stop in self.stop if stop in self._rest]
+        return self._rest[: min(ends, default=None)]
+
+    def _info(self) -> dict[str, int]:
+        return {"lines": self._lines, "calculations": self._calculations}
+
+    def _closed(self) -> str:
+        """The lines that have come to their newline, almost always one; what is behind it begins the next."""
+        closed, newline, self._line = self._line.rpartition("\n")
+        return closed + newline
+
+    def _counted(self, line: str, terminated: bool = False, truncated: bool = False) -> Step:
+        """The end of a step, with `line` if it has come to its end."""
+        self._lines += 1
+        if line:
+            self._pieces = self._results = 0
+        truncated = not terminated and (truncated or self._lines >= self.max_steps)
+        over = terminated or truncated
+        return Step(
+            reward=self._reward(line),
+            terminated=terminated,
+            truncated=truncated,
+            continuation=None if over else "",
+            info=self._info(),
+        )
+
+    def _reward(self, line: str) -> float:
+        reward = self.line_reward if line.strip() else 0.0
+        return reward + self.calculation_reward if self.calculation_reward and _right(line) else reward
+
+    def _announces(self, line: str) -> bool:
+        low = line.lower()
+        for marker in self.markers:
+            _, found, behind = low.rpartition(marker.lower())
+            if found and behind.strip(AROUND) and (not marker.endswith("{") or boxes(line)):
+                return True
+        return False
+
+    def _result(self) -> str:
+        """What the calculator writes behind the line as it stands."""
+        tail = self._line[-LONGEST - 3 :].rstrip(" ")  # as much as "<<", an expression and "="
+        _, mark, expression = tail.rpartition("<<")
+        if not mark or not tail.endswith("=") or self._results >= self.max_calculations:
+            return ""
+        value = calculate(expression[:-1])
+        if value is None:
+            return ""
+        self._results += 1
+        self._calculations += 1
+        number = format_number(value, self.decimals, self.style)
+        self._skip()
+        return f"{number}>>{number}" if self.style == "llm_rl" else f"{number}>>"
+
+    def _skip(self) -> None:
+        """Take from the reference what the calculator has written in its place."""
+        claimed, closed, behind = (self._rest or "").partition(">>")
+        if not closed or "\n" in claimed:
+            return
+        self._rest = behind
+        if self.style == "llm_rl" and (repeated := REPEATED.match(behind)):
+            self._rest = behind[repeated.end() :]
+
+
+def _right(line: str) -> bool:
+    """Whether a line has calculations, and all of them are right."""
+    if not 0 < line.count("<<") <= MOST_MARKS:
+        return False
+    marks = MARK.findall(line)
+    return len(marks) == line.count("<<") and all(_equal(*mark) for mark in marks)
+
+
+def _equal(expression: str, claimed: str) -> bool:
+    value, result = calculate(expression), calculate(claimed)
+    return value is not None and result is not None and abs(Fraction(value) - result) <= CLOSE

@@ -1,0 +1,298 @@
+"""Rollouts of environments: what is sampled is what trains, each environment has its own fate, and how many run side by
+side, and where, changes nothing."""
+
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmgym import seeds
+from lmgym.batch import Batch, collate
+from lmgym.engines.base import Sampling
+from lmgym.engines.sampler import Sampler
+from lmgym.envs.base import Step
+from lmgym.envs.side_by_side import Broken, InProcess, Opening, checked
+from lmgym.envs.workers import Workers
+from lmgym.episode import Episode, Example, Message
+from lmgym.errors import LmgymError
+from lmgym.policies.policy import Policy
+from lmgym.registry import register
+from lmgym.rollout import Speaker, collect, demonstrate
+from tests import models
+
+HERE = "tests.property.test_environments"
+
+
+@register("env", "moody")
+class Moody:
+    """An environment of all kinds of answers: how long it lasts, what it says and what it pays, its seed decides."""
+
+    stop = ("\n",)
+
+    def __init__(self, turns: int = 6) -> None:
+        self.most = turns
+
+    def reset(self, example: Example, seed: int) -> str | Sequence[Message]:
+        self.random, self.turns = seeds.generator(seed), 0
+        self.length = int(self.random.integers(1, self.most + 1))
+        return example.prompt if seed % 2 else [{"role": "user", "content": f"{example.prompt} {seed % 97}"}]
+
+    def step(self, text: str, stop: str) -> Step:
+        self.turns += 1
+        reward = float(self.random.normal()) + len(text) / 10
+        if self.turns == self.length:
+            return Step(reward=reward, terminated=bool(self.random.integers(2)), truncated=True)
+        kind, word = self.random.integers(4), "".join(map(chr, self.random.integers(97, 110, 3)))
+        if kind == 0 and stop != "eos":
+            return Step(reward=reward, continuation=word if self.random.integers(2) else "", unfinished=True)
+        if kind == 1:
+            return Step([{"role": "user", "content": word}], reward, restart=True)
+        return Step([{"role": "user", "content": word}], reward)
+
+    def demonstrate(self) -> str:
+        return f"demo {self.turns}" + ("\n" if self.turns % 2 else "")
+
+
+@register("env", "failing")
+class Failing:
+    """Does what its example says, in the second turn."""
+
+    def reset(self, example: Example, seed: int) -> str:
+        if example.id == "reset":
+            raise ValueError("no board")
+        self.what, self.turns = example.id, 0
+        return "go"
+
+    def step(self, text: str, stop: str) -> Any:
+        self.turns += 1
+        if self.turns == 3:
+            return Step(reward=1.0, terminated=True)
+        if self.turns == 2:
+            return self._fail()
+        return Step([{"role": "user", "content": f"go on {self.turns}"}])
+
+    def _fail(self) -> Any:
+        if self.what == "raise":
+            raise KeyError("lost")
+        if self.what == "hang":
+            time.sleep(1000)
+        if self.what == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self.what == "nan":
+            return Step(reward=math.nan, terminated=True)
+        if self.what == "nothing":
+            return None
+        if self.what == "silent":
+            return Step()
+        return Step([{"role": "user", "content": "go on"}])
+
+
+def policy() -> Policy:
+    return Policy(models.sharpen(models.llama(max_position_embeddings=512), 0.12), models.byte_tokenizer())
+
+
+def played(rows: int, envs: Any, count: int = 16, **sampling: Any) -> list[Episode]:
+    one = policy()
+    prompts = [(place // 2, Example(f"x/{place // 2}", f"Question {place // 2}:")) for place in range(count)]
+    speaker = Speaker(Sampler(one, rows), one.tokenizer)
+    return collect(prompts, speaker, Sampling(max_new_tokens=5, **sampling), (0, "moods"), envs)
+
+
+def essence(episodes: Sequence[Episode]) -> list[Any]:
+    """Everything but the log-probabilities, whose last digits depend on who sits beside whom."""
+    return [
+        [(t.prompt_ids, t.action_ids, t.reward, t.restart, t.unfinished, t.continuation, t.stop) for t in e.turns]
+        + [e.terminated, e.score, e.broken]
+        for e in episodes
+    ]
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    envs = Workers("moody", plugins=[HERE], count=2)
+    yield envs
+    envs.close()
+
+
+def test_neither_the_number_side_by_side_nor_the_process_matters(workers: Workers) -> None:
+    wanted = essence(played(64, Moody))
+    assert len({len(one) for one in wanted}) > 2
+    assert essence(played(2, InProcess(Moody))) == wanted
+    assert essence(played(4, workers)) == wanted
+
+
+def test_what_was_sampled_trains_and_nothing_else() -> None:
+    episodes = played(8, Moody, count=24)
+    batch = collate(episodes)
+    rows = [(episode, row) for episode in episodes for row in episode.rows()]
+    assert len(rows) == len(batch) > len(episodes)
+    for (_, row), tokens, actions, mask in zip(rows, batch.tokens, batch.actions, batch.mask, strict=True):
+        assert tokens[actions].tolist() == [token for turn in row for token in turn.action_ids]
+        said = [token for turn in row for token in turn.prompt_ids + turn.action_ids]
+        assert tokens[mask].tolist() == said
+    assert any(turn.continuation for episode in episodes for turn in episode.turns)
+    one = policy()
+    gap = (one.logprobs(batch) - batch.logprobs_sampler)[batch.actions].abs().max()  # type: ignore[operator]
+    assert float(gap) < 1e-4
+
+
+def test_pieces_of_one_action_are_one_turn() -> None:
+    episodes = played(8, Moody, count=24)
+    batch: Batch = collate(episodes)
+    assert batch.turn is not None
+    for episode in episodes:
+        own = batch.episode == episode.index
+        numbers = batch.turn[own][batch.actions[own]].tolist()
+        wanted, number = [], 0
+        for turn in episode.turns:
+            wanted += [number] * len(turn.action_ids)
+            number += not turn.unfinished
+        assert numbers == wanted
+
+
+def test_a_message_in_pieces_is_one_text() -> None:
+    pieces = [episode for episode in played(8, Moody, count=24) if len(episode.turns) > 1]
+    for episode in pieces:
+        *_, before, last = episode.turns
+        text = episode.text
+        assert text.endswith(last.text)
+        if before.continuation is None:
+            assert text == last.text
+        else:
+            assert text.endswith(before.text + before.continuation + last.text)
+
+
+def test_demonstrations_end_as_turns_do(workers: Workers) -> None:
+    one = policy()
+    speaker = Speaker(Sampler(one, 4), one.tokenizer)
+    prompts = [(place, Example(f"x/{place}", "Question:")) for place in range(6)]
+    for envs in (Moody, workers):
+        for episode in demonstrate(prompts, speaker, (0, "test"), envs):
+            for number, turn in enumerate(episode.turns):
+                assert turn.text == f"demo {number}" + ("\n" if number % 2 else "")
+                assert not turn.logprobs
+                assert one.tokenizer.decode(turn.action_ids, skip_special_tokens=True) == turn.text
+                assert (turn.action_ids[-1] == one.tokenizer.eos_token_id) == (number % 2 == 0)
+                assert turn.stop == ("stop" if number % 2 else "eos")
+
+
+KINDS = {
+    "fine": "",
+    "raise": "KeyError: 'lost' (at ",
+    "nan": "reward nan; it must be a finite number",
+    "nothing": "step() returned NoneType; it must return a Step",
+    "silent": "neither messages nor a continuation",
+    "reset": "ValueError: no board (at ",
+}
+
+
+def failing(envs: Any, kinds: Sequence[str]) -> list[Episode]:
+    one = policy()
+    prompts = [(place, Example(kind, "go")) for place, kind in enumerate(kinds)]
+    return collect(prompts, Speaker(Sampler(one, 16), one.tokenizer), Sampling(max_new_tokens=2), (0, "test"), envs)
+
+
+@pytest.mark.parametrize("where", ["here", "in processes"])
+def test_an_environment_that_fails_costs_its_own_episode(where: str) -> None:
+    envs: Any = Failing if where == "here" else Workers("failing", plugins=[HERE], count=2)
+    for kind, episode in zip(KINDS, failing(envs, list(KINDS)), strict=True):
+        assert KINDS[kind] in episode.broken and bool(episode.broken) == (kind != "fine")
+        assert len(episode.turns) == {"fine": 3, "reset": 0}.get(kind, 2)
+        assert episode.trains == episode.terminated == (kind == "fine")
+    if where != "here":
+        envs.close()
+
+
+@pytest.mark.slow
+def test_one_that_hangs_or_crashes_costs_its_own_episode() -> None:
+    """All in one process: the others are played again in a fresh one, and go on as if nothing had been."""
+    envs = Workers("failing", plugins=[HERE], count=1, seconds=2.0)
+    kinds = ["fine", "hang", "fine", "crash", "raise", "fine"]
+    try:
+        for kind, episode in zip(kinds, failing(envs, kinds), strict=True):
+            wanted = {"fine": "", "hang": "did not answer within 2 s", "crash": "killed by SIGSEGV", "raise": "KeyError"}
+            assert wanted[kind] in episode.broken and bool(episode.broken) == (kind != "fine")
+            assert episode.score == (1.0 if kind == "fine" else 0.0)
+    finally:
+        envs.close()
+
+
+def test_where_all_fail_the_run_ends_with_the_reason() -> None:
+    with pytest.raises(LmgymError, match="every environment of this rollout failed; the first one: ValueError: no board"):
+        failing(Failing, ["reset", "reset"])
+
+
+@register("env", "forgetful")
+class Forgetful:
+    """Not a function of its seed: it counts the processes that it has been in."""
+
+    def reset(self, example: Example, seed: int) -> str:
+        self.what, self.turns = example.id, 0
+        return "steady" if self.what == "steady" else f"{os.getpid()}"
+
+    def step(self, text: str, stop: str) -> Step:
+        self.turns += 1
+        if self.what == "crash" and self.turns == 2:
+            os._exit(3)
+        over = self.turns == 4
+        return Step([] if over else [{"role": "user", "content": "on"}], terminated=over)
+
+
+@pytest.mark.slow
+def test_one_that_cannot_be_played_again_is_broken_and_not_falsified() -> None:
+    envs = Workers("forgetful", plugins=[HERE], count=1)
+    first, second, third = failing(envs, ["crash", "other", "steady"])
+    envs.close()
+    assert "ended with status 3" in first.broken
+    assert "did not answer its seed and actions as it had before" in second.broken
+    assert not third.broken
+
+
+def test_an_example_that_cannot_be_sent_is_refused() -> None:
+    envs = Workers("moody", plugins=[HERE], count=1)
+    with pytest.raises(LmgymError, match=r"example x/0 cannot be sent.*env\.workers: 0"):
+        envs.begin([(0, Example("x/0", "?", meta={"board": {1, 2}}), 0)])
+    envs.close()
+
+
+messages = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "tool"]), "content": st.text()}))
+
+
+@given(messages, st.floats(allow_nan=False, allow_infinity=False), st.none() | st.text(max_size=9), st.booleans())
+def test_a_step_goes_on_in_one_way(said: list[Message], reward: float, continuation: str | None, over: bool) -> None:
+    step = Step(said, reward, terminated=over, continuation=continuation)
+    if over or (continuation is not None) != bool(said):
+        assert checked(step) is step
+    else:
+        with pytest.raises(ValueError, match=r"step\(\) returned"):
+            checked(step)
+
+
+@pytest.mark.parametrize(
+    ("step", "problem"),
+    [
+        (Step([{"role": "user"}]), "a message is"),
+        (Step([{"role": "narrator", "content": "x"}]), "the role 'narrator'; valid: system, user"),
+        (Step("text"), "must be a list of"),
+        (Step(reward=True, terminated=True), "the reward True"),
+        (Step(reward=torch.tensor(1.0), terminated=True), "the reward tensor"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_step_of_another_kind_is_refused(step: Step, problem: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=problem):
+        checked(step)
+
+
+def test_broken_and_opening_cross_the_pipe() -> None:
+    envs = Workers("failing", plugins=[HERE], count=1)
+    answers = envs.begin([(0, Example("reset", "go"), 0), (1, Example("fine", "go"), 0)])
+    envs.close()
+    assert isinstance(answers[0], Broken) and "no board" in answers[0].message
+    assert answers[1] == Opening("go")
