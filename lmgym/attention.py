@@ -183,8 +183,8 @@ def _per_query_head(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor
 
 
 class ExtendedRows:
-    """N cached sequences, each with some new tokens: packed as one row of L, written behind what is cached, attending to
-    that and causally to themselves. A conversation whose next prompt has come is read this way.
+    """N cached sequences, each with some new tokens: packed as one row of L, written behind what is cached, attending
+    to that and causally to themselves. A conversation whose next prompt has come is read this way.
 
     `before` are the tokens that are cached of each sequence, `lengths` its new ones, `slots` its places in the cache.
     """

@@ -137,11 +137,11 @@ def _stage(report: Report, config: Config, stage: Stage, policy: Policy, verdict
     speaker = make_speaker(config, policy, make_engine(config, policy))
     path = (config.seed, "check")
     if "demonstrations" in stage.algorithm.needs:
-        episodes = demonstrate(list(enumerate(few)), speaker, path, make_envs(config, stage))
+        episodes = demonstrate(list(enumerate(few)), speaker, path, make_envs(config, stage.env))
     else:
         group = max(stage.algorithm.group_size, GROUP)
         prompts = [(number, example) for number, example in enumerate(few) for _ in range(group)]
-        episodes = collect(prompts, speaker, stage.sampling, path, make_envs(config, stage))
+        episodes = collect(prompts, speaker, stage.sampling, path, make_envs(config, stage.env))
         score(episodes, build(stage.rewards), config.reward_timeout)
         _answers(report, stage, episodes, verdict=verdict)
 

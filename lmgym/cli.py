@@ -136,9 +136,8 @@ def _eval(given: argparse.Namespace) -> None:
     policy = trained_policy(config, folder)
     speaker = make_speaker(config, policy, make_engine(config, policy))
     rewards, sampling = held_out_rewards(config, stage), section.decoding(stage.sampling)
-    result = evaluate(
-        examples, speaker, sampling, rewards, make_envs(config, stage), config.seed, section.samples, config.reward_timeout
-    )
+    envs, timeout = make_envs(config, section.env or stage.env), config.reward_timeout
+    result = evaluate(examples, speaker, sampling, rewards, envs, config.seed, section.samples, timeout)
     with Console() as console:
         console.say(f"{given.what}: {len(examples)} prompts of {section.split}, {section.samples} answers each")
         for name, interval in result.results.items():

@@ -1,4 +1,5 @@
-"""Frozen models that an algorithm looks at beside the policy: "reference", "mask" and "teacher".
+"""Frozen models beside the policy: "reference", "mask" and "teacher", which an algorithm looks at, and "opponent",
+which plays the other side of a game.
 
 A copy of the policy is named by the step at which it was taken and written once, when a checkpoint first refers to it:
 
@@ -33,8 +34,8 @@ class Copies:
         self.taken: dict[str, int] = {}
 
     def take(self, name: str, policy: Policy, step: int) -> None:
-        """Copy the policy as it is now. A mask is sampled from, so it is kept in the precision of the forward pass."""
-        self.models[name] = policy.frozen_copy(policy.compute if name == "mask" else None)
+        """Copy the policy as it is now. What is sampled with is kept in the precision of the forward pass."""
+        self.models[name] = policy.frozen_copy(policy.compute if name in ("mask", "opponent") else None)
         self.taken[name] = step
 
     def restore(self, name: str, step: int) -> None:

@@ -50,6 +50,9 @@ class EvaluationSection:
     """As `rewards:`; these are reported besides the stage's own rewards."""
     task: dict[str, Any] | None = None
     """Evaluate on this task instead of the last stage's."""
+    env: dict[str, Any] | None = None
+    """Evaluate in this environment instead of the stage's, as in games against chance of a policy that trains against
+    itself."""
     keep_best: str | None = None
     """A metric; the model that scored highest on it is kept in the run folder's best/."""
 

@@ -69,11 +69,12 @@ def _measure(run: Run, split: str) -> tuple[dict[str, Interval], dict[str, Any]]
     examples, rewards = run.held_out[split], held_out_rewards(run.config, stage)
     sampling = section.decoding(stage.sampling)
     seed, timeout = run.config.seed, run.config.reward_timeout
-    result = evaluate(examples, run.speaker, sampling, rewards, run.envs, seed, section.samples, timeout)
+    result = evaluate(examples, run.speaker, sampling, rewards, run.held_out_envs, seed, section.samples, timeout)
     results = dict(result.results)
-    demonstrated = stage.env["name"] != "single_turn" or all(example.references for example in examples)
+    asked = run.config.evaluation.env or stage.env
+    demonstrated = asked["name"] != "single_turn" or all(example.references for example in examples)
     if "demonstrations" in run.algorithm.needs and demonstrated:
-        results["reference_nll"] = reference_nll(examples, run.speaker, run.policy, seed, run.envs)
+        results["reference_nll"] = reference_nll(examples, run.speaker, run.policy, seed, run.held_out_envs)
     place = {"kind": "evaluation", "stage": run.stage_index, "stage_name": stage.name, "step": run.step, "split": split}
     record: dict[str, Any] = {**place, "count": len(examples)}
     for name, interval in results.items():

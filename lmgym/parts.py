@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import platform
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,13 +50,14 @@ def held_out_rewards(config: Config, stage: Stage) -> list[Reward]:
     return [reward if reward.name in weighted else replace(reward, weight=0.0) for reward in rewards]
 
 
-def make_envs(config: Config, stage: Stage) -> Envs:
-    """A stage's environments side by side: in processes of their own where the recipe or the environment says so."""
-    section = dict(stage.env)
+def make_envs(config: Config, env: Mapping[str, Any]) -> Envs:
+    """The environments of an `env:` section side by side: in processes of their own where the recipe or the environment
+    says so."""
+    section = dict(env)
     make = registry.get("env", section.pop("name"))
     count, seconds = section.pop("workers", getattr(make, "workers", 0)), section.pop("seconds", 60.0)
     if count:
-        return Workers(stage.env["name"], section, config.plugins, count, seconds)
+        return Workers(env["name"], section, config.plugins, count, seconds)
     return InProcess(make if not section else partial(make, **section))
 
 

@@ -76,9 +76,11 @@ class Run:
     algorithm: Any = field(init=False)
     optimizer: Optimizer = field(init=False)
     copies: Copies = field(init=False)
+    _opponent: Any = None  # the engine of a frozen opponent
     stream: Stream = field(init=False)
     rewards: list[Reward] = field(init=False)
     envs: Envs = field(default_factory=lambda: InProcess(SingleTurn))
+    held_out_envs: Envs = field(default_factory=lambda: InProcess(SingleTurn))
 
     @property
     def speaker(self) -> Speaker:
@@ -87,8 +89,23 @@ class Run:
 
     @property
     def training_speaker(self) -> Speaker:
-        """Who answers in training, under the algorithm's restriction if it has one."""
-        return replace(self.speaker, restriction=self.algorithm.restriction(self.copies.models.get("mask")))
+        """Who answers in training, under the algorithm's restriction if it has one; a frozen opponent beside it."""
+        speaker = replace(self.speaker, restriction=self.algorithm.restriction(self.copies.models.get("mask")))
+        return replace(speaker, opponent=self.opponent)
+
+    @property
+    def opponent(self) -> Speaker | None:
+        """Who plays the other side of a game against a frozen copy."""
+        if "opponent" not in self.copies.models:
+            return None
+        if self._opponent is None:
+            self._opponent = make_engine(self.config, self.copies.models["opponent"])
+        return make_speaker(self.config, self.copies.models["opponent"], self._opponent)
+
+    def close_envs(self) -> None:
+        """End the processes that environments run in."""
+        self.envs.close()
+        self.held_out_envs.close()
 
     def refresh(self, name: str) -> None:
         """Take a frozen copy anew, of the policy as it is now; for `Algorithm.after_update`."""
@@ -156,8 +173,9 @@ def begin_stage(run: Run) -> None:
     run.optimizer = Optimizer(own, stage.optimizer, critic)
     run.stream = Stream(run.examples[run.stage_index], run.config.seed, stage.prompts_per_step, stage.priority_scale)
     run.rewards = build(stage.rewards)
-    run.envs.close()
-    run.envs = make_envs(run.config, stage)
+    run.close_envs()
+    run.envs = make_envs(run.config, stage.env)
+    run.held_out_envs = make_envs(run.config, run.config.evaluation.env or stage.env)
     if run.step > 0:
         assert run.resume_from is not None
         checkpoint.load_optimizer(run.resume_from, run.optimizer.torch)
@@ -208,11 +226,12 @@ def _lock(folder: Path) -> IO[str]:
 def _copies(run: Run) -> None:
     """Take the frozen copies that the stage's algorithm needs, or read back those of the checkpoint."""
     run.copies = Copies(run.folder, run.stage_index, run.section, run.config.seed)
-    needs = run.algorithm.needs
+    run._opponent = None
+    needs = run.algorithm.needs | ({"opponent"} if run.stage.env.get("opponent") == "frozen" else set())
     if "teacher" in needs:
         run.copies.models["teacher"] = _teacher(run)
     taken = checkpoint.read_state(run.resume_from)["copies"] if run.step > 0 and run.resume_from else {}
-    for name in ("reference", "mask"):
+    for name in ("reference", "mask", "opponent"):
         if name not in needs:
             continue
         if name == "reference" and run.stage_index == 0 and adapter.has_adapter(run.policy.model) and not taken:

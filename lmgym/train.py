@@ -61,7 +61,7 @@ def train(config: Config, console: Console | None = None) -> Path:
                 else:
                     end_stage(run)
             finish(run)
-            run.envs.close()
+            run.close_envs()
     return run.folder
 
 

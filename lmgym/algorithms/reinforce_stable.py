@@ -84,12 +84,13 @@ class ReinforceStable(Regularised):
             returns = returns - self._returns(batch, penalty)
         advantages = returns
         if self.baseline != "none":
+            assert batch.turn is not None
             group = batch.group if self.baseline == "group" else torch.zeros_like(batch.group)
             advantages = returns - batch.per_token(turn_means(returns, batch.actions, batch.turn, batch.episode, group))
         return batch.with_(advantages=advantages, returns=returns)
 
     def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
-        assert batch.advantages is not None and batch.logprobs_old is not None
+        assert batch.advantages is not None and batch.logprobs_old is not None and batch.turn is not None
         length = turn_lengths(batch.actions, batch.turn, batch.episode).clamp(min=1)
         terms = self.regularising_terms(batch, new, "constant")
         if self.compat == "llm_rl":
@@ -116,6 +117,7 @@ class ReinforceStable(Regularised):
             run.refresh("reference")
 
     def _returns(self, batch: Batch, rewards: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+        assert batch.turn is not None
         return turn_returns(rewards, batch.actions, batch.turn, batch.episode, self.gamma)
 
     def _cut(self, batch: Batch, returns: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:

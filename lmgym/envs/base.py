@@ -1,6 +1,6 @@
 """What an environment is: text in, text out, one object per episode. It imports no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,6 +28,8 @@ class Step:
     continuation: str | None = None  # in place of messages
     unfinished: bool = False
     restart: bool = False  # `messages` are a whole new prompt: the policy no longer sees what came before
+    player: int | None = None  # who speaks next and reads the messages, where there are several; None: the same one
+    others: Mapping[int, float] = field(default_factory=dict)  # what this step pays the other players
     info: dict[str, Any] = field(default_factory=dict)  # numbers and short texts about this step, for logs
 
     @property
@@ -42,7 +44,9 @@ class Env(Protocol):
     Besides the two methods it may have
     - `stop: tuple[str, ...]`, strings that end each of the policy's turns, besides those of the recipe;
     - `demonstrate() -> str`, what a demonstrator would say now, for supervised stages;
-    - `close()`, called when the episode is over.
+    - `close()`, called when the episode is over;
+    - `players: int`, how many play, `first: int`, who begins, and `learners`, the players whose turns train (all, where
+      there is none). Each player has a conversation and an episode of his own.
     """
 
     def reset(self, example: Example, seed: int) -> str | Sequence[Message]:

@@ -51,7 +51,7 @@ def check_env(
     else:
         name, make = getattr(env, "__name__", type(env).__name__), env
         if arguments:
-            raise LmgymError(f"check_env: arguments go with a registered name; bind them to {name} with functools.partial")
+            raise LmgymError(f"check_env: arguments go with a registered name; bind them with functools.partial({name})")
     example = example or Example("check/0", "What is 9 * 2?", ("9 * 2 = 18\n#### 18",), {"answer": "18"})
     for start in range(len(texts)):
         said = [texts[(start + turn) % len(texts)] for turn in range(MOST)]
@@ -98,6 +98,6 @@ def _check_plain(name: str, where: str, tree: Any) -> None:
         json.dumps(tree)
     except (TypeError, ValueError) as error:
         raise LmgymError(
-            f"environment '{name}': {where} holds what is neither text nor number ({error}); it has to be sent to other "
-            "processes and written to files"
+            f"environment '{name}': {where} holds what is neither text nor number ({error}); it has to be sent to "
+            "other processes and written to files"
         ) from error

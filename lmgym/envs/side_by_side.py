@@ -9,6 +9,7 @@ import numbers
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from lmgym.envs.base import Env, Step
@@ -29,6 +30,9 @@ class Opening:
     prompt: str | Sequence[Message]
     stop: tuple[str, ...] = ()
     template: Mapping[str, Any] = field(default_factory=dict)
+    players: int = 1
+    player: int = 0  # who begins
+    learners: tuple[int, ...] = (0,)  # whose turns train
 
 
 @dataclass(frozen=True)
@@ -78,13 +82,13 @@ class InProcess:
         self.envs: dict[int, Env] = {}
 
     def begin(self, items: Sequence[tuple[int, Example, int]]) -> list[Opening | Broken]:
-        return [guarded(lambda item=item: self._begin(*item)) for item in items]
+        return [guarded(partial(self._begin, *item)) for item in items]
 
     def step(self, items: Sequence[tuple[int, str, str]]) -> list[Step | Broken]:
-        return [guarded(lambda item=item: checked(self.envs[item[0]].step(*item[1:]))) for item in items]
+        return [guarded(partial(self._step, *item)) for item in items]
 
     def demonstrate(self, places: Sequence[int]) -> list[str | Broken]:
-        return [guarded(lambda place=place: demonstration(self.envs[place])) for place in places]
+        return [guarded(partial(demonstration, self.envs[place])) for place in places]
 
     def end(self, places: Sequence[int]) -> None:
         for place in places:
@@ -93,6 +97,9 @@ class InProcess:
 
     def close(self) -> None:
         self.end(list(self.envs))
+
+    def _step(self, place: int, text: str, stop: str) -> Step:
+        return checked(self.envs[place].step(text, stop))
 
     def _begin(self, place: int, example: Example, seed: int) -> Opening:
         self.envs[place] = self.make_env()
@@ -104,7 +111,10 @@ def opening(env: Env, example: Example, seed: int) -> Opening:
     prompt = env.reset(example, seed)
     if not isinstance(prompt, str):
         _check_messages(prompt)
-    return Opening(prompt, tuple(getattr(env, "stop", ())), dict(getattr(env, "template", {})))
+    stop, template = tuple(getattr(env, "stop", ())), dict(getattr(env, "template", {}))
+    players = getattr(env, "players", 1)
+    learners = tuple(getattr(env, "learners", range(players)))
+    return Opening(prompt, stop, template, players, getattr(env, "first", 0), learners)
 
 
 def demonstration(env: Any) -> str:
@@ -126,6 +136,8 @@ def checked(step: Any) -> Step:
         raise TypeError(f"step() returned {type(step).__name__}; it must return a Step")
     if isinstance(step.reward, bool) or not isinstance(step.reward, numbers.Real) or not math.isfinite(step.reward):
         raise ValueError(f"step() returned the reward {step.reward!r}; it must be a finite number")
+    if not all(isinstance(value, numbers.Real) and math.isfinite(value) for value in step.others.values()):
+        raise ValueError(f"step() pays the others {dict(step.others)!r}; they must be finite numbers")
     _check_messages(step.messages)
     if step.over:
         return step

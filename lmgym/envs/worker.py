@@ -58,7 +58,9 @@ def read(answer: Mapping[str, Any]) -> Any:
     """What `plain` has written."""
     ((kind, value),) = answer.items()
     if kind == "Opening":
-        return Opening(value["prompt"], tuple(value["stop"]), value["template"])
+        return Opening(**{**value, "stop": tuple(value["stop"]), "learners": tuple(value["learners"])})
+    if kind == "Step":  # JSON has texts as keys
+        value = {**value, "others": {int(player): reward for player, reward in value["others"].items()}}
     return {"Step": lambda: Step(**value), "Broken": lambda: Broken(**value)}.get(kind, lambda: value)()
 
 

@@ -154,10 +154,10 @@ def _answers(
     policy = load_policy(replace(side.config.policy, compute=known), side.config.seed, side.weights)
     check_lengths(examples, side.config, stage, policy)
     speaker = make_speaker(side.config, policy, make_engine(side.config, policy))
+    envs, sampling = make_envs(config, section.env or stage.env), section.decoding(stage.sampling)
     result = evaluate(
-        examples, speaker, section.decoding(stage.sampling), rewards, make_envs(config, stage), config.seed,
-        section.samples, config.reward_timeout,
-    )  # fmt: skip
+        examples, speaker, sampling, rewards, envs, config.seed, section.samples, config.reward_timeout
+    )
     return groups_of(result.episodes), str(policy.compute).removeprefix("torch.")
 
 

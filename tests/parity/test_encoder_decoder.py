@@ -428,7 +428,7 @@ def test_each_turn_of_a_conversation_is_a_row_that_reads_all_before_it(family: s
         assert first.source_ids == source_ids(words, f"{episode.example.prompt} 1?")
         appended = words("\n\nAnd 2?", add_special_tokens=False)["input_ids"]
         assert second.source_ids == first.source_ids + first.action_ids + appended
-        assert episode.rows() == [[first], [second]] and episode.terminated == (second.stop != "length")
+        assert episode.rows() == [[first], [second]] and episode.terminated
         assert [turn.reward for turn in episode.turns] == [float(len(turn.text)) for turn in episode.turns]
     assert len({len(turn.action_ids) for episode in episodes for turn in episode.turns}) > 1
     batch = models.batch_of(episodes, stop_ids=sorted({*policy.stop_ids, *range(100, 140)}))

@@ -217,15 +217,15 @@ def test_one_that_hangs_or_crashes_costs_its_own_episode() -> None:
     kinds = ["fine", "hang", "fine", "crash", "raise", "fine"]
     try:
         for kind, episode in zip(kinds, failing(envs, kinds), strict=True):
-            wanted = {"fine": "", "hang": "did not answer within 2 s", "crash": "killed by SIGSEGV", "raise": "KeyError"}
-            assert wanted[kind] in episode.broken and bool(episode.broken) == (kind != "fine")
+            wanted = {"hang": "did not answer within 2 s", "crash": "killed by SIGSEGV", "raise": "KeyError"}
+            assert wanted.get(kind, "") in episode.broken and bool(episode.broken) == (kind != "fine")
             assert episode.score == (1.0 if kind == "fine" else 0.0)
     finally:
         envs.close()
 
 
 def test_where_all_fail_the_run_ends_with_the_reason() -> None:
-    with pytest.raises(LmgymError, match="every environment of this rollout failed; the first one: ValueError: no board"):
+    with pytest.raises(LmgymError, match="every environment of this rollout failed.*ValueError: no board"):
         failing(Failing, ["reset", "reset"])
 
 

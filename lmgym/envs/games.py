@@ -1,0 +1,164 @@
+"""Two small games of text: guess a number, and tic-tac-toe for two players, with self-play."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from lmgym import seeds
+from lmgym.envs.base import Step
+from lmgym.episode import Example, Message
+from lmgym.errors import LmgymError
+from lmgym.registry import register
+
+LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
+Style = Literal["words", "numbers"]
+
+
+@register("env", "guess_number")
+@dataclass(kw_only=True)
+class GuessNumber:
+    """Find a secret number from `low` to `high` in `guesses` guesses; a wrong one is answered by higher or lower.
+
+    Pays 1 for the number and nothing else. What is no number of the range is a guess lost. With style numbers
+    everything is said in numbers (the range; then 1 for higher, 0 for lower), for a model that knows no words.
+
+    Example:
+        >>> env = GuessNumber(high=7, guesses=3)
+        >>> env.reset(Example("game/0", "a game"), seed=1)
+        'I think of a number from 0 to 7. Guess it.\\n'
+    """
+
+    low: int = 0
+    high: int = 99
+    guesses: int = 7
+    style: Style = "words"
+
+    needs_data = False
+
+    def __post_init__(self) -> None:
+        if self.low >= self.high:
+            raise LmgymError(f"env.low is {self.low} and env.high {self.high}; the range needs two numbers at least")
+        if self.guesses < 1:
+            raise LmgymError(f"env.guesses is {self.guesses}; it must be at least 1")
+
+    def reset(self, example: Example, seed: int) -> str:
+        self._secret = self.low + seeds.key("secret", parent=seed) % (self.high - self.low + 1)
+        self._least, self._most, self._left = self.low, self.high, self.guesses
+        if self.style == "numbers":
+            return f"{self.low} {self.high}\n"
+        return f"I think of a number from {self.low} to {self.high}. Guess it.\n"
+
+    def step(self, text: str, stop: str) -> Step:
+        self._left -= 1
+        guess = _number(text, self.low, self.high)
+        if guess == self._secret:
+            return Step(reward=1.0, terminated=True)
+        if self._left == 0:
+            return Step(terminated=True)
+        if guess is None:
+            said = f"{self.low} {self.high}" if self.style == "numbers" else "That is no number of the range."
+        else:
+            higher = guess < self._secret
+            self._least, self._most = (guess + 1, self._most) if higher else (self._least, guess - 1)
+            said = str(int(higher)) if self.style == "numbers" else ("higher" if higher else "lower")
+        return Step([{"role": "user", "content": said + "\n"}])
+
+    def demonstrate(self) -> str:
+        """The middle of what is left."""
+        return str((max(self._least, self.low) + min(self._most, self.high)) // 2)
+
+
+@register("env", "tic_tac_toe")
+@dataclass(kw_only=True)
+class TicTacToe:
+    """Three in a row. A move is the number of an empty field, 1 to 9; 1 for a win, -1 for a loss, 0 for a draw. What is
+    no move loses at once, without a gain for the other side.
+
+    The other side is, by `opponent`: self - the policy too, and both sides' turns train; current - the policy too, and
+    only one side, drawn by the episode's seed, trains; frozen - the policy as it was when the stage began; random -
+    random moves. A player sees the board as it is, his own fields as X: each turn is a prompt of its own. With style
+    numbers the board is nine numbers: 0 empty, 1 one's own, 2 the other's.
+
+    Example:
+        >>> env = TicTacToe()
+        >>> print(env.reset(Example("game/0", "a game"), seed=0))
+        . . .
+        . . .
+        . . .
+        Your move (X), 1 to 9:
+    """
+
+    opponent: Literal["self", "current", "frozen", "random"] = "self"
+    style: Style = "words"
+
+    needs_data = False
+    first = 0
+
+    def __post_init__(self) -> None:
+        self.players = 1 if self.opponent == "random" else 2
+        self.learners: tuple[int, ...] = tuple(range(self.players))
+
+    def reset(self, example: Example, seed: int) -> str:
+        self._random = seeds.generator("tic_tac_toe", seed)
+        self._board, self._next = np.zeros(9, dtype=np.int64), 1
+        side = int(self._random.integers(2))
+        if self.opponent in ("current", "frozen"):
+            self.learners = (side,)
+        if self.opponent == "random":
+            self._own = side + 1
+            if self._own == 2:
+                self._play(self._random_move())
+        return self._shown()
+
+    def step(self, text: str, stop: str) -> Step:
+        mover, move = self._next, _number(text, 1, 9)
+        if move is None or self._board[move - 1]:
+            return Step(reward=-1.0, terminated=True, info={"invalid": text[:20]})
+        self._play(move)
+        if self.players == 1 and self._result() is None:
+            self._play(self._random_move())
+        result = self._result()
+        if result is None:
+            message: Message = {"role": "user", "content": self._shown()}
+            return Step([message], restart=True, player=None if self.players == 1 else self._next - 1)
+        reward = 0.0 if result == 0 else (1.0 if result == mover else -1.0)
+        others = {2 - mover: -reward} if self.players == 2 and self._moves() > 1 else {}
+        return Step(reward=reward, terminated=True, others=others)
+
+    def demonstrate(self) -> str:
+        """A random legal move."""
+        return str(self._random_move())
+
+    def _play(self, move: int) -> None:
+        self._board[move - 1], self._next = self._next, 3 - self._next
+
+    def _random_move(self) -> int:
+        return int(self._random.choice(np.flatnonzero(self._board == 0))) + 1
+
+    def _moves(self) -> int:
+        return int((self._board > 0).sum())
+
+    def _result(self) -> int | None:
+        """1 or 2: that side has won; 0: a draw; None: the game goes on."""
+        for line in LINES:
+            if self._board[line[0]] and len(set(self._board[list(line)].tolist())) == 1:
+                return int(self._board[line[0]])
+        return 0 if self._moves() == 9 else None
+
+    def _shown(self) -> str:
+        seen = np.where(self._board == 0, 0, np.where(self._board == self._next, 1, 2)).tolist()
+        if self.style == "numbers":
+            return " ".join(map(str, seen)) + "\n"
+        signs = [".XO"[field] for field in seen]
+        rows = "\n".join(" ".join(signs[row : row + 3]) for row in (0, 3, 6))
+        return f"{rows}\nYour move (X), 1 to 9:\n"
+
+
+def _number(text: str, low: int, high: int) -> int | None:
+    """The whole number that a text is, in ASCII digits and within the range; else None."""
+    word = text.strip()
+    if not (word.isascii() and word.removeprefix("-").isdigit() and len(word) < 10):
+        return None
+    return int(word) if low <= int(word) <= high else None
+

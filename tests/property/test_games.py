@@ -1,0 +1,253 @@
+"""Games of several players: each side has its own conversation and its own episode, and what it is paid is its own."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmgym.batch import collate
+from lmgym.engines.base import Sampling
+from lmgym.engines.sampler import Sampler
+from lmgym.envs.base import Step
+from lmgym.envs.check import check_env
+from lmgym.envs.games import LINES, GuessNumber, TicTacToe
+from lmgym.envs.side_by_side import InProcess
+from lmgym.envs.workers import Workers
+from lmgym.episode import Episode, Example
+from lmgym.errors import LmgymError
+from lmgym.policies.builtin import number_tokenizer
+from lmgym.policies.policy import Policy
+from lmgym.rollout import collect, demonstrate, groups_of
+from lmgym.seats import Speaker
+from tests import models
+
+NUMBERS = number_tokenizer()
+GAME = Example("game/0", "a game")
+
+
+def policy(seed: int = 0) -> Policy:
+    model = models.sharpen(models.llama(seed, vocab_size=len(NUMBERS), max_position_embeddings=256), 0.3)
+    model.generation_config.eos_token_id = NUMBERS.eos_token_id
+    return Policy(model, NUMBERS)
+
+
+class Moves(Policy):
+    """A policy of nothing but the moves 1 to 9: the game goes on for a while."""
+
+    def head(self, hidden: Any) -> Any:
+        logits = super().head(hidden)
+        keep = logits[..., 4:13].clone()
+        return logits.fill_(-1e9).slice_scatter(keep, -1, 4, 13)
+
+
+def player(seed: int = 0) -> Speaker:
+    one = policy(seed)
+    return Speaker(Sampler(Moves(one.model, NUMBERS), 8), NUMBERS)
+
+
+def played(envs: Any, opponent: Speaker | None = None, games: int = 12) -> list[Episode]:
+    speaker = player()
+    speaker = Speaker(speaker.engine, NUMBERS, opponent=opponent)
+    prompts = [(place // 2, Example(f"game/{place // 2}", "a game")) for place in range(games)]
+    return collect(prompts, speaker, Sampling(max_new_tokens=1), (0, "games"), envs)
+
+
+def against(opponent: str) -> InProcess:
+    return InProcess(lambda: TicTacToe(opponent=opponent, style="numbers"))  # type: ignore[arg-type]
+
+
+def test_both_sides_of_a_game_are_episodes_of_their_own() -> None:
+    episodes = played(against("self"))
+    assert [episode.index for episode in episodes] == list(range(24))
+    assert all(len(group) == 2 for group in groups_of(episodes))
+    results = []
+    for first, second in zip(episodes[::2], episodes[1::2], strict=True):
+        assert first.example is second.example and second.group == first.group + 1
+        assert len(first.turns) - len(second.turns) in (0, 1)
+        board = [0] * 9
+        pairs = itertools.zip_longest(first.turns, second.turns)
+        turns = [turn for pair in pairs for turn in pair if turn is not None]
+        for number, turn in enumerate(turns):
+            own, other = number % 2 + 1, 2 - number % 2
+            seen = " ".join(str({0: 0, own: 1, other: 2}[field]) for field in board)
+            assert NUMBERS.decode(turn.prompt_ids, skip_special_tokens=True) == seen
+            move = int(turn.text) - 1
+            if board[move]:
+                assert turn is turns[-1] and turn.reward == -1 and sum(t.reward for t in turns) == -1
+                results.append("illegal")
+                break
+            board[move] = own
+        else:
+            won = any(board[a] and board[a] == board[b] == board[c] for a, b, c in LINES)
+            assert (first.score, second.score) == ((1, -1) if len(turns) % 2 else (-1, 1)) if won else (0, 0)
+            results.append("won" if won else "draw")
+    assert {"illegal", "won"} <= set(results)
+
+
+def test_sides_in_other_processes_are_the_same() -> None:
+    workers = Workers("tic_tac_toe", {"style": "numbers"}, count=2)
+    try:
+        one, other = played(against("self")), played(workers)
+    finally:
+        workers.close()
+    assert [[t.action_ids for t in e.turns] + [e.score, e.group] for e in one] == [
+        [t.action_ids for t in e.turns] + [e.score, e.group] for e in other
+    ]
+
+
+@pytest.mark.parametrize("opponent", ["current", "frozen"])
+def test_what_the_other_side_says_does_not_train(opponent: str) -> None:
+    other = player(seed=5) if opponent == "frozen" else None
+    episodes = played(against(opponent), other, games=16)
+    assert len(episodes) == 16
+    firsts = [" ".join("0" * 9) in NUMBERS.decode(e.turns[0].prompt_ids) for e in episodes if e.turns]
+    assert any(firsts) and not all(firsts)  # sides are drawn
+    batch = collate([episode for episode in episodes if episode.turns])
+    ours = sum(len(turn.action_ids) for episode in episodes for turn in episode.turns)
+    assert int(batch.actions.sum()) == ours
+    if other is not None:  # and it is another player that speaks
+        same = played(against("current"), None, games=16)
+        assert [e.turns for e in same] != [e.turns for e in episodes]
+
+
+def test_demonstrators_play_whole_games() -> None:
+    prompts = [(place, Example(f"game/{place}", "a game")) for place in range(40)]
+    episodes = demonstrate(prompts, player(), (0, "games"), against("self"))
+    assert len(episodes) == 80 and not any(episode.broken for episode in episodes)
+    scores = [episode.score for episode in episodes]
+    assert sum(scores) == 0 and {1.0, -1.0} <= set(scores)
+
+
+class Unfair:
+    """Names players that there are not."""
+
+    players = 2
+
+    def __init__(self, step: Step) -> None:
+        self.answer = step
+
+    def reset(self, example: Example, seed: int) -> str:
+        return "1"
+
+    def step(self, text: str, stop: str) -> Step:
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("step", "problem"),
+    [
+        (Step([{"role": "user", "content": "2"}], player=2), "names player 2 as the next, and there are 2"),
+        (Step(terminated=True, others={1: 1.0}), "pays player 1, who has not played; there are 2"),
+        (Step(terminated=True, others={1: float("nan")}), "pays the others"),
+    ],
+)
+def test_players_that_there_are_not(step: Step, problem: str) -> None:
+    with pytest.raises(LmgymError, match=problem):
+        played(InProcess(lambda: Unfair(step)), games=1)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_three_in_a_row_win(line: Sequence[int]) -> None:
+    env = TicTacToe()
+    env.reset(GAME, 0)
+    others = [field for field in range(9) if field not in line]
+    second = next(pair for pair in itertools.combinations(others, 2))
+    steps = [env.step(str(move + 1), "eos") for move in (line[0], second[0], line[1], second[1], line[2])]
+    assert [step.over for step in steps] == [False] * 4 + [True]
+    assert steps[-1].reward == 1.0 and steps[-1].others == {1: -1.0}
+    assert [step.player for step in steps[:4]] == [1, 0, 1, 0]
+
+
+def test_a_full_board_is_a_draw() -> None:
+    env = TicTacToe()
+    env.reset(GAME, 0)
+    steps = [env.step(move, "eos") for move in "123546879"]
+    assert [step.over for step in steps] == [False] * 8 + [True]
+    assert (steps[-1].reward, dict(steps[-1].others)) == (0.0, {1: -0.0})
+
+
+@given(st.integers(0, 2**63), st.integers(0, 50), st.integers(1, 200))
+def test_halving_finds_every_number(seed: int, low: int, size: int) -> None:
+    env = GuessNumber(low=low, high=low + size, guesses=(size + 1).bit_length())
+    env.reset(GAME, seed)
+    for _ in range((size + 1).bit_length()):
+        step = env.step(env.demonstrate(), "eos")
+        if step.over:
+            break
+    assert step.reward == 1.0
+
+
+@pytest.mark.parametrize("text", ["", "10", "0", "x", "5 ", "\u0665", "5.0", "-5", "1" * 5000, "\u00b2"])
+def test_what_is_no_move_loses(text: str) -> None:
+    env = TicTacToe()
+    env.reset(GAME, 0)
+    step = env.step(text, "eos")
+    assert step.terminated == (text.strip() != "5") and step.reward == (0.0 if text.strip() == "5" else -1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("single_turn", {}),
+        ("guess_number", {}),
+        *[("tic_tac_toe", {"opponent": opponent}) for opponent in ("self", "current", "frozen", "random")],
+        ("gymnasium", {"id": "Blackjack-v1", "agent": "blackjack", "on_invalid": "random"}),
+        ("gymnasium", {"id": "CartPole-v1", "on_invalid": "retry"}),
+        ("stepwise", {"calculator": True}),
+        ("conversation", {"tools": ["calculator"]}),
+    ],
+)
+def test_built_in_environments_keep_their_contract(name: str, arguments: dict[str, Any]) -> None:
+    check_env(name, **arguments)
+    check_env(name, texts=["1", "5", "9", "3", "7", "2"], seed=3, **arguments)
+
+
+class Leaky:
+    """LLM_RL's bug: what it returns is what it goes on with."""
+
+    def reset(self, example: Example, seed: int) -> Any:
+        self.messages = [{"role": "user", "content": "go"}]
+        return self.messages
+
+    def step(self, text: str, stop: str) -> Step:
+        self.messages.append({"role": "user", "content": "on"})
+        return Step(self.messages) if len(self.messages) < 4 else Step(terminated=True)
+
+
+class Moody:
+    """Another one each time."""
+
+    count = 0
+
+    def reset(self, example: Example, seed: int) -> str:
+        Moody.count += 1
+        return f"go {Moody.count}"
+
+    def step(self, text: str, stop: str) -> Step:
+        return Step(terminated=True)
+
+
+class Picky(Moody):
+    """Raises at a text that it does not expect."""
+
+    def reset(self, example: Example, seed: int) -> str:
+        return "go"
+
+    def step(self, text: str, stop: str) -> Step:
+        return Step(reward=float(text), terminated=True)
+
+
+@pytest.mark.parametrize(
+    ("env", "problem"),
+    [
+        (Leaky, "what it returned in reset was changed later; return a copy"),
+        (Moody, "two of one seed differ in reset"),
+        (Picky, "failed in step 1 .*ValueError: could not convert string to float"),
+    ],
+)
+def test_check_env_finds(env: Any, problem: str) -> None:
+    with pytest.raises(LmgymError, match=problem):
+        check_env(env)
