@@ -5,6 +5,7 @@ environment message once, as the ids that go behind what is already there. `toke
 Hugging Face tokenizer's methods; nothing here imports torch or transformers.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -131,10 +132,45 @@ def decode(tokenizer: Any, ids: Sequence[int]) -> str:
 
 
 def _template(tokenizer: Any, messages: Sequence[Message], generate: bool, template: Mapping[str, Any] | None) -> str:
+    """The messages as the template writes them; where it refuses them, merged as it may want them, with a warning."""
     try:
-        return tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=generate, **(template or {})
-        )
+        return _applied(tokenizer, messages, generate, template)
     except Exception as error:  # jinja raises whatever the template's author chose
         roles = ", ".join(message["role"] for message in messages)
-        raise LmgymError(f"the tokenizer's chat template refuses the messages ({roles}): {error}") from error
+        fewer = merged(messages)
+        if len(fewer) == len(messages):
+            raise LmgymError(f"the tokenizer's chat template refuses the messages ({roles}): {error}") from error
+        try:
+            text = _applied(tokenizer, fewer, generate, template)
+        except Exception:
+            raise LmgymError(f"the tokenizer's chat template refuses the messages ({roles}): {error}") from error
+        warnings.warn(
+            f"the chat template refuses {roles} ({error}); a system prompt was put at the head of the user's first "
+            "message, and messages of one role in a row were joined",
+            stacklevel=2,
+        )
+        return text
+
+
+def _applied(tokenizer: Any, messages: Sequence[Message], generate: bool, template: Mapping[str, Any] | None) -> str:
+    return tokenizer.apply_chat_template(
+        [dict(message) for message in messages], tokenize=False, add_generation_prompt=generate, **(template or {})
+    )
+
+
+def merged(messages: Sequence[Message]) -> list[Message]:
+    """Messages for a template without a system role, or that wants the roles to alternate: system messages are the
+    user's, and messages of one role in a row become one, a blank line between them.
+
+    Example:
+        >>> merged([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}])
+        [{'role': 'user', 'content': 'Add.\\n\\n1+1='}]
+    """
+    fewer: list[Message] = []
+    for message in messages:
+        role = "user" if message["role"] == "system" else message["role"]
+        if fewer and fewer[-1]["role"] == role:
+            fewer[-1] = {**fewer[-1], "content": f"{fewer[-1]['content']}\n\n{message['content']}"}
+        else:
+            fewer.append({**message, "role": role})
+    return fewer

@@ -170,7 +170,9 @@ def log_step(
         count = len(failed)
         run.console.warn(f"step {step}: {count} environments failed and were left out; the first one: {failed[0]}")
     sampling = run.stage.sampling
-    if record["truncated"] > 0.5 and sampling.min_new_tokens < sampling.max_new_tokens:
+    # An environment may well take what was cut off: a move of one token is a move.
+    unended = sum(episode.truncated and not episode.terminated for episode in fresh)
+    if unended > 0.5 * len(fresh) and sampling.min_new_tokens < sampling.max_new_tokens:
         run.console.warn(
             f"more than half of a step's answers were cut off at sampling.max_new_tokens "
             f"({sampling.max_new_tokens}); they never came to an end, so their rewards may mean little"

@@ -13,7 +13,7 @@ from lmgym.envs.base import Step
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.episode import Episode, Example, Message
 from lmgym.errors import LmgymError
-from lmgym.rendering import answer_ids, decode, plain_text, prompt_ids
+from lmgym.rendering import answer_ids, decode, merged, plain_text, prompt_ids
 from lmgym.rollout import Speaker, collect, demonstrate
 from tests import models
 
@@ -264,17 +264,54 @@ REWRITING = (
     "{% for message in messages %}{% if message.role != 'assistant' %}<|im_start|>{{ message.content }}<|im_end|>"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}"
 )
-STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no system messages here') }}{% endif %}" + CHATML
+STRICT = "{% if messages|length > 2 %}{{ raise_exception('two messages at most') }}{% endif %}" + CHATML
 
 
 def test_templates_that_cannot_serve_are_named() -> None:
     answer = [*ids_of("yes"), chat.eos_token_id]
     with pytest.raises(LmgymError, match="drops or repeats an earlier answer"):
         converse(chat_tokenizer(REWRITING), [[answer] * 3])
-    with pytest.raises(LmgymError, match=r"refuses the messages \(system, user\): no system messages here"):
+    with pytest.raises(LmgymError, match=r"refuses the messages \(system, user, assistant, user\): two messages"):
         converse(chat_tokenizer(STRICT), [[answer] * 3])
 
 
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(LmgymError, match="prompt of example x has no token"):
         collect([(0, Example("x", ""))], Speaker(Script([], []), merging_tokenizer()), Sampling(), (0,), SingleTurn)
+
+
+# Templates that refuse
+
+ALTERNATING = (
+    "{{ '<s>' }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}{% else %}{{ m.content + '</s>' }}{% endif %}"
+    "{% endfor %}"
+)
+
+
+def test_a_template_without_a_system_role_gets_it_in_the_users_first_message() -> None:
+    """As Llama-2's and Mistral's first templates are; said once, and conversations go on in the same way."""
+    tokenizer = models.byte_tokenizer()
+    tokenizer.chat_template = ALTERNATING
+    with pytest.warns(UserWarning, match="no system role.*at the head of the user's first message"):
+        episodes, _ = converse(tokenizer, [[[*ids_of("a"), tokenizer.eos_token_id]] * 3])
+    first, second, _ = episodes[0].turns
+    assert decode(tokenizer, first.prompt_ids) == "<s>[INST] Be brief.\n\nQuestion 0: 1? [/INST]"
+    assert decode(tokenizer, second.prompt_ids) == "</s>[INST] And 2? 你好 [/INST]"
+
+
+@pytest.mark.filterwarnings("ignore:the chat template refuses")
+def test_messages_of_one_role_in_a_row_are_joined() -> None:
+    tokenizer = models.byte_tokenizer()
+    tokenizer.chat_template = ALTERNATING
+    said = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    assert decode(tokenizer, prompt_ids(tokenizer, said)) == "<s>[INST] a\n\nb [/INST]"
+    assert merged([*said, {"role": "assistant", "content": "c"}])[1] == {"role": "assistant", "content": "c"}
+
+
+def test_a_template_that_refuses_everything_is_named() -> None:
+    tokenizer = models.byte_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('never') }}"
+    with pytest.raises(LmgymError, match=r"refuses the messages \(user\): never"):
+        prompt_ids(tokenizer, "a")

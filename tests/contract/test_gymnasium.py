@@ -1,0 +1,236 @@
+"""Gymnasium's environments in words: any of them by id, unmodified; what is said reaches them, and what they pay comes
+back; recipes train on them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmgym import registry
+from lmgym.algorithms.actor_critic import PPO
+from lmgym.batch import collate
+from lmgym.config import build_config
+from lmgym.envs.agent import Agent, Blackjack, words
+from lmgym.envs.check import check_env
+from lmgym.envs.gymnasium import Gymnasium
+from lmgym.episode import Episode, Example, Turn
+from lmgym.errors import LmgymError
+from tests import runs
+
+GAME = Example("game/0", "a game")
+PLAYABLE = ["Blackjack-v1", "FrozenLake-v1", "FrozenLake8x8-v1", "CliffWalking-v1", "Taxi-v4", "CartPole-v1"]
+PLAYABLE += ["MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1", "Pendulum-v1"]
+
+
+@pytest.mark.parametrize("name", PLAYABLE)
+def test_an_environment_plays_by_its_id_alone(name: str) -> None:
+    """What the plain agent says and hears is what gymnasium does: the same seed and actions, side by side."""
+    env, theirs = Gymnasium(id=name), gymnasium.make(name)
+    messages = env.reset(GAME, seed=7)
+    observation, _ = theirs.reset(seed=7)
+    assert messages[-1]["content"].strip() == words(observation)
+    theirs.action_space.seed(3)
+    for _ in range(30):
+        action = theirs.action_space.sample()
+        step = env.step(words(action), "length")
+        said = np.array(words(action).split(), dtype=float)
+        taken = np.asarray(said, dtype=theirs.action_space.dtype) if np.ndim(action) else int(said[0])
+        observation, reward, terminated, truncated, _ = theirs.step(taken)
+        assert step.reward == pytest.approx(float(reward)) and not step.info
+        assert (step.terminated, step.truncated) == (terminated, truncated and not terminated)
+        if step.over:
+            break
+        assert step.messages[-1]["content"].strip() == words(observation)
+    check_env("gymnasium", id=name)
+
+
+@pytest.mark.parametrize("name", PLAYABLE)
+def test_demonstrations_are_legal_play(name: str) -> None:
+    env = Gymnasium(id=name, max_turns=20)
+    env.reset(GAME, seed=1)
+    said = []
+    for _ in range(20):
+        said.append(env.demonstrate())
+        step = env.step(said[-1], "eos")
+        assert not step.info
+        if step.over:
+            break
+    assert step.over
+
+
+def play(answers: list[str], **arguments: Any) -> list[Any]:
+    env = Gymnasium(id="FrozenLake-v1", agent="grid", arguments={"is_slippery": False}, **arguments)
+    env.reset(GAME, seed=0)
+    steps = []
+    for answer in answers:
+        steps.append(env.step(answer, "eos"))
+        if steps[-1].over:
+            break
+    return steps
+
+
+def test_answers_that_are_no_action() -> None:
+    asked = play(["jump", "right"], on_invalid="retry")
+    assert [step.reward for step in asked] == [0.0, 0.0]
+    assert asked[0].messages[-1]["content"] == (
+        "That is no legal action: it could not be read. You stand in row 0, column 0."
+    )
+    assert asked[1].messages[-1]["content"] == "You stand in row 0, column 1."
+    assert [step.reward for step in play(["jump", "right"], invalid_penalty=0.5)] == [-0.5, 0.0]
+    (over,) = play(["jump", "right"], on_invalid="end", invalid_penalty=2.0)
+    assert over.terminated and over.reward == -2.0
+    moved = play(["jump"] * 40, on_invalid="random", max_invalid=1000, max_turns=40)
+    assert len({step.messages[-1]["content"] for step in moved if step.messages}) > 1
+    assert [step.info.get("invalid") for step in moved[:1]] == ["it could not be read"]
+    for mode in ("retry", "penalty", "random"):
+        steps = play(["jump", "left", "jump", "jump", "jump"], on_invalid=mode)
+        assert steps[-1].over and len(steps) <= 5  # three in a row
+    assert play(["jump", "left"] * 9, on_invalid="penalty", max_turns=8)[-1].truncated
+
+
+def test_a_policy_may_see_the_present_observation_only() -> None:
+    for step in play(["right", "jump", "right"], memory="observation"):
+        assert step.restart and step.messages[0] == {
+            "role": "system",
+            "content": "You walk on a grid. Answer up, right, down or left.",
+        }
+        assert len(step.messages) == 2
+    assert not any(step.restart for step in play(["right", "right"]))
+
+
+class Mine(Agent):
+    """An agent of a user's own."""
+
+    def get_system_prompt(self) -> str:
+        return "Play."
+
+    def initial_messages(self) -> list[dict[str, str]]:
+        return [{"role": "user", "content": "12 5 0"}, {"role": "assistant", "content": "hit"}]
+
+    def format_observation(self, observation: Any) -> str:
+        return f"hand {observation[0]}"
+
+    def extract_action(self, text: str) -> int:
+        return int("hit" in text)
+
+
+class NoWords(Agent):
+    """Forgets to say anything."""
+
+    def format_observation(self, observation: Any) -> Any:
+        return None
+
+
+def test_an_agent_of_ones_own() -> None:
+    env = Gymnasium(id="Blackjack-v1", agent=f"{__name__}:Mine")
+    messages = env.reset(GAME, seed=0)
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
+    assert messages[0]["content"] == "Play." and messages[-1]["content"].startswith("hand ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"id": "Blackjak-v1"}, r"gymnasium has no 'Blackjak-v1'; did you mean 'Blackjack-v1'\?"),
+        ({"id": "CliffWalking-v0"}, "gymnasium has no 'CliffWalking-v0'; did you mean 'CliffWalking-v1'"),
+        ({"id": "Blackjack-v1", "agent": "blakjack"}, "unknown agent 'blakjack'; did you mean 'blackjack'"),
+        ({"id": "Blackjack-v1", "agent": "math:sqrt"}, "math:sqrt has no method format_observation"),
+        ({"id": "Blackjack-v1", "max_turns": 0}, "env.max_turns is 0; it must be at least 1"),
+        ({"id": "Blackjack-v1", "arguments": {"cards": 3}}, "gymnasium cannot make 'Blackjack-v1'.*'cards'"),
+    ],
+)
+def test_bad_input_in_one_sentence(arguments: dict[str, Any], problem: str) -> None:
+    with pytest.raises(LmgymError, match=problem):
+        Gymnasium(**arguments).reset(GAME, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("env", "problem"),
+    [
+        ({"name": "gymnasium"}, "'env.id' is missing"),
+        ({"name": "gymnasium", "id": "Blackjack-v1", "on_invalid": "cry"}, "env.on_invalid"),
+        ({"name": "gymnasium", "id": "Blackjack-v1", "turns": 3}, "unknown key 'env.turns'"),
+        ({"name": "gymnasium", "id": "Blackjack-v1", "workers": "many"}, "env.workers"),
+    ],
+)
+def test_bad_sections_in_one_sentence(env: dict[str, Any], problem: str) -> None:
+    with pytest.raises(LmgymError, match=problem):
+        build_config({"env": env, "algorithm": "reinforce"})
+
+
+def test_an_observation_without_words_costs_the_run_one_sentence(tmp_path: Path) -> None:
+    env = {"name": "gymnasium", "id": "Blackjack-v1", "agent": f"{__name__}:NoWords", "workers": 0}
+    with pytest.raises(LmgymError, match="every environment.*format_observation returned None; it must return a text"):
+        runs.run(tmp_path / "run", task=None, rewards={}, env=env, algorithm={"name": "reinforce", "group_size": 2})
+
+
+@given(st.recursive(st.integers(-99, 99) | st.booleans() | st.floats(-9, 9), lambda inner: st.lists(inner, max_size=3)))
+def test_numbers_have_words(value: Any) -> None:
+    assert words(value) == words(np.array(value).tolist()) if not isinstance(value, list) else True
+    assert all(float(word) is not None for word in words(value).split())
+
+
+def test_what_has_no_words_is_refused() -> None:
+    with pytest.raises(TypeError, match="for which there are no words; write format_observation"):
+        words(object())
+
+
+def test_blackjack_in_words() -> None:
+    agent = Blackjack()
+    assert agent.format_observation((17, 6, 1)) == "You hold 17 with a usable ace; the dealer shows 6."
+    assert [agent.extract_action(text) for text in ("hit", " Stick.\n")] == [1, 0]
+    for text in ("I hit on 1", "Action: 7", "1", ""):  # LlamaGym's parser found an action in each
+        with pytest.raises(ValueError):
+            agent.extract_action(text)
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["conversation", "observation"])
+def test_rewards_stay_on_their_turns_and_cut_episodes_bootstrap(restart: bool) -> None:
+    """GAE by hand, a turn a step: V is .5 everywhere, gamma .9, lambda .5. delta_1 = 1 + .45 - .5, delta_2 = 0 - .5, or
+    0 + .9 * .5 - .5 where the episode was cut off; A_1 = delta_1 + .45 delta_2."""
+    turns = [Turn([5], [6, 7], [-1.0, -1.0], reward=1.0), Turn([8], [9], [-1.0], reward=0.0, restart=restart)]
+    for terminated, last in ((True, -0.5), (False, -0.05)):
+        batch = collate([Episode(GAME, 0, 0, turns, terminated=terminated, score=1.0)])
+        half = batch.rewards.new_full(batch.rewards.shape, 0.5)
+        batch = batch.with_(logprobs_old=half, values=half, last_values=batch.score.new_full((len(batch),), 0.5))
+        ppo = PPO(gamma=0.9, gae_lambda=0.5, discount_per="turn", whiten="none", bootstrap=True)
+        advantages = ppo.advantages(batch).advantages
+        assert advantages is not None
+        wanted = [0.95 + 0.45 * last, 0.95 + 0.45 * last, last]
+        # Inside a turn nothing fades and nothing is paid: both tokens of the first have its credit.
+        assert advantages[batch.actions].tolist() == pytest.approx(wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_recipe_trains_on_an_environment(workers: int, tmp_path: Path) -> None:
+    """Supervised on legal play, then PPO; two runs of one seed are equal, in this process or in others."""
+    stages = [
+        {"name": "play", "algorithm": "supervised", "steps": 1, "prompts_per_step": 4},
+        {"name": "rl", "algorithm": {"name": "ppo", "epochs": 2, "minibatches": 2}, "steps": 2, "prompts_per_step": 6},
+    ]
+    env = {"name": "gymnasium", "id": "Blackjack-v1", "memory": "observation", "workers": workers}
+    settings: dict[str, Any] = {
+        "env": env,
+        "task": None,
+        "rewards": {},
+        "policy": {"model": "builtin:tiny_gpt2", "tokenizer": "builtin:numbers", "device": "cpu"},
+        "sampling": {"max_new_tokens": 1},
+        "evaluation": {"examples": 4, "split": "validation", "final_split": "test"},
+    }
+    folder = runs.run(tmp_path / "run", stages=stages, **settings)
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    last = [record for record in records if record["kind"] == "train"][-1]
+    assert last["stage_name"] == "rl" and last["gradient_norm"] > 0
+    again = runs.run(tmp_path / "again", stages=stages, **{**settings, "env": {**env, "workers": 2 - workers}})
+    for name in ("model.safetensors",):
+        assert (folder / "final" / name).read_bytes() == (again / "final" / name).read_bytes()
+
+
+def test_agents_are_listed() -> None:
+    assert {"plain", "blackjack", "grid"} <= set(registry.names("agent"))
