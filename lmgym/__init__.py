@@ -45,6 +45,7 @@ _HOMES = {
     "Agent": "envs.agent",
     "LmgymError": "errors",
     "register": "registry",
+    "check_env": "envs.check",
     "check_task": "tasks.base",
     "check_reward": "rewards.base",
 }
