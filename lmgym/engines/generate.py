@@ -126,7 +126,8 @@ def _take(answers: Answers, request: int, ids: list[int]) -> None:
 
 def _blocks(policy: Any, answers: Answers, settings: Mapping[str, Any], rows: int) -> list[list[int]]:
     """Requests that are decoded side by side: they end at the same length at most and with the same strings, and are of
-    one length where padding would be read (left padding is exact for the families of the fast path, and right padding for encoders)."""
+    one length where padding would be read (left padding is exact for the families of the fast path, and right padding
+    for encoders)."""
     read = LOOK_AT_PROMPT if policy.encoder_decoder else LOOK_AT_PROMPT | LOOK_BACK
     exact = bool(settings.keys() & read) or not (policy.fast or policy.encoder_decoder)
     lengths = [len(one.source_ids or one.prompt_ids) for one in answers.requests]
