@@ -197,7 +197,7 @@ def _user(name: str) -> Callable[[list[dict[str, str]], Example, int], Any]:
     """A function of (history, example, seed) around the user's, which may leave out the last two."""
     if ":" not in name:
         raise LmgymError(f"key 'env.user' must be none, scripted or 'module:function', not '{name}'")
-    function = registry._load(name, f"key 'env.user': '{name}'")
+    function = registry.load_attribute(name, f"key 'env.user': '{name}'")
     if not callable(function):
         raise LmgymError(f"key 'env.user': '{name}' is no function")
     try:

@@ -199,6 +199,10 @@ class NumberTokenizer(PreTrainedTokenizerFast):
             ) from error
 
 
+# The name is written into a saved model, where ours means nothing to whoever reads it.
+NumberTokenizer.__name__ = PreTrainedTokenizerFast.__name__
+
+
 def number_tokenizer() -> PreTrainedTokenizerFast:
     """The tokenizer of numbers: 103 ids, so that a model from scratch finds increasing numbers within minutes."""
     from tokenizers import Tokenizer, models, pre_tokenizers
