@@ -133,7 +133,8 @@ def _stage(report: Report, config: Config, stage: Stage, policy: Policy, verdict
     few = examples[:EXAMPLES]
     report.note(f"{len(examples)} training examples, {stage.prompts_per_step} prompts a step, {stage.steps} steps "
                 f"({stage.prompts_per_step * stage.steps / len(examples):.2f} epochs)")  # fmt: skip
-    _lengths(report, config, stage, policy, few)
+    if getattr(registry.get("env", stage.env["name"]), "needs_data", True):  # else prompts come from the environment
+        _lengths(report, config, stage, policy, few)
     speaker = make_speaker(config, policy, make_engine(config, policy))
     path = (config.seed, "check")
     if "demonstrations" in stage.algorithm.needs:

@@ -110,7 +110,11 @@ def appended_ids(
         )
     suffix = text.split(ANSWER)[1]
     ids = list(tokenizer(suffix, add_special_tokens=False)["input_ids"])
-    return ids[1:] if ids and ids[0] == last else ids
+    if last in ids:
+        mark = ids.index(last)
+        if not decode(tokenizer, ids[:mark]).strip():  # some templates put a space before the end mark
+            return ids[mark + 1 :]
+    return ids
 
 
 def continued_ids(tokenizer: Any, text: str) -> list[int]:
@@ -145,8 +149,8 @@ def _template(tokenizer: Any, messages: Sequence[Message], generate: bool, templ
         except Exception:
             raise LmgymError(f"the tokenizer's chat template refuses the messages ({roles}): {error}") from error
         warnings.warn(
-            f"the chat template refuses {roles} ({error}); a system prompt was put at the head of the user's first "
-            "message, and messages of one role in a row were joined",
+            f"the chat template refuses the messages as they are ({error}); system messages were put into the user's "
+            "next ones, and messages of one role in a row joined",
             stacklevel=2,
         )
         return text

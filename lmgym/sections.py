@@ -97,7 +97,9 @@ def _named(kind: str, value: Any, key: str) -> Any:
     for option, hint in ENV_OPTIONS.items() if kind == "env" else ():
         if option in arguments:
             registry.converted(hint, arguments[option], f"{key}.{option}")
-    registry.check_arguments(thing, own, key, given=1 if kind == "task" else 0, also=also)
+    own = registry.check_arguments(thing, own, key, given=1 if kind == "task" else 0, also=also)
+    if kind == "env":
+        thing(**own)  # an environment is built for each episode; what it refuses shows now
     return dict(tree)
 
 

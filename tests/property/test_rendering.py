@@ -294,11 +294,21 @@ def test_a_template_without_a_system_role_gets_it_in_the_users_first_message() -
     """As Llama-2's and Mistral's first templates are; said once, and conversations go on in the same way."""
     tokenizer = models.byte_tokenizer()
     tokenizer.chat_template = ALTERNATING
-    with pytest.warns(UserWarning, match="no system role.*at the head of the user's first message"):
+    with pytest.warns(UserWarning, match="no system role.*put into the user's next ones"):
         episodes, _ = converse(tokenizer, [[[*ids_of("a"), tokenizer.eos_token_id]] * 3])
     first, second, _ = episodes[0].turns
     assert decode(tokenizer, first.prompt_ids) == "<s>[INST] Be brief.\n\nQuestion 0: 1? [/INST]"
     assert decode(tokenizer, second.prompt_ids) == "</s>[INST] And 2? 你好 [/INST]"
+
+
+def test_an_end_mark_behind_a_space_is_not_written_twice() -> None:
+    """Llama-2's template writes a space between an answer and its end."""
+    tokenizer = models.byte_tokenizer()
+    tokenizer.chat_template = ALTERNATING.replace("m.content + '</s>'", "m.content + ' <eos>'")
+    with pytest.warns(UserWarning):
+        episodes, _ = converse(tokenizer, [[[*ids_of("a"), tokenizer.eos_token_id]] * 3])
+    for turn in episodes[0].turns[1:]:
+        assert tokenizer.eos_token_id not in turn.prompt_ids
 
 
 @pytest.mark.filterwarnings("ignore:the chat template refuses")

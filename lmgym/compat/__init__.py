@@ -1,0 +1,1 @@
+"""Other systems' own interfaces, over lmgym's parts."""

@@ -1,0 +1,250 @@
+"""What stands behind LlamaGym's Agent: the model with its value head, the sampler, PPO."""
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from lmgym import seeds
+from lmgym.batch import collate
+from lmgym.compat.llamagym_settings import sampling_of, settings_of
+from lmgym.engines.sampler import Sampler
+from lmgym.episode import Episode
+from lmgym.errors import LmgymError
+from lmgym.logs.records import episode_metrics
+from lmgym.policies import adapter, quantised
+from lmgym.policies.heads import add_critic, value_head
+from lmgym.policies.load import PolicySection, load_policy
+from lmgym.policies.policy import VALUE_HEAD, Policy
+from lmgym.update import Optimizer, batch_metrics, prepare
+
+COMPUTE = {"auto": "auto", "torch.float32": "float32", "float32": "float32"} | dict.fromkeys(
+    ("torch.bfloat16", "bfloat16"), "bfloat16"
+)
+
+
+class AutoModelForCausalLMWithValueHead(nn.Module):
+    """A causal model of Hugging Face's (`pretrained_model`) and a value head (`v_head`, zero at first).
+
+    Take `from_pretrained`. `to`, `parameters`, `generate` and `save_pretrained` are as one expects.
+
+    Example:
+        >>> AutoModelForCausalLMWithValueHead.from_pretrained("meta-llama/Llama-2-7b-chat-hf", peft_config=LoraConfig())
+    """
+
+    def __init__(self, pretrained_model: Any, compute: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.pretrained_model, self.compute = pretrained_model, compute
+        trained = next((p for p in pretrained_model.parameters() if p.requires_grad), None)
+        like = next(pretrained_model.parameters()) if trained is None else trained
+        size = int(pretrained_model.get_output_embeddings().weight.shape[1])
+        self.v_head = value_head(size, like.float())
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: Any,
+        *,
+        peft_config: Any = None,
+        load_in_8bit: bool = False,
+        load_in_4bit: bool = False,
+        revision: str | None = None,
+        token: Any = None,
+        dtype: Any = "auto",
+        torch_dtype: Any = None,
+        device_map: Any = None,
+        tokenizer: str | None = None,
+        seed: int = 0,
+        **others: Any,
+    ) -> "AutoModelForCausalLMWithValueHead":
+        """A folder, a Hub id or `builtin:tiny`, or a model that is there already.
+
+        Parameters are fp32 whatever `dtype` says, which is the precision of forward passes. With `peft_config` (peft's
+        LoraConfig) adapters train and nothing else; `load_in_8bit` and `load_in_4bit` pack what they stand beside. A
+        value head that `save_pretrained` has left in the folder is read back. `tokenizer` names the tokenizer where the
+        folder has none; the adapters' first weights are a function of `seed`. Raises LmgymError for what cannot be
+        honoured.
+        """
+        if others:
+            raise LmgymError(f"from_pretrained: lmgym cannot honour {', '.join(sorted(others))}; remove it")
+        lora = None if peft_config is None else _lora(peft_config)
+        if not isinstance(pretrained_model_name_or_path, str | Path):
+            model = _plain_model(pretrained_model_name_or_path)
+            if load_in_8bit or load_in_4bit:
+                raise LmgymError("from_pretrained: this model is loaded already; name its folder to have it packed")
+            if lora is not None:
+                adapter.add_lora(model, **lora, seed=seeds.key(seed, "lora"))
+            return cls(model)
+        if (load_in_8bit or load_in_4bit) and lora is None:
+            raise LmgymError("from_pretrained: packed weights cannot train; add peft_config, so that adapters do")
+        if isinstance(token, str) and token != os.environ.get("HF_TOKEN"):
+            raise LmgymError("from_pretrained: put the token of the Hub into the environment variable HF_TOKEN instead")
+        if device_map not in (None, "auto"):
+            raise LmgymError("from_pretrained: device_map is not taken over; write device_map='auto', or .to(device)")
+        compute: Any = COMPUTE.get(str(dtype if torch_dtype is None else torch_dtype))
+        if compute is None:
+            raise LmgymError("from_pretrained: dtype is float32, bfloat16 (of forward passes) or auto")
+        fields = {} if lora is None else {f"lora_{name}": value for name, value in lora.items()}
+        packed: Any = "4bit" if load_in_4bit else "8bit" if load_in_8bit else None
+        name = str(pretrained_model_name_or_path)
+        section = PolicySection(
+            model=name, revision=revision, tokenizer=tokenizer, compute=compute, quantise=packed, **fields
+        )
+        policy = load_policy(section, seed)
+        made = cls(policy.model, policy.compute)
+        if (Path(name) / VALUE_HEAD).is_file():
+            weight = load_file(Path(name) / VALUE_HEAD)["weight"]
+            made.v_head.weight.data = weight.clone().to(made.v_head.weight.device)
+        return made
+
+    @property
+    def config(self) -> Any:
+        return self.pretrained_model.config
+
+    def to(self, device: Any) -> "AutoModelForCausalLMWithValueHead":  # type: ignore[override]
+        """Move it. A packed model stays where it was packed; LmgymError for another device."""
+        return super().to(device) if _moves(self.pretrained_model, device) else self
+
+    def generate(self, *arguments: Any, **keywords: Any) -> Any:
+        """Hugging Face's `generate` of the language model."""
+        return self.pretrained_model.generate(*arguments, **keywords)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """The language model, adapters merged, as `AutoModelForCausalLM.from_pretrained` reads it, and the value head.
+        Beside a packed base, the adapters alone."""
+        folder, model = Path(folder), self.pretrained_model
+        merges = adapter.has_adapter(model) and not quantised.is_quantised(model)
+        (adapter.merged(model) if merges else model).save_pretrained(folder)
+        save_file({"weight": self.v_head.weight.detach().contiguous()}, folder / VALUE_HEAD)
+
+
+class Learner:
+    """The policy of an Agent with all that samples from it and trains it. `version` counts its batches."""
+
+    def __init__(
+        self, model: Any, tokenizer: Any, device: Any, generate: Mapping[str, Any], ppo: Mapping[str, Any]
+    ) -> None:
+        self.settings = settings_of(ppo)
+        self.policy = policy_of(model, tokenizer, device)
+        self.sampling = sampling_of(generate, tokenizer, self.policy.stop_ids)
+        self.sampling.check_vocabulary(self.policy.vocabulary)
+        self.algorithm, self.seed, self.version = self.settings.ppo, self.settings.seed, 0
+        own, critic = self.algorithm.parameters(self.policy)
+        if not own:
+            raise LmgymError("no parameter of the model trains (requires_grad); give it adapters, or unfreeze it")
+        self.optimizer = Optimizer(own, self.settings.optimizer, critic)
+        self.engine = Sampler(self.policy, rows=1)
+        self.copies: dict[str, Any] = {}
+        if "reference" in self.algorithm.needs:
+            adapted = adapter.has_adapter(self.policy.model)
+            self.copies["reference"] = adapter.BeforeAdapter(self.policy) if adapted else self.policy.frozen_copy()
+
+    def train(self, episodes: Sequence[Episode], samples: Sequence[Episode]) -> dict[str, float]:
+        """PPO on one batch; returns its metrics. `samples` are the episodes as they train."""
+        for index, sample in enumerate(samples):
+            sample.index = sample.group = index
+        self.algorithm.version = self.version
+        batch = collate(
+            samples,
+            self.policy.pad_id,
+            self.sampling.temperature,
+            sorted({*self.policy.stop_ids, *self.sampling.stop_ids}),
+            seeds.key(self.seed, "llamagym", "update", self.version),
+            self.sampling.max_new_tokens,
+        )
+        batch = prepare(batch, self.policy, self.copies, self.algorithm)
+        rate = self.optimizer.set_step(self.version, self.version + 1)
+        metrics = self.algorithm.update(self.policy, batch, self.optimizer)
+        answers = sum(len(episode.turns) for episode in episodes)
+        older = sum(len(episode.turns) for episode in episodes if episode.version < self.version)
+        self.version += 1
+        self.engine.load(self.policy, self.version)
+        for index, episode in enumerate(episodes):
+            episode.group = index
+        counts = {"episodes": float(len(episodes)), "answers": float(answers), "answers/older": older / answers}
+        return {**episode_metrics(episodes), **batch_metrics(batch), **metrics, **counts, "learning_rate": rate}
+
+    def save(self, folder: Path) -> None:
+        self.policy.save_pretrained(folder)
+        assert self.policy.value_head is not None
+        save_file({"weight": self.policy.value_head.weight.detach().contiguous()}, folder / VALUE_HEAD)
+
+
+def policy_of(model: Any, tokenizer: Any, device: Any = None) -> Policy:
+    """A Policy with a value head over the user's own model, which is moved to `device` and trains in place."""
+    wrapped = isinstance(model, AutoModelForCausalLMWithValueHead)
+    own = model.pretrained_model if wrapped else _plain_model(model)
+    if tokenizer.eos_token_id is None:
+        raise LmgymError("the tokenizer has no end-of-sequence token, so no answer could end; set tokenizer.eos_token")
+    rows = int(own.get_input_embeddings().weight.shape[0])
+    if len(tokenizer) > rows:
+        raise LmgymError(
+            f"the tokenizer has {len(tokenizer)} tokens and the model {rows}; write "
+            f"model.{'pretrained_model.' if wrapped else ''}resize_token_embeddings(len(tokenizer))"
+        )
+    if device is not None and _moves(own, device):
+        model.to(device)
+    compute = (model.compute if wrapped else None) or next(own.parameters()).dtype
+    low = [p for p in own.parameters() if p.requires_grad and p.dtype in (torch.bfloat16, torch.float16)]
+    if low:
+        warnings.warn(
+            f"the model's parameters are {low[0].dtype}, too coarse for a small step of the optimizer; those that "
+            "train are fp32 from now on",
+            stacklevel=5,
+        )
+        for parameter in low:
+            parameter.data = parameter.data.float()
+    policy = Policy(own, tokenizer, torch.bfloat16 if compute == torch.float16 else compute)
+    if wrapped:
+        policy.value_head = model.v_head
+    add_critic(policy, separate=False)  # where there is none
+    return policy
+
+
+def _moves(model: Any, device: Any) -> bool:
+    """Whether a model can be moved. A packed one stays where it is; LmgymError where that is no device of this kind."""
+    if not quantised.is_quantised(model):
+        return True
+    here = next(model.parameters()).device
+    if torch.device(device).type != here.type:
+        raise LmgymError(f"a packed model cannot be moved: it is on {here}, not on {device}")
+    return False
+
+
+def _plain_model(model: Any) -> Any:
+    """The model itself. Raises LmgymError where it is none that lmgym trains."""
+    if type(model).__module__.split(".")[0] == "peft":
+        raise LmgymError(
+            "the model is wrapped by peft; give the plain model to AutoModelForCausalLMWithValueHead.from_pretrained "
+            "with its peft_config"
+        )
+    if not (hasattr(model, "get_output_embeddings") and hasattr(model, "config")):
+        raise LmgymError(f"the model is a {type(model).__name__}; give a causal model of Hugging Face's transformers")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise LmgymError("the model is an encoder-decoder; a conversation is one sequence here, so give a causal one")
+    return model
+
+
+def _lora(given: Any) -> dict[str, Any]:
+    """Rank, alpha and targets of peft's LoraConfig. Raises LmgymError for what else it asks for."""
+    if type(given).__name__ != "LoraConfig":
+        raise LmgymError(f"peft_config is a {type(given).__name__}; lmgym trains peft's LoraConfig")
+    taken = {"r", "lora_alpha", "lora_dropout", "target_modules", "task_type", "inference_mode", "peft_version"}
+    taken |= {"base_model_name_or_path", "revision"}
+    usual = type(given)().to_dict()
+    for key, value in given.to_dict().items():
+        if key not in taken and value != usual[key]:
+            raise LmgymError(f"peft_config: {key} is {value!r}, and lmgym has {usual[key]!r} only; remove it")
+    if given.lora_dropout:
+        warnings.warn("peft_config: lora_dropout is not applied: dropout is off in RL", stacklevel=4)
+    targets = given.target_modules
+    return {
+        "rank": given.r,
+        "alpha": given.lora_alpha,
+        "targets": sorted(targets) if isinstance(targets, set) else targets,  # None: peft's choice for the family
+    }
