@@ -60,42 +60,48 @@ def expected_return(hits: Callable[[State], float]) -> float:
 
     @cache
     def value(total: int, shown: int, ace: bool) -> float:
-        if total > 21:
-            return -1.0
         chance = hits((total, shown, int(ace)))
-        again = sum(p * value(*_after(total, shown, ace, card)) for card, p in CARDS.items()) if chance > 0 else 0.0
-        return chance * again + (1 - chance) * stick(total, shown)
+        return chance * _hit(value, total, shown, ace) + (1 - chance) * stick(total, shown)
 
-    deals = [
-        (p * q * r, add(*add(0, False, first), second), shown)
-        for first, p in CARDS.items()
-        for second, q in CARDS.items()
-        for shown, r in CARDS.items()
-    ]
-    return sum(p * value(total, shown, ace) for p, (total, ace), shown in deals)
+    return _of_a_deal(value)
 
 
 def best_return() -> float:
-    """The most that any policy earns."""
+    """The most that any policy earns.
+
+    Example:
+        >>> round(best_return(), 4)
+        -0.0466
+    """
 
     @cache
     def value(total: int, shown: int, ace: bool) -> float:
-        if total > 21:
-            return -1.0
-        again = sum(p * value(*_after(total, shown, ace, card)) for card, p in CARDS.items())
-        return max(again, stick(total, shown))
+        return max(_hit(value, total, shown, ace), stick(total, shown))
 
-    return expected_return(
-        lambda state: float(
-            sum(p * value(*_after(state[0], state[1], bool(state[2]), card)) for card, p in CARDS.items())
-            > stick(state[0], state[1])
-        )
+    return _of_a_deal(value)
+
+
+Value = Callable[[int, int, bool], float]
+
+
+def _hit(value: Value, total: int, shown: int, ace: bool) -> float:
+    """What one more card earns, with `value` of each hand that it may lead to."""
+    hands = [(chance, add(total, ace, card)) for card, chance in CARDS.items()]
+    return sum(chance * (-1.0 if sum_ > 21 else value(sum_, shown, own)) for chance, (sum_, own) in hands)
+
+
+def _of_a_deal(value: Value) -> float:
+    """The mean of the values over the cards that are dealt."""
+    return sum(
+        p * q * r * value(*_swapped(add(*add(0, False, first), second), shown))
+        for first, p in CARDS.items()
+        for second, q in CARDS.items()
+        for shown, r in CARDS.items()
     )
 
 
-def _after(total: int, shown: int, ace: bool, card: int) -> tuple[int, int, bool]:
-    total, ace = add(total, ace, card)
-    return total, shown, ace
+def _swapped(hand: tuple[int, bool], shown: int) -> tuple[int, int, bool]:
+    return hand[0], shown, hand[1]
 
 
 def greedy_table(folder: Path) -> dict[State, float]:
