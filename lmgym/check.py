@@ -8,6 +8,7 @@ Findings that would spoil the run are marked with "!".
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lmgym import registry
 from lmgym.config import Config, Stage
 from lmgym.episode import Episode, Example
 from lmgym.memory import estimate, resident_bytes, size, weights_bytes

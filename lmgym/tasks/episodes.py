@@ -15,4 +15,4 @@ def episodes(split: str, count: int = 16_384) -> list[Example]:
         'episodes/test/1'
     """
     check_split("episodes", split)
-    return [Example(id=f"episodes/{split}/{number}", prompt=f"episode {number}") for number in range(count)]
+    return [Example(id=f"episodes/{split}/{number}", prompt=f"{split} episode {number}") for number in range(count)]

@@ -1,17 +1,15 @@
 """Rows of a data set in its original format: from a local file or folder, or from the Hugging Face Hub. Each comes with
 where it stands, for the error that names it."""
 
-import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from lmgym.episode import Example
 from lmgym.errors import LmgymError
 from lmgym.tasks.base import SPLITS, MissingSplit
+from lmgym.tasks.files import NAMES, SUFFIXES, Row, as_object, files_of, read_json, rows_of
 from lmgym.tasks.jsonl import column, read_json_lines
-
-Row = tuple[str, dict[str, Any]]  # "PATH:LINE", and the object
 
 
 def rows(task: str, part: str, path: str | Path | None, hub_id: str, config: str | None = None) -> list[Row]:
@@ -21,7 +19,54 @@ def rows(task: str, part: str, path: str | Path | None, hub_id: str, config: str
         >>> rows("gsm8k", "test", "data/gsm8k", "openai/gsm8k", "main")[0]
         ('data/gsm8k/test.jsonl:1', {'question': '...', 'answer': '...'})
     """
-    return _from_hub(task, part, hub_id, config) if path is None else local_rows(task, part, Path(path).expanduser())
+    if path is None:
+        return list(_from_hub(task, part, hub_id, config))
+    return local_rows(task, part, Path(path).expanduser())
+
+
+def stream(
+    task: str,
+    part: str,
+    path: str | Path | None,
+    hub_id: str,
+    config: str | None = None,
+    *,
+    suffixes: Sequence[str] = SUFFIXES,
+    columns: Sequence[str] | None = None,
+    names: Mapping[str, Sequence[str]] = NAMES,
+) -> Iterator[Row]:
+    """`rows` for larger data sets and more formats: one row after the other, from the files that `files_of` finds at
+    the local `path`, else from the Hub. "ID@REVISION" names a branch there, such as @refs/convert/parquet, where the
+    Hub keeps its own copy of data sets that once came by a script.
+
+    Example:
+        >>> next(stream("cnn_daily_mail", "validation", "data/cnn", "abisee/cnn_dailymail", "3.0.0"))
+        ('data/cnn/validation.csv:2', {'article': '...', 'highlights': '...', 'id': '...'})
+    """
+    if path is None:
+        yield from _from_hub(task, part, hub_id, config, names[part])
+        return
+    for file in files_of(task, part, Path(path).expanduser(), suffixes, names):
+        yield from rows_of(file, columns)
+
+
+def disjoint(split: str, examples_of: Callable[[str], Iterable[Example]]) -> list[Example]:
+    """The examples of a split without those whose prompt is held out from it: train gives way to validation and test,
+    validation gives way to test. `examples_of` makes those of one split, and raises MissingSplit if there is none.
+
+    Example:
+        >>> disjoint("train", {"train": [Example("a", "1?"), Example("b", "2?")], "validation": [], "test":
+        ...     [Example("c", "2?")]}.__getitem__)
+        [Example(id='a', prompt='1?', references=(), meta={})]
+    """
+    examples = list(examples_of(split))
+    held_out: set[str] = set()
+    for other in SPLITS[SPLITS.index(split) + 1 :]:
+        try:
+            held_out |= {str(example.prompt) for example in examples_of(other)}
+        except MissingSplit:
+            continue
+    return [example for example in examples if str(example.prompt) not in held_out]
 
 
 def local_rows(task: str, part: str, path: Path) -> list[Row]:
@@ -40,21 +85,32 @@ def local_rows(task: str, part: str, path: Path) -> list[Row]:
         path = Path(str(path).replace("{split}", part))
         if not path.is_file():
             raise MissingSplit(f"task '{task}' has no split '{part}': there is no file {path}")
-        return _file_rows(path)
+        return _listed(path)
     if path.is_dir():
         if (path / part).is_dir():
             files = sorted((path / part).rglob("*.json"), key=lambda file: [_by_number(word) for word in file.parts])
-            return [(str(file), _object(_json(file), str(file))) for file in files]
+            return [(str(file), as_object(read_json(file), str(file))) for file in files]
         file = path / f"{part}.jsonl"
         if not file.is_file():
             raise MissingSplit(f"task '{task}' has no split '{part}': there is no file {file}")
-        return _file_rows(file)
+        return _listed(file)
     holds = split_of(path) or "train"
     if path.is_file() and holds != part:
         raise MissingSplit(
             f"task '{task}' has no split '{part}': {path} holds {holds}; give the folder of both files as task.path"
         )
-    return _file_rows(path)
+    return _listed(path)
+
+
+def texts_of(texts: Iterable[object], where: str, name: str) -> tuple[str, ...]:
+    """Texts as references. Raises LmgymError if one is no text, or empty, or if there is none."""
+    found = tuple(texts)
+    if not found:
+        raise LmgymError(f"{where}: column '{name}' holds no reference")
+    for text in found:
+        if not isinstance(text, str) or not text.strip():
+            raise LmgymError(f"{where}: a reference in column '{name}' must be a text, got {text!r}")
+    return tuple(str(text) for text in found)
 
 
 def split_of(path: Path) -> str | None:
@@ -77,58 +133,41 @@ def text_of(row: Row, names: Sequence[str]) -> str:
     return value
 
 
-def _file_rows(path: Path) -> list[Row]:
-    if path.suffix != ".json":
-        return [(f"{path}:{number}", row) for number, row in read_json_lines(path)]
-    found = _json(path)
-    if not isinstance(found, list):
-        raise LmgymError(f"{path}: expected a list of objects like [{{...}}, ...], got {type(found).__name__}")
-    return [
-        (f"{path}: row {number}", _object(row, f"{path}: row {number}")) for number, row in enumerate(found, start=1)
-    ]
-
-
-def _json(path: Path) -> Any:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        found = json.loads(text)
-        if "\\ud" in text.lower():
-            json.dumps(found, ensure_ascii=False).encode()
-        return found
-    except OSError as error:
-        raise LmgymError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise LmgymError(f"{path}: not UTF-8 (byte {error.start + 1})") from error
-    except UnicodeEncodeError as error:
-        raise LmgymError(f"{path}: holds half of a surrogate pair, which is no character") from error
-    except json.JSONDecodeError as error:
-        raise LmgymError(f"{path}:{error.lineno}: not valid JSON: {error.msg} at column {error.colno}") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, endless nesting
-        raise LmgymError(f"{path}: not readable as JSON: {error}") from error
-
-
-def _object(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise LmgymError(f"{where}: expected an object like {{...}}, got {type(value).__name__}")
-    return value
-
-
 def _by_number(word: str) -> tuple[int, str]:
     """Sorts 2.json before 10.json."""
     number = re.match("[0-9]+", word)
     return (int(number[0]) if number else -1, word)
 
 
-def _from_hub(task: str, part: str, hub_id: str, config: str | None) -> list[Row]:
+def _listed(path: Path) -> list[Row]:
+    """Lines of JSON, unless the name says that it is one list."""
+    if path.suffix == ".json":
+        return list(rows_of(path))
+    return [(f"{path}:{number}", row) for number, row in read_json_lines(path)]
+
+
+def _from_hub(task: str, part: str, hub_id: str, config: str | None, names: Sequence[str] = ()) -> Iterator[Row]:
+    """The rows of the first of the part's names that the data set has; "ID@REVISION" is one of its branches."""
     try:
         import datasets
     except ImportError as error:
         raise LmgymError(
             f"task '{task}' needs the datasets library: pip install 'lmgym[data]', or set task.path"
         ) from error
-    try:
-        found = datasets.load_dataset(hub_id, config, split=part)
-    except Exception as error:  # the library raises its own, the Hub client's, pyarrow's and the system's errors
-        reason = str(error).strip().split("\n")[0]
-        raise LmgymError(f"task.hub_id: cannot load '{hub_id}' ({type(error).__name__}: {reason})") from error
-    return [(f"{hub_id}:{number}", dict(row)) for number, row in enumerate(found, start=1)]
+    place, _, revision = hub_id.partition("@")
+    found, reason = None, ""
+    for name in names or (part,):
+        try:
+            found = datasets.load_dataset(place, config, split=name, revision=revision or None)
+            break
+        except Exception as error:  # the library raises its own, the Hub client's, pyarrow's and the system's errors
+            reason = str(error).strip().split("\n")[0]
+            if not reason.startswith("Unknown split"):
+                raise LmgymError(f"task.hub_id: cannot load '{hub_id}' ({type(error).__name__}: {reason})") from error
+    if found is None:
+        raise MissingSplit(f"task '{task}' has no split '{part}': '{hub_id}' says: {reason}")
+    number = 0
+    for batch in found.iter(batch_size=100):  # one row at a time takes several times as long
+        for values in zip(*batch.values(), strict=True):
+            number += 1
+            yield f"{hub_id}:{number}", dict(zip(batch, values, strict=True))

@@ -1,4 +1,4 @@
-"""The synthetic tasks of RL4LMs: prompts without answers, for the rewards `increasing_numbers` and `dates`."""
+"""The synthetic tasks of RL4LMs: prompts without answers, as for the rewards `increasing_numbers` and `dates`."""
 
 from collections.abc import Sequence
 
@@ -77,6 +77,21 @@ def sentences_with_dates(split: str, size: int = 100, prompt: str | None = None)
     """
     check_split("sentences_with_dates", split)
     return _repeated("sentences_with_dates", split, OPENINGS[split], size, prompt)
+
+
+@register("task", "dummy")
+def dummy(split: str, prompt: str = "<|endoftext|>", size: int = 100) -> list[Example]:
+    """`size` times the same prompt, in every split; no references. For rewards that look at the answer alone.
+
+    `check_task` objects that the splits share their prompt, which does no harm where there is no answer to give away.
+    Source: RL4LMs, `dummy_pool`, whose recipes set the prompt and leave n_samples at 100.
+
+    Example:
+        >>> load("dummy", "test", size=2)[1]
+        Example(id='dummy/test/1', prompt='<|endoftext|>', references=(), meta={})
+    """
+    check_split("dummy", split)
+    return _repeated("dummy", split, [prompt], size, None)
 
 
 def _repeated(name: str, split: str, prompts: Sequence[str], size: int, prompt: str | None) -> list[Example]:

@@ -1,0 +1,1 @@
+"""Rewards that a model computes: classifiers, reward models, similarity, entailment, perplexity, judges."""

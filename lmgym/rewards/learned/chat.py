@@ -1,0 +1,134 @@
+"""One question to an OpenAI-compatible chat endpoint, by the standard library alone: limits, retries, no leaks."""
+
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from lmgym.errors import LmgymError
+
+FOR_NOW = (408, 409, 425, 429)  # and 5xx: the same request may succeed later
+LONGEST_WAIT = 60.0  # seconds, whatever a server asks for
+LARGEST = 4 * 2**20  # bytes of a reply
+BLOCK = 2**16
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where to ask, and how patiently.
+
+    Example: Endpoint("http://localhost:8000/v1", "judge", key=None, options={"temperature": 0})
+    """
+
+    base_url: str
+    model: str
+    key: str | None = field(repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 60.0
+    retries: int = 4
+    wait: float = 1.0
+
+
+class _ForNow(Exception):
+    """Failed, but may succeed later; `wait` is what the server asks for, in seconds."""
+
+    def __init__(self, reason: str, wait: float | None = None) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry the key to another address; the user is to name the right one."""
+
+    def redirect_request(self, *arguments: Any, **keywords: Any) -> None:
+        return None
+
+
+def ask(endpoint: Endpoint, conversation: Sequence[tuple[str, str]]) -> str:
+    """The text of the model's reply to (role, content) messages.
+
+    Raises LmgymError where the endpoint refuses the request, or still fails after all retries.
+
+    Example:
+        >>> ask(endpoint, [("user", "Is 4 even? Answer Yes or No.")])
+        'Yes'
+    """
+    body = {
+        "model": endpoint.model,
+        "messages": [{"role": role, "content": content} for role, content in conversation],
+        **endpoint.options,
+    }
+    headers = {"Content-Type": "application/json"}
+    if endpoint.key is not None:
+        headers["Authorization"] = f"Bearer {endpoint.key}"
+    request = urllib.request.Request(f"{endpoint.base_url}/chat/completions", json.dumps(body).encode(), headers)
+    for attempt in range(endpoint.retries + 1):
+        try:
+            return _content(endpoint, _exchange(endpoint, request))
+        except _ForNow as error:
+            if attempt == endpoint.retries:
+                _give_up(endpoint, f"failed {attempt + 1} times; the last time: {error}")
+            wait = endpoint.wait * 2**attempt if error.wait is None else error.wait
+            time.sleep(min(wait, LONGEST_WAIT))
+    raise AssertionError("unreachable")
+
+
+def _exchange(endpoint: Endpoint, request: urllib.request.Request) -> bytes:
+    deadline = time.monotonic() + endpoint.seconds
+    try:
+        with urllib.request.build_opener(_Stay).open(request, timeout=endpoint.seconds) as response:
+            return _read(response, deadline, endpoint.seconds)
+    except urllib.error.HTTPError as error:
+        with error:
+            reason = f"status {error.code} ({_start_of(error)})"
+        if error.code in FOR_NOW or error.code >= 500:
+            raise _ForNow(reason, _seconds(error.headers.get("Retry-After"))) from None
+        _give_up(endpoint, f"refused the request: {reason}")
+    except (OSError, http.client.HTTPException) as error:  # URLError and time-outs are OSErrors
+        raise _ForNow(f"{type(error).__name__}: {error}") from None
+
+
+def _read(response: Any, deadline: float, seconds: float) -> bytes:
+    """All of a reply, however slowly it drips, within the limit."""
+    blocks, size = [], 0
+    while block := response.read1(BLOCK):
+        blocks.append(block)
+        size += len(block)
+        if size > LARGEST:
+            raise _ForNow(f"a reply of more than {LARGEST} bytes")
+        if time.monotonic() > deadline:
+            raise _ForNow(f"no complete reply within {seconds:g} s")
+    return b"".join(blocks)
+
+
+def _content(endpoint: Endpoint, reply: bytes) -> str:
+    try:
+        content = json.loads(reply)["choices"][0]["message"]["content"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        _give_up(endpoint, f"did not send a chat completion but {reply[:100]!r}")
+    return content if isinstance(content, str) else ""
+
+
+def _start_of(error: urllib.error.HTTPError) -> str:
+    try:
+        return " ".join(error.read(1000).decode(errors="replace").split())[:200] or error.reason
+    except (OSError, http.client.HTTPException):
+        return str(error.reason)
+
+
+def _seconds(header: str | None) -> float | None:
+    try:
+        return max(0.0, float(header)) if header else None
+    except ValueError:  # a date
+        return None
+
+
+def _give_up(endpoint: Endpoint, reason: str) -> NoReturn:
+    """The sentence for the user, in which the key must not stand even where the server repeats it."""
+    if endpoint.key:
+        reason = reason.replace(endpoint.key, "***")
+    raise LmgymError(f"reward 'endpoint_judge': {endpoint.base_url} {reason}")

@@ -1,0 +1,165 @@
+"""A classifier's opinion of a text, and a reward model's score of an answer to its prompt."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.registry import register, suggest
+from lmgym.rendering import messages_of, plain_text
+from lmgym.rewards.learned import forward
+from lmgym.rewards.learned.models import Compute, Device, Scorer, load
+from lmgym.rewards.learned.rows import Row, Truncation, chat_ids, fitted, text_rows
+
+Layout = Literal["auto", "chat", "pair", "joined"]
+
+
+@register("reward", "learned_reward")
+def learned_reward(
+    texts: list[str],
+    examples: list[Example],
+    *,
+    model: str,
+    label: int | str,
+    with_prompt: bool = False,
+    output: Literal["probability", "logit"] = "probability",
+    truncation: Truncation = "refuse",
+    revision: str | None = None,
+    device: Device = "auto",
+    compute: Compute = "float32",
+    tokens_per_forward: int = 16384,
+) -> list[float]:
+    """What a sequence classifier says of one label, by its name or its number from 0: the softmax probability (the
+    sigmoid, for a model of independent labels), or the logit.
+
+    With `with_prompt` the classifier reads the prompt with the answer right behind it, as in RL4LMs' reward of this
+    name, which asks a sentiment model for IMDB's label 1.
+
+    Raises LmgymError for a model that is not there or has no trained head, an unknown label, and a text that is too
+    long where `truncation` is refuse.
+
+    Example:
+        >>> learned_reward(["What a film!"], [example], model="lvwerra/distilbert-imdb", label="POSITIVE")
+        [0.98]
+    """
+    scorer = load("learned_reward", "classifier", model, revision, device, compute)
+    index = label_index("learned_reward", "label", scorer, label)
+    if with_prompt:
+        texts = [_prompt(example) + text for text, example in zip(texts, examples, strict=True)]
+    found = forward.logits(scorer, text_rows("learned_reward", scorer, texts, truncation), tokens_per_forward)
+    return [row[index] if output == "logit" else probabilities(scorer, row)[index] for row in found]
+
+
+def _check_learned_reward(examples: Sequence[Example], **arguments: Any) -> None:
+    """The model is there and knows the label; its first use is not in the middle of a step."""
+    learned_reward([], [], **arguments)
+
+
+@register("reward", "reward_model")
+def reward_model(
+    texts: list[str],
+    examples: list[Example],
+    *,
+    model: str,
+    layout: Layout = "auto",
+    truncation: Truncation = "refuse",
+    revision: str | None = None,
+    device: Device = "auto",
+    compute: Compute = "float32",
+    tokens_per_forward: int = 16384,
+) -> list[float]:
+    """The score that a reward model gives the answer to its prompt: a sequence classifier with one output, as it is.
+
+    The two are put before it by `layout`: "chat" renders them through the tokenizer's chat template, "pair" makes them
+    the two texts of an encoder's sentence pair, "joined" puts one right behind the other. "auto" is the first of these
+    that the tokenizer has. With the chat layout `truncation` cuts the answer, never the prompt.
+
+    Raises LmgymError as `learned_reward` does, and for a model with more than one output.
+
+    Example:
+        >>> reward_model(["4"], [Example("a/0", "2+2?")], model="Skywork/Skywork-Reward-V2-Qwen3-0.6B")
+        [7.3]
+    """
+    scorer = load("reward_model", "classifier", model, revision, device, compute)
+    check_scalar("reward_model", scorer)
+    layout = _layout(scorer) if layout == "auto" else layout
+    rows: list[Row]
+    if layout == "chat":
+        if not getattr(scorer.tokenizer, "chat_template", None):
+            raise LmgymError(f"key 'rewards.reward_model.layout': {model} has no chat template; write pair or joined")
+        rows = [_chat(scorer, text, example, truncation) for text, example in zip(texts, examples, strict=True)]
+    elif layout == "pair":
+        rows = text_rows("reward_model", scorer, list(map(_prompt, examples)), truncation, behind=texts)
+    else:
+        both = [_prompt(example) + text for text, example in zip(texts, examples, strict=True)]
+        rows = text_rows("reward_model", scorer, both, truncation)
+    return [row[0] for row in forward.logits(scorer, rows, tokens_per_forward)]
+
+
+def _check_reward_model(examples: Sequence[Example], **arguments: Any) -> None:
+    reward_model([], [], **arguments)
+
+
+learned_reward.check = _check_learned_reward  # type: ignore[attr-defined]  # see base.check_examples
+reward_model.check = _check_reward_model  # type: ignore[attr-defined]
+
+
+def label_index(reward: str, key: str, scorer: Scorer, label: int | str) -> int:
+    """The place of a label among a classifier's outputs. Raises LmgymError if it has no such label.
+
+    Example:
+        >>> label_index("learned_reward", "label", scorer, "POSITIVE")
+        1
+    """
+    labels = scorer.labels
+    if len(labels) < 2:
+        raise LmgymError(
+            f"key 'rewards.{reward}.model': {scorer.name} has one output and no labels to choose from; take the reward "
+            "'reward_model' for it"
+        )
+    where = f"key 'rewards.{reward}.{key}': {scorer.name} has"
+    if isinstance(label, int):
+        if not 0 <= label < len(labels):
+            raise LmgymError(f"{where} labels 0 to {len(labels) - 1}, not {label}")
+        return label
+    if label not in labels:
+        raise LmgymError(f"{where} no label '{label}'; {suggest(label, labels)}")
+    return labels.index(label)
+
+
+def check_scalar(reward: str, scorer: Scorer) -> None:
+    """Raise LmgymError unless a classifier has one output."""
+    if len(scorer.labels) != 1:
+        raise LmgymError(
+            f"key 'rewards.{reward}.model': {scorer.name} has {len(scorer.labels)} outputs "
+            f"({', '.join(scorer.labels[:5])}), and '{reward}' needs one; 'learned_reward' reads one of several"
+        )
+
+
+def probabilities(scorer: Scorer, logits: Sequence[float]) -> list[float]:
+    """A classifier's logits as probabilities: together 1, or each on its own for a model of independent labels."""
+    import torch
+
+    values = torch.tensor(logits, dtype=torch.float64)
+    independent = scorer.model.config.problem_type == "multi_label_classification"
+    return (values.sigmoid() if independent else values.softmax(-1)).tolist()
+
+
+def _layout(scorer: Scorer) -> Layout:
+    tokenizer = scorer.tokenizer
+    if getattr(tokenizer, "chat_template", None):
+        return "chat"
+    separates = tokenizer.num_special_tokens_to_add(pair=True) > tokenizer.num_special_tokens_to_add(pair=False)
+    return "pair" if separates else "joined"
+
+
+def _chat(scorer: Scorer, text: str, example: Example, truncation: Truncation) -> Row:
+    def rendered(answer: str) -> list[int]:
+        messages = [*messages_of(example.prompt), {"role": "assistant", "content": answer}]
+        return chat_ids(scorer, messages, generate=False)
+
+    return fitted("reward_model", scorer, text, rendered, truncation)
+
+
+def _prompt(example: Example) -> str:
+    return plain_text(messages_of(example.prompt))

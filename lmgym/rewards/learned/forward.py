@@ -1,0 +1,130 @@
+"""Batches of rows through a scoring model: sorted by length, padded on the right, each distinct row once, no gradient.
+
+What comes out does not depend on the batch but for rounding (a few parts in ten million in float32).
+"""
+
+import inspect
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from lmgym.errors import LmgymError
+from lmgym.rewards.learned.models import Scorer
+from lmgym.rewards.learned.rows import Row
+
+T = TypeVar("T")
+
+
+def logits(scorer: Scorer, rows: Sequence[Row], budget: int) -> list[list[float]]:
+    """A classifier's outputs for each row [labels], before any softmax."""
+    return _each(scorer, rows, budget, lambda batch, output: output.logits.float().tolist())
+
+
+def embeddings(scorer: Scorer, rows: Sequence[Row], budget: int, layer: int | None) -> list[Any]:
+    """The vectors of each row's tokens, [tokens, width] in fp32 on the CPU: of the last layer, or of hidden state
+    `layer` (0: the embeddings)."""
+
+    def read(batch: list[Row], output: Any) -> list[Any]:
+        vectors = output.last_hidden_state if layer is None else output.hidden_states[layer]
+        return [vector[: len(row.ids)].float().cpu() for row, vector in zip(batch, vectors, strict=True)]
+
+    return _each(scorer, rows, budget, read, output_hidden_states=layer is not None)
+
+
+def next_logprobs(scorer: Scorer, rows: Sequence[Row], budget: int, tokens: Sequence[int]) -> list[list[float]]:
+    """What a causal model thinks comes behind each row: the log-probability of each of the `tokens` (nats)."""
+    import torch
+
+    keeps = "logits_to_keep" in inspect.signature(scorer.model.forward).parameters
+
+    def ends(batch: list[Row]) -> list[int]:
+        return sorted({len(row.ids) - 1 for row in batch})
+
+    def options(batch: list[Row]) -> dict[str, Any]:
+        return {"logits_to_keep": torch.tensor(ends(batch), device=scorer.model.device)} if keeps else {}
+
+    def read(batch: list[Row], output: Any) -> list[list[float]]:
+        places = {end: place if keeps else end for place, end in enumerate(ends(batch))}
+        found = []
+        for row, values in zip(batch, output.logits, strict=True):
+            found.append(values[places[len(row.ids) - 1]].float().log_softmax(-1)[list(tokens)].tolist())
+        return found
+
+    return _each(scorer, rows, budget, read, options)
+
+
+def token_logprobs(scorer: Scorer, rows: Sequence[Row], budget: int) -> list[list[float]]:
+    """What a causal model thought of each token of each row but the first: log-probabilities [tokens - 1] (nats)."""
+    import torch
+
+    def read(batch: list[Row], output: Any) -> list[list[float]]:
+        found = []
+        for row, values in zip(batch, output.logits, strict=True):
+            said = values[: len(row.ids) - 1].float().log_softmax(-1)
+            ids = torch.tensor(row.ids[1:], dtype=torch.long, device=said.device)
+            found.append(said.gather(1, ids[:, None])[:, 0].tolist())
+        return found
+
+    return _each(scorer, rows, budget, read)
+
+
+def _each(
+    scorer: Scorer,
+    rows: Sequence[Row],
+    budget: int,
+    read: Callable[[list[Row], Any], Iterable[T]],
+    options: Callable[[list[Row]], dict[str, Any]] = lambda batch: {},
+    **fixed: Any,
+) -> list[T]:
+    """`read`'s value for each row, whose forward passes hold up to `budget` tokens, padding included, or one row."""
+    import torch
+
+    if budget < 1:
+        raise LmgymError(f"key 'rewards.{scorer.reward}.tokens_per_forward' must be at least 1, not {budget}")
+    values: dict[Hashable, T] = {}
+    with torch.inference_mode():
+        for batch in _batches(rows, budget):
+            inputs, padding = _padded(scorer, batch)
+            text_config = scorer.model.config.get_text_config()
+            before = text_config.pad_token_id
+            text_config.pad_token_id = padding  # heads on causal models look for the last token that is not this one
+            try:
+                output = scorer.model(**inputs, **fixed, **options(batch))
+            finally:
+                text_config.pad_token_id = before
+            values.update(zip(batch, read(batch, output), strict=True))
+    return [values[row] for row in rows]
+
+
+def _batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
+    batch: list[Row] = []
+    for row in sorted(dict.fromkeys(rows), key=lambda row: -len(row.ids)):
+        if batch and len(batch[0].ids) * (len(batch) + 1) > budget:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def _padded(scorer: Scorer, batch: list[Row]) -> tuple[dict[str, Any], int | None]:
+    """The model's inputs, and the padding id that it is to know: its own, else one that no row of the batch has."""
+    import torch
+
+    padding = scorer.model.config.get_text_config().pad_token_id
+    known = padding
+    width, single = len(batch[0].ids), len(batch) == 1
+    if padding is None:
+        used = {id for row in batch for id in row.ids}
+        padding = next(id for id in range(len(used) + 1) if id not in used)
+        known = None if single else padding
+
+    def column(lists: Iterable[Sequence[int]], filler: int) -> Any:
+        return torch.tensor([[*one, *[filler] * (width - len(one))] for one in lists], device=scorer.model.device)
+
+    inputs = {
+        "input_ids": column((row.ids for row in batch), padding),
+        "attention_mask": column(([1] * len(row.ids) for row in batch), 0),
+    }
+    if batch[0].types is not None:
+        inputs["token_type_ids"] = column((row.types or () for row in batch), 0)
+    return inputs, known

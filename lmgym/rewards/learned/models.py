@@ -1,0 +1,177 @@
+"""Loading the models that score texts: once in a process, in evaluation mode, from a local folder or the Hub.
+
+torch and transformers are imported inside the functions, so that a recipe's rewards can be looked up without them.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from lmgym.errors import LmgymError
+
+Kind = Literal["classifier", "encoder", "causal"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Compute = Literal["float32", "bfloat16"]
+WANTED = {
+    "classifier": "a model with a trained classification head (AutoModelForSequenceClassification)",
+    "encoder": "an encoder (AutoModel)",
+    "causal": "a causal language model (AutoModelForCausalLM)",
+}
+UNBOUNDED = 10**6  # tokens; some tokenizers write 1e30 for "I do not know"
+SHIFTED = ("roberta", "camembert", "longformer", "xmod", "data2vec-text")  # families whose positions begin behind 1
+
+
+@dataclass(frozen=True, eq=False)
+class Scorer:
+    """A model that scores texts, with its tokenizer; shared by all rewards of the process that name it.
+
+    Example: Scorer(name="models/sentiment", reward="learned_reward", model=..., tokenizer=..., longest=512)
+    """
+
+    name: str
+    reward: str  # the first that asked for it
+    model: Any
+    tokenizer: Any
+    longest: int | None  # tokens that it reads, special ones included; None: no limit known
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of a classifier's outputs, in their order."""
+        return [str(self.model.config.id2label[index]) for index in range(self.model.config.num_labels)]
+
+
+_loaded: dict[tuple[str | None, ...], Scorer] = {}
+
+
+def load(
+    reward: str,
+    kind: Kind,
+    name: str,
+    revision: str | None = None,
+    device: Device = "auto",
+    compute: Compute = "float32",
+) -> Scorer:
+    """The model of this name, loaded once in a process for the same kind, revision, device and precision.
+
+    Raises LmgymError, naming the reward's key, where there is no such folder, the Hub does not give it, the device is
+    not here, or the checkpoint is of another kind or lacks the weights that the reward reads.
+
+    Example:
+        >>> load("learned_reward", "classifier", "lvwerra/distilbert-imdb").labels
+        ['NEGATIVE', 'POSITIVE']
+    """
+    place = choose_device(reward, device)
+    key = (kind, os.path.realpath(name) if Path(name).is_dir() else name, revision, place, compute)
+    if key not in _loaded:
+        _loaded[key] = _load(reward, kind, name, revision, place, compute)
+    return _loaded[key]
+
+
+def forget() -> None:
+    """Let go of all loaded models; they are loaded again when a reward asks for them."""
+    _loaded.clear()
+
+
+def choose_device(reward: str, wanted: Device) -> str:
+    """The device asked for, or the best one here. Raises LmgymError if it is not there."""
+    import torch
+
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if wanted == "auto":
+        return next(name for name, here in there.items() if here)
+    if not there[wanted]:
+        raise LmgymError(f"key 'rewards.{reward}.device': there is no {wanted} device here; write auto or cpu")
+    return wanted
+
+
+def _load(reward: str, kind: Kind, name: str, revision: str | None, device: str, compute: Compute) -> Scorer:
+    import torch
+    from transformers import (
+        AutoConfig,
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+    )
+
+    classes: dict[str, Any] = {
+        "classifier": AutoModelForSequenceClassification,
+        "encoder": AutoModel,
+        "causal": AutoModelForCausalLM,
+    }
+    looks_local = name.startswith((".", "/", "~", os.sep)) or name.count("/") > 1
+    if looks_local and not Path(name).is_dir():
+        raise LmgymError(f"key 'rewards.{reward}.model': there is no model folder {name}")
+    try:
+        config = AutoConfig.from_pretrained(name, revision=revision)
+    except Exception as error:  # what transformers and the Hub client raise has no common name
+        _refuse(reward, name, error)
+    if kind == "causal":
+        _check_causal(reward, name, config)
+    try:
+        with _quietly(), torch.random.fork_rng(devices=[]):  # what is missing would be drawn from the run's own numbers
+            model, found = classes[kind].from_pretrained(
+                name, revision=revision, dtype=getattr(torch, compute), output_loading_info=True
+            )
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+    except ValueError as error:
+        if "Unrecognized configuration class" not in str(error):
+            _refuse(reward, name, error)
+        raise LmgymError(
+            f"key 'rewards.{reward}.model': {name} is a {config.model_type}, and '{reward}' needs {WANTED[kind]}"
+        ) from error
+    except Exception as error:
+        _refuse(reward, name, error)
+    missing = sorted(key for key in found["missing_keys"] if kind != "encoder" or "pooler" not in key)
+    if missing:
+        raise LmgymError(
+            f"key 'rewards.{reward}.model': {name} lacks {', '.join(missing[:3])}, and '{reward}' needs {WANTED[kind]}"
+        )
+    if kind == "encoder" and getattr(config, "is_encoder_decoder", False):
+        model = model.get_encoder()
+    model = model.to(device).eval().requires_grad_(False)
+    return Scorer(name, reward, model, tokenizer, _longest(config, tokenizer))
+
+
+def _check_causal(reward: str, name: str, config: Any) -> None:
+    """transformers reads a masked LM as a causal one without a word, and its numbers would mean nothing."""
+    names = getattr(config, "architectures", None) or []
+    causal = any(one.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) for one in names)
+    if getattr(config, "is_encoder_decoder", False) or (names and not causal):
+        raise LmgymError(
+            f"key 'rewards.{reward}.model': {name} is a {names[0] if names else config.model_type}, and '{reward}' "
+            f"needs {WANTED['causal']}"
+        )
+
+
+def _longest(config: Any, tokenizer: Any) -> int | None:
+    """How many tokens the model reads: the smaller of what its positions and its tokenizer say."""
+    text = config.get_text_config()
+    positions = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    if positions and any(family in text.model_type for family in SHIFTED):
+        positions -= text.pad_token_id + 1
+    known = [int(number) for number in (positions, tokenizer.model_max_length) if number and 0 < number < UNBOUNDED]
+    return min(known, default=None)
+
+
+def _refuse(reward: str, name: str, error: Exception) -> NoReturn:
+    reason = " ".join(str(error).split())[:300]
+    where = "from that folder" if Path(name).is_dir() else "not a model folder here, and the Hub did not give it"
+    raise LmgymError(f"key 'rewards.{reward}.model': could not load '{name}': {where} ({reason})") from error
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without transformers' report of missing weights, for which there is a sentence of our own, and its bars."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)

@@ -1,0 +1,160 @@
+"""How likely a causal model finds a text, in windows where the text is longer than the model reads."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.registry import register
+from lmgym.rendering import messages_of
+from lmgym.rewards.learned import forward
+from lmgym.rewards.learned.models import Compute, Device, Scorer, load
+from lmgym.rewards.learned.rows import Row, chat_ids, plain_ids, text_rows
+
+Form = Literal["perplexity", "log_likelihood"]
+
+
+@register("reward", "causal_perplexity")
+def causal_perplexity(
+    texts: list[str],
+    examples: list[Example],
+    *,
+    model: str,
+    form: Form = "perplexity",
+    with_prompt: bool = False,
+    stride: int | None = None,
+    window: int | None = None,
+    revision: str | None = None,
+    device: Device = "auto",
+    compute: Compute = "float32",
+    tokens_per_forward: int = 4096,
+) -> list[float]:
+    """exp of the mean negative log-likelihood of the text's tokens under a causal language model; with `form`
+    log_likelihood the mean log-likelihood itself (nats per token, at most 0), which is the better reward: more is
+    better, and one absurd word does not outweigh everything.
+
+    A text longer than `window` (what the model reads, if left out) is read in windows that start `stride` tokens (half
+    a window) after one another; each token counts once, in the first window that has it, so it is judged with at least
+    window - stride tokens before it (but at the beginning). With `with_prompt` the prompt, through the chat template
+    where there is one, stands before the text and is not counted; without, the first token of a text is not counted
+    unless the tokenizer puts a BOS before it. A text without a token to count gets the vocabulary's size, as if nothing
+    were known.
+
+    The corpus value, `causal_perplexity.corpus`, is exp of the mean over the tokens of all texts. Sources: Hugging
+    Face's guide "Perplexity of fixed-length models", but every token is counted (the guide's average leaves out one
+    weight per window); RL4LMs' metric of this name scores the references, which no answer can change.
+
+    Raises LmgymError for a model that is not there or is no causal one, and for windows and strides out of range.
+
+    Example:
+        >>> causal_perplexity(["The cat sat on the mat."], [example], model="gpt2")
+        [56.1]
+    """
+    scorer, width, step = _settings(model, revision, device, compute, stride, window)
+    sums = _sums(scorer, texts, examples, with_prompt, width, step, tokens_per_forward)
+    return [_value(form, total, count, scorer) for total, count in sums]
+
+
+def _corpus(
+    texts: list[str],
+    examples: list[Example],
+    *,
+    model: str,
+    form: Form = "perplexity",
+    with_prompt: bool = False,
+    stride: int | None = None,
+    window: int | None = None,
+    revision: str | None = None,
+    device: Device = "auto",
+    compute: Compute = "float32",
+    tokens_per_forward: int = 4096,
+) -> float:
+    scorer, width, step = _settings(model, revision, device, compute, stride, window)
+    sums = _sums(scorer, texts, examples, with_prompt, width, step, tokens_per_forward)
+    return _value(form, math.fsum(total for total, _ in sums), sum(count for _, count in sums), scorer)
+
+
+def _check(examples: Sequence[Example], **arguments: Any) -> None:
+    causal_perplexity([], [], **arguments)
+
+
+causal_perplexity.corpus = _corpus  # type: ignore[attr-defined]
+causal_perplexity.check = _check  # type: ignore[attr-defined]  # see base.check_examples
+
+
+def windows(length: int, start: int, width: int, stride: int) -> list[tuple[int, int, int]]:
+    """The windows over a sequence whose tokens from `start` on count: begin, end, and the first that counts there.
+
+    Example:
+        >>> windows(length=10, start=1, width=4, stride=2)
+        [(0, 4, 1), (2, 6, 4), (4, 8, 6), (6, 10, 8)]
+    """
+    found, counted = [], max(start, 1)
+    for begin in range(0, length, stride):
+        end = min(begin + width, length)
+        if end > counted:
+            found.append((begin, end, counted))
+            counted = end
+        if end == length:
+            break
+    return found
+
+
+def _settings(
+    model: str, revision: str | None, device: Device, compute: Compute, stride: int | None, window: int | None
+) -> tuple[Scorer, int, int]:
+    scorer = load("causal_perplexity", "causal", model, revision, device, compute)
+    key, longest = "key 'rewards.causal_perplexity", scorer.longest
+    width = window or longest
+    if width is None:
+        raise LmgymError(f"{key}.window': {model} does not say how many tokens it reads; write a number, such as 1024")
+    if width < 2 or (longest is not None and width > longest):
+        raise LmgymError(f"{key}.window' is {width}; it must be from 2 to {longest or 'what the model reads'}")
+    step = max(1, width // 2) if stride is None else stride
+    if not 1 <= step < width:
+        raise LmgymError(f"{key}.stride' is {step}; it must be from 1 to {width - 1}, less than the window of {width}")
+    return scorer, width, step
+
+
+def _sums(
+    scorer: Scorer,
+    texts: Sequence[str],
+    examples: Sequence[Example],
+    with_prompt: bool,
+    width: int,
+    stride: int,
+    budget: int,
+) -> list[tuple[float, int]]:
+    """The log-likelihood of each text and the number of its tokens that count."""
+    sequences = []
+    for text, example in zip(texts, examples, strict=True):
+        if with_prompt:
+            before = chat_ids(scorer, messages_of(example.prompt))
+            sequences.append(([*before, *plain_ids(scorer.tokenizer, text)], len(before)))
+        else:
+            sequences.append((_ids(scorer, text), 1))
+    cuts = [windows(len(ids), start, width, stride) for ids, start in sequences]
+    both = zip(sequences, cuts, strict=True)
+    rows = [Row(tuple(ids[begin:end])) for (ids, _), found in both for begin, end, _ in found]
+    said = iter(forward.token_logprobs(scorer, rows, budget))
+    sums = []
+    for found in cuts:
+        counted = [value for begin, _, first in found for value in next(said)[first - 1 - begin :]]
+        sums.append((math.fsum(counted), len(counted)))
+    return sums
+
+
+def _ids(scorer: Scorer, text: str) -> list[int]:
+    """A text's ids, with what the tokenizer puts before it and without an end mark, which nobody wrote."""
+    unlimited = Scorer(scorer.name, scorer.reward, scorer.model, scorer.tokenizer, None)
+    ids = list(text_rows("causal_perplexity", unlimited, [text], "refuse")[0].ids)
+    own = plain_ids(scorer.tokenizer, text)
+    places = (place for place in range(len(ids) - len(own) + 1) if ids[place : place + len(own)] == own)
+    place = next(places, None)
+    return ids if place is None else ids[: place + len(own)]
+
+
+def _value(form: Form, total: float, count: int, scorer: Scorer) -> float:
+    mean = total / count if count else -math.log(scorer.model.config.get_text_config().vocab_size)
+    return mean if form == "log_likelihood" else math.exp(min(-mean, 700.0))  # exp(700) is still a number

@@ -1,0 +1,171 @@
+"""How near a text is to its references: by its tokens' vectors (BERTScore), or by a trained regression (BLEURT)."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.registry import register
+from lmgym.rewards.learned import forward
+from lmgym.rewards.learned.classifier import check_scalar
+from lmgym.rewards.learned.models import Compute, Device, Scorer, load
+from lmgym.rewards.learned.rows import Row, Truncation, spaced, text_rows
+from lmgym.rewards.references import references_of
+
+Part = Literal["f1", "precision", "recall"]
+
+
+@register("reward", "bert_score")
+def bert_score(
+    texts: list[str],
+    examples: list[Example],
+    *,
+    model: str,
+    layer: int | None = None,
+    part: Part = "f1",
+    idf: str | None = None,
+    truncation: Truncation = "refuse",
+    revision: str | None = None,
+    device: Device = "auto",
+    compute: Compute = "float32",
+    tokens_per_forward: int = 16384,
+) -> list[float]:
+    """BERTScore: each token is matched with the token of the other text whose vector is most alike (cosine). The mean
+    over the text's tokens is the precision, over the reference's the recall, and F1 is 2PR / (P + R); not rescaled.
+
+    `model` is any encoder; `layer` the hidden state whose vectors count (17 of roberta-large, say; 0: the embeddings;
+    the last one if left out). With `idf`, a text file of one document a line, tokens weigh log((N + 1) / (n + 1)), n of
+    the N documents having them; else 1. [CLS] and [SEP] weigh nothing, but may be matched. Of several references the
+    best counts; a blank text, or reference, gets 0.
+
+    Source: Zhang et al. 2020 (arXiv 1904.09675); the numbers are those of their package, which takes idf from the
+    references of the call.
+
+    Raises LmgymError for an example without references, and as `learned_reward` does.
+
+    Example:
+        >>> bert_score(["a cat"], [Example("a/0", "?", references=("a cat",))], model="distilbert-base-uncased")
+        [1.0]
+    """
+    scorer = load("bert_score", "encoder", model, revision, device, compute)
+    _check_layer(scorer, layer)
+    references = references_of("bert_score", examples)
+    weights = _weights(scorer, idf)
+    distinct = list(dict.fromkeys([*texts, *(one for several in references for one in several)]))
+    rows = text_rows("bert_score", scorer, [spaced(scorer.tokenizer, one.strip()) for one in distinct], truncation)
+    vectors = forward.embeddings(scorer, rows, tokens_per_forward, layer)
+    known = {
+        text: (_unit(vector), _weigh(scorer, row, weights))
+        for text, row, vector in zip(distinct, rows, vectors, strict=True)
+        if text.strip()
+    }
+    values = []
+    for text, several in zip(texts, references, strict=True):
+        pairs = [_matched(known[text], known[one]) for one in several if text in known and one in known]
+        values.append(max((pair[part] for pair in pairs), default=0.0))
+    return values
+
+
+@register("reward", "bleurt")
+def bleurt(
+    texts: list[str],
+    examples: list[Example],
+    *,
+    model: str,
+    truncation: Truncation = "refuse",
+    revision: str | None = None,
+    device: Device = "auto",
+    compute: Compute = "float32",
+    tokens_per_forward: int = 16384,
+) -> list[float]:
+    """BLEURT: a regression on the pair (reference, text), as it is; mostly between 0 and 1. Of several references the
+    best counts.
+
+    `model` is a checkpoint with one output that was trained on such pairs, BLEURT's own converted to transformers'
+    format or another. Source: Sellam et al. 2020 (arXiv 2004.04696).
+
+    Raises LmgymError for an example without references, and as `reward_model` does.
+
+    Example:
+        >>> bleurt(["a cat"], [Example("a/0", "?", references=("the cat",))], model="models/bleurt-20")
+        [0.71]
+    """
+    scorer = load("bleurt", "classifier", model, revision, device, compute)
+    check_scalar("bleurt", scorer)
+    pairs = [
+        (reference, text)
+        for text, several in zip(texts, references_of("bleurt", examples), strict=True)
+        for reference in several
+    ]
+    rows = text_rows("bleurt", scorer, [one for one, _ in pairs], truncation, behind=[other for _, other in pairs])
+    found = iter(forward.logits(scorer, rows, tokens_per_forward))
+    return [max(next(found)[0] for _ in example.references) for example in examples]
+
+
+def _check_bert_score(examples: Sequence[Example], **arguments: Any) -> None:
+    references_of("bert_score", examples)
+    bert_score([], [], **arguments)
+
+
+def _check_bleurt(examples: Sequence[Example], **arguments: Any) -> None:
+    references_of("bleurt", examples)
+    bleurt([], [], **arguments)
+
+
+bert_score.check = _check_bert_score  # type: ignore[attr-defined]  # see base.check_examples
+bleurt.check = _check_bleurt  # type: ignore[attr-defined]
+
+
+def _check_layer(scorer: Scorer, layer: int | None) -> None:
+    layers = scorer.model.config.get_text_config().num_hidden_layers
+    if layer is not None and not 0 <= layer <= layers:
+        raise LmgymError(f"key 'rewards.bert_score.layer': {scorer.name} has hidden states 0 to {layers}, not {layer}")
+
+
+def _weights(scorer: Scorer, idf: str | None) -> tuple[dict[int, float], float]:
+    """The weight of each token id, and that of every other."""
+    if idf is None:
+        tokenizer = scorer.tokenizer
+        outside = (tokenizer.cls_token_id, tokenizer.sep_token_id)
+        return {id: 0.0 for id in outside if id is not None}, 1.0
+    try:
+        text = Path(idf).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LmgymError(f"key 'rewards.bert_score.idf': cannot read {idf} as a text file ({error})") from error
+    documents = [line.strip() for line in text.splitlines() if line.strip()]
+    if not documents:
+        raise LmgymError(f"key 'rewards.bert_score.idf': {idf} has no document; write one a line")
+    return _inverse_frequencies(scorer, tuple(documents))
+
+
+@lru_cache(maxsize=8)
+def _inverse_frequencies(scorer: Scorer, documents: tuple[str, ...]) -> tuple[dict[int, float], float]:
+    rows = text_rows("bert_score", scorer, [spaced(scorer.tokenizer, one) for one in documents], "right")
+    counts = Counter(id for row in rows for id in set(row.ids))
+    return {id: math.log((len(rows) + 1) / (n + 1)) for id, n in counts.items()}, math.log(len(rows) + 1)
+
+
+def _weigh(scorer: Scorer, row: Row, weights: tuple[dict[int, float], float]) -> Any:
+    import torch
+
+    known, other = weights
+    values = torch.tensor([known.get(id, other) for id in row.ids], dtype=torch.float64)
+    total = values.sum()
+    return values / total if total > 0 else values
+
+
+def _unit(vectors: Any) -> Any:
+    return vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+
+
+def _matched(text: tuple[Any, Any], reference: tuple[Any, Any]) -> dict[str, float]:
+    """Precision, recall and F1 of two texts: unit vectors [tokens, width] and weights that add up to 1 [tokens]."""
+    alike = (text[0] @ reference[0].T).double()
+    precision = float((alike.max(1).values * text[1]).sum())
+    recall = float((alike.max(0).values * reference[1]).sum())
+    f1 = 2 * precision * recall / (precision + recall) if precision + recall > 0 else 0.0
+    return {"precision": precision, "recall": recall, "f1": f1}

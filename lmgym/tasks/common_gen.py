@@ -1,0 +1,130 @@
+"""CommonGen: a sentence that uses three to five given concepts (Lin et al. 2020, arXiv 1911.03705)."""
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.registry import register
+from lmgym.tasks.base import MissingSplit, check_split
+from lmgym.tasks.files import files_of, lines_of
+from lmgym.tasks.jsonl import column
+from lmgym.tasks.sources import disjoint, stream, texts_of
+
+CONCEPTS = ".src_alpha.txt"  # the original's files of lines
+SENTENCES = ".tgt.txt"
+
+
+@register("task", "common_gen")
+def common_gen(
+    split: str,
+    path: str | Path | None = None,
+    hub_id: str = "allenai/common_gen",
+    prefix: str = "summarize: ",
+    separator: str = " ",
+    end: str = " ",
+) -> list[Example]:
+    """`prefix`, the concepts with `separator` between them, and `end` as prompt; all sentences as references.
+
+    `meta` has the concepts, a list. Sentences about the same concepts in the same order are the references of one
+    example (RL4LMs makes an example of each; GEM groups validation only). The authors keep the sentences of test to
+    themselves: its examples have no references (RL4LMs: "empty reference").
+
+    The defaults of `prefix`, `separator` and `end` are those of RL4LMs' `commongen`; its recipes have "generate a
+    sentence with: ", " " and ".".
+
+    `path` is a folder of the original's files commongen.train.src_alpha.txt and .tgt.txt, line by line, or
+    commongen.train.jsonl with {"concept_set": "dog_N#run_V", "scene": [...]} (dev for validation, test); a pattern
+    with {split}; or one such file. Without `path` the data comes from the Hugging Face Hub.
+
+    Example:
+        >>> load("common_gen", "validation", path="commongen", prefix="generate a sentence with: ", end=".")[0].prompt
+        'generate a sentence with: field stand look.'
+    """
+    check_split("common_gen", split)
+
+    def examples_of(part: str) -> list[Example]:
+        grouped: dict[tuple[str, ...], list[str]] = {}
+        for concepts, sentences in _read(part, path, hub_id):
+            grouped.setdefault(concepts, []).extend(sentences)
+        return [
+            Example(
+                f"common_gen/{part}/{index}",
+                f"{prefix}{separator.join(concepts)}{end}",
+                tuple(sentences),
+                {"concepts": list(concepts)},
+            )
+            for index, (concepts, sentences) in enumerate(grouped.items())
+        ]
+
+    return disjoint(split, examples_of)
+
+
+def _read(part: str, path: str | Path | None, hub_id: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Concepts and sentences, row by row."""
+    place = None if path is None else Path(path).expanduser()
+    file = None if place is None else _concepts_file(part, place)
+    if file is not None:
+        yield from _aligned(file, part)
+        return
+    for where, row in stream("common_gen", part, path, hub_id):
+        yield _concepts(row, where), _sentences(row, where, part)
+
+
+def _concepts_file(part: str, path: Path) -> Path | None:
+    """The original's file of lines, if this is where it lies."""
+    if path.is_dir():
+        found = [file for file in sorted(path.glob(f"*{CONCEPTS}")) if _holds(part, file)]
+        return found[0] if found else None
+    return files_of("common_gen", part, path)[0] if path.suffix == ".txt" else None
+
+
+def _holds(part: str, file: Path) -> bool:
+    try:
+        return bool(files_of("common_gen", part, file))
+    except MissingSplit:
+        return False
+
+
+def _aligned(file: Path, part: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    sentences = file.with_name(file.name.replace(CONCEPTS, SENTENCES))
+    if not file.name.endswith(CONCEPTS):
+        raise LmgymError(f"task.path: a file of lines must be named NAME{CONCEPTS}, with NAME{SENTENCES}, not {file}")
+    if part == "test" and not sentences.is_file():
+        for where, line in lines_of(file):
+            yield _split(line, where), ()
+        return
+    for above, below in zip_longest(lines_of(file), lines_of(sentences)):
+        if above is None or below is None:
+            raise LmgymError(f"{(above or below)[0]}: the line has no other in {file if above is None else sentences}")
+        yield _split(above[1], above[0]), texts_of([below[1]], below[0], "sentence")
+
+
+def _split(line: str, where: str) -> tuple[str, ...]:
+    if not line.split():
+        raise LmgymError(f"{where}: the line must hold concepts, as 'dog run field', got {line!r}")
+    return tuple(line.split())
+
+
+def _concepts(row: dict[str, Any], where: str) -> tuple[str, ...]:
+    if "concept_set" in row:
+        text = row["concept_set"]
+        found = [word.rpartition("_")[0] or word for word in text.split("#")] if isinstance(text, str) else None
+    else:
+        found = column(row, "concepts", where)
+    if not isinstance(found, list) or not found or not all(isinstance(word, str) and word.strip() for word in found):
+        name = "concept_set" if "concept_set" in row else "concepts"
+        raise LmgymError(f"{where}: column '{name}' must hold concepts, got {row[name]!r}")
+    return tuple(found)
+
+
+def _sentences(row: dict[str, Any], where: str, part: str) -> tuple[str, ...]:
+    name = next((name for name in ("scene", "references", "target") if row.get(name)), None)
+    if name is None:
+        if part == "test":
+            return ()
+        column(row, "scene" if "concept_set" in row else "target", where)
+        raise LmgymError(f"{where}: the row must hold a sentence, in column 'scene', 'references' or 'target'")
+    return texts_of(row[name] if isinstance(row[name], list) else [row[name]], where, name)

@@ -1,0 +1,206 @@
+"""The next utterance of a dialogue: DailyDialog (Li et al. 2017, arXiv 1710.03957) and CRD3 (Rameshkumar and Bailey
+2020)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.registry import register
+from lmgym.tasks.base import MissingSplit, check_split
+from lmgym.tasks.files import NAMES, as_object, files_of, lines_of, read_json
+from lmgym.tasks.jsonl import column
+from lmgym.tasks.sources import disjoint, stream
+
+INTENTS = {"inform": 1, "question": 2, "directive": 3, "commissive": 4}
+EMOTIONS = {"no_emotion": 0, "anger": 1, "disgust": 2, "fear": 3, "happiness": 4, "sadness": 5, "surprise": 6}
+END = "__eou__"  # of an utterance in the original's files
+CRD3_FILES = {"train": "train_files", "validation": "val_files", "test": "test_files"}
+
+
+@dataclass(frozen=True)
+class _Dialogue:
+    """Utterances with the codes of their intents and emotions; no codes where the data has none."""
+
+    where: str
+    utterances: list[str]
+    intents: list[Any] | None
+    emotions: list[Any] | None
+
+
+@register("task", "daily_dialog")
+def daily_dialog(
+    split: str,
+    path: str | Path | None = None,
+    hub_id: str = "li2017dailydialog/daily_dialog@refs/convert/parquet",
+    context_size: int = 5,
+    end_of_utterance: str = "<EOU>",
+) -> list[Example]:
+    """The last `context_size` utterances as prompt, each with `end_of_utterance` behind it, and the next one, which
+    ends in it too, as reference. An utterance with fewer before it is no example of its own.
+
+    `meta` has intent (1 inform, 2 question, 3 directive, 4 commissive) and emotion (0 none, 1 anger, 2 disgust, 3 fear,
+    4 happiness, 5 sadness, 6 surprise) of the reference, where the data has them. Everywhere one space stands around
+    `end_of_utterance`, the reference begins with the space that parts it from the prompt. 11,118 dialogues to train on,
+    1,000 each to validate and to test; some occur twice, and of train and validation, contexts that a later split has
+    are left out. Source: RL4LMs, `daily_dialog`, where the spaces are those of its data.
+
+    `path` is the original's folder (train/dialogues_train.txt, dialogues_act_train.txt, dialogues_emotion_train.txt,
+    and so on; each is unpacked), or one such dialogues*.txt; or a folder, a pattern with {split} or a file of rows
+    {"dialog", "act", "emotion"} as on the Hub (.parquet, .jsonl) or {"dialogue": [{"text", "act", "emotion"}]} as in
+    ParlAI (.json, .jsonl). Without `path` the data comes from the Hugging Face Hub.
+
+    Example:
+        >>> load("daily_dialog", "test", path="dailydialog", context_size=1)[0].prompt
+        'Hey man , you wanna buy some weed ? <EOU>'
+    """
+    check_split("daily_dialog", split)
+    if context_size < 1:
+        raise LmgymError(f"task.context_size must be at least 1, not {context_size}")
+
+    def examples_of(part: str) -> Iterator[Example]:
+        number = 0
+        for dialogue in _dialogues(part, path, hub_id):
+            for place, said in enumerate(dialogue.utterances):
+                if place >= context_size:
+                    context = dialogue.utterances[place - context_size : place]
+                    prompt = " ".join(f"{utterance} {end_of_utterance}" for utterance in context)
+                    reference = f" {said} {end_of_utterance}"
+                    yield Example(f"daily_dialog/{part}/{number}", prompt, (reference,), _labels(dialogue, place))
+                number += 1
+
+    return disjoint(split, examples_of)
+
+
+@register("task", "crd3")
+def crd3(split: str, path: str | Path, max_context_size: int = 5, skip_blank: bool = False) -> list[Example]:
+    """The last `max_context_size` turns of a role-playing game, a line each ("MATT: Hello."), and the next speaker's
+    name as prompt; what is said as reference. The first two turns of an episode are context only. A turn in which
+    nothing is said is refused, or, with `skip_blank`, context only.
+
+    `path` is the original's folder (github.com/RevanthRameshkumar/CRD3, unpacked) with data/aligned data/train_files,
+    val_files and test_files, which name the episodes, and data/cleaned data/EPISODE.json. There is none on the Hub.
+    `meta` has episode and speaker. Of several speakers the first one is named. Of train and validation, prompts that a
+    later split has are left out. Source: RL4LMs, `crd3`.
+
+    Example:
+        >>> load("crd3", "test", path="CRD3-master", max_context_size=10)
+    """
+    check_split("crd3", split)
+    if max_context_size < 1:
+        raise LmgymError(f"task.max_context_size must be at least 1, not {max_context_size}")
+    folder = Path(path).expanduser()
+    folder = folder / "data" if (folder / "data").is_dir() else folder
+
+    def examples_of(part: str) -> Iterator[Example]:
+        names = folder / "aligned data" / CRD3_FILES[part]
+        if not names.is_file():
+            raise MissingSplit(f"task 'crd3' has no split '{part}': there is no file {names}")
+        for _, episode in lines_of(names):
+            if not episode.strip():
+                continue
+            file = folder / "cleaned data" / f"{episode.strip()}.json"
+            turns = list(_turns(file))
+            for place, (speaker, said) in enumerate(turns):
+                if not said.strip() and not skip_blank:
+                    raise LmgymError(
+                        f"{file}: turn {place + 1}: key 'UTTERANCES' holds no text; task.skip_blank leaves it out"
+                    )
+                if place > 1 and said.strip():
+                    lines = [f"{name}: {words}" for name, words in turns[max(0, place - max_context_size) : place]]
+                    prompt = "\n".join([*lines, f"{speaker}: "])
+                    meta = {"episode": episode.strip(), "speaker": speaker}
+                    yield Example(f"crd3/{part}/{episode.strip()}/{place}", prompt, (said,), meta)
+
+    return disjoint(split, examples_of)
+
+
+def _turns(file: Path) -> Iterator[tuple[str, str]]:
+    """Speaker and words of each turn."""
+    found = as_object(read_json(file), str(file))
+    turns = column(found, "TURNS", str(file))
+    if not isinstance(turns, list):
+        raise LmgymError(f"{file}: key 'TURNS' must hold a list, got {type(turns).__name__}")
+    for number, turn in enumerate(turns, start=1):
+        where = f"{file}: turn {number}"
+        names, said = (column(as_object(turn, where), name, where) for name in ("NAMES", "UTTERANCES"))
+        for name, texts in (("NAMES", names), ("UTTERANCES", said)):
+            if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+                raise LmgymError(f"{where}: key '{name}' must hold a list of texts, got {texts!r}")
+        yield names[0], " ".join(said)
+
+
+def _labels(dialogue: _Dialogue, place: int) -> dict[str, Any]:
+    meta = {}
+    for name, codes in (("intent", dialogue.intents), ("emotion", dialogue.emotions)):
+        if codes is not None:
+            meta[name] = codes[place]
+    return meta
+
+
+def _dialogues(part: str, path: str | Path | None, hub_id: str) -> Iterator[_Dialogue]:
+    file = None if path is None else _original(part, Path(path).expanduser())
+    for dialogue in _lines(file) if file is not None else _rows(part, path, hub_id):
+        where = dialogue.where
+        if not dialogue.utterances or not all(isinstance(said, str) and said.strip() for said in dialogue.utterances):
+            raise LmgymError(f"{where}: each utterance must be a text, got {dialogue.utterances!r}")
+        codes = []
+        for name, given, known in (("act", dialogue.intents, INTENTS), ("emotion", dialogue.emotions, EMOTIONS)):
+            if given is not None and len(given) != len(dialogue.utterances):
+                raise LmgymError(f"{where}: {len(given)} codes in '{name}' for {len(dialogue.utterances)} utterances")
+            codes.append(given and [_code(value, known, name, where) for value in given])
+        yield _Dialogue(where, [said.strip() for said in dialogue.utterances], *codes)
+
+
+def _original(part: str, path: Path) -> Path | None:
+    """The original's file of dialogues, a line each, if this is where it lies."""
+    if path.suffix == ".txt":
+        return files_of("daily_dialog", part, path)[0]
+    candidates = [path / name / f"dialogues_{name}.txt" for name in NAMES[part]]
+    return next((file for file in candidates if file.is_file()), None)
+
+
+def _lines(file: Path) -> Iterator[_Dialogue]:
+    beside = [file.with_name(file.name.replace("dialogues", f"dialogues_{name}", 1)) for name in ("act", "emotion")]
+    labelled = [other for other in beside if other.is_file() and other != file]
+    if len(labelled) == 1:
+        raise LmgymError(f"task.path: beside {file} there is {labelled[0].name} only, of {beside[0].name} and its like")
+    for (where, line), *labels in zip_longest(lines_of(file), *map(lines_of, labelled), fillvalue=("", "")):
+        if not where:
+            raise LmgymError(f"{labels[0][0] or labels[1][0]}: there is no such line in {file}")
+        said = line.split(END)
+        if said.pop().strip():
+            raise LmgymError(f"{where}: the line must end in {END}")
+        intents, emotions = [text.split() for _, text in labels] or (None, None)
+        yield _Dialogue(where, said, intents, emotions)
+
+
+def _rows(part: str, path: str | Path | None, hub_id: str) -> Iterator[_Dialogue]:
+    for where, row in stream("daily_dialog", part, path, hub_id):
+        turns = row.get("dialogue")
+        if isinstance(turns, list):
+            objects = [as_object(turn, where) for turn in turns]
+            yield _Dialogue(
+                where, *([column(turn, key, where) for turn in objects] for key in ("text", "act", "emotion"))
+            )
+            continue
+        columns = [column(row, name, where) for name in ("dialog", "act", "emotion")]
+        for name, values in zip(("dialog", "act", "emotion"), columns, strict=True):
+            if not isinstance(values, list):
+                raise LmgymError(f"{where}: column '{name}' must hold a list, got {values!r}")
+        yield _Dialogue(where, *columns)
+
+
+def _code(value: Any, known: dict[str, int], name: str, where: str) -> int:
+    """2 of "question", 2 or "2"."""
+    code = known.get(value, value) if isinstance(value, str) else value
+    if isinstance(code, str) and code.isascii() and code.isdigit():
+        code = int(code)
+    if isinstance(code, bool) or code not in known.values():
+        raise LmgymError(
+            f"{where}: '{name}' must be one of {', '.join(f'{c} ({n})' for n, c in known.items())}, got {value!r}"
+        )
+    return int(code)

@@ -1,0 +1,106 @@
+"""NarrativeQA: questions about a book or film, answered from its summary (Kočiský et al. 2018, arXiv 1712.07040)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.registry import register
+from lmgym.tasks.base import MissingSplit, check_split
+from lmgym.tasks.files import NAMES, Row, rows_of
+from lmgym.tasks.sources import disjoint, stream, text_of, texts_of
+
+UNIFIED = ("prompt", "answer")  # the columns of UnifiedQA's .tsv, which names none
+Question = tuple[str, str, tuple[str, ...], dict[str, Any]]  # question, summary, answers, meta
+
+
+@register("task", "narrative_qa")
+def narrative_qa(
+    split: str,
+    path: str | Path | None = None,
+    hub_id: str = "deepmind/narrativeqa",
+    separator: str = " \\n ",
+    lowercase: bool = True,
+) -> list[Example]:
+    """The question, `separator`, and the summary as prompt, the two answers as references, all in lower case: 32,747
+    questions to train on, 3,461 to validate, 10,557 to test.
+
+    The default separator is UnifiedQA's: a space, a backslash, the letter n, a space. Rows with equal prompts are one
+    example with all their answers. `lowercase: false` leaves the letters as they are. `meta` has document_id where the
+    data has it. RL4LMs' `narrative_qa` reads UnifiedQA's files; both take no apostrophes out.
+
+    `path` is the folder of the original's qaps.csv with summaries.csv (beside it, or in third_party/wikipedia; columns
+    question, answer1, answer2 and summary, or the same with _tokenized); or a folder of UnifiedQA's train.tsv, dev.tsv
+    and test.tsv (prompt, tab, answer), a pattern with {split}, or one such file. Without `path` the data comes from
+    the Hugging Face Hub, where each row brings the whole book along: several gigabytes.
+
+    Example:
+        >>> load("narrative_qa", "validation", path="narrativeqa")[0].references
+        ('the actor wearing the black cloak', 'the actor in the black cloak')
+    """
+    check_split("narrative_qa", split)
+    place = None if path is None else Path(path).expanduser()
+
+    def examples_of(part: str) -> list[Example]:
+        questions = _from_csv(part, place) if _has_csv(place) else _from_rows(part, path, hub_id)
+        grouped: dict[str, tuple[list[str], dict[str, Any]]] = {}
+        for question, summary, answers, meta in questions:
+            prompt = f"{question}{separator}{summary}" if summary else question
+            prompt = prompt.lower() if lowercase else prompt
+            answers = tuple(answer.strip().lower() if lowercase else answer.strip() for answer in answers)
+            grouped.setdefault(prompt, ([], meta))[0].extend(answers)
+        return [
+            Example(f"narrative_qa/{part}/{index}", prompt, tuple(answers), meta)
+            for index, (prompt, (answers, meta)) in enumerate(grouped.items())
+        ]
+
+    return disjoint(split, examples_of)
+
+
+def _has_csv(path: Path | None) -> bool:
+    return path is not None and path.is_dir() and any(path.glob("qaps*.csv"))
+
+
+def _from_csv(part: str, folder: Path | None) -> Iterator[Question]:
+    assert folder is not None
+    file = sorted(folder.glob("qaps*.csv"))[0]
+    beside = [*sorted(folder.glob("summaries*.csv")), *sorted(folder.glob("third_party/wikipedia/summaries*.csv"))]
+    if not beside:
+        raise LmgymError(f"task.path: there is no summaries.csv in {folder} or in its folder third_party/wikipedia")
+    summaries = {text_of(row, ["document_id"]): _text(row, "summary") for row in rows_of(beside[0])}
+    empty = True
+    for row in rows_of(file):
+        if text_of(row, ["set"]) not in NAMES[part]:
+            continue
+        empty = False
+        document = text_of(row, ["document_id"])
+        if document not in summaries:
+            raise LmgymError(f"{row[0]}: the document {document!r} has no summary in {beside[0]}")
+        answers = (_text(row, "answer1"), _text(row, "answer2"))
+        yield _text(row, "question"), summaries[document], answers, {"document_id": document}
+    if empty:
+        raise MissingSplit(f"task 'narrative_qa' has no split '{part}': no row of {file} has it in its column 'set'")
+
+
+def _text(row: Row, name: str) -> str:
+    return text_of(row, [name, f"{name}_tokenized"])
+
+
+def _from_rows(part: str, path: str | Path | None, hub_id: str) -> Iterator[Question]:
+    for row in stream("narrative_qa", part, path, hub_id, suffixes=(".tsv", ".parquet", ".jsonl"), columns=UNIFIED):
+        where, values = row
+        if "document" not in values:  # UnifiedQA's prompt holds question and summary
+            yield text_of(row, ["prompt"]), "", (text_of(row, ["answer"]),), {}
+            continue
+        try:
+            document = values["document"]
+            question, summary = values["question"]["text"], document["summary"]["text"]
+            answers = [answer["text"] for answer in values["answers"]]
+        except (KeyError, TypeError) as error:
+            raise LmgymError(
+                f"{where}: the row must hold document.summary.text, question.text and answers with a text; there is no "
+                f"{error}"
+            ) from error
+        (question,), (summary,) = texts_of([question], where, "question"), texts_of([summary], where, "document")
+        yield question, summary, texts_of(answers, where, "answers"), {"document_id": document.get("id")}

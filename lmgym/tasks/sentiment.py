@@ -1,0 +1,162 @@
+"""Film reviews to be continued in a good mood (Maas et al. 2011): 25,000 to train on, 25,000 to test on."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.registry import register
+from lmgym.tasks.base import MissingSplit, check_split, share
+from lmgym.tasks.files import Row, rows_of, split_named
+from lmgym.tasks.jsonl import column
+from lmgym.tasks.sources import stream, text_of
+
+HUB_ID = "stanfordnlp/imdb"
+FOLDERS = {"neg": 0, "pos": 1}
+REVIEW = re.compile(r"([0-9]+)_([0-9]+)\.txt")  # aclImdb's NUMBER_RATING.txt
+
+
+@register("task", "imdb")
+def imdb(
+    split: str,
+    path: str | Path | None = None,
+    hub_id: str = HUB_ID,
+    validation: float = 0.2,
+    test_size: int | None = 5000,
+    reference: Literal["rest", "review"] = "rest",
+) -> list[Example]:
+    """The first half of a review as prompt, the rest as reference, for a model that writes on.
+
+    Half of the words, rounded down, where a word ends at a space. The reference begins with the space, so prompt and
+    reference together are the review; `reference: review` has the whole review there, as RL4LMs has. `meta` has label
+    (0: negative, 1: positive), review, and rating (1 to 10) where the data has it.
+
+    The order is that of a hash of the reviews (both sources have all negative ones first). The share `validation` of
+    train is held out by a hash of the prompt; test is the first `test_size` of its 25,000 (None: all). No prompt of
+    test is in train or validation.
+
+    `path` is the original folder aclImdb with train/pos, train/neg, test/pos and test/neg; or a folder, a pattern
+    with {split} or a file of rows {"text", "label"} (.parquet, .jsonl, .json, .csv). In a file whose name holds no
+    split, a column `split` may say it. Without `path` the data comes from the Hugging Face Hub. Source: RL4LMs, `imdb`.
+
+    Example:
+        >>> load("imdb", "train", path="aclImdb")[0].prompt      # "This movie was really good and fun"
+        'This movie was'
+    """
+    check_split("imdb", split)
+    if reference not in ("rest", "review"):
+        raise LmgymError(f"task.reference must be 'rest' or 'review', not {reference!r}")
+    examples = _split("imdb", split, path, hub_id, validation, test_size)
+    texts = [example.meta["review"][0 if reference == "review" else len(example.prompt) :] for example in examples]
+    return [_with_reference(example, text) for example, text in zip(examples, texts, strict=True)]
+
+
+@register("task", "imdb_seq2seq")
+def imdb_seq2seq(
+    split: str,
+    path: str | Path | None = None,
+    hub_id: str = HUB_ID,
+    validation: float = 0.2,
+    test_size: int | None = 5000,
+    positive_ratio: float = 1.0,
+) -> list[Example]:
+    """`imdb` for supervised training of an encoder-decoder model: train has positive reviews only, and the reference,
+    the second half, begins with its first word.
+
+    `positive_ratio` keeps the first so much of these. The splits are those of `imdb`, so what the one trains on is in
+    neither validation nor test of the other (RL4LMs' `imdb_seq2seq` shuffles anew for each split, and trains on most of
+    its validation).
+
+    Example:
+        >>> load("imdb_seq2seq", "train", path="aclImdb")[0].references
+        ('really good and fun',)
+    """
+    check_split("imdb_seq2seq", split)
+    if not 0 < positive_ratio <= 1:
+        raise LmgymError(f"task.positive_ratio must be above 0 and at most 1, not {positive_ratio}")
+    examples = [
+        _with_reference(example, example.meta["review"][len(example.prompt) + 1 :])
+        for example in _split("imdb_seq2seq", split, path, hub_id, validation, test_size)
+        if split != "train" or example.meta["label"] == 1
+    ]
+    return examples[: int(len(examples) * positive_ratio)] if split == "train" else examples
+
+
+def _with_reference(example: Example, text: str) -> Example:
+    return Example(example.id, example.prompt, (text,), example.meta)
+
+
+def _split(
+    task: str, split: str, path: str | Path | None, hub_id: str, validation: float, test_size: int | None
+) -> list[Example]:
+    """The reviews of a split, without references, in their order."""
+    if not 0 <= validation < 1:
+        raise LmgymError(f"task.validation must be a share of train, at least 0 and below 1, not {validation}")
+    if test_size is not None and test_size < 1:
+        raise LmgymError(f"task.test_size must be at least 1, not {test_size}")
+    if split == "validation" and not validation:
+        raise MissingSplit(f"task '{task}' has no split 'validation': set task.validation above 0 to take it of train")
+    if split == "test":
+        return _ordered(task, "test", path, hub_id)[:test_size]
+    reviews = _ordered(task, "train", path, hub_id)
+    try:
+        tested = {review.prompt for review in _ordered(task, "test", path, hub_id)}
+    except MissingSplit:
+        tested = set()
+    return [
+        review
+        for review in reviews
+        if review.prompt not in tested and (share(str(review.prompt)) < validation) == (split == "validation")
+    ]
+
+
+def _ordered(task: str, part: str, path: str | Path | None, hub_id: str) -> list[Example]:
+    rows = _rows(task, part, None if path is None else Path(path).expanduser(), hub_id)
+    reviews = [_review(row, f"{task}/{part}/{index}") for index, row in enumerate(rows)]
+    return sorted(reviews, key=lambda review: share(review.meta["review"]))
+
+
+def _rows(task: str, part: str, path: Path | None, hub_id: str) -> Iterator[Row]:
+    if path is not None and (path / "train" / "pos").is_dir():
+        yield from _original(task, path / part)
+    elif path is not None and path.is_file() and split_named(path) is None:  # one file for all
+        rows = [row for row in rows_of(path) if row[1].get("split", "train") == part]
+        if not rows:
+            raise MissingSplit(f"task '{task}' has no split '{part}': no row of {path} has it in a column 'split'")
+        yield from rows
+    else:
+        yield from stream(task, part, path, hub_id)
+
+
+def _original(task: str, folder: Path) -> Iterator[Row]:
+    if not folder.is_dir():
+        raise MissingSplit(f"task '{task}' has no split '{folder.name}': there is no folder {folder}")
+    for name, label in FOLDERS.items():
+        files = [(REVIEW.fullmatch(file.name), file) for file in (folder / name).glob("*.txt")]
+        named = [(int(match[1]), int(match[2]), file) for match, file in files if match]
+        if not named:
+            raise LmgymError(f"task.path: in {folder / name} there is no review named NUMBER_RATING.txt, as 200_8.txt")
+        for _, rating, file in sorted(named):
+            try:
+                text = file.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise LmgymError(f"{file}: not UTF-8 (byte {error.start + 1})") from error
+            yield str(file), {"text": text, "label": label, "rating": rating}
+
+
+def _review(row: Row, id: str) -> Example:
+    where, values = row
+    text = text_of(row, ["text"])
+    words = text.split(" ")
+    prompt = " ".join(words[: len(words) // 2])
+    if not prompt:
+        raise LmgymError(f"{where}: column 'text' must hold a review of two words or more, got {text!r}")
+    label = column(values, "label", where)
+    if label in ("0", "1"):  # as .csv has it
+        label = int(label)
+    if isinstance(label, bool) or label not in (0, 1):
+        raise LmgymError(f"{where}: column 'label' must hold 0 (negative) or 1 (positive), got {label!r}")
+    meta: dict[str, Any] = {"label": label, "review": text}
+    return Example(id, prompt, (), meta | {"rating": values["rating"]} if "rating" in values else meta)

@@ -1,0 +1,97 @@
+"""News to be summarised: CNN / Daily Mail (See et al. 2017, arXiv 1704.04368) and XSum (Narayan et al. 2018,
+arXiv 1808.08745)."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.registry import register
+from lmgym.tasks.base import check_split
+from lmgym.tasks.sources import disjoint, stream, text_of
+
+
+@register("task", "cnn_daily_mail")
+def cnn_daily_mail(
+    split: str,
+    path: str | Path | None = None,
+    hub_id: str = "abisee/cnn_dailymail",
+    truncate_article: int | None = None,
+    max_size: int | None = None,
+) -> list[Example]:
+    """The article as prompt, its highlights (a line each) as reference: 287,113 to train on, 13,368 to validate,
+    11,490 to test.
+
+    `truncate_article` keeps the first so many words, where a word ends at white space (RL4LMs splits as NLTK does, and
+    joins the tokens with spaces). `max_size` reads the first so many rows only; `limit` reads all. Instructions
+    ("Summarize: " before, " TL;DR:" behind) are the prompt_prefix and prompt_suffix of any task. `meta` has the row's
+    id as article_id.
+
+    `path` is a folder, a pattern with {split} or a file (.parquet, .jsonl, .json, .csv) of rows {"article",
+    "highlights", "id"}. Without `path` the data comes from the Hugging Face Hub, version 3.0.0. Of train and
+    validation, articles that a later split has are left out. Source: RL4LMs, `cnn_daily_mail`.
+
+    Example:
+        >>> load("cnn_daily_mail", "validation", path="cnn", truncate_article=400, prompt_prefix="Summarize: ")
+    """
+    source = ("cnn_daily_mail", path, hub_id, "3.0.0")
+    return _summaries(split, source, ["article"], ["highlights"], truncate_article, max_size)
+
+
+@register("task", "xsum")
+def xsum(
+    split: str,
+    path: str | Path | None = None,
+    hub_id: str = "EdinburghNLP/xsum@refs/convert/parquet",
+    truncate_article: int | None = None,
+    max_size: int | None = None,
+) -> list[Example]:
+    """The BBC's article as prompt, its first sentence, which stands for the whole, as reference: 204,045 to train on,
+    11,332 to validate, 11,334 to test.
+
+    Arguments are those of `cnn_daily_mail`; rows are {"document", "summary", "id"}, or "target" in place of "summary",
+    as in GEM. RL4LMs' class (which it does not register) puts "TL;DR:" behind the article: set prompt_suffix.
+
+    Example:
+        >>> load("xsum", "test", path="xsum/{split}.jsonl", prompt_suffix="TL;DR:")
+    """
+    source = ("xsum", path, hub_id, None)
+    return _summaries(split, source, ["document"], ["summary", "target"], truncate_article, max_size)
+
+
+def first_words(text: str, count: int) -> str:
+    """The text up to the end of its word number `count`, white space as it is.
+
+    Example:
+        >>> first_words("Two  women\\nmeet again.", 3)
+        'Two  women\\nmeet'
+    """
+    parts = text.split(maxsplit=count)
+    return text if len(parts) <= count else text[: -len(parts[-1])].rstrip()
+
+
+def _summaries(
+    split: str,
+    source: tuple[str, str | Path | None, str, str | None],
+    article: Sequence[str],
+    summary: Sequence[str],
+    truncate_article: int | None,
+    max_size: int | None,
+) -> list[Example]:
+    task, path, hub_id, config = source
+    check_split(task, split)
+    for name, value in (("truncate_article", truncate_article), ("max_size", max_size)):
+        if value is not None and value < 1:
+            raise LmgymError(f"task.{name} must be at least 1, not {value}")
+
+    def examples_of(part: str) -> Iterator[Example]:
+        rows = stream(task, part, path, hub_id, config)
+        for index, row in enumerate(islice(rows, max_size if part == split else None)):
+            text = text_of(row, article)
+            meta: dict[str, Any] = {"article_id": row[1]["id"]} if "id" in row[1] else {}
+            prompt = text if truncate_article is None else first_words(text, truncate_article)
+            yield Example(f"{task}/{part}/{index}", prompt, (text_of(row, summary),), meta)
+
+    return disjoint(split, examples_of)

@@ -1,0 +1,170 @@
+"""ToTTo: one sentence about the highlighted cells of a table (Parikh et al. 2020, arXiv 2004.14373)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.registry import register
+from lmgym.tasks.base import check_split
+from lmgym.tasks.jsonl import column
+from lmgym.tasks.sources import disjoint, stream, texts_of
+
+Cell = Mapping[str, Any]  # {"value", "is_header", "column_span", "row_span"}
+Table = Sequence[Sequence[Cell]]
+ANNOTATION = ("original_sentence", "sentence_after_deletion", "sentence_after_ambiguity", "final_sentence")
+
+
+@register("task", "totto")
+def totto(
+    split: str,
+    path: str | Path | None = None,
+    hub_id: str = "google-research-datasets/totto@refs/convert/parquet",
+    representation: Literal["subtable", "fulltable"] = "subtable",
+    keep_table: bool = True,
+    max_size: int | None = None,
+) -> list[Example]:
+    """A linearised table as prompt, the final sentences as references: 120,761 to train on, 7,700 each to validate and
+    to test (three references to validate; those of test are not public, so it has none).
+
+    representation "subtable": the highlighted cells with their headers; "fulltable": all cells, row by row, with the
+    highlighted ones marked. Either stands there twice, the second time after the titles of page and section, as in
+    RL4LMs' `totto` (see `linearised`).
+
+    `meta` has raw_table, the row as it is in the original, for the reward `parent`, and overlap_subset (true or false)
+    where the row has it, which is in validation only. `keep_table: false` leaves raw_table out: with it, train takes
+    several gigabytes. `max_size` reads the first so many rows only. Of train and validation, tables that a later split
+    has are left out.
+
+    `path` is a folder with totto_train_data.jsonl, totto_dev_data.jsonl and unlabeled_totto_test_set.jsonl, a pattern
+    with {split}, or one such file. Without `path` the data comes from the Hugging Face Hub.
+
+    Example:
+        >>> load("totto", "validation", path="totto_data")[0].prompt
+        '<table> <cell> Reds <col_header> Team </col_header> </cell> </table><page_title> ... </table>'
+    """
+    check_split("totto", split)
+    if representation not in ("subtable", "fulltable"):
+        raise LmgymError(f"task.representation must be 'subtable' or 'fulltable', not {representation!r}")
+    if max_size is not None and max_size < 1:
+        raise LmgymError(f"task.max_size must be at least 1, not {max_size}")
+
+    def examples_of(part: str) -> Iterator[Example]:
+        rows = islice(stream("totto", part, path, hub_id), max_size if part == split else None)
+        for index, (where, found) in enumerate(rows):
+            row = _row(found, where, part)
+            prompt = linearised(row, full=representation == "fulltable")
+            sentences = [one["final_sentence"] for one in row["sentence_annotations"]]
+            references = texts_of(sentences, where, "sentence_annotations") if part != "test" or any(sentences) else ()
+            meta = {"raw_table": row} if keep_table and part == split else {}
+            if "overlap_subset" in row:
+                meta["overlap_subset"] = row["overlap_subset"]
+            yield Example(f"totto/{part}/{index}", prompt, references, meta)
+
+    return disjoint(split, examples_of)
+
+
+def linearised(row: Mapping[str, Any], full: bool = False) -> str:
+    """A row of ToTTo as one line of markup: the table, and the same again after its titles, without a space between.
+
+    A cell is followed by the headers that belong to it: of its column, which are the header cells in the rows above
+    that share a column with it, and of its row, which are the header cells before it.
+
+    Example, a table of two rows, Team and Reds, with the latter highlighted, on a page called Baseball:
+        >>> linearised(row).split("</table>")
+        ['<table> <cell> Reds <col_header> Team </col_header> </cell> ',
+         '<page_title> Baseball </page_title> <table> <cell> Reds <col_header> Team </col_header> </cell> ', '']
+    """
+    highlighted = [(place[0], place[1]) for place in row["highlighted_cells"]]
+    body = _full_table(row["table"], set(highlighted)) if full else _subtable(row["table"], highlighted)
+    titles = "".join(
+        f"<{name}> {row[f'table_{name}']} </{name}> "
+        for name in ("page_title", "section_title")
+        if row[f"table_{name}"]
+    )
+    return f"{body}{titles}{body}"
+
+
+def _subtable(table: Table, highlighted: Sequence[tuple[int, int]]) -> str:
+    headers = _headers(table)
+    cells = [_marked("cell", table[r][c]["value"], headers[r], table[r], c) for r, c in highlighted]
+    return f"<table> {''.join(cells)}</table>"
+
+
+def _full_table(table: Table, highlighted: set[tuple[int, int]]) -> str:
+    headers = _headers(table)
+    lines = []
+    for r, cells in enumerate(table):
+        marks = ["highlighted_cell" if (r, c) in highlighted else "cell" for c in range(len(cells))]
+        text = "".join(
+            _marked(mark, cell["value"], headers[r], cells, c)
+            for c, (mark, cell) in enumerate(zip(marks, cells, strict=True))
+        )
+        lines.append(f"<row> {text}</row> ")
+    return f"<table> {''.join(lines)}</table>"
+
+
+def _headers(table: Table) -> list[list[tuple[int, int, str]]]:
+    """For each row the header cells above it: first column, the column behind the last, value."""
+    above: list[tuple[int, int, str]] = []
+    found = []
+    for cells in table:
+        found.append(list(above))
+        above += [(*_span(cells, c), cell["value"]) for c, cell in enumerate(cells) if cell["is_header"]]
+    return found
+
+
+def _span(cells: Sequence[Cell], place: int) -> tuple[int, int]:
+    start = sum(cell["column_span"] for cell in cells[:place])
+    return start, start + cells[place]["column_span"]
+
+
+def _marked(mark: str, value: str, above: Sequence[tuple[int, int, str]], cells: Sequence[Cell], place: int) -> str:
+    start, end = _span(cells, place)
+    of_column = [f"<col_header> {text} </col_header> " for first, last, text in above if first < end and last > start]
+    of_row = [f"<row_header> {cell['value']} </row_header> " for cell in cells[:place] if cell["is_header"]]
+    return f"<{mark}> {value} {''.join([*of_column, *of_row])}</{mark}> "
+
+
+def _row(row: dict[str, Any], where: str, part: str) -> dict[str, Any]:
+    """The row with its columns checked, in the form of the original, which the Hub's differs from in two columns."""
+    for name in ("table_page_title", "table_section_title"):
+        if not isinstance(column(row, name, where), str):
+            raise LmgymError(f"{where}: column '{name}' must hold a text, got {row[name]!r}")
+    table = column(row, "table", where)
+    if not isinstance(table, list) or not all(isinstance(cells, list) and all(map(_is_cell, cells)) for cells in table):
+        raise LmgymError(
+            f"{where}: column 'table' must hold rows of cells, each with value, is_header, column_span and row_span"
+        )
+    places = column(row, "highlighted_cells", where)
+    if not isinstance(places, list) or not places or not all(_is_place(place, table) for place in places):
+        raise LmgymError(f"{where}: column 'highlighted_cells' must hold [row, column] of cells, got {places!r}")
+    annotations = row.get("sentence_annotations", []) if part == "test" else column(row, "sentence_annotations", where)
+    if isinstance(annotations, dict):  # lists in place of a list of objects
+        names = [name for name in ANNOTATION if name in annotations]
+        columns = [annotations[name] for name in names]
+        annotations = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+    if not isinstance(annotations, list) or not all(
+        isinstance(one, dict) and "final_sentence" in one for one in annotations
+    ):
+        raise LmgymError(f"{where}: column 'sentence_annotations' must hold objects with a final_sentence")
+    changed = {**row, "sentence_annotations": annotations}
+    overlap = {"True": True, "False": False}.get(str(changed.pop("overlap_subset", None)))
+    return changed if overlap is None else changed | {"overlap_subset": overlap}
+
+
+def _is_cell(cell: Any) -> bool:
+    return (
+        isinstance(cell, dict)
+        and isinstance(cell.get("value"), str)
+        and isinstance(cell.get("is_header"), bool)
+        and isinstance(cell.get("column_span"), int)
+    )
+
+
+def _is_place(place: Any, table: Table) -> bool:
+    if not isinstance(place, list) or len(place) != 2 or not all(isinstance(number, int) for number in place):
+        return False
+    return 0 <= place[0] < len(table) and 0 <= place[1] < len(table[place[0]])

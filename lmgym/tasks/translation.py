@@ -1,0 +1,226 @@
+"""Translation: WMT14, WMT16, IWSLT2017, Multi30k, and any text in two languages."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any
+
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.registry import register, suggest
+from lmgym.tasks.base import SPLITS, check_split
+from lmgym.tasks.files import NAMES, SUFFIXES, files_of, lines_of
+from lmgym.tasks.jsonl import column
+from lmgym.tasks.sources import disjoint, stream
+
+NEWS = "Helsinki-NLP/news_commentary"
+TEXTS = (*SUFFIXES, ".txt", ".gz")
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where the pairs of a task come from."""
+
+    task: str
+    source_language: str
+    target_language: str
+    path: str | Path | None
+    hub_id: str
+    config: str | None
+    target_path: str | Path | None = None
+    names: Mapping[str, Sequence[str]] | None = None
+    train_hub_id: str | None = None
+
+
+@register("task", "parallel")
+def parallel(
+    split: str,
+    source_language: str = "en",
+    target_language: str = "de",
+    path: str | Path | None = None,
+    target_path: str | Path | None = None,
+    hub_id: str | None = None,
+    config: str | None = None,
+    splits: Mapping[str, str] | None = None,
+    max_size: int | None = None,
+    skip_blank: bool = False,
+) -> list[Example]:
+    """Any text in two languages: a sentence as prompt, its translation as reference.
+
+    Two files of lines: a `path` with {language} in it ("data/{split}.{language}"; .gz is unpacked), or `path` and
+    `target_path`. Or rows {"translation": {"en": "...", "de": "..."}} or {"en": "...", "de": "..."}: a folder, a
+    pattern with {split} or a file (.parquet, .jsonl, .json, .csv, .tsv), or, without `path`, the Hub's `hub_id` and
+    `config`. `splits` says what a split is called there where it is not the usual: {"test": "newstest2014"}.
+
+    A pair with a blank side is refused, or left out with `skip_blank`. `max_size` reads the first so many pairs only.
+    Of train and validation, sentences that a later split has are left out. The instruction ("translate English to
+    German: ") is the prompt_prefix of any task. `meta` has source_language and target_language.
+
+    Example:
+        >>> load("parallel", "train", path="src-{split}.txt", target_path="tgt-{split}.txt",
+        ...     prompt_prefix="translate English to German: ")
+    """
+    if (path is None) == (hub_id is None):
+        raise LmgymError("task 'parallel' needs either task.path or task.hub_id")
+    for name in splits or {}:
+        if name not in SPLITS:
+            raise LmgymError(f"task.splits names '{name}'; {suggest(name, SPLITS)}")
+    names = {**NAMES, **{part: (name,) for part, name in (splits or {}).items()}}
+    source = _Source("parallel", source_language, target_language, path, hub_id or "", config, target_path, names)
+    return _translate(split, source, max_size, skip_blank)
+
+
+@register("task", "wmt16")
+def wmt16(
+    split: str,
+    source_language: str = "en",
+    target_language: str = "de",
+    path: str | Path | None = None,
+    hub_id: str = "wmt/wmt16",
+    news_only: bool = False,
+    max_size: int | None = None,
+    skip_blank: bool = False,
+) -> list[Example]:
+    """WMT16's news, as `parallel`: German to English 4,548,885 pairs to train on, 2,169 to validate, 2,999 to test.
+
+    `news_only` trains on News Commentary instead, as RL4LMs' `wmt16newsonly` does (from the Hub only).
+
+    Example:
+        >>> load("wmt16", "train", max_size=100_000, prompt_prefix="translate English to German: ")
+    """
+    if news_only and path is not None:
+        raise LmgymError("task.news_only reads the Hub; with a path of your own leave it out")
+    train = NEWS if news_only else None
+    config = _wmt_pair(source_language, target_language)
+    source = _Source("wmt16", source_language, target_language, path, hub_id, config, train_hub_id=train)
+    return _translate(split, source, max_size, skip_blank)
+
+
+@register("task", "wmt14")
+def wmt14(
+    split: str,
+    source_language: str = "en",
+    target_language: str = "de",
+    path: str | Path | None = None,
+    hub_id: str = "wmt/wmt14",
+    max_size: int | None = None,
+    skip_blank: bool = False,
+) -> list[Example]:
+    """WMT14's news, as `parallel`: German to English 4,508,785 pairs to train on, 3,000 to validate, 3,003 to test.
+
+    RL4LMs' `wmt14_processed_en_de` reads a copy that was cleaned before: name it by `hub_id`, or give its files.
+
+    Example:
+        >>> load("wmt14", "test", path="wmt14/{split}.{language}", prompt_prefix="translate English to German: ")
+    """
+    config = _wmt_pair(source_language, target_language)
+    source = _Source("wmt14", source_language, target_language, path, hub_id, config)
+    return _translate(split, source, max_size, skip_blank)
+
+
+@register("task", "iwslt2017")
+def iwslt2017(
+    split: str,
+    source_language: str = "en",
+    target_language: str = "de",
+    path: str | Path | None = None,
+    hub_id: str = "IWSLT/iwslt2017@refs/convert/parquet",
+    max_size: int | None = None,
+    skip_blank: bool = False,
+) -> list[Example]:
+    """Talks (TED), as `parallel`: English to German 206,112 pairs to train on, 888 to validate, 8,079 to test.
+
+    Example:
+        >>> load("iwslt2017", "train", prompt_prefix="translate English to German: ")
+    """
+    config = f"iwslt2017-{_wmt_pair(source_language, target_language)}"
+    source = _Source("iwslt2017", source_language, target_language, path, hub_id, config)
+    return _translate(split, source, max_size, skip_blank)
+
+
+@register("task", "multi30k")
+def multi30k(
+    split: str,
+    source_language: str = "en",
+    target_language: str = "de",
+    path: str | Path | None = None,
+    hub_id: str = "bentrevett/multi30k",
+    test_set: str = "test_2016_flickr",
+    skip_blank: bool = False,
+) -> list[Example]:
+    """Captions of pictures (Elliott et al. 2016), as `parallel`: 29,000 pairs to train on, 1,014 to validate, 1,000 to
+    test; those of train whose caption is in the two others are left out.
+
+    `path` is a folder of the original's train.en.gz, train.de.gz, val.en.gz, ... (or unpacked), or of rows as on the
+    Hub; `test_set` names the one of the original's test sets that is meant. The Hub has English and German only, and
+    test_2016_flickr only.
+
+    Example:
+        >>> load("multi30k", "test", path="multi30k/data/task1/raw", test_set="test_2017_flickr")
+    """
+    if path is None and test_set != "test_2016_flickr":
+        raise LmgymError(f"task.test_set: '{test_set}' is not on the Hub; set task.path to the original's folder")
+    names = {**NAMES, "test": (test_set, "test") if test_set == "test_2016_flickr" else (test_set,)}
+    where = path
+    if path is not None and Path(path).expanduser().is_dir():
+        folder = Path(path).expanduser()
+        endings = [ending for ending in (".gz", "") if any(folder.glob(f"*.{source_language}{ending}"))]
+        where = folder / f"{{split}}.{{language}}{endings[0]}" if endings else folder
+    source = _Source("multi30k", source_language, target_language, where, hub_id, None, names=names)
+    return _translate(split, source, None, skip_blank)
+
+
+def _wmt_pair(source: str, target: str) -> str:
+    """How the Hub names a pair of languages: English last, whichever way it is translated."""
+    first, last = (target, source) if source == "en" else (source, target)
+    return f"{first}-{last}"
+
+
+def _translate(split: str, source: _Source, max_size: int | None, skip_blank: bool) -> list[Example]:
+    check_split(source.task, split)
+    if source.source_language == source.target_language:
+        raise LmgymError(f"task.target_language must differ from task.source_language, '{source.source_language}'")
+    if max_size is not None and max_size < 1:
+        raise LmgymError(f"task.max_size must be at least 1, not {max_size}")
+    languages = {"source_language": source.source_language, "target_language": source.target_language}
+
+    def examples_of(part: str) -> Iterator[Example]:
+        for index, (where, *pair) in enumerate(islice(_pairs(source, part), max_size if part == split else None)):
+            blank = next((side for side in (0, 1) if not isinstance(pair[side], str) or not pair[side].strip()), None)
+            if blank is None:
+                yield Example(f"{source.task}/{part}/{index}", pair[0], (pair[1],), dict(languages))
+            elif not skip_blank:
+                language = (source.source_language, source.target_language)[blank]
+                raise LmgymError(
+                    f"{where}: the sentence in '{language}' must be a text, got {pair[blank]!r}; task.skip_blank "
+                    "leaves such pairs out"
+                )
+
+    return disjoint(split, examples_of)
+
+
+def _pairs(source: _Source, part: str) -> Iterator[tuple[str, Any, Any]]:
+    """Where a pair stands, its sentence, and the translation."""
+    names = source.names or NAMES
+    if source.path is not None and ("{language}" in str(source.path) or source.target_path is not None):
+        yield from _aligned(source, part, names)
+        return
+    hub_id = source.train_hub_id if part == "train" and source.train_hub_id else source.hub_id
+    for where, row in stream(source.task, part, source.path, hub_id, source.config, suffixes=SUFFIXES, names=names):
+        found = row.get("translation", row)
+        if not isinstance(found, dict):
+            raise LmgymError(f"{where}: column 'translation' must hold an object of sentences, got {found!r}")
+        yield where, column(found, source.source_language, where), column(found, source.target_language, where)
+
+
+def _aligned(source: _Source, part: str, names: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, Any, Any]]:
+    files = []
+    for language, own in ((source.source_language, source.path), (source.target_language, source.target_path)):
+        path = Path(str(own or source.path).replace("{language}", language)).expanduser()
+        files.append(files_of(source.task, part, path, TEXTS, names)[0])
+    for one, other in zip_longest(*map(lines_of, files)):
+        if one is None or other is None:
+            raise LmgymError(f"{(one or other)[0]}: there is no such line in {files[0] if one is None else files[1]}")
+        sentence, translation = one[1].strip(), other[1].strip()
+        yield other[0] if sentence and not translation else one[0], sentence, translation

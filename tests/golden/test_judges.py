@@ -1,0 +1,441 @@
+"""Judges: what they would say next, read by hand and through transformers, and a real endpoint on localhost."""
+
+import json
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lmgym.envs.stepwise import StepwiseEnv
+from lmgym.episode import Episode, Example, Turn
+from lmgym.errors import LmgymError
+from lmgym.rewards.base import Reward, build, check_examples, evaluate
+from lmgym.rewards.learned.asking import actions
+from lmgym.rewards.learned.endpoint import endpoint_judge
+from lmgym.rewards.learned.judge import judge_score, judge_yes_no
+from tests import learned_models as tiny
+
+EXAMPLE = Example("a/0", "How much is half of 48?", ("48/2=24\n#### 24",))
+QUESTION = "{answer}? {question}"
+
+
+def answered(*texts: str, example: Example = EXAMPLE) -> list[Episode]:
+    return [Episode(example, 0, n, [Turn([], [], text=text)]) for n, text in enumerate(texts)]
+
+
+def stepwise() -> Episode:
+    """What rollout.collect makes of two lines in env stepwise, the first in three pieces around a calculator."""
+    turns = [
+        Turn([], [1], text="half: <<48/2=", stop="stop", continuation="24>>", unfinished=True),
+        Turn([], [1], text="24\n", stop="stop", continuation=""),
+        Turn([], [1], text="#### 24", stop="eos"),
+    ]
+    env = StepwiseEnv(calculator=True)
+    env.reset(EXAMPLE, seed=0)
+    steps = [env.step(turn.text, turn.stop) for turn in turns]
+    assert [step.continuation or "" for step in steps] == [turn.continuation or "" for turn in turns]
+    assert [step.unfinished for step in steps] == [turn.unfinished for turn in turns]
+    return Episode(EXAMPLE, 0, 0, turns)
+
+
+def scored(name: str, episodes: list[Episode], **arguments: Any) -> list[float]:
+    return evaluate(build({name: arguments})[0], episodes)
+
+
+# ---------------------------------------------------------------- scores
+
+
+def numbers(**likely: float) -> dict[str, float]:
+    """Logits of the number tokens: -100 but for the named ones ("n6": 1.0)."""
+    return {**{str(n): -100.0 for n in range(1, 11)}, "\u01201": -100.0} | {
+        name.replace("n", "").replace("space", "\u0120"): value for name, value in likely.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("logits", "highest", "score"),
+    [
+        (numbers(n6=1.0, n10=1.0), 10, 0.8),  # (6 + 10) / 2 / 10, worked by hand like all of these
+        (numbers(n7=0.0), 10, 0.7),
+        (numbers(n1=math.log(3), n5=math.log(1)), 10, 0.2),  # (3 * 1 + 5) / 4 / 10
+        (numbers(n1=math.log(3), n5=math.log(1)), 5, 0.4),
+        (numbers(n1=math.log(2), spacen1=math.log(1), n5=math.log(1)), 10, 0.2),  # " 1" says 1 too
+        (dict.fromkeys(map(str, range(1, 11)), 0.0) | {"\u01201": -100.0, "x": 9.0}, 10, 0.55),  # "x" is no number
+    ],
+)
+def test_scores_by_hand(tmp_path: Path, logits: dict[str, float], highest: int, score: float) -> None:
+    folder = tiny.constant(tmp_path, logits)
+    assert scored("judge_score", answered("24", "25"), model=folder, highest=highest) == pytest.approx([score] * 2)
+
+
+def test_scores_are_llm_rls(tmp_path: Path) -> None:
+    """LLM_RL's way: softmax over the ten tokens' logits at the last place, expectation over ten."""
+    folder = tiny.causal(tmp_path, seed=1)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    texts = ["24", "", "I do not know.", "\U0001f600"]
+    wanted = []
+    for text in texts:
+        messages = [
+            {"role": "system", "content": "Judge."},
+            {"role": "user", "content": f"Problem: How much is half of 48?\nReference: 48/2=24\n#### 24\nStep: {text}"},
+            {"role": "assistant", "content": "Score: "},
+        ]
+        prompt = tokenizer.apply_chat_template(messages[:2], tokenize=False, add_generation_prompt=True) + "Score: "
+        with torch.no_grad():
+            logits = model(**tokenizer(prompt, return_tensors="pt")).logits[0, -1]
+        ten = logits[tokenizer.convert_tokens_to_ids([str(n) for n in range(1, 11)])].softmax(-1)
+        wanted.append(float((ten * torch.arange(1, 11)).sum()) / 10)
+    assert max(wanted) - min(wanted) > 1e-3
+    template = "Problem: {prompt}\nReference: {reference}\nStep: {answer}"
+    found = scored("judge_score", answered(*texts), model=folder, template=template, system="Judge.", begin="Score: ")
+    assert found == pytest.approx(wanted, abs=1e-6)
+
+
+def test_a_judge_without_template_reads_plain_text(tmp_path: Path) -> None:
+    folder = tiny.causal(tmp_path, seed=1, template=False)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        logits = model(**tokenizer("Judge.\n\n24Score: ", return_tensors="pt")).logits[0, -1]
+    ten = logits[tokenizer.convert_tokens_to_ids([str(n) for n in range(1, 11)])].softmax(-1)
+    wanted = float((ten * torch.arange(1, 11)).sum()) / 10
+    found = scored("judge_score", answered("24"), model=folder, template="{answer}", system="Judge.", begin="Score: ")
+    assert found == pytest.approx([wanted], abs=1e-6)
+
+
+# ---------------------------------------------------------------- questions
+
+
+def test_yes_or_no_by_hand(tmp_path: Path) -> None:
+    logits = {"Yes": math.log(6), "\u0120Yes": math.log(3), "No": math.log(1), "\u0120No": math.log(2), "x": 9.0}
+    folder = tiny.constant(tmp_path, logits)
+    assert scored("judge_yes_no", answered("24"), model=folder) == pytest.approx([9 / 12])
+    assert scored("judge_yes_no", answered("24"), model=folder, yes="No", no="Yes") == pytest.approx([3 / 12])
+
+
+def test_yes_or_no_is_the_mean_over_the_questions(tmp_path: Path) -> None:
+    folder = tiny.causal(tmp_path, seed=2)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    questions, shares = ["Is it right?", "Is it new?", "Is it short?"], []
+    words = ["Yes", "\u0120Yes", "No", "\u0120No"]
+    for question in questions:
+        messages = [{"role": "user", "content": f"24? {question}"}]
+        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        with torch.no_grad():
+            logits = model(**tokenizer(prompt, return_tensors="pt")).logits[0, -1]
+        likely = logits[tokenizer.convert_tokens_to_ids(words)].softmax(-1)
+        shares.append(float(likely[0] + likely[1]))
+    assert max(shares) - min(shares) > 1e-3
+    arguments = {"model": folder, "template": QUESTION, "system": "", "questions": questions}
+    assert scored("judge_yes_no", answered("24"), **arguments) == pytest.approx([sum(shares) / 3], abs=1e-6)
+    right = answered("so\n#### 24", "#### 25", "24")  # only the first announces the reference's answer
+    found = scored("judge_yes_no", right, **arguments, correct_is_one=True)
+    judged = scored("judge_yes_no", right, **arguments)
+    assert found == [1.0, *judged[1:]] and judged[0] < 0.99
+
+
+# ---------------------------------------------------------------- line by line
+
+
+def test_actions_of_a_stepwise_episode() -> None:
+    assert actions(stepwise()) == [("", "half: <<48/2=24>>24\n"), ("half: <<48/2=24>>24\n", "#### 24")]
+    assert "".join(line for _, line in actions(stepwise())) == stepwise().text
+    assert actions(Episode(EXAMPLE, 0, 0)) == []
+
+
+def test_each_line_is_judged_in_its_context(tmp_path: Path) -> None:
+    folder = tiny.causal(tmp_path, seed=3)
+    template = "[{before}][{answer}]"
+    arguments = {"model": folder, "system": "", "highest": 9}
+    first = scored("judge_score", answered("half: <<48/2=24>>24\n"), template="[][{answer}]", **arguments)
+    second = scored("judge_score", answered("#### 24"), template="[half: <<48/2=24>>24\n][{answer}]", **arguments)
+    assert abs(first[0] - second[0]) > 1e-4
+    found = scored("judge_score", [stepwise()], template=template, per="turn", **arguments)
+    assert found == pytest.approx([(first[0] + second[0]) / 2], abs=1e-6)
+    whole = scored("judge_score", [stepwise()], template=template, **arguments)
+    assert whole == pytest.approx(scored("judge_score", answered(stepwise().text), template=template, **arguments))
+    nothing = Episode(EXAMPLE, 0, 0)
+    assert scored("judge_score", [nothing], template=template, per="turn", **arguments) == [0.0]
+
+
+def test_several_messages_have_no_context_to_be_judged_in(tmp_path: Path) -> None:
+    folder = tiny.constant(tmp_path, numbers(n7=0.0))
+    conversation = Episode(EXAMPLE, 0, 0, [Turn([], [], text="one"), Turn([], [], text="two")])
+    with pytest.raises(LmgymError, match="has several messages"):
+        scored("judge_score", [conversation], model=folder, per="turn")
+    assert scored("judge_score", [conversation], model=folder) == pytest.approx([0.7])
+
+
+def test_an_answer_may_be_cut_and_what_is_around_it_stays(tmp_path: Path) -> None:
+    folder = tiny.causal(tmp_path, longest=64, seed=4)
+    arguments = {"model": folder, "system": "", "highest": 9, "begin": "S:"}
+    template = "{answer}?"
+    around = len("<|im_start|>") * 0 + len("user\n") + len("?") + len("\n") + len("assistant\n") + len("S:") + 3
+    room = 64 - around  # three control tokens; every character is a token
+    text = "".join(chr(97 + n % 26) for n in range(200))
+    exact = scored("judge_score", answered(text[:room], text[-room:]), template=template, **arguments)
+    for side, wanted in (("right", exact[0]), ("left", exact[1])):
+        found = scored("judge_score", answered(text), template=template, truncation=side, **arguments)
+        assert found == pytest.approx([wanted], abs=1e-6)
+    with pytest.raises(LmgymError, match=f"has {200 + around} tokens, and .* reads 64; write 'truncation: left'"):
+        scored("judge_score", answered(text), template=template, **arguments)
+    with pytest.raises(LmgymError, match="shorten the prompt or the template"):
+        scored("judge_score", answered("x"), template="y" * 70 + "{answer}", truncation="left", **arguments)
+
+
+# ---------------------------------------------------------------- what users are told
+
+
+def complaint(section: dict[str, Any], examples: list[Example] | None = None) -> str:
+    with pytest.raises(LmgymError) as raised:
+        check_examples(build(section), examples or [EXAMPLE])
+    return str(raised.value)
+
+
+def test_users_are_told_what_a_judge_lacks(tmp_path: Path) -> None:
+    folder = tiny.constant(tmp_path / "judge", {})
+    encoder = tiny.encoder(tmp_path / "encoder")
+    check_examples(build({"judge_score": {"model": folder}, "judge_yes_no": {"model": folder}}), [EXAMPLE])
+    assert "needs a causal language model" in complaint({"judge_score": {"model": encoder}})
+    told = complaint({"judge_score": {"model": folder, "highest": 11}})
+    assert "key 'rewards.judge_score.highest': '11' is no single token" in told and "smaller number" in told
+    told = complaint({"judge_yes_no": {"model": folder, "yes": "Sure"}})
+    assert "key 'rewards.judge_yes_no.yes': 'Sure' is no single token" in told
+    told = complaint({"judge_score": {"model": folder, "template": "{anwser}"}})
+    assert "no field '{anwser}'; did you mean 'answer'?" in told
+    assert "must have {answer}" in complaint({"judge_score": {"model": folder, "template": "{prompt}"}})
+    assert "at least one question" in complaint({"judge_yes_no": {"model": folder, "questions": []}})
+    told = complaint({"judge_yes_no": {"model": folder, "correct_is_one": True}}, [Example("a/7", "?")])
+    assert "'a/7' has none" in told
+    with pytest.raises(LmgymError, match=r"\{reference\}, and example 'a/7' has none"):
+        judge_score(answered("4", example=Example("a/7", "?")), model=folder, template="{reference}{answer}")
+
+
+def test_braces_of_latex_are_left_alone(tmp_path: Path) -> None:
+    folder = tiny.causal(tmp_path, seed=5)
+    arguments = {"model": folder, "system": "", "highest": 9}
+    one = judge_score(answered("{prompt}"), template=r"\boxed{4} {answer}", **arguments)
+    other = judge_score(answered("x"), template=r"\boxed{4} {prompt}{answer}", **arguments)
+    literal = answered("x", example=Example("a/0", "{prompt}"))
+    assert one != other  # a field's name in an answer is no field
+    assert judge_score(literal, template=r"\boxed{4} {prompt}{answer}", **arguments) != other
+
+
+# ---------------------------------------------------------------- an endpoint
+
+
+class Server:
+    """A chat endpoint on localhost: it answers each request with what `reply` makes of it, (status, headers, body)."""
+
+    def __init__(self, reply: Callable[[int, dict[str, Any]], tuple[int, dict[str, str], bytes]]) -> None:
+        self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []
+        self.open = self.most = 0
+        self.lock = threading.Lock()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:  # what a redirected POST becomes
+                self.do_POST()
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
+                with outer.lock:
+                    outer.requests.append((self.path, dict(self.headers), body))
+                    number = len(outer.requests)
+                    outer.open += 1
+                    outer.most = max(outer.most, outer.open)
+                try:
+                    status, headers, content = reply(number, body)
+                finally:
+                    with outer.lock:
+                        outer.open -= 1
+                with suppress(ConnectionError):  # who asked may have given up
+                    self.send_response(status)
+                    for name, value in {"Content-Length": str(len(content)), **headers}.items():
+                        self.send_header(name, value)
+                    self.end_headers()
+                    self.wfile.write(content)
+
+            def log_message(self, *arguments: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def start(reply: Callable[[int, dict[str, Any]], tuple[int, dict[str, str], bytes]]) -> Server:
+        servers.append(Server(reply))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def said(text: str | None) -> tuple[int, dict[str, str], bytes]:
+    return 200, {}, json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
+
+
+def ask(server: Server, *texts: str, **arguments: Any) -> list[float]:
+    quick = {"base_url": server.url, "model": "judge", "wait": 0.001, **arguments}
+    return endpoint_judge(list(texts), [EXAMPLE] * len(texts), **quick)
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        ("8", 0.8),
+        ("8/10", 0.8),
+        ("Score: 8 out of 10.", 0.8),
+        ("Step 1 is right, step 2 is not. **7.5**", 0.75),
+        ("<think>10? 9?</think>3", 0.3),
+        ("10", 1.0),
+    ],
+)
+def test_numbers_are_read(serve: Callable[..., Server], reply: str, score: float) -> None:
+    assert ask(serve(lambda number, body: said(reply)), "24") == pytest.approx([score])
+
+
+@pytest.mark.parametrize("reply", ["eleven", "11", "0", "-3", "", None, "<think>8", "9" * 500])
+def test_what_is_no_number_is_refused_or_has_its_price(serve: Callable[..., Server], reply: str | None) -> None:
+    server = serve(lambda number, body: said(reply))
+    with pytest.raises(LmgymError, match="the reply for example 'a/0' has no number from 1 to 10"):
+        ask(server, "24")
+    assert ask(server, "24", unreadable=0.0) == [0.0]
+
+
+def test_yes_and_no_are_read(serve: Callable[..., Server]) -> None:
+    replies = {"a": "Yes.", "b": "no", "c": "Yes? I think NO", "d": "knows, yesterday: yes"}
+    server = serve(lambda number, body: said(replies[body["messages"][-1]["content"]]))
+    assert ask(server, *replies, read="yes_no", template="{answer}") == [1.0, 0.0, 0.0, 1.0]
+    with pytest.raises(LmgymError, match="has no yes or no: 'maybe'"):
+        ask(serve(lambda number, body: said("maybe")), "24", read="yes_no")
+
+
+def test_the_request_is_what_openai_documents(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "sk-secret\n")
+    server = serve(lambda number, body: said("5"))
+    arguments = {"template": "{prompt}|{answer}|{reference}", "system": "Judge.", "key_variable": "JUDGE_KEY"}
+    assert ask(server, "24", "24", "\ud800", options={"max_tokens": 8}, **arguments) == [0.5] * 3
+    assert len(server.requests) == 2  # equal questions are asked once
+    path, headers, body = min(server.requests, key=lambda request: request[2]["messages"][1]["content"])
+    assert path == "/v1/chat/completions" and headers["Authorization"] == "Bearer sk-secret"
+    content = "How much is half of 48?|24|48/2=24\n#### 24"
+    messages = [{"role": "system", "content": "Judge."}, {"role": "user", "content": content}]
+    assert body == {"model": "judge", "messages": messages, "temperature": 0, "max_tokens": 8}
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+def test_what_fails_for_now_is_tried_again(serve: Callable[..., Server], status: int) -> None:
+    server = serve(lambda number, body: (status, {}, b"busy") if number < 3 else said("9"))
+    assert ask(server, "24", retries=2) == [0.9]
+    assert len(server.requests) == 3
+    with pytest.raises(LmgymError, match=f"failed 2 times; the last time: status {status} .busy."):
+        ask(serve(lambda number, body: (status, {}, b"busy")), "24", retries=1)
+
+
+def test_the_server_says_how_long_to_wait(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("lmgym.rewards.learned.chat.time.sleep", waits.append)
+    headers = [{"Retry-After": "7"}, {}, {"Retry-After": "1e9"}, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}]
+    server = serve(lambda number, body: (429, headers[number - 1], b"") if number < 5 else said("9"))
+    assert ask(server, "24", wait=0.5) == [0.9]
+    assert waits == [7.0, 1.0, 60.0, 4.0]  # what it asks for, up to a minute; else .5 * 2^attempt
+
+
+def test_what_is_wrong_is_told_at_once_and_without_the_key(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "sk-secret")
+    server = serve(lambda number, body: (401, {}, b"invalid key sk-secret"))
+    with caplog.at_level(logging.DEBUG), pytest.raises(LmgymError, match="refused the request: status 401") as raised:
+        ask(server, "24", key_variable="JUDGE_KEY")
+    chain: BaseException | None = raised.value
+    while chain is not None:
+        assert "sk-secret" not in str(chain) and "sk-secret" not in repr(chain)
+        chain = chain.__cause__ or chain.__context__
+    assert "sk-secret" not in caplog.text and len(server.requests) == 1
+    reward = build({"endpoint_judge": {"base_url": server.url, "model": "m", "key_variable": "JUDGE_KEY"}})[0]
+    assert "sk-secret" not in repr(reward)
+    elsewhere = serve(lambda number, body: said("9"))
+    for status in (302, 307):
+        moved = serve(lambda number, body, s=status: (s, {"Location": f"{elsewhere.url}/chat/completions"}, b""))
+        with pytest.raises(LmgymError, match=f"refused the request: status {status}"):
+            ask(moved, "24", key_variable="JUDGE_KEY")
+    assert elsewhere.requests == []  # a redirect would have carried the key away
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"choices": []}', b'{"choices": [{"message": 3}]}'])
+def test_what_is_no_chat_completion_is_told(serve: Callable[..., Server], body: bytes) -> None:
+    with pytest.raises(LmgymError, match="did not send a chat completion"):
+        ask(serve(lambda number, _: (200, {}, body)), "24")
+
+
+def test_a_slow_server_is_given_up(serve: Callable[..., Server]) -> None:
+    over = threading.Event()
+
+    def sleep(number: int, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        over.wait(20)
+        return said("9")
+
+    try:
+        with pytest.raises(LmgymError, match="failed 2 times; the last time: TimeoutError"):
+            ask(serve(sleep), "24", seconds=0.2, retries=1)
+    finally:
+        over.set()
+    with pytest.raises(LmgymError, match="failed 1 times; the last time: URLError"):
+        endpoint_judge(["24"], [EXAMPLE], base_url="http://127.0.0.1:9/v1", model="judge", retries=0)
+
+
+def test_requests_are_on_their_way_together_and_answers_in_order(serve: Callable[..., Server]) -> None:
+    together = threading.Barrier(4)
+
+    def reply(number: int, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        together.wait(20)  # opens only when four requests are there at once
+        return said(body["messages"][-1]["content"])
+
+    server = serve(reply)
+    texts = [str(number) for number in range(1, 9)]
+    assert ask(server, *texts, template="{answer}", concurrency=4) == [number / 10 for number in range(1, 9)]
+    assert server.most == 4
+
+
+def test_users_are_told_what_an_endpoint_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    right = {"base_url": "http://localhost:1/v1", "model": "judge"}
+    check_examples(build({"endpoint_judge": right}), [EXAMPLE])  # asks nothing
+    told = complaint({"endpoint_judge": {**right, "key_variable": "JUDGE_KEY"}})
+    assert "the environment variable JUDGE_KEY is not set, or empty" in told
+    monkeypatch.setenv("JUDGE_KEY", "sk-\nsecret")
+    told = complaint({"endpoint_judge": {**right, "key_variable": "JUDGE_KEY"}})
+    assert "characters that no key can have" in told and "secret" not in told
+    for address in ("localhost:8000", "ftp://x/v1", "http://me:word@host/v1", "http://host/v1?key=3"):
+        told = complaint({"endpoint_judge": {**right, "base_url": address}})
+        assert "is no plain address" in told and "word" not in told
+    assert "must be at least 1" in complaint({"endpoint_judge": {**right, "concurrency": 0}})
+    assert "it must be above 0 and above 12" in complaint({"endpoint_judge": {**right, "lowest": 12}})
+    assert "seconds' is 0" in complaint({"endpoint_judge": {**right, "seconds": 0}})
+
+
+def test_an_endpoint_limits_itself() -> None:
+    reward: Reward = build({"endpoint_judge": {"base_url": "http://localhost:1/v1", "model": "judge"}})[0]
+    assert reward.function.limits_itself  # no alarm, whose seconds are for all texts together
+    assert not getattr(judge_yes_no, "limits_itself", False)
