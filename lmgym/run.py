@@ -33,6 +33,7 @@ from lmgym.logs.console import Console
 from lmgym.logs.writer import Writer, disk_errors, rewind
 from lmgym.parts import (
     held_out_examples,
+    held_out_rewards,
     make_engine,
     make_envs,
     make_speaker,
@@ -45,7 +46,7 @@ from lmgym.policies.heads import add_critic
 from lmgym.policies.load import PolicySection, load_policy
 from lmgym.policies.policy import Policy
 from lmgym.preflight import check_lengths, check_model, teacher_section
-from lmgym.rewards.base import Reward, build
+from lmgym.rewards.base import Reward, build, check_examples
 from lmgym.rollout import Speaker
 from lmgym.tasks.stream import Stream
 from lmgym.update import Optimizer
@@ -128,6 +129,11 @@ def start(config: Config, console: Console) -> Run:
     examples = [training_examples(config, stage) for stage in config.stages]
     splits = {config.evaluation.split, config.evaluation.final_split or config.evaluation.split}
     held_out = {split: held_out_examples(config, split) for split in sorted(splits)}
+    for stage, own in zip(config.stages, examples, strict=True):
+        if "demonstrations" not in stage.algorithm.needs:
+            check_examples(build(stage.rewards), own)
+    for asked in held_out.values():
+        check_examples(held_out_rewards(config, config.stages[-1]), asked)
     machine = read_machine(folder, config)
     torch.set_num_threads(machine["threads"])
     latest, complaints = checkpoint.newest(folder / "checkpoints")

@@ -51,7 +51,7 @@ def check_env(
     else:
         name, make = getattr(env, "__name__", type(env).__name__), env
         if arguments:
-            raise LmgymError(f"check_env: arguments go with a registered name; bind them with functools.partial({name})")
+            raise LmgymError("check_env: arguments go with a registered name; bind them with functools.partial")
     example = example or Example("check/0", "What is 9 * 2?", ("9 * 2 = 18\n#### 18",), {"answer": "18"})
     for start in range(len(texts)):
         said = [texts[(start + turn) % len(texts)] for turn in range(MOST)]

@@ -165,7 +165,7 @@ def test_bad_sections_in_one_sentence(env: dict[str, Any], problem: str) -> None
 
 def test_an_observation_without_words_costs_the_run_one_sentence(tmp_path: Path) -> None:
     env = {"name": "gymnasium", "id": "Blackjack-v1", "agent": f"{__name__}:NoWords", "workers": 0}
-    with pytest.raises(LmgymError, match="every environment.*format_observation returned None; it must return a text"):
+    with pytest.raises(LmgymError, match=r"every environment.*format_observation returned None; it must return a text"):
         runs.run(tmp_path / "run", task=None, rewards={}, env=env, algorithm={"name": "reinforce", "group_size": 2})
 
 

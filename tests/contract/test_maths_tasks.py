@@ -55,6 +55,18 @@ def test_the_pages_name_every_task_and_reward_and_its_arguments(kind: str) -> No
 # ---------------------------------------------------------------- math
 
 
+def test_a_reference_that_cannot_be_read_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    pytest.importorskip("math_verify")
+    rows = [{"problem": f"{n}?", "solution": rf"\boxed{{{n}}}", "level": 1, "type": "Algebra"} for n in range(8)]
+    rows[2]["solution"] = r"\boxed{\left(}"
+    write(tmp_path / "train.jsonl", rows)
+    write(tmp_path / "test.jsonl", rows[3:])
+    task = {"name": "math", "path": str(tmp_path), "validation": 0.2}
+    with pytest.raises(LmgymError, match=r"cannot read the reference answer .* of example 'math/train/2'"):
+        runs.run(tmp_path / "run", task=task, rewards={"math_equal": 1.0})
+    assert not (tmp_path / "run").exists()
+
+
 def test_math_reads_the_original_rows_and_those_of_math_500(tmp_path: Path) -> None:
     row = {"problem": "?", "solution": "So 4.", "answer": "4", "subject": "Geometry", "level": 5, "unique_id": "x"}
     only = {"problem": "!", "answer": r"\frac{1}{4}", "subject": "Prealgebra", "level": "Level ?"}

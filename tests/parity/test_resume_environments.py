@@ -9,7 +9,12 @@ from tests import runs
 from tests.parity.test_resume import Interrupting
 from tests.runs import assert_equal_runs, no_picture  # noqa: F401 (a fixture)
 
-NUMBERS = {"model": "builtin:tiny_gpt2", "tokenizer": "builtin:numbers", "device": "cpu", "architecture": {"n_embd": 16}}
+NUMBERS = {
+    "model": "builtin:tiny_gpt2",
+    "tokenizer": "builtin:numbers",
+    "device": "cpu",
+    "architecture": {"n_embd": 16},
+}
 GAMES: dict[str, dict[str, Any]] = {
     "against itself": {"name": "tic_tac_toe", "style": "numbers", "opponent": "self"},
     "against a frozen copy": {"name": "tic_tac_toe", "style": "numbers", "opponent": "frozen"},

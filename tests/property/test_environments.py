@@ -225,7 +225,7 @@ def test_one_that_hangs_or_crashes_costs_its_own_episode() -> None:
 
 
 def test_where_all_fail_the_run_ends_with_the_reason() -> None:
-    with pytest.raises(LmgymError, match="every environment of this rollout failed.*ValueError: no board"):
+    with pytest.raises(LmgymError, match=r"every environment of this rollout failed.*ValueError: no board"):
         failing(Failing, ["reset", "reset"])
 
 
