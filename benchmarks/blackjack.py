@@ -105,8 +105,8 @@ def _swapped(hand: tuple[int, bool], shown: int) -> tuple[int, int, bool]:
 
 
 def greedy_table(folder: Path) -> dict[State, float]:
-    """What a trained run's policy does in each state: 1 hit, 0 stick. Another answer than these is counted as a hit, the
-    worse of the two where it matters most."""
+    """What a trained run's policy does in each state: 1 hit, 0 stick. Another answer than these is counted as a hit,
+    the worse of the two where it matters most."""
     import torch
 
     from lmgym.config import load_config

@@ -60,9 +60,8 @@ class Gymnasium:
         self._env = _make(self.id, self.arguments)
         self._agent: Agent = self._make_agent()
         self._agent.action_space, self._agent.observation_space = self._env.action_space, self._env.observation_space
-        seed %= 2**31
-        observation, info = self._env.reset(seed=seed)
-        self._env.action_space.seed(seed)
+        self._seed, self._seeded = seed % 2**31, False
+        observation, info = self._env.reset(seed=self._seed)
         self._turns = self._invalid = 0
         system = self._agent.get_system_prompt()
         self._opening = [{"role": "system", "content": system}] if system else []
@@ -130,6 +129,9 @@ class Gymnasium:
         return action, ""
 
     def _random_action(self) -> Any:
+        if not self._seeded:  # most episodes need none, and seeding costs as much as a game of Blackjack
+            self._env.action_space.seed(self._seed)
+            self._seeded = True
         mask = self._info.get("action_mask")
         return self._env.action_space.sample() if mask is None else self._env.action_space.sample(mask=mask)
 
