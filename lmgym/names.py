@@ -274,6 +274,9 @@ BUILTIN: dict[str, dict[str, Entry]] = {
         "gymnasium": Entry(
             "lmgym.envs.gymnasium:Gymnasium", "any environment of gymnasium, put into words by an agent"
         ),
+        "textarena": Entry(
+            "lmgym.envs.textarena:TextArena", "TextArena's games, for one player or several", "lmgym[textarena]"
+        ),
         "stepwise": Entry(
             "lmgym.envs.stepwise:StepwiseEnv", "LLM_RL: an action is a line of reasoning; with or without a calculator"
         ),

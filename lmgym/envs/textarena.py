@@ -1,0 +1,111 @@
+"""TextArena's games of text, for one player or several (extra `textarena`)."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from lmgym import registry
+from lmgym.envs.base import Step
+from lmgym.episode import Example, Message
+from lmgym.errors import LmgymError
+
+T = TypeVar("T")
+
+
+@registry.register("env", "textarena")
+@dataclass(kw_only=True)
+class TextArena:
+    """A game of TextArena (github.com/LeonGuertler/TextArena) by its id, without its wrappers: a player reads what is
+    new to him, once, and his answer is the action as it is. The game pays at its end.
+
+    With `opponent` self all players' turns train; with current (the policy) or frozen (the policy as it was when the
+    stage began) one player, drawn by the episode's seed, does. TextArena draws from Python's own random numbers, which
+    each game here has for itself. Raises LmgymError for an unknown id and a number of players that the game refuses.
+
+    Example: TextArena(id="TicTacToe-v0", players=2)
+    """
+
+    id: str
+    players: int = 2
+    opponent: Literal["self", "current", "frozen"] = "self"
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of textarena.make."""
+    max_turns: int | None = None
+    """Most turns of all players together; the game is then cut off."""
+
+    needs_data = False
+    workers = 2  # processes that these environments run in, where the recipe does not say how many
+
+    def __post_init__(self) -> None:
+        self.learners: tuple[int, ...] = tuple(range(self.players))
+        self.first = 0
+        known = _library().envs.registration.ENV_REGISTRY
+        if f"{self.id}-raw" not in known:
+            names = sorted(name.removesuffix("-raw") for name in known if name.endswith("-raw"))
+            said = registry.suggest(self.id, names).split("Valid:")[0].strip()
+            raise LmgymError(f"env.id: TextArena has no '{self.id}'; {said or f'it has {len(names)} games'}")
+        if self.players < 1:
+            raise LmgymError(f"env.players is {self.players}; it must be at least 1")
+        if self.max_turns is not None and self.max_turns < 1:
+            raise LmgymError(f"env.max_turns is {self.max_turns}; it must be at least 1")
+
+    def reset(self, example: Example, seed: int) -> Sequence[Message]:
+        if self.opponent != "self":
+            self.learners = (seed // 2**32 % self.players,)
+        self._state, self._turns, self._played = random.Random(seed).getstate(), 0, set[int]()
+        self._env = _library().make(f"{self.id}-raw", **self.arguments)
+        try:
+            self._call(lambda: self._env.reset(num_players=self.players, seed=seed % 2**31))
+        except AssertionError as error:
+            raise LmgymError(f"env.players: '{self.id}' refuses {self.players} players: {error}") from error
+        self.first = self._next = 0
+        message = self._observed()
+        self.first = self._next
+        return [message]
+
+    def step(self, text: str, stop: str) -> Step:
+        self._turns += 1
+        mover = self._next
+        self._played.add(mover)
+        over, _ = self._call(lambda: self._env.step(text))
+        if over:
+            rewards, _ = self._call(self._env.close)
+            paid = {player: float((rewards or {}).get(player, 0.0)) for player in self._played}
+            return Step(reward=paid.pop(mover), terminated=True, others=paid)
+        if self._turns == self.max_turns:
+            return Step(truncated=True)
+        message = self._observed()
+        return Step([message], player=self._next)
+
+    def _observed(self) -> Message:
+        """What the player who is next has not read yet, his own words aside."""
+        self._next, seen = self._call(self._env.get_observation)
+        names = self._env.state.role_mapping
+        said = [
+            text if sender < 0 else f"[{names.get(sender, f'Player {sender}')}] {text}"
+            for sender, text, _ in seen
+            if sender != self._next
+        ]
+        return {"role": "user", "content": "\n\n".join(said) or "Your turn."}
+
+    def _call(self, call: Callable[[], T]) -> T:
+        """A call with the random numbers of this game, and afterwards those of the process as they were."""
+        outside = random.getstate()
+        random.setstate(self._state)
+        try:
+            return call()
+        finally:
+            self._state = random.getstate()
+            random.setstate(outside)
+
+
+def _library() -> Any:
+    try:
+        import textarena
+    except ImportError as error:
+        raise LmgymError(
+            f"env textarena needs the package textarena, which is not installed whole ({error}); run pip install "
+            "'lmgym[textarena]'"
+        ) from error
+    return textarena
