@@ -62,10 +62,10 @@ class Turn:
     minimum: int = 0
     reward: float = 0.0  # earned by this turn
     restart: bool = False  # the prompt was rewritten, not appended to: this turn begins a new row
-    continuation: str | None = None  # what the environment put behind it where the policy went on in the same message
-    unfinished: bool = False  # the next turn belongs to the action that this one began (`Step.unfinished`)
     source_ids: list[int] = field(default_factory=list)
     kept: npt.NDArray[np.uint8] | npt.NDArray[np.int32] | None = None  # [actions, width]
+    continuation: str | None = None  # what the environment put behind it where the policy went on in the same message
+    unfinished: bool = False  # the next turn belongs to the action that this one began (`Step.unfinished`)
 
 
 @dataclass

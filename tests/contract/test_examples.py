@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from lmgym import check_reward, check_task, load_config, registry
+from lmgym import Example, Step, check_reward, check_task, load_config, registry
 from lmgym.cli import main
 from lmgym.logs.console import Console
 from lmgym.train import train
@@ -181,6 +181,20 @@ def test_links_between_the_pages_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_picture")
+class Unreliable:
+    """Two turns, or an exception."""
+
+    def reset(self, example: Example, seed: int) -> str:
+        self.fails, self.turns = seed % 2 == 0, 0
+        return example.prompt if isinstance(example.prompt, str) else ""
+
+    def step(self, text: str, stop: str) -> Step:
+        if self.fails:
+            raise ValueError("out of order")
+        self.turns += 1
+        return Step([], terminated=True) if self.turns == 2 else Step([{"role": "user", "content": "go on"}])
+
+
 def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
     algorithms = [
         {"name": "supervised"},
@@ -193,6 +207,8 @@ def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
         {"name": "sapo", "importance_cap": 2.0},
     ]
     stages = [{"name": str(algorithm["name"]), "algorithm": algorithm, "steps": 1} for algorithm in algorithms]
+    env = f"{__name__}:Unreliable"
+    stages.append({"name": "turns", "algorithm": "rloo", "env": env, "prompts_per_step": 8, "steps": 1})
     evaluation = {"every": 0, "examples": 4, "samples": 2, "temperature": 1.0}
     folder = runs.run(tmp_path / "run", stages=stages, steps=None, algorithm=None, evaluation=evaluation)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
