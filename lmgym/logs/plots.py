@@ -88,7 +88,9 @@ class _Run:
         self.end = clock.start(max(clock.lengths) + 1) if records else 0
         losses = [name for _, record in self.train for name in record if name.startswith("loss")]
         self.reward_name = next((name for name in ["reward", *losses] if self.has(name)), "")
-        bounded = [name for _, record in self.evaluations for name in record if f"{name}/low" in record]
+        last = max((record["stage"] for _, record in self.evaluations), default=0)  # the others prepare for it
+        ended = [record for _, record in self.evaluations if record["stage"] == last]
+        bounded = [name for record in ended for name in record if f"{name}/low" in record]
         telling = [name for name in bounded if name not in ALWAYS_EVALUATED]
         self.metric = metric or next(iter(telling or bounded), "")
         self.held_out = any(_finite(record.get(self.metric)) for _, record in self.evaluations)

@@ -38,7 +38,8 @@ def status(
         words.append(f"loss {decimal(number(record, losses[0]))}")
     parts = [name for name in record if name.startswith("reward/")]
     if held_out:
-        words.append(f"{_label(held_out[0])} {decimal(held_out[1])}")
+        label = "held-out reward" if held_out[0] == "reward" else _label(held_out[0])
+        words.append(f"{label} {decimal(held_out[1])}")
     elif parts:
         name = _label(parts[0].removeprefix("reward/"))
         words.append(f"train {name} {decimal(number(record, parts[0]))}")
