@@ -59,8 +59,8 @@ class PolicySection:
     tokens_per_forward: int = 16384
     """Bound on the padded tokens of one forward pass (memory, not results)."""
     activation_checkpointing: bool = False
-    """Keep only what enters each layer, and compute the layer again in backward: less memory, about a third more time,
-    the same gradients."""
+    """Keep only what enters each layer, and compute the layer again in backward: less memory, one more forward pass
+    in time, the same gradients."""
     path: Literal["auto", "fast", "plain"] = "auto"
     """fast: packed rows, own KV cache; plain: Hugging Face's padded forward."""
     template: dict[str, Any] = field(default_factory=dict)
