@@ -33,8 +33,8 @@ def collect(
     `path` is (seed, ..., step, draw). Environments of one group get the same seed; `envs` are many behind one call, or
     a function that builds one. Where they have more than one turn, as many as the engine has rows are alive at a time.
     A game of several players gives an episode for each that learns, in groups of their own. An environment that fails
-    ends its own episode (`Episode.broken`). Raises LmgymError where a prompt does not fit the
-    model, or all environments fail.
+    ends its own episode (`Episode.broken`). Raises LmgymError where a prompt does not fit the model, or all
+    environments fail.
 
     Example: collect(list(enumerate(examples)), speaker, Sampling(), (0, "step", 3, 0), InProcess(HigherOrLower))
     """
@@ -87,11 +87,13 @@ def demonstrate(
 def score(episodes: Sequence[Episode], rewards: Sequence[Reward], timeout: float = 60.0) -> None:
     """Fill in each episode's `parts` and `score`: environment rewards plus the weighted sum of the reward functions,
     paid on the last turn."""
+    played = [episode for episode in episodes if episode.turns]  # the others' environments failed at once
     for reward in rewards:
-        for episode, value in zip(episodes, evaluate(reward, list(episodes), timeout), strict=True):
+        for episode in episodes:
+            episode.parts[reward.name] = 0.0
+        for episode, value in zip(played, evaluate(reward, played, timeout), strict=True):
             episode.parts[reward.name] = value
-            if episode.turns:  # else its environment failed at once
-                episode.turns[-1].reward += reward.weight * value
+            episode.turns[-1].reward += reward.weight * value
     for episode in episodes:
         episode.score = sum(turn.reward for turn in episode.turns)
 
@@ -178,12 +180,11 @@ class _Table:
         asked = [game.place for game, failure in zip(self.live, broken, strict=True) if failure is None]
         answers = self.envs.step([(place, turns[place][-1].text, turns[place][-1].stop) for place in asked])
         steps = dict(zip(asked, answers, strict=True))
-        live = []
+        live, over = list[Game](), list[Game]()
         for game, failure in zip(self.live, broken, strict=True):
-            if game.hear(failure or steps[game.place], self.reader):
-                live.append(game)
-                continue
-            self.envs.end([game.place])
-            for seat in game.seats:
-                seat.speaker.engine.forget([seat.key])
+            goes_on = game.hear(failure or steps[game.place], self.reader)
+            (live if goes_on else over).append(game)
+        self.envs.end([game.place for game in over])  # together: in other processes each call is a round trip
+        for seat in (seat for game in over for seat in game.seats):
+            seat.speaker.engine.forget([seat.key])
         self.live = live

@@ -181,7 +181,8 @@ def begin_stage(run: Run) -> None:
     run.rewards = build(stage.rewards)
     run.close_envs()
     run.envs = make_envs(run.config, stage.env)
-    run.held_out_envs = make_envs(run.config, run.config.evaluation.env or stage.env)
+    held_out = run.config.evaluation.env
+    run.held_out_envs = make_envs(run.config, held_out) if held_out else run.envs
     if run.step > 0:
         assert run.resume_from is not None
         checkpoint.load_optimizer(run.resume_from, run.optimizer.torch)

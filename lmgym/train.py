@@ -118,6 +118,11 @@ def add_greedy_baseline(run: Run, episodes: list[Episode], path: tuple[int | str
     greedy = collect(
         prompts, run.speaker, replace(run.stage.sampling, temperature=0.0), (*path, "greedy"), run.envs
     )
+    if len(greedy) != len(groups):
+        raise LmgymError(
+            "the baseline is a greedy answer to the group's prompt, and a game of several players has none of its own; "
+            "take another baseline"
+        )
     score(greedy, run.rewards, run.config.reward_timeout)
     for group, answer in zip(groups, greedy, strict=True):
         for episode in group:

@@ -296,3 +296,28 @@ def test_broken_and_opening_cross_the_pipe() -> None:
     envs.close()
     assert isinstance(answers[0], Broken) and "no board" in answers[0].message
     assert answers[1] == Opening("go")
+
+
+def test_ended_environments_are_closed_together() -> None:
+    """In other processes each call is a round trip: one a turn, however many games end in it."""
+    calls = []
+
+    class Counting(InProcess):
+        def end(self, places: Sequence[int]) -> None:
+            calls.append(list(places))
+            super().end(places)
+
+    envs = Counting(Moody)
+    episodes = played(64, envs)
+    assert sorted(place for places in calls for place in places) == list(range(16)) and not envs.envs
+    assert len(calls) <= max(len(episode.turns) for episode in episodes)
+
+
+def test_a_reward_does_not_see_an_episode_that_never_began() -> None:
+    from lmgym.rewards.base import Reward, episodes
+    from lmgym.rollout import score
+
+    last = Reward("last", 1.0, episodes(lambda seen: [float(len(episode.turns[-1].text)) for episode in seen]))
+    found = failing(Failing, ["reset", "fine"])
+    score(found, [last])
+    assert found[0].parts == {"last": 0.0} and found[1].parts["last"] == len(found[1].turns[-1].text)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from lmgym.policies.builtin import number_tokenizer
 from lmgym.policies.policy import Policy
 from lmgym.rollout import collect, demonstrate, groups_of
 from lmgym.seats import Speaker
-from tests import models
+from tests import models, runs
 
 NUMBERS = number_tokenizer()
 GAME = Example("game/0", "a game")
@@ -254,3 +255,14 @@ class Picky(Moody):
 def test_check_env_finds(env: Any, problem: str) -> None:
     with pytest.raises(LmgymError, match=problem):
         check_env(env)
+
+
+def test_a_greedy_baseline_wants_one_player(tmp_path: Path) -> None:
+    with pytest.raises(LmgymError, match="a game of several players has none of its own"):
+        runs.run(
+            tmp_path / "run",
+            task=None,
+            rewards={},
+            env={"name": "tic_tac_toe"},
+            algorithm={"name": "reinforce", "baseline": "scst"},
+        )
