@@ -45,7 +45,7 @@ from lmgym.policies import adapter
 from lmgym.policies.heads import add_critic
 from lmgym.policies.load import PolicySection, load_policy
 from lmgym.policies.policy import Policy
-from lmgym.preflight import check_lengths, check_model, teacher_section
+from lmgym.preflight import check_lengths, check_model, cut_prompts, teacher_section
 from lmgym.rewards.base import Reward, build, check_examples
 from lmgym.rollout import Speaker
 from lmgym.tasks.stream import Stream
@@ -85,14 +85,14 @@ class Run:
 
     @property
     def speaker(self) -> Speaker:
-        """Who answers in evaluations: the policy itself."""
-        return make_speaker(self.config, self.policy, self.engine, self.version)
+        """Who answers in evaluations: the policy itself, with a frozen opponent beside it if the stage has one."""
+        speaker = make_speaker(self.config, self.policy, self.engine, self.version)
+        return replace(speaker, opponent=self.opponent)
 
     @property
     def training_speaker(self) -> Speaker:
-        """Who answers in training, under the algorithm's restriction if it has one; a frozen opponent beside it."""
-        speaker = replace(self.speaker, restriction=self.algorithm.restriction(self.copies.models.get("mask")))
-        return replace(speaker, opponent=self.opponent)
+        """Who answers in training: under the algorithm's restriction, if it has one."""
+        return replace(self.speaker, restriction=self.algorithm.restriction(self.copies.models.get("mask")))
 
     @property
     def opponent(self) -> Speaker | None:
@@ -146,6 +146,11 @@ def start(config: Config, console: Console) -> Run:
     policy = load_policy(policy_section(config, machine), config.seed, latest)
     compute: Any = str(policy.compute).removeprefix("torch.")
     section = replace(config.policy, compute=compute)
+    asked_where = {f"evaluation on {split}": asked for split, asked in held_out.items()}
+    read_where = {f"stage {stage.name}": own for stage, own in zip(config.stages, examples, strict=True)}
+    for where, own in {**read_where, **asked_where}.items():
+        if cut := cut_prompts(own, config.policy, policy.tokenizer, policy.encoder_decoder):
+            console.say(f"{where}: {cut}")
     for stage, own in zip(config.stages, examples, strict=True):
         check_lengths(own, config, stage, policy)
         for asked in held_out.values():
@@ -234,7 +239,8 @@ def _copies(run: Run) -> None:
     """Take the frozen copies that the stage's algorithm needs, or read back those of the checkpoint."""
     run.copies = Copies(run.folder, run.stage_index, run.section, run.config.seed)
     run._opponent = None
-    needs = run.algorithm.needs | ({"opponent"} if run.stage.env.get("opponent") == "frozen" else set())
+    frozen = "frozen" in (run.stage.env.get("opponent"), run.stage.env.get("user"))
+    needs = run.algorithm.needs | ({"opponent"} if frozen else set())
     if "teacher" in needs:
         run.copies.models["teacher"] = _teacher(run)
     taken = checkpoint.read_state(run.resume_from)["copies"] if run.step > 0 and run.resume_from else {}

@@ -25,6 +25,10 @@ end your turn:
 Its result comes with the next message. Write a pair of tags for each call. Where you need no tool, answer without tags.
 The tools, one JSON schema a line:
 """
+AS_USER = """You play a person who talks with an assistant. Write only what that person says next, in a sentence or \
+two. You began with these words:
+{prompt}
+When you have what you want, or give up, write [END]."""
 
 
 @register("env", "conversation")
@@ -41,7 +45,10 @@ class Conversation:
     - `user`: `none` ends the episode with the first turn that calls nothing. `scripted` answers such turns with the
       texts of `example.meta["script"]`, or of `script` where an example has none, and ends it when they are used up.
       "module:function" is called with the messages so far, and returns the user's next text, or None for the end; a
-      parameter called `example` or `seed` is given those. One that fails ends its episode as truncated.
+      parameter called `example` or `seed` is given those. One that fails ends its episode as truncated. `current` is the
+      policy itself in the user's seat, `frozen` the policy as it was when the stage began: it reads `user_prompt` (or
+      `example.meta["user"]`), where {prompt} stands for what the user said first, and what the assistant says to the
+      user, tools apart. What it says trains nothing, and `user_end` in it ends the episode.
     - `max_turns`: turns of the policy; an episode that is not over with the last one is truncated.
     - `max_calls` in one turn are made; `max_result_chars` of each result go back.
     - `invalid_call_penalty` is taken off the turn's reward for each call that cannot be read or made.
@@ -63,6 +70,8 @@ class Conversation:
     tools: list[str] = field(default_factory=list)
     user: str | None = None
     script: list[str] | None = None
+    user_prompt: str = AS_USER
+    user_end: str = "[END]"
     system_prompt: str | None = None
     tool_prompt: Literal["system", "template"] = "system"
     tool_role: Literal["tool", "user"] = "tool"
@@ -80,8 +89,13 @@ class Conversation:
                 raise LmgymError(f"key 'env.{name}' must be a number from {least} on, not {getattr(self, name)}")
         if self.script is not None and self.user != "scripted":
             raise LmgymError("key 'env.script' needs 'env.user: scripted'")
+        if not self.user_end:
+            raise LmgymError("key 'env.user_end' is empty, and would end every conversation at once")
+        self.players = 2 if self.user in ("current", "frozen") else 1
+        self.learners, self.first = (0,), 0
         self._tools = _tools(self.tools, self.python)
-        self._reply = None if self.user in (None, "none", "scripted") else _user(str(self.user))
+        built_in = self.players == 2 or self.user in (None, "none", "scripted")
+        self._reply = None if built_in else _user(str(self.user))
         self._lines: list[str] = []  # that a scripted user has still to say
         self._history: list[dict[str, str]] = []
         self._turns = self._seed = 0
@@ -108,10 +122,13 @@ class Conversation:
         if self.user == "scripted":
             self._lines = _script(example, self.script or [])
         self._example, self._seed, self._turns, self._history = example, seed, 0, messages
+        self._user_speaks = self._user_has_spoken = False
         return [dict(message) for message in messages]
 
     def step(self, text: str, stop: str) -> Step:
-        """Answer a turn: with the results of its calls, else as the user."""
+        """Answer a turn: with the results of its calls, else as the user, who may be a player of his own."""
+        if self._user_speaks:
+            return self._pass_on(text)
         self._turns += 1
         self._history.append({"role": "assistant", "content": text})
         if stop in ("length", "context"):
@@ -126,10 +143,12 @@ class Conversation:
 
     def _answer_as_user(self) -> Step:
         counts = _counts([])
-        if self._reply is None and not self._lines:
+        if self.players == 1 and self._reply is None and not self._lines:
             return Step(terminated=True, info=counts)
         if self._turns >= self.max_turns:
             return Step(truncated=True, info=counts)
+        if self.players == 2:
+            return self._ask_user(counts)
         if self._reply is None:
             return self._go_on([{"role": "user", "content": self._lines.pop(0)}], 0.0, counts)
         try:
@@ -144,6 +163,27 @@ class Conversation:
             problem = f"user '{self.user}' returned {what}; it must be a text, or None for the end"
             return Step(truncated=True, info={**counts, "error": cut(problem, 500)})
         return self._go_on([{"role": "user", "content": cut(said, len(said))}], 0.0, counts)  # half surrogates only
+
+    def _ask_user(self, counts: dict[str, Any]) -> Step:
+        """Hand what the policy said to the model that plays the user."""
+        messages = [{"role": "user", "content": self._history[-1]["content"]}]
+        if not self._user_has_spoken:
+            first = next((one["content"] for one in self._history if one["role"] == "user"), "")
+            told = str(self._example.meta.get("user", self.user_prompt)).replace("{prompt}", first)
+            messages.insert(0, {"role": "system", "content": told})
+        self._user_speaks = self._user_has_spoken = True
+        return Step(messages, player=1, info=counts)
+
+    def _pass_on(self, text: str) -> Step:
+        """Hand what the user's model said to the policy."""
+        self._user_speaks = False
+        if self.user_end in text:
+            return Step(terminated=True)
+        if not text.strip():
+            return Step(truncated=True, info={"error": "the model that plays the user said nothing"})
+        said = {"role": "user", "content": text}
+        self._history.append(said)
+        return Step([dict(said)], player=0)
 
     def _results(self, names: Sequence[str], answers: Sequence[Answer]) -> list[dict[str, str]]:
         if self.tool_role == "user":
@@ -196,7 +236,7 @@ def _tools(names: Sequence[str], python: Mapping[str, Any] | None) -> dict[str, 
 def _user(name: str) -> Callable[[list[dict[str, str]], Example, int], Any]:
     """A function of (history, example, seed) around the user's, which may leave out the last two."""
     if ":" not in name:
-        raise LmgymError(f"key 'env.user' must be none, scripted or 'module:function', not '{name}'")
+        raise LmgymError(f"key 'env.user' must be none, scripted, current, frozen or 'module:function', not '{name}'")
     function = registry.load_attribute(name, f"key 'env.user': '{name}'")
     if not callable(function):
         raise LmgymError(f"key 'env.user': '{name}' is no function")

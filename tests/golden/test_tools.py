@@ -398,6 +398,34 @@ def test_a_user_of_ones_own() -> None:
     assert env.step("second", "eos").truncated
 
 
+def test_a_user_who_is_a_player_of_his_own() -> None:
+    env = Conversation(user="frozen", tools=["calculator"], user_prompt="You said: {prompt}", max_turns=4)
+    assert (env.players, env.learners, Conversation(user="scripted", script=["a"]).players) == (2, (0,), 1)
+    env.reset(QUESTION, 0)
+    assert env.step(call("calculator", expression="12 * 34"), "eos").player is None  # the tool's result is no one else's
+    asked = env.step("It is 408.", "eos")
+    assert asked.player == 1
+    assert asked.messages == [
+        {"role": "system", "content": f"You said: {QUESTION.prompt}"},
+        {"role": "user", "content": "It is 408."},
+    ]
+    said = env.step(call("calculator", expression="1"), "eos")  # the user calls no tool: it is what he says
+    assert (said.player, said.messages) == (0, [{"role": "user", "content": call("calculator", expression="1")}])
+    again = env.step("What?", "eos")
+    assert (again.player, again.messages) == (1, [{"role": "user", "content": "What?"}])
+    ended = env.step("Nothing. [END]", "eos")
+    assert ended.terminated and not ended.messages
+
+    env = Conversation(user="current", max_turns=1)
+    env.reset(QUESTION, 0)
+    assert env.step("Hi", "eos").truncated  # nobody would read what the user says
+    env = Conversation(user="current")
+    env.reset(Example("a/0", "Hi", meta={"user": "Be brief."}), 0)
+    assert env.step("Hello", "eos").messages[0]["content"] == "Be brief."
+    silent = env.step(" ", "eos")
+    assert silent.truncated and silent.info["error"] == "the model that plays the user said nothing"
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [("raising_user", "raised RuntimeError: gone home"), ("wrong_user", "returned int; it must be a text")],
@@ -446,8 +474,9 @@ def test_what_was_returned_does_not_change_and_nothing_is_shared() -> None:
         ({"python": {}}, "'python', which is not among 'env.tools'"),
         ({"tools": ["python"], "python": {"second": 1}}, "unknown key 'env.python.second'; did you mean 'seconds'"),
         ({"tools": ["python"], "python": {"seconds": 0}}, "the limit 'seconds' of python snippets must be at least"),
-        ({"user": "model"}, "key 'env.user' must be none, scripted or 'module:function', not 'model'"),
+        ({"user": "model"}, "key 'env.user' must be none, scripted, current, frozen or 'module:function', not 'model'"),
         ({"user": f"{HERE}:nobody"}, "has no 'nobody'"),
+        ({"user": "frozen", "user_end": ""}, "key 'env.user_end' is empty"),
         ({"script": ["a"]}, "key 'env.script' needs 'env.user: scripted'"),
         ({"max_turns": 0}, "key 'env.max_turns' must be a number from 1 on, not 0"),
         ({"invalid_call_penalty": float("nan")}, "key 'env.invalid_call_penalty'"),

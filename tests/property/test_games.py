@@ -14,6 +14,7 @@ from lmgym.engines.base import Sampling
 from lmgym.engines.sampler import Sampler
 from lmgym.envs.base import Step
 from lmgym.envs.check import check_env
+from lmgym.envs.conversation import Conversation
 from lmgym.envs.games import LINES, GuessNumber, TicTacToe
 from lmgym.envs.side_by_side import InProcess
 from lmgym.envs.workers import Workers
@@ -21,6 +22,7 @@ from lmgym.episode import Episode, Example
 from lmgym.errors import LmgymError
 from lmgym.policies.builtin import number_tokenizer
 from lmgym.policies.policy import Policy
+from lmgym.rendering import decode
 from lmgym.rollout import collect, demonstrate, groups_of
 from lmgym.seats import Speaker
 from tests import models, runs
@@ -100,6 +102,43 @@ def test_sides_in_other_processes_are_the_same() -> None:
     assert [[t.action_ids for t in e.turns] + [e.score, e.group] for e in one] == [
         [t.action_ids for t in e.turns] + [e.score, e.group] for e in other
     ]
+
+
+class Letters(Policy):
+    """A policy of nothing but the letters from `first` on, four of them."""
+
+    first = "a"
+
+    def head(self, hidden: Any) -> Any:
+        logits = super().head(hidden)
+        start = self.tokenizer.convert_tokens_to_ids(self.first)
+        keep = logits[..., start : start + 4].clone()
+        return logits.fill_(-1e9).slice_scatter(keep, -1, start, start + 4)
+
+
+def test_a_model_that_plays_the_user_is_read_and_does_not_train() -> None:
+    def speaks(first: str, seed: int, opponent: Speaker | None = None) -> Speaker:
+        policy = Letters(models.llama(seed), models.tokenizer())
+        policy.first = first
+        return Speaker(Sampler(policy, 4), policy.tokenizer, opponent=opponent)
+
+    speaker = speaks("a", 0, opponent=speaks("w", 1))
+    envs = InProcess(lambda: Conversation(user="frozen", max_turns=3, user_prompt="{prompt}"))  # type: ignore[arg-type]
+    prompts = [(place, Example(f"talk/{place}", f"{place}?")) for place in range(6)]
+    until = Sampling(max_new_tokens=30, min_new_tokens=2, stop=("d", "z"))
+    played = collect(prompts, speaker, until, (0, "talk"), envs)
+    assert [len(episode.turns) for episode in played] == [3] * 6
+    heard = set()
+    for episode in played:
+        read = [decode(speaker.tokenizer, turn.prompt_ids) for turn in episode.turns]
+        assert read[0] == episode.example.prompt
+        assert all(set(turn.text) <= set("abcd") for turn in episode.turns)
+        assert all(set(text.strip()) <= set("wxyz") and text for text in read[1:])
+        heard |= set(read[1:])
+    assert len(heard) > 6  # he answers what was said to him
+    own = Speaker(speaker.engine, speaker.tokenizer)
+    with_himself = collect(prompts, own, until, (0, "talk"), envs)
+    assert all(set(decode(own.tokenizer, e.turns[1].prompt_ids).strip()) <= set("abcd") for e in with_himself)
 
 
 @pytest.mark.parametrize("opponent", ["current", "frozen"])
