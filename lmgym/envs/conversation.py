@@ -45,10 +45,10 @@ class Conversation:
     - `user`: `none` ends the episode with the first turn that calls nothing. `scripted` answers such turns with the
       texts of `example.meta["script"]`, or of `script` where an example has none, and ends it when they are used up.
       "module:function" is called with the messages so far, and returns the user's next text, or None for the end; a
-      parameter called `example` or `seed` is given those. One that fails ends its episode as truncated. `current` is the
-      policy itself in the user's seat, `frozen` the policy as it was when the stage began: it reads `user_prompt` (or
-      `example.meta["user"]`), where {prompt} stands for what the user said first, and what the assistant says to the
-      user, tools apart. What it says trains nothing, and `user_end` in it ends the episode.
+      parameter called `example` or `seed` is given those. One that fails ends its episode as truncated.
+      `current` is the policy itself in the user's seat, `frozen` the policy as it was when the stage began: it reads
+      `user_prompt` (or `example.meta["user"]`), where {prompt} stands for what the user said first, and what the
+      assistant says to the user, tools apart. What it says trains nothing, and `user_end` in it ends the episode.
     - `max_turns`: turns of the policy; an episode that is not over with the last one is truncated.
     - `max_calls` in one turn are made; `max_result_chars` of each result go back.
     - `invalid_call_penalty` is taken off the turn's reward for each call that cannot be read or made.

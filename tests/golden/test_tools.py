@@ -402,7 +402,7 @@ def test_a_user_who_is_a_player_of_his_own() -> None:
     env = Conversation(user="frozen", tools=["calculator"], user_prompt="You said: {prompt}", max_turns=4)
     assert (env.players, env.learners, Conversation(user="scripted", script=["a"]).players) == (2, (0,), 1)
     env.reset(QUESTION, 0)
-    assert env.step(call("calculator", expression="12 * 34"), "eos").player is None  # the tool's result is no one else's
+    assert env.step(call("calculator", expression="12 * 34"), "eos").player is None  # a tool's result
     asked = env.step("It is 408.", "eos")
     assert asked.player == 1
     assert asked.messages == [
