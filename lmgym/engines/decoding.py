@@ -13,7 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lmgym import seeds
-from lmgym.attention import CachedRows, ExtendedRows, KeyValueCache, PackedRows
+from lmgym.attention import PackedRows
+from lmgym.cache import CachedRows, ExtendedRows, KeyValueCache, SharedPrompts
 from lmgym.engines.answers import Answers
 from lmgym.engines.base import Completion, Request, Sampling
 from lmgym.engines.held import HeldConversations
@@ -28,7 +29,7 @@ class Live:
     """The answers being decoded, one per slot, as columns of length S."""
 
     request: list[int]  # place in the list of requests
-    lengths: Int[Tensor, " S"]  # tokens in the cache
+    lengths: Int[Tensor, " S"]  # tokens in the slot
     last: Int[Tensor, " S"]  # the token sampled last, not yet in the cache
 
 
@@ -72,8 +73,7 @@ class Decoder:
         return self.answers.completions()
 
     def _decode(self) -> None:
-        capacity = max(len(r.prompt_ids) + limit for r, limit in zip(self.requests, self.answers.limits, strict=True))
-        caches = [KeyValueCache(self.rows, capacity) for _ in self.policies]
+        caches = [self._cache() for _ in self.policies]
         waiting, free = list(range(len(self.requests))), list(range(self.rows))
         live = Live(
             [-1] * self.rows, torch.zeros(self.rows, dtype=torch.long), torch.zeros(self.rows, dtype=torch.long)
@@ -92,13 +92,24 @@ class Decoder:
             self._step(live, caches)
             free = [slot for slot, request in enumerate(live.request) if request < 0]
 
+    def _cache(self) -> KeyValueCache:
+        """Room for the answers behind their shared prompts. A conversation's slot holds its prompt too, since it is
+        held as a whole; so it does where the kernel that reads the cache is not ours (`CachedRows`)."""
+        prompts = {request.prompt_ids for request in self.requests}
+        if self.device.type != "cpu" or any(request.conversation is not None for request in self.requests):
+            limits = zip(self.requests, self.answers.limits, strict=True)
+            return KeyValueCache(self.rows, max(len(request.prompt_ids) + limit for request, limit in limits))
+        count, longest = min(len(prompts), self.rows), max(map(len, prompts))
+        return KeyValueCache(self.rows, max(self.answers.limits), SharedPrompts(count, self.rows, longest, self.device))
+
     def _admit(self, requests: list[int], slots: list[int], live: Live, caches: list[KeyValueCache]) -> None:
         """Read the prompts of these requests into their slots, as far as that is not done, and sample their first
         tokens."""
         place = dict(zip(requests, slots, strict=True))
+        shared = caches[0].prompts is not None
         for request, slot in place.items():
             live.request[slot] = request
-            live.lengths[slot] = len(self.requests[request].prompt_ids)
+            live.lengths[slot] = 0 if shared else len(self.requests[request].prompt_ids)
         reach = {request: self._reach(request) for request in requests}
         members: dict[tuple[int, ...], list[int]] = {}
         for request in requests:
@@ -122,13 +133,17 @@ class Decoder:
     def _begin(self, prompts: list[tuple[tuple[int, ...], list[int]]], live: Live, caches: list[KeyValueCache]) -> None:
         """Prefill distinct prompts, each for all the slots that begin with it."""
         slots = [slot for _, own in prompts for slot in own]
+        others = [slot for slot, request in enumerate(live.request) if request >= 0 and slot not in set(slots)]
         source = torch.tensor([i for i, (_, own) in enumerate(prompts) for _ in own], device=self.device)
         ids = torch.tensor([token for prompt, _ in prompts for token in prompt], device=self.device)
         lengths = [len(prompt) for prompt, _ in prompts]
         ends = (torch.tensor(lengths).cumsum(0) - 1).to(self.device)
         logits = []
         for policy, cache in zip(self.policies, caches, strict=True):
-            layout = PackedRows(lengths, self.device, cache, source, torch.tensor(slots, device=self.device))
+            if cache.prompts is None:
+                layout = PackedRows(lengths, self.device, cache, source, torch.tensor(slots, device=self.device))
+            else:
+                layout = PackedRows(lengths, self.device, cache.prompts.cache, *cache.prompts.seat(prompts, others))
             hidden = policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
             logits.append(policy.head(hidden[ends])[source])
         self._take(logits, slots, live, caches)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from lmgym.attention import KeyValueCache
+from lmgym.cache import KeyValueCache
 
 
 @dataclass(frozen=True)

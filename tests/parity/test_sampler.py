@@ -2,6 +2,7 @@
 distribution, and answers end where they should. Real pretrained models where ../shared has them."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,21 @@ def test_a_completion_depends_on_its_request_only(fast: bool, temperature: float
     assert alone == ids[:6]
     policy.tokens_per_forward = 8
     assert [answer.ids for answer in Sampler(policy, 64).generate(asked, sampling)] == ids
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("rows", [3, 6, 64])
+def test_a_shared_prompt_is_read_as_ones_own_is(kind: str, rows: int) -> None:
+    """Prompts stored once for all their answers, of which some leave early and others come, against slots that hold
+    their prompts themselves, as those of conversations do."""
+    policy, sampling = policy_of(kind), Sampling(max_new_tokens=14, stop_ids=tuple(range(50, 70)))
+    shared = requests(20)
+    own = [replace(request, conversation=n) for n, request in enumerate(shared)]
+    together, apart = Sampler(policy, rows).generate(shared, sampling), Sampler(policy, rows).generate(own, sampling)
+    assert [answer.ids for answer in together] == [answer.ids for answer in apart]
+    assert len({len(answer.ids) for answer in together}) > 3
+    for one, other in zip(together, apart, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
 def test_the_key_decides() -> None:
