@@ -48,7 +48,7 @@ class Batch:
     tokens: Int[Tensor, "N T"]
     mask: Bool[Tensor, "N T"]  # a real token
     actions: Bool[Tensor, "N T"]  # sampled by the policy (or demonstrated), end of sequence included
-    rewards: Float[Tensor, "N T"]  # on the last token of the turn that earned it
+    rewards: Float[Tensor, "N T"]  # on the token that earned it, else on the last one of its turn
     score: Float[Tensor, " N"]  # total reward of the row's episode
     episode: Int[Tensor, " N"]  # rows of one episode share its number; episodes count once in every statistic
     group: Int[Tensor, " N"]  # episodes of one prompt share its number
@@ -155,7 +155,7 @@ def collate(
                 raise LmgymError(f"episode {episode.index} (example {episode.example.id}) has a turn without an action")
             actions[n, start:stop] = True
             excluded[n, start : start + min(turn.minimum, stop - start)] = True
-            rewards[n, stop - 1] = turn.reward
+            rewards[n, start:stop] = _token_rewards(turn)
             turns[n, start:stop] = numbers[id(turn)]
             if turn.logprobs:
                 logprobs[n, start:stop] = torch.tensor(turn.logprobs)
@@ -187,6 +187,19 @@ def collate(
         **_kept_columns([turn for _, row in rows for turn in row], actions),
         **(_parts_columns(owners, weights) if weights is not None else {}),
     )
+
+
+def _token_rewards(turn: Turn) -> Float[Tensor, " A"]:
+    """A turn's reward at its actions: where each earned its share, and what is left on the last one."""
+    earned = torch.zeros(len(turn.action_ids))
+    if turn.token_rewards is None:
+        earned[-1] = turn.reward
+        return earned
+    if len(turn.token_rewards) != len(turn.action_ids):
+        raise LmgymError(f"a turn of {len(turn.action_ids)} actions has {len(turn.token_rewards)} token_rewards")
+    earned += torch.tensor(turn.token_rewards)
+    earned[-1] += turn.reward - sum(turn.token_rewards)
+    return earned
 
 
 def _numbered(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:

@@ -17,7 +17,7 @@ from lmgym.policies.device import foreseen, memory_here
 from lmgym.policies.load import load_tokenizer
 from lmgym.policies.policy import Policy
 from lmgym.policies.shapes import Shapes, shapes_of
-from lmgym.preflight import check_model, teacher_section
+from lmgym.preflight import check_model, cut_prompts, teacher_section
 from lmgym.rendering import answer_ids, decoder_answer_ids, prompt_ids, source_ids
 from lmgym.rewards.base import build
 from lmgym.rollout import collect, demonstrate, groups_of, score
@@ -61,6 +61,7 @@ def check(config: Config, folder: Path | None = None, load: bool = True) -> int:
         _model(report, policy)
         held_out = held_out_examples(config)
         report.note(f"evaluation: {len(held_out)} prompts of split '{config.evaluation.split}'")
+        _cut(report, config, policy, held_out)
         for stage in config.stages:
             report.lines.append(f"stage {stage.name}: {type(stage.algorithm).__name__} on {stage.task['name']}")
             _stage(report, config, stage, policy, verdict=stage is config.stages[0] or folder is not None)
@@ -82,7 +83,8 @@ def _memory(report: Report, config: Config) -> bool:
     read = source_ids if shapes.encoder_decoder else prompt_ids
     for place, stage in enumerate(config.stages):
         few = examples[place][:EXAMPLES]
-        prompt = max(len(read(tokenizer, example.prompt, config.policy.template)) for example in few)
+        section = config.policy
+        prompt = max(len(read(tokenizer, example.prompt, section.template, section.cut)) for example in few)
         found = estimate(
             config, stage, shapes, prompt, first=place == 0, compute=compute, on_cpu=on_cpu,
             teacher=_teacher(config, stage), process=resident_bytes() if on_cpu else 0,
@@ -135,6 +137,7 @@ def _stage(report: Report, config: Config, stage: Stage, policy: Policy, verdict
     report.note(f"{len(examples)} training examples, {stage.prompts_per_step} prompts a step, {stage.steps} steps "
                 f"({stage.prompts_per_step * stage.steps / len(examples):.2f} epochs)")  # fmt: skip
     if getattr(registry.get("env", stage.env["name"]), "needs_data", True):  # else prompts come from the environment
+        _cut(report, config, policy, examples)
         _lengths(report, config, stage, policy, few)
     speaker = make_speaker(config, policy, make_engine(config, policy))
     path = (config.seed, "check")
@@ -144,13 +147,19 @@ def _stage(report: Report, config: Config, stage: Stage, policy: Policy, verdict
         group = max(stage.algorithm.group_size, GROUP)
         prompts = [(number, example) for number, example in enumerate(few) for _ in range(group)]
         episodes = collect(prompts, speaker, stage.sampling, path, make_envs(config, stage.env))
-        score(episodes, build(stage.rewards), config.reward_timeout)
+        score(episodes, build(stage.rewards), config.reward_timeout, policy.tokenizer)
         _answers(report, stage, episodes, verdict=verdict)
+
+
+def _cut(report: Report, config: Config, policy: Policy, examples: list[Example]) -> None:
+    if sentence := cut_prompts(examples, config.policy, policy.tokenizer, policy.encoder_decoder):
+        report.note(sentence)
 
 
 def _lengths(report: Report, config: Config, stage: Stage, policy: Policy, examples: list[Example]) -> None:
     read = source_ids if policy.encoder_decoder else prompt_ids
-    lengths = [len(read(policy.tokenizer, example.prompt, config.policy.template)) for example in examples]
+    template, cut = config.policy.template, config.policy.cut
+    lengths = [len(read(policy.tokenizer, example.prompt, template, cut)) for example in examples]
     report.note(f"prompt tokens: {min(lengths)} to {max(lengths)}; context {policy.context or 'without limit'}")
     before = (
         len(policy.decoder_start) if policy.encoder_decoder else max(lengths)

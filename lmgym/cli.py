@@ -1,4 +1,4 @@
-"""lmgym train | eval | compare | generate | list | check | export. Verbs and key=value, few flags to learn.
+"""lmgym train | eval | compare | generate | list | check | export | convert. Verbs and key=value, few flags to learn.
 
 Importing this loads no torch; each verb imports what it needs.
 """
@@ -24,6 +24,7 @@ EPILOG = """examples:
   lmgym compare runs/a runs/b                               the same problems: the difference and what it is worth
   lmgym generate runs/quickstart --prompt "Mia has 3 pens and gets 4 more. How many?"
   lmgym export runs/quickstart --to model                   the model with its tokenizer and a model card
+  lmgym convert rl4lms gpt2_ppo.yml > gpt2_ppo.yaml         RL4LMs' file as a recipe (train takes it as it is, too)
   lmgym list reward --json
 """
 
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        return int(given.run(given) or 0)
+        return _run(given)
     except LmgymError as error:
         print(f"lmgym: {error}", file=sys.stderr)
         return 1
@@ -55,6 +56,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
 
+def _run(given: argparse.Namespace) -> int:
+    """Run a verb; a file of RL4LMs' schema in the place of a recipe is converted first."""
+    what = Path(getattr(given, "what", None) or "")
+    if what.suffix not in (".yml", ".yaml") or not what.is_file():
+        return int(given.run(given) or 0)
+    from lmgym.compat.rl4lms.schema import is_rl4lms
+    from lmgym.tree import read_yaml
+
+    if not is_rl4lms(read_yaml(what)):
+        return int(given.run(given) or 0)
+    from lmgym.compat.rl4lms.files import recipes
+
+    overrides = given.overrides
+    with recipes(what, overrides) as found:
+        for recipe in found:
+            given.what = str(recipe)
+            if len(found) > 1:  # out= is then a folder of theirs
+                given.overrides = [f"{o}/{recipe.stem}" if o.startswith("out=") else o for o in overrides]
+            if status := int(given.run(given) or 0):
+                return status
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lmgym",
@@ -63,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"lmgym {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="{train,eval,compare,generate,list,check,export}")
+    verbs = parser.add_subparsers(dest="verb", metavar="{train,eval,compare,generate,list,check,export,convert}")
 
     def verb(name: str, run: Any, text: str, what: str | None = None) -> argparse.ArgumentParser:
         sub = verbs.add_parser(name, help=text, description=text)
@@ -97,6 +121,9 @@ def _parser() -> argparse.ArgumentParser:
     exporting.add_argument("--to", required=True, metavar="FOLDER", help="a new folder")
     exporting.add_argument("--merge", action="store_true", help="add LoRA adapters into the weights of their base")
     exporting.add_argument("--push", metavar="OWNER/NAME", help="and to the Hub, as a new private repository")
+    converting = verb("convert", _convert, "print another system's configuration as a recipe")
+    converting.add_argument("system", choices=["rl4lms"], help="whose configuration it is")
+    converting.add_argument("file", metavar="FILE", help="the configuration, a YAML file")
     listing = verb("list", _list, "what recipes can name")
     listing.add_argument("kind", nargs="?", help=f"one of {', '.join(registry.BUILTIN)} (a plural will do)")
     listing.add_argument("--json", action="store_true", help="machine-readable")
@@ -105,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(given: argparse.Namespace) -> int:
+    from lmgym.config import check_same_recipe
     from lmgym.experiments.sweep import home, is_finished, plan, train_all
     from lmgym.train import train
 
@@ -120,7 +148,7 @@ def _train(given: argparse.Namespace) -> int:
     if folder is None and config.out is None:
         config.out = str(_free(Path("runs") / Path(given.what).stem))
     elif folder is None:
-        _same_recipe(config, given.what)
+        check_same_recipe(config, given.what)
     train(config)
     return 0 if is_finished(config) else 130
 
@@ -129,17 +157,22 @@ def _eval(given: argparse.Namespace) -> None:
     from lmgym.evaluate import evaluate
     from lmgym.logs.console import Console
     from lmgym.parts import held_out_examples, held_out_rewards, make_engine, make_envs, make_speaker, trained_policy
+    from lmgym.preflight import check_cut, cut_prompts
 
     config, folder = _config(given)
     section, stage = config.evaluation, config.stages[-1]
+    check_cut(config)
     examples = held_out_examples(config)
     policy = trained_policy(config, folder)
+    cut = cut_prompts(examples, config.policy, policy.tokenizer, policy.encoder_decoder)
     speaker = make_speaker(config, policy, make_engine(config, policy))
     rewards, sampling = held_out_rewards(config, stage), section.decoding(stage.sampling)
     envs, timeout = make_envs(config, section.env or stage.env), config.reward_timeout
     result = evaluate(examples, speaker, sampling, rewards, envs, config.seed, section.samples, timeout)
     with Console() as console:
         console.say(f"{given.what}: {len(examples)} prompts of {section.split}, {section.samples} answers each")
+        if cut:
+            console.say(cut)
         for name, interval in result.results.items():
             console.say(f"  {name:<24} {interval}")
 
@@ -160,8 +193,9 @@ def _compare(given: argparse.Namespace) -> None:
 def _generate(given: argparse.Namespace) -> None:
     from lmgym import seeds
     from lmgym.engines.base import Request
-    from lmgym.parts import make_engine, trained_policy
-    from lmgym.rendering import decode, prompt_ids, source_ids
+    from lmgym.parts import make_engine, make_speaker, trained_policy
+    from lmgym.preflight import cut_prompts
+    from lmgym.rendering import decode
     from lmgym.tasks.base import ask
 
     config, folder = _config(given)
@@ -170,15 +204,17 @@ def _generate(given: argparse.Namespace) -> None:
         raise LmgymError("there is no prompt: give --prompt TEXT, or one prompt a line on standard input")
     policy = trained_policy(config, folder)
     sampling = config.evaluation.decoding(config.stages[-1].sampling)
-    posed = [example.prompt for example in ask(prompts, config.stages[-1].task, config.seed)]
-    read = source_ids if policy.encoder_decoder else prompt_ids
-    ids = [tuple(read(policy.tokenizer, prompt, config.policy.template)) for prompt in posed]
+    posed, engine = ask(prompts, config.stages[-1].task, config.seed), make_engine(config, policy)
+    if cut := cut_prompts(posed, config.policy, policy.tokenizer, policy.encoder_decoder):
+        print(f"lmgym: {cut}", file=sys.stderr)
+    speaker = make_speaker(config, policy, engine)
+    ids = [tuple(speaker.read(example.prompt)) for example in posed]
     keys = [seeds.key(config.seed, "generate", place) for place in range(len(ids))]
     requests = [
         Request(policy.decoder_start, key, source_ids=one) if policy.encoder_decoder else Request(one, key)
         for one, key in zip(ids, keys, strict=True)
     ]
-    for prompt, completion in zip(prompts, make_engine(config, policy).generate(requests, sampling), strict=True):
+    for prompt, completion in zip(prompts, engine.generate(requests, sampling), strict=True):
         print(f"{prompt}{'' if prompt[-1:].isspace() else ' '}{decode(policy.tokenizer, completion.ids)}")
 
 
@@ -193,6 +229,12 @@ def _export(given: argparse.Namespace) -> None:
     from lmgym.export import export
 
     print(export(Path(given.what), Path(given.to), given.overrides, given.merge, given.push))
+
+
+def _convert(given: argparse.Namespace) -> None:
+    from lmgym.compat.rl4lms.files import printed
+
+    print(printed(Path(given.file)), end="")
 
 
 def _config(given: argparse.Namespace) -> tuple[Any, Path | None]:
@@ -224,24 +266,13 @@ def _free(folder: Path) -> Path:
     return free
 
 
-def _same_recipe(config: Any, recipe: str) -> None:
-    """`out=` names a folder: refuse to mix two recipes in it; the same one resumes."""
-    from lmgym.config import dump
-
-    there = Path(config.out) / "recipe.yaml"
-    if there.is_file() and there.read_text(encoding="utf-8") != dump(config):
-        raise LmgymError(
-            f"{config.out} holds a run of another recipe than {recipe}; go on with it by `lmgym train {config.out} "
-            "key=value`, or choose another out="
-        )
-
-
 def _list(given: argparse.Namespace) -> None:
     for plugin in given.plugin:
         registry.load_plugin(plugin)
     kinds = list(registry.BUILTIN)
     if given.kind is not None:
         kind = given.kind if given.kind in kinds else given.kind.removesuffix("s")
+        kind = "reward" if kind == "metric" else kind  # a metric is a reward, of weight 0
         if kind not in kinds:
             raise LmgymError(f"there is no kind '{given.kind}'; {registry.suggest(given.kind, kinds)}")
         kinds = [kind]
@@ -249,12 +280,15 @@ def _list(given: argparse.Namespace) -> None:
     if given.json:
         print(json.dumps(table[kinds[0]] if given.kind else table, indent=1))
         return
+    print("+ runs here   ~ runs here, given what is named   - does not run here yet")
     for kind, rows in table.items():
-        print(f"{kind}s" if kind != "policy" else "policies")
+        print(f"{kind}s, which are metrics too" if kind == "reward" else f"{kind}s")
         width = max((len(row["name"]) for row in rows), default=0)
         for row in rows:
-            needs = f"  (needs {row['needs']})" if row["needs"] else ""
-            print(f"  {row['name']:<{width}}  {row['summary']}{needs}")
+            mark = {"yes": "+", "given": "~", "no": "-"}[row["runs"]]
+            how = f": {row['how']}" if row["how"] not in row["needs"] else ""
+            needs = f"  (needs {row['needs']}{how})" if row["needs"] else ""
+            print(f"{mark}  {row['name']:<{width}}  {row['summary']}{needs}")
 
 
 if __name__ == "__main__":

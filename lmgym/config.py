@@ -27,6 +27,7 @@ LEAST = {  # the smallest value that makes sense
     "threads": 1,
     "engine.rows": 1,
     "policy.tokens_per_forward": 1,
+    "policy.max_prompt_tokens": 1,
     "policy.lora_rank": 1,
     "policy.lora_alpha": 0,
     "evaluation.every": 0,
@@ -112,6 +113,9 @@ class Logs:
     """Sample answers shown at the end."""
     rollouts: typing.Literal["tracked", "all"] = "tracked"
     """What rollouts.jsonl keeps of a step: the first prompt's answers, or everything."""
+    predictions: bool = False
+    """Also write every answer of each evaluation, with its metrics, to epoch_N_SPLIT_split_predictions.json, as RL4LMs
+    does; N counts the policy's updates."""
 
 
 @dataclass(kw_only=True)
@@ -202,6 +206,16 @@ def resolved(config: Config) -> dict[str, Any]:
 def dump(config: Config) -> str:
     """The resolved tree as YAML."""
     return write_yaml(resolved(config))
+
+
+def check_same_recipe(config: Config, recipe: str) -> None:
+    """Raise LmgymError where `out` holds a run of another recipe; the same one resumes. `recipe` is its name."""
+    there = Path(config.out or "") / "recipe.yaml"
+    if there.is_file() and there.read_text(encoding="utf-8") != dump(config):
+        raise LmgymError(
+            f"{config.out} holds a run of another recipe than {recipe}; go on with it by `lmgym train {config.out} "
+            "key=value`, or choose another out="
+        )
 
 
 def _check_stages(stages: list[Stage]) -> None:

@@ -66,6 +66,7 @@ class Turn:
     kept: npt.NDArray[np.uint8] | npt.NDArray[np.int32] | None = None  # [actions, width]
     continuation: str | None = None  # what the environment put behind it where the policy went on in the same message
     unfinished: bool = False  # the next turn belongs to the action that this one began (`Step.unfinished`)
+    token_rewards: list[float] | None = None  # what of `reward` each action earned; what is left is the last one's
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Evaluation: answers to held-out prompts, every reward as a metric, with 95 % confidence intervals."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from lmgym.envs.side_by_side import Envs
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.episode import Episode, Example
 from lmgym.rewards.base import Reward
+from lmgym.rewards.corpus import Corpus, corpora
 from lmgym.rollout import Speaker, collect, demonstrate, groups_of, score
 from lmgym.statistics import Interval, mean_interval, pass_at_k_each
 
@@ -53,6 +54,9 @@ class EvaluationSection:
     env: dict[str, Any] | None = None
     """Evaluate in this environment instead of the stage's, as in games against chance of a policy that trains against
     itself."""
+    reference_nll: bool = False
+    """Report the negative log-likelihood of the held-out references (nats per token, end of sequence included) in every
+    stage; without it only those that imitate references do."""
     keep_best: str | None = None
     """A metric; the model that scored highest on it is kept in the run folder's best/."""
 
@@ -70,13 +74,15 @@ class EvaluationSection:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results by metric, and the answers behind them.
+    """Results by metric, the answers behind them, and those figures that are of all answers at once ("bleu/corpus"),
+    which `results` has too.
 
     Example: evaluation.results["final_answer"] -> Interval(mean=0.61, low=0.57, high=0.65, count=512)
     """
 
     results: dict[str, Interval]
     episodes: list[Episode]
+    corpora: dict[str, Corpus] = field(default_factory=dict)
 
 
 def evaluate(
@@ -93,14 +99,20 @@ def evaluate(
 
     Random numbers are a function of (seed, place), not of the training step, so that two evaluations of the same
     examples are paired. Intervals: Wilson where each prompt has one answer scored 0 or 1, else a bootstrap over
-    prompts.
+    prompts; none (NaN) for a "NAME/corpus" that is not of sums, as the number of distinct words is not.
     """
     prompts = [(group, example) for group, example in enumerate(examples) for _ in range(samples)]
     episodes = collect(prompts, speaker, sampling, (seed, "evaluation"), envs)
-    score(episodes, rewards, timeout)
+    score(episodes, [replace(reward, shaping=False) for reward in rewards], timeout, speaker.tokenizer)  # totals only
     groups = groups_of(episodes)
     values = measured(groups, rewards) | by_task(groups, rewards)
-    return Evaluation({name: mean_interval(numbers) for name, numbers in values.items()}, episodes)
+    found = corpora(rewards, groups, timeout)
+    results = {}
+    for name, numbers in values.items():
+        results[name] = mean_interval(numbers)
+        if (whole := f"{name}/corpus") in found:
+            results[whole] = found[whole].interval
+    return Evaluation(results, episodes, found)
 
 
 def measured(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> dict[str, list[list[float]]]:

@@ -10,7 +10,7 @@ from lmgym.errors import LmgymError
 from lmgym.evaluate import evaluate, reference_nll
 from lmgym.logs.console import Sample
 from lmgym.logs.plots import training_plot
-from lmgym.logs.records import rollout_record
+from lmgym.logs.records import prediction_record, rollout_record, split_of_rl4lms
 from lmgym.parts import held_out_rewards
 from lmgym.run import Run
 from lmgym.statistics import Interval
@@ -73,7 +73,7 @@ def _measure(run: Run, split: str) -> tuple[dict[str, Interval], dict[str, Any]]
     results = dict(result.results)
     asked = run.config.evaluation.env or stage.env
     demonstrated = asked["name"] != "single_turn" or all(example.references for example in examples)
-    if "demonstrations" in run.algorithm.needs and demonstrated:
+    if section.reference_nll or ("demonstrations" in run.algorithm.needs and demonstrated):
         results["reference_nll"] = reference_nll(examples, run.speaker, run.policy, seed, run.held_out_envs)
     place = {"kind": "evaluation", "stage": run.stage_index, "stage_name": stage.name, "step": run.step, "split": split}
     record: dict[str, Any] = {**place, "count": len(examples)}
@@ -82,11 +82,20 @@ def _measure(run: Run, split: str) -> tuple[dict[str, Interval], dict[str, Any]]
     run.writer.metrics(record)
     tracked = result.episodes[: run.config.logs.samples * section.samples : section.samples]
     run.writer.rollouts([place | rollout_record(episode) for episode in tracked])  # the same prompts every time
+    if run.config.logs.predictions:
+        _write_predictions(run, result.episodes, split)
     shown = [name for name in results if name not in ("reward", "length/mean", "truncated")] or ["reward"]
     run.console.evaluation(run.step, {name: results[name] for name in shown}, split)
     plain = {name: asdict(interval) for name, interval in results.items()}
     answers = _answers(tracked)
     return results, {"stage": stage.name, "step": run.step, "split": split, "results": plain, "answers": answers}
+
+
+def _write_predictions(run: Run, episodes: list[Episode], split: str) -> None:
+    """Every answer of an evaluation in one file, which an evaluation that is repeated replaces."""
+    name = f"epoch_{run.version}_{split_of_rl4lms(split)}_split_predictions.json"
+    records = [prediction_record(episode, split) for episode in episodes]
+    checkpoint.write_text(run.folder / name, json.dumps(records, indent=1))
 
 
 def _keep_best(run: Run, results: dict[str, Interval]) -> None:

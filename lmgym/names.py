@@ -14,7 +14,7 @@ class Entry:
 
     target: str  # "module:attribute"
     summary: str  # one line
-    needs: str = ""  # an extra to install, a model, Java ...; empty: nothing
+    needs: str = ""  # names of needs.py, parted by ", ": an extra to install, a model, Java ...; empty: nothing
 
 
 BUILTIN: dict[str, dict[str, Entry]] = {
@@ -54,13 +54,13 @@ BUILTIN: dict[str, dict[str, Entry]] = {
     "task": {
         "arithmetic": Entry("lmgym.tasks.arithmetic:arithmetic", "generated word problems, difficulty as arguments"),
         "gsm8k": Entry(
-            "lmgym.tasks.gsm8k:gsm8k", "grade-school maths, Hub or local file", "lmgym[data], unless path= is given"
+            "lmgym.tasks.gsm8k:gsm8k", "grade-school maths, Hub or local file", "path= or lmgym[data]"
         ),
         "math": Entry(
-            "lmgym.tasks.math:math", "competition mathematics, Hub or local file", "lmgym[data], unless path= is given"
+            "lmgym.tasks.math:math", "competition mathematics, Hub or local file", "path= or lmgym[data]"
         ),
         "svamp": Entry(
-            "lmgym.tasks.svamp:svamp", "one-step word problems, Hub or local file", "lmgym[data], unless path= is given"
+            "lmgym.tasks.svamp:svamp", "one-step word problems, Hub or local file", "path= or lmgym[data]"
         ),
         "reasoning_gym": Entry(
             "lmgym.tasks.reasoning_gym:reasoning_gym", "generated puzzles, a hundred kinds by name", "lmgym[reasoning]"
@@ -68,7 +68,7 @@ BUILTIN: dict[str, dict[str, Entry]] = {
         "mixture": Entry("lmgym.tasks.mixture:mixture", "several tasks as one, each with a weight"),
         "episodes": Entry("lmgym.tasks.episodes:episodes", "numbered episodes, for environments that need no data"),
         "topics": Entry("lmgym.tasks.topics:topics", "open writing prompts in the manner of NanoRL"),
-        "jsonl": Entry("lmgym.tasks.jsonl:jsonl", "any .jsonl file with prompt and reference columns"),
+        "jsonl": Entry("lmgym.tasks.jsonl:jsonl", "any .jsonl file with prompt and reference columns", "path="),
         "increasing_numbers": Entry(
             "lmgym.tasks.synthetic:increasing_numbers", "a number to count on from, or one prompt, as in RL4LMs"
         ),
@@ -79,71 +79,71 @@ BUILTIN: dict[str, dict[str, Entry]] = {
         "imdb": Entry(
             "lmgym.tasks.sentiment:imdb",
             "the first half of film reviews, to be continued",
-            "lmgym[data], unless path= is given",
+            "path= or lmgym[data]",
         ),
         "imdb_seq2seq": Entry(
             "lmgym.tasks.sentiment:imdb_seq2seq",
             "the same for supervised training of encoder-decoders",
-            "lmgym[data], unless path= is given",
+            "path= or lmgym[data]",
         ),
         "common_gen": Entry(
             "lmgym.tasks.common_gen:common_gen",
             "a sentence with given concepts, several references",
-            "lmgym[data], unless path= is given",
+            "path= or lmgym[data]",
         ),
         "cnn_daily_mail": Entry(
             "lmgym.tasks.summarisation:cnn_daily_mail",
             "news articles and their highlights",
-            "lmgym[data], unless path= is given",
+            "path= or lmgym[data]",
         ),
         "xsum": Entry(
-            "lmgym.tasks.summarisation:xsum", "news articles in one sentence", "lmgym[data], unless path= is given"
+            "lmgym.tasks.summarisation:xsum", "news articles in one sentence", "path= or lmgym[data]"
         ),
         "totto": Entry(
             "lmgym.tasks.tables:totto",
             "a sentence about highlighted cells of a table",
-            "lmgym[data], unless path= is given",
+            "path= or lmgym[data]",
         ),
         "dart": Entry(
             "lmgym.tasks.triples:dart",
             "texts about sets of triples, from many sources",
-            "lmgym[data], unless path= is given",
+            "path= or lmgym[data]",
         ),
         "web_nlg": Entry(
             "lmgym.tasks.triples:web_nlg",
             "texts about sets of Wikipedia's triples",
-            "lmgym[data], unless path= is given",
+            "path= or lmgym[data]",
         ),
         "narrative_qa": Entry(
             "lmgym.tasks.narrative_qa:narrative_qa",
             "questions about a summary, two answers each",
-            "lmgym[data], unless path= is given",
+            "path= or lmgym[data]",
         ),
         "parallel": Entry(
             "lmgym.tasks.translation:parallel",
             "any text in two languages, files of lines or of rows",
-            "lmgym[data], unless path= is given",
+            "path= or lmgym[data]",
         ),
         "wmt14": Entry(
-            "lmgym.tasks.translation:wmt14", "WMT14's translation of news", "lmgym[data], unless path= is given"
+            "lmgym.tasks.translation:wmt14", "WMT14's translation of news", "path= or lmgym[data]"
         ),
         "wmt16": Entry(
-            "lmgym.tasks.translation:wmt16", "WMT16's translation of news", "lmgym[data], unless path= is given"
+            "lmgym.tasks.translation:wmt16", "WMT16's translation of news", "path= or lmgym[data]"
         ),
         "iwslt2017": Entry(
-            "lmgym.tasks.translation:iwslt2017", "translation of talks", "lmgym[data], unless path= is given"
+            "lmgym.tasks.translation:iwslt2017", "translation of talks", "path= or lmgym[data]"
         ),
         "multi30k": Entry(
             "lmgym.tasks.translation:multi30k",
             "translation of captions of pictures",
-            "lmgym[data], unless path= is given",
+            "path= or lmgym[data]",
         ),
         "daily_dialog": Entry(
             "lmgym.tasks.dialogue:daily_dialog",
             "the next utterance of everyday dialogues",
-            "lmgym[data], unless path= is given",
+            "path= or lmgym[data]",
         ),
-        "crd3": Entry("lmgym.tasks.dialogue:crd3", "the next turn of a role-playing game"),
+        "crd3": Entry("lmgym.tasks.dialogue:crd3", "the next turn of a role-playing game", "path="),
     },
     "reward": {
         "final_answer": Entry("lmgym.rewards.maths:final_answer", "1 if the final answer equals the reference's"),
@@ -185,6 +185,8 @@ BUILTIN: dict[str, dict[str, Entry]] = {
         ),
         "meteor_stem": Entry("lmgym.rewards.meteor:meteor_stem", "METEOR without synonyms", "lmgym[metrics]"),
         "cider": Entry("lmgym.rewards.cider:cider", "CIDEr-D: n-grams in common, rare ones count for more"),
+        "spice": Entry("lmgym.rewards.spice:spice", "scene graphs in common, by SPICE's program", "Java, SPICE's jar"),
+        "spider": Entry("lmgym.rewards.spice:spider", "SPICE and CIDEr, weighted", "Java, SPICE's jar"),
         "parent": Entry("lmgym.rewards.parent:parent", "PARENT: n-grams held against references and table"),
         "parent_overlap": Entry("lmgym.rewards.totto:parent_overlap", "parent on ToTTo's overlap subset"),
         "parent_non_overlap": Entry("lmgym.rewards.totto:parent_non_overlap", "parent on the rest of ToTTo"),
@@ -204,11 +206,11 @@ BUILTIN: dict[str, dict[str, Entry]] = {
         "common_gen_preference": Entry(
             "lmgym.rewards.common_gen:common_gen_preference",
             "METEOR and a preference, less for missing concepts, as in RL4LMs",
-            "lmgym[metrics], WordNet for NLTK",
+            "lmgym[metrics], WordNet for NLTK, a preference",
         ),
         "squad_exact_match": Entry("lmgym.rewards.answers:squad_exact_match", "1 if the answer is right, as in SQuAD"),
         "token_f1": Entry("lmgym.rewards.answers:token_f1", "F1 of the answer's words, as in SQuAD"),
-        "vader": Entry("lmgym.rewards.sentiment_words:vader", "sentiment by rated words and rules", "vaderSentiment"),
+        "vader": Entry("lmgym.rewards.sentiment_words:vader", "sentiment by rated words and rules", "vaderSentiment or lexicon="),
         "msttr": Entry("lmgym.rewards.diversity:msttr", "mean type-token ratio of segments of 100 words"),
         "prediction_length": Entry("lmgym.rewards.diversity:prediction_length", "number of words and marks (a metric)"),
         "distinct_1": Entry("lmgym.rewards.diversity:distinct_1", "different words over all"),
@@ -239,6 +241,11 @@ BUILTIN: dict[str, dict[str, Entry]] = {
         "reward_model": Entry(
             "lmgym.rewards.learned.classifier:reward_model", "a reward model's score of prompt and answer", "a model"
         ),
+        "intent_accuracy": Entry(
+            "lmgym.rewards.learned.intent:intent_accuracy",
+            "whether an utterance has the wanted intent, and METEOR, as in RL4LMs",
+            "a model, lmgym[metrics], WordNet for NLTK",
+        ),
         "bert_score": Entry(
             "lmgym.rewards.learned.similarity:bert_score", "tokens' vectors held against the references'", "a model"
         ),
@@ -264,6 +271,11 @@ BUILTIN: dict[str, dict[str, Entry]] = {
             "lmgym.rewards.learned.endpoint:endpoint_judge", "score or yes by a chat endpoint", "an endpoint"
         ),
     },
+    "post_processor": {
+        "three_sentence_summary": Entry(
+            "lmgym.rewards.post_processing:three_sentence_summary", "the first three sentences, a line each, as in RL4LMs"
+        ),
+    },
     "env": {
         "single_turn": Entry("lmgym.envs.single_turn:SingleTurn", "one prompt, one answer"),
         "guess_number": Entry("lmgym.envs.games:GuessNumber", "find a secret number by higher and lower"),
@@ -276,6 +288,9 @@ BUILTIN: dict[str, dict[str, Entry]] = {
         ),
         "textarena": Entry(
             "lmgym.envs.textarena:TextArena", "TextArena's games, for one player or several", "lmgym[textarena]"
+        ),
+        "textworld": Entry(
+            "lmgym.envs.textworld:TextWorld", "a game of TextWorld, explored by typed commands", "textworld, game="
         ),
         "stepwise": Entry(
             "lmgym.envs.stepwise:StepwiseEnv", "LLM_RL: an action is a line of reasoning; with or without a calculator"

@@ -6,9 +6,10 @@ before any weight is loaded; `check_lengths` counts tokens.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from lmgym.config import Config, Stage
-from lmgym.episode import Example
+from lmgym.episode import Example, Message
 from lmgym.errors import LmgymError
 from lmgym.maths.kept import packed_bytes
 from lmgym.policies.builtin import is_builtin
@@ -29,6 +30,7 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
             check_sampling(config, stage, facts.vocabulary)
         if "teacher" in stage.algorithm.needs:
             check_teacher(config.policy, stage.algorithm.teacher)  # type: ignore[attr-defined]
+    check_cut(config)
     chat = next((e for own in examples for e in own if not isinstance(e.prompt, str)), None)
     if facts.encoder_decoder and chat is not None and not load_tokenizer(config.policy).chat_template:
         raise LmgymError(
@@ -79,21 +81,73 @@ def check_teacher(section: PolicySection, name: str) -> None:
         )
 
 
+def check_cut(config: Config) -> None:
+    """Raise LmgymError where `policy.max_prompt_tokens` would cut what no task has written."""
+    section = config.policy
+    sections = [stage.env for stage in config.stages] + [config.evaluation.env or {"name": "single_turn"}]
+    other = next((env["name"] for env in sections if env["name"] != "single_turn"), None)
+    if section.cut is not None and other is not None:
+        raise LmgymError(
+            f"policy.max_prompt_tokens cuts the prompts of a task, and those of environment '{other}' are its own; "
+            "remove it"
+        )
+
+
+def cut_prompts(examples: Sequence[Example], section: PolicySection, tokenizer: Any, encoder_decoder: bool) -> str:
+    """A sentence that says how many of the prompts will be cut, empty where the recipe cuts none. Raises LmgymError,
+    naming the example, where one cannot be.
+
+    Example: "131 of 1,000 prompts are longer than policy.max_prompt_tokens (512); these lose their beginning"
+    """
+    if section.cut is None:
+        return ""
+    limit, read = section.cut.tokens, source_ids if encoder_decoder else prompt_ids
+    if getattr(tokenizer, "chat_template", None):
+        count, tried = 0, examples  # the first that is too long is refused
+    else:
+        lengths = _plain_lengths(tokenizer, [example.prompt for example in examples], encoder_decoder)
+        longer = [example for example, length in zip(examples, lengths, strict=True) if length > limit]
+        count, tried = len(longer), longer[:1]
+    for example in tried:
+        try:
+            read(tokenizer, example.prompt, section.template, section.cut)
+        except LmgymError as error:
+            raise LmgymError(f"example '{example.id}': {error}") from error
+    lost = {"left": "beginning", "right": "end"}[section.cut.side]
+    return (
+        f"{count:,} of {len(examples):,} prompts are longer than policy.max_prompt_tokens ({limit}); these lose their "
+        f"{lost}"
+    )
+
+
+def _plain_lengths(tokenizer: Any, prompts: Sequence[str | Sequence[Message]], encoder_decoder: bool) -> list[int]:
+    """The numbers of tokens that `source_ids` (`prompt_ids`) gives prompts without a chat template, many at a time:
+    a fast tokenizer then works on all cores."""
+    lengths = []
+    for start in range(0, len(prompts), 1000):
+        texts = [plain_text(messages_of(prompt)) for prompt in prompts[start : start + 1000]]
+        for ids in tokenizer(texts)["input_ids"]:
+            ended = bool(ids) and ids[-1] == tokenizer.eos_token_id and not encoder_decoder
+            lengths.append(len(ids) - ended)
+    return lengths
+
+
 def check_lengths(examples: Sequence[Example], config: Config, stage: Stage, policy: Policy) -> None:
     """Raise LmgymError, naming the example, where a prompt leaves the model no room to answer, or a demonstration does
     not fit. A token stands for at least one byte, so only texts of many bytes are tokenized."""
     if policy.context is None or stage.env["name"] != "single_turn":
         return
-    tokenizer, template = policy.tokenizer, config.policy.template
+    tokenizer, template, cut = policy.tokenizer, config.policy.template, config.policy.cut
     imitated = "demonstrations" in stage.algorithm.needs
     read = source_ids if policy.encoder_decoder else prompt_ids
-    around = len(read(tokenizer, examples[0].prompt, template))  # at least what the chat template adds
+    around = len(read(tokenizer, examples[0].prompt, template, cut))  # at least what the chat template adds
+    most = policy.context if cut is None else cut.tokens
     for example in examples:
         answers = example.references if imitated else ()
         longest = max((len(text.encode()) for text in answers), default=0)
-        if around + len(plain_text(messages_of(example.prompt)).encode()) + longest < policy.context:
+        if min(around + len(plain_text(messages_of(example.prompt)).encode()), most) + longest < policy.context:
             continue
-        length = len(read(tokenizer, example.prompt, template))
+        length = len(read(tokenizer, example.prompt, template, cut))
         if policy.encoder_decoder:  # each half has the whole context to itself
             spoken = [len(policy.decoder_start) + len(decoder_answer_ids(tokenizer, text)) for text in answers]
             length = max([length, *spoken])

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from lmgym.errors import LmgymError
 from lmgym.names import BUILTIN, Entry
+from lmgym.needs import standing
 
 T = TypeVar("T")
 
@@ -76,7 +77,8 @@ def names(kind: str) -> list[str]:
 
 
 def describe(kind: str) -> list[dict[str, str]]:
-    """One row per name for `lmgym list`: name, summary, needs, target."""
+    """One row per name for `lmgym list`: name, summary, needs, target, and whether it runs here (see needs.standing):
+    "yes", "given" or "no", with `how` to make it run."""
     rows = []
     for name in names(kind):
         entry = BUILTIN[kind].get(name)
@@ -84,7 +86,9 @@ def describe(kind: str) -> list[dict[str, str]]:
             thing = _registered[kind].get(name)
             summary = (getattr(thing, "__doc__", None) or "").strip().split("\n")[0]
             entry = Entry(_identity(thing) if thing else f"entry point lmgym.{kind}", summary)
-        rows.append({"name": name, "summary": entry.summary, "needs": entry.needs, "target": entry.target})
+        found = standing(entry.needs)
+        row = {"name": name, "summary": entry.summary, "needs": entry.needs, "target": entry.target}
+        rows.append(row | {"runs": found.runs, "how": found.how})
     return rows
 
 

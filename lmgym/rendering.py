@@ -7,7 +7,8 @@ Hugging Face tokenizer's methods; nothing here imports torch or transformers.
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from lmgym.episode import Message
 from lmgym.errors import LmgymError
@@ -15,25 +16,50 @@ from lmgym.errors import LmgymError
 ANSWER = "\x02answer\x03"  # stands for a sampled answer while the template is asked what surrounds it
 
 
+@dataclass(frozen=True)
+class Cut:
+    """A prompt of more than `tokens` tokens loses those too many, at its beginning ("left") or its end ("right").
+
+    As in Hugging Face's truncation, the tokens that the tokenizer puts around a text count, and stay. What a chat
+    template writes is not cut.
+
+    Example: Cut(tokens=512, side="left")
+    """
+
+    tokens: int
+    side: Literal["left", "right"] = "left"
+
+
 def messages_of(prompt: str | Sequence[Message]) -> list[Message]:
     """A text prompt is one user message; a list of messages is itself."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 
-def prompt_ids(tokenizer: Any, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None) -> list[int]:
+def prompt_ids(
+    tokenizer: Any,
+    prompt: str | Sequence[Message],
+    template: Mapping[str, Any] | None = None,
+    cut: Cut | None = None,
+) -> list[int]:
     """Token ids [P] of a first prompt, ready for the policy to answer.
 
     A tokenizer with a chat template renders messages through it, with `template` as its keyword arguments (for
     example `{"enable_thinking": False}`). One without gets the plain text of `plain_text`, with the special tokens
-    that it puts at the beginning (BOS) but not one at the end.
+    that it puts at the beginning (BOS) but not one at the end. Raises LmgymError where a chat is longer than `cut`
+    allows.
     """
     if getattr(tokenizer, "chat_template", None):
         text = _template(tokenizer, messages_of(prompt), True, template)
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        if cut is not None and len(ids) > cut.tokens:
+            raise LmgymError(
+                f"a chat prompt has {len(ids)} tokens, more than policy.max_prompt_tokens ({cut.tokens}), and what a "
+                "chat template writes is not cut; shorten the prompt, or raise or remove policy.max_prompt_tokens"
+            )
+        return ids
     ids = list(tokenizer(plain_text(messages_of(prompt)))["input_ids"])
-    if ids and ids[-1] == tokenizer.eos_token_id:
-        ids.pop()
-    return ids
+    ended = bool(ids) and ids[-1] == tokenizer.eos_token_id
+    return _fitted(tokenizer, prompt, ids[:-1] if ended else ids, cut)
 
 
 def plain_text(messages: Sequence[Message]) -> str:
@@ -73,12 +99,39 @@ def answer_ids(
     return [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
 
-def source_ids(tokenizer: Any, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None) -> list[int]:
+def source_ids(
+    tokenizer: Any,
+    prompt: str | Sequence[Message],
+    template: Mapping[str, Any] | None = None,
+    cut: Cut | None = None,
+) -> list[int]:
     """Token ids [S] of a prompt for an encoder: with all the special tokens that the tokenizer puts around a text, the
     end mark of T5 included, which `prompt_ids` leaves out."""
     if getattr(tokenizer, "chat_template", None):
-        return prompt_ids(tokenizer, prompt, template)
-    return list(tokenizer(plain_text(messages_of(prompt)))["input_ids"])
+        return prompt_ids(tokenizer, prompt, template, cut)
+    return _fitted(tokenizer, prompt, list(tokenizer(plain_text(messages_of(prompt)))["input_ids"]), cut)
+
+
+def _fitted(tokenizer: Any, prompt: str | Sequence[Message], ids: list[int], cut: Cut | None) -> list[int]:
+    """The ids of a plain prompt without those too many: the text's own ones go, what stands around them stays."""
+    if cut is None or len(ids) <= cut.tokens:
+        return ids
+    own = list(tokenizer(plain_text(messages_of(prompt)), add_special_tokens=False)["input_ids"])
+    around = len(ids) - len(own)
+    start = next((place for place in range(around + 1) if ids[place : place + len(own)] == own), None)
+    if start is None:
+        raise LmgymError(
+            "policy.max_prompt_tokens: this tokenizer gives a text other ids where it puts special tokens around it, "
+            "so it is unclear where to cut; shorten the prompts in the task, and remove policy.max_prompt_tokens"
+        )
+    room = cut.tokens - around
+    if room < 1:
+        raise LmgymError(
+            f"policy.max_prompt_tokens is {cut.tokens}, and the tokenizer puts {around} special tokens around a text; "
+            f"it must be at least {around + 1}"
+        )
+    kept = own[-room:] if cut.side == "left" else own[:room]
+    return [*ids[:start], *kept, *ids[start + len(own) :]]
 
 
 def decoder_answer_ids(tokenizer: Any, answer: str) -> list[int]:

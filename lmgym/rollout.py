@@ -5,6 +5,7 @@ All live environments share one engine call per turn, and finished ones are repl
 depends on counts and episode order, never on arrival time.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,8 +17,10 @@ from lmgym.envs.side_by_side import Broken, Envs, InProcess
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.episode import Episode, Example, Turn
 from lmgym.errors import LmgymError
-from lmgym.rendering import answer_ids, decode, decoder_answer_ids, prompt_ids, source_ids
+from lmgym.rendering import answer_ids, decode, decoder_answer_ids
 from lmgym.rewards.base import Reward, evaluate
+from lmgym.rewards.tokens import paid
+from lmgym.rewards.turns import paid_each_turn
 from lmgym.seats import Game, Reader, Speaker, seated
 
 
@@ -68,34 +71,46 @@ def demonstrate(
                 f"example {example.id} has no reference answer to imitate; supervised training needs one for each"
             )
         answer = example.references[seeds.key(*path, place) % len(example.references)]
-        turn = Turn(
-            prompt_ids=prompt_ids(speaker.tokenizer, example.prompt, speaker.template),
-            action_ids=answer_ids(speaker.tokenizer, example.prompt, answer, speaker.template),
-            text=answer,
-        )
-        if speaker.decoder_start:
-            turn = Turn(
-                prompt_ids=list(speaker.decoder_start),
-                action_ids=decoder_answer_ids(speaker.tokenizer, answer),
-                text=answer,
-                source_ids=source_ids(speaker.tokenizer, example.prompt, speaker.template),
-            )
+        read, start, tokenizer = speaker.read(example.prompt), list(speaker.decoder_start), speaker.tokenizer
+        if start:
+            turn = Turn(start, decoder_answer_ids(tokenizer, answer), text=answer, source_ids=read)
+        else:
+            turn = Turn(read, answer_ids(tokenizer, example.prompt, answer, speaker.template), text=answer)
         episodes.append(Episode(example=example, group=group, index=place, turns=[turn], version=speaker.version))
     return episodes
 
 
-def score(episodes: Sequence[Episode], rewards: Sequence[Reward], timeout: float = 60.0) -> None:
+def score(episodes: Sequence[Episode], rewards: Sequence[Reward], timeout: float = 60.0, tokenizer: Any = None) -> None:
     """Fill in each episode's `parts` and `score`: environment rewards plus the weighted sum of the reward functions,
-    paid on the last turn."""
+    paid on the last turn, and there on its last token, unless a reward pays each turn (rewards/turns.py) or token by
+    token (rewards/tokens.py), for which the `tokenizer` is needed."""
     played = [episode for episode in episodes if episode.turns]  # the others' environments failed at once
     for reward in rewards:
         for episode in episodes:
             episode.parts[reward.name] = 0.0
+        if reward.by_token:
+            for episode, (value, tokens) in zip(played, paid(reward, played, tokenizer, timeout), strict=True):
+                episode.parts[reward.name] = value
+                _pay(episode.turns[-1], reward.weight * value, [reward.weight * earned for earned in tokens])
+            continue
+        if reward.each_turn:
+            for episode, values in zip(played, paid_each_turn(reward, played, timeout), strict=True):
+                episode.parts[reward.name] = math.fsum(values)
+                for turn, value in zip(episode.turns, values, strict=True):
+                    turn.reward += reward.weight * value
+            continue
         for episode, value in zip(played, evaluate(reward, played, timeout), strict=True):
             episode.parts[reward.name] = value
             episode.turns[-1].reward += reward.weight * value
     for episode in episodes:
         episode.score = sum(turn.reward for turn in episode.turns)
+
+
+def _pay(turn: Turn, total: float, tokens: list[float]) -> None:
+    """Add to a turn's reward what its actions have earned."""
+    before = turn.token_rewards or [0.0] * len(turn.action_ids)
+    turn.reward += total
+    turn.token_rewards = [old + new for old, new in zip(before, tokens, strict=True)]
 
 
 def groups_of(episodes: Sequence[Episode]) -> list[list[Episode]]:

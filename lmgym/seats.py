@@ -15,6 +15,7 @@ from lmgym.envs.side_by_side import Broken, Opening
 from lmgym.episode import Episode, Message, Restriction, Turn
 from lmgym.errors import LmgymError
 from lmgym.rendering import (
+    Cut,
     answer_ids,
     appended_ids,
     continued_ids,
@@ -31,7 +32,7 @@ class Speaker:
 
     An encoder-decoder's answers begin with `decoder_start`; a causal model has none. Under a `restriction` only some
     tokens are sampled. An `opponent` plays the seats that do not learn, in the words of the same tokenizer; without one
-    the speaker itself does.
+    the speaker itself does. A first prompt that is longer than `cut` allows is cut.
     """
 
     engine: Engine
@@ -41,20 +42,26 @@ class Speaker:
     decoder_start: tuple[int, ...] = ()
     restriction: Restriction | None = None
     opponent: "Speaker | None" = None
+    cut: Cut | None = None
+
+    def read(self, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None) -> list[int]:
+        """Token ids of a first prompt: what the encoder reads, or a causal model; `template` in place of its own."""
+        own = self.template if template is None else template
+        return (source_ids if self.decoder_start else prompt_ids)(self.tokenizer, prompt, own, self.cut)
 
 
 class Reader:
     """First prompts to ids, each distinct one rendered once: a group shares its prompt."""
 
     def __init__(self, speaker: Speaker) -> None:
-        self.tokenizer, self.read = speaker.tokenizer, source_ids if speaker.decoder_start else prompt_ids
+        self.read = speaker.read
         self.known: dict[Any, list[int]] = {}
 
     def __call__(self, prompt: str | Sequence[Message], template: Mapping[str, Any]) -> list[int]:
         said = prompt if isinstance(prompt, str) else json.dumps([dict(message) for message in prompt])
         key = (said, json.dumps(dict(template), sort_keys=True, default=repr) if template else "")
         if key not in self.known:
-            self.known[key] = self.read(self.tokenizer, prompt, template)
+            self.known[key] = self.read(prompt, template)
         return list(self.known[key])
 
 

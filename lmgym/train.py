@@ -77,7 +77,7 @@ def gather(run: Run, step: int) -> list[Episode]:
             episodes = demonstrate(prompts, run.speaker, path, run.envs)
         else:
             episodes = collect(prompts, run.training_speaker, run.stage.sampling, path, run.envs)
-            score(episodes, run.rewards, run.config.reward_timeout)
+            score(episodes, run.rewards, run.config.reward_timeout, run.policy.tokenizer)
         if "greedy" in run.algorithm.needs:
             add_greedy_baseline(run, episodes, path)
         groups += groups_of(episodes)
@@ -123,7 +123,7 @@ def add_greedy_baseline(run: Run, episodes: list[Episode], path: tuple[int | str
             "the baseline is a greedy answer to the group's prompt, and a game of several players has none of its own; "
             "take another baseline"
         )
-    score(greedy, run.rewards, run.config.reward_timeout)
+    score(greedy, run.rewards, run.config.reward_timeout, run.policy.tokenizer)
     for group, answer in zip(groups, greedy, strict=True):
         for episode in group:
             episode.baseline = answer.score

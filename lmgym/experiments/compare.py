@@ -8,19 +8,20 @@ from typing import Any
 import torch
 
 from lmgym.config import Config
-from lmgym.episode import Episode, Example
+from lmgym.episode import Example
 from lmgym.errors import LmgymError
-from lmgym.evaluate import evaluate, measured
-from lmgym.experiments.paired import Paired
+from lmgym.evaluate import Evaluation, evaluate, measured
+from lmgym.experiments.paired import Paired, compare_summed, untested
 from lmgym.experiments.paired import compare as paired
 from lmgym.experiments.sides import Side, check_same_question, choose_split, common_rewards, find, same_examples
 from lmgym.logs.console import Console
 from lmgym.logs.words import decimal, json_text
 from lmgym.parts import make_engine, make_envs, make_speaker
 from lmgym.policies.load import load_policy
-from lmgym.preflight import check_lengths
+from lmgym.preflight import check_lengths, cut_prompts
 from lmgym.registry import suggest
 from lmgym.rewards.base import Reward
+from lmgym.rewards.corpus import Corpus
 from lmgym.rollout import groups_of
 
 ALWAYS = ("reward", "length/mean", "truncated")  # reported of every task; its own metrics say more
@@ -84,22 +85,27 @@ def compare(
     known = [*(reward.name for reward in rewards), *ALWAYS]
     if metric is not None and (metric not in known or (metric == "reward" and notes)):
         raise LmgymError(f"--metric is '{metric}'; {suggest(metric, known)}")
-    config, groups = sides[0].config, []
+    config, results = sides[0].config, []
     compute = sides[0].compute or sides[1].compute
     for letter, side in zip("AB", sides, strict=True):
         weights = f", weights of {side.weights}" if side.weights and str(side.weights) != side.name else ""
         console.say(f"{letter}: {side.name}{weights}")
-        answered, compute = _answers(side, compute, config, examples, rewards)
-        groups.append(answered)
+        result, compute = _answers(side, compute, config, examples, rewards, console)
+        results.append(result)
+    groups = [groups_of(result.episodes) for result in results]
     one, other = (measured(answered, rewards) for answered in groups)
     names = [name for name in one if name in other and not (name == "reward" and notes)]
-    metrics = {name: paired(one[name], other[name]) for name in names}
+    metrics = {}
+    for name in names:
+        metrics[name], whole = paired(one[name], other[name]), f"{name}/corpus"
+        if all(whole in result.corpora for result in results):
+            metrics[whole] = _of_all(*(result.corpora[whole] for result in results))
     rows = [_asked(example) for example in examples]
     for side_name, answered, values in (("first", groups[0], one), ("second", groups[1], other)):
         for place, row in enumerate(rows):
             own = {name: values[name][place] for name in names}
             row[side_name] = {"texts": [episode.text for episode in answered[place]], "values": own}
-    differing = (name for name in names if name not in ALWAYS and metrics[name].equal < len(rows))
+    differing = (name for name in names if name not in ALWAYS and metrics[name].equal != len(rows))
     metric = metric or next(differing, names[0])
     section = config.evaluation
     decoding = asdict(section.decoding(config.stages[-1].sampling))
@@ -119,7 +125,7 @@ def show(comparison: Comparison, console: Console, limit: int = 4) -> None:
     for place, (name, result) in enumerate(comparison.metrics.items()):
         counts = (result.higher_first, result.equal, result.higher_second)
         p = "<0.001" if result.p < 0.001 else decimal(result.p)
-        rows.append((name, str(result.difference), p, *map(str, counts)))
+        rows.append((name, str(result.difference), p, *("-" if count is None else str(count) for count in counts)))
         if result.difference.low > 0 or result.difference.high < 0:
             apart.append(place)
     console.table(
@@ -145,20 +151,34 @@ def show(comparison: Comparison, console: Console, limit: int = 4) -> None:
 
 
 def _answers(
-    side: Side, compute: str | None, config: Config, examples: list[Example], rewards: list[Reward]
-) -> tuple[list[list[Episode]], str]:
-    """One side's scored answers, by prompt, and the precision that they were computed in."""
+    side: Side,
+    compute: str | None,
+    config: Config,
+    examples: list[Example],
+    rewards: list[Reward],
+    console: Console,
+) -> tuple[Evaluation, str]:
+    """One side's scored answers, and the precision that they were computed in."""
     section, stage = config.evaluation, config.stages[-1]
     torch.set_num_threads(side.threads or side.config.threads or torch.get_num_threads())
     known: Any = compute or side.config.policy.compute
     policy = load_policy(replace(side.config.policy, compute=known), side.config.seed, side.weights)
+    if cut := cut_prompts(examples, side.config.policy, policy.tokenizer, policy.encoder_decoder):
+        console.say(cut)
     check_lengths(examples, side.config, stage, policy)
     speaker = make_speaker(side.config, policy, make_engine(side.config, policy))
     envs, sampling = make_envs(config, section.env or stage.env), section.decoding(stage.sampling)
     result = evaluate(
         examples, speaker, sampling, rewards, envs, config.seed, section.samples, config.reward_timeout
     )
-    return groups_of(result.episodes), str(policy.compute).removeprefix("torch.")
+    return result, str(policy.compute).removeprefix("torch.")
+
+
+def _of_all(first: Corpus, second: Corpus) -> Paired:
+    """The difference of two figures of all answers, tested where both are of sums over the same prompts."""
+    if first.summed is None or second.summed is None or first.prompts != second.prompts:
+        return untested(first.interval, second.interval)
+    return compare_summed(first.summed, second.summed)
 
 
 def _asked(example: Example) -> dict[str, Any]:

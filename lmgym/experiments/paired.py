@@ -14,7 +14,15 @@ import numpy as np
 
 from lmgym import seeds
 from lmgym.errors import LmgymError
-from lmgym.statistics import CELLS, Interval, clustered_bootstrap, mean_interval
+from lmgym.statistics import (
+    CELLS,
+    Interval,
+    Summed,
+    clustered_bootstrap,
+    mean_interval,
+    summed_bootstrap,
+    summed_draws,
+)
 
 EXACT = 12  # non-zero differences up to which all 2^m signs are tried
 
@@ -24,7 +32,8 @@ class Paired:
     """One metric of two models on the same prompts.
 
     `first`, `second`: each one's mean; `difference`: second minus first, of the same prompts. `p`: two-sided, of no
-    difference at all. `higher_first`, `equal`, `higher_second` count prompts.
+    difference at all; NaN where there is no test. `higher_first`, `equal`, `higher_second` count prompts, and are None
+    for a figure of all answers at once, which no prompt has.
 
     Example: compare([[1], [0], [1]], [[1], [1], [1]]).difference -> Interval(mean=0.33, low=..., high=..., count=3)
     """
@@ -33,11 +42,11 @@ class Paired:
     second: Interval
     difference: Interval
     p: float
-    higher_first: int
-    equal: int
-    higher_second: int
-    interval: str  # "score" (Tango) or "bootstrap"
-    test: str  # "mcnemar" or "sign flip"
+    higher_first: int | None
+    equal: int | None
+    higher_second: int | None
+    interval: str  # "score" (Tango), "bootstrap" or "none"
+    test: str  # "mcnemar", "sign flip" or "none"
 
 
 def compare(
@@ -70,6 +79,43 @@ def compare(
         return Paired(one, other, difference, mcnemar(higher, lower), *counts, "score", "mcnemar")
     difference = clustered_bootstrap([[value] for value in differences], confidence, seed=seed)
     return Paired(one, other, difference, sign_flip(differences, seed=seed), *counts, "bootstrap", "sign flip")
+
+
+def compare_summed(
+    first: Summed, second: Summed, confidence: float = 0.95, resamples: int = 1000, flips: int = 9999, seed: int = 0
+) -> Paired:
+    """Compare two models by a figure of sums, such as a corpus BLEU; each has a row for each prompt.
+
+    The interval is a paired bootstrap: both figures of the same resampled prompts (P. Koehn, EMNLP 2004, W04-3250). The
+    test swaps the two models' answers to random prompts, as `sign_flip` does for means (S. Riezler and J. Maxwell,
+    W05-0908, section 4). Raises LmgymError for two different numbers of prompts.
+
+    Example: compare_summed(a, b).difference -> Interval(mean=0.012, low=0.004, high=0.021, count=500)
+    """
+    if len(first.rows) != len(second.rows):
+        raise LmgymError(
+            f"paired comparison of {len(first.rows)} prompts with {len(second.rows)}; both must answer the same ones"
+        )
+    one, other = (summed_bootstrap(summed, confidence, resamples, seed) for summed in (first, second))
+    low = high = math.nan
+    if len(first.rows) > 1:
+        drawn = summed_draws(second, resamples, seed) - summed_draws(first, resamples, seed)
+        low, high = map(float, np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2]))
+    difference = Interval(other.mean - one.mean, low, high, len(first.rows))
+    seen, random, hits = abs(difference.mean) * (1 - 1e-12), seeds.generator("swap", seed), 0
+    both, rows = first.rows + second.rows, max(1, CELLS // len(first.rows))
+    for start in range(0, flips, rows):
+        swapped = random.integers(2, size=(min(rows, flips - start), len(first.rows)))
+        mixed = (1 - swapped) @ first.rows + swapped @ second.rows
+        hits += int((abs(first.value(mixed) - second.value(both.sum(0) - mixed)) >= seen).sum())
+    p = (1 + hits) / (1 + flips)
+    return Paired(one, other, difference, p, None, None, None, "bootstrap", "sign flip")
+
+
+def untested(first: Interval, second: Interval) -> Paired:
+    """Two figures whose difference has neither interval nor test, such as numbers of distinct words."""
+    difference = Interval(second.mean - first.mean, math.nan, math.nan, first.count)
+    return Paired(first, second, difference, math.nan, None, None, None, "none", "none")
 
 
 def tango(gained: int, lost: int, pairs: int, confidence: float = 0.95) -> Interval:

@@ -17,6 +17,7 @@ from lmgym.policies.device import choose_compute, choose_device
 from lmgym.policies.forward import layers_of
 from lmgym.policies.heads import add_critic
 from lmgym.policies.policy import VALUE_HEAD, Policy
+from lmgym.rendering import Cut
 
 transformers_logging.disable_progress_bar()
 
@@ -65,8 +66,18 @@ class PolicySection:
     """fast: packed rows, own KV cache; plain: Hugging Face's padded forward."""
     template: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the tokenizer's chat template."""
+    max_prompt_tokens: int | None = None
+    """A longer prompt is cut to so many tokens, those that the tokenizer puts around a text included; `lmgym check` and
+    the run's log say how many are. A chat is not cut but refused."""
+    truncation_side: Literal["left", "right"] = "left"
+    """Where a prompt is cut: left loses its beginning, right its end."""
     architecture: dict[str, Any] = field(default_factory=dict)
     """Configuration fields of a built-in model, such as hidden_size."""
+
+    @property
+    def cut(self) -> Cut | None:
+        """How prompts that are too long are cut; None where they are not."""
+        return None if self.max_prompt_tokens is None else Cut(self.max_prompt_tokens, self.truncation_side)
 
     def __post_init__(self) -> None:
         if self.quantise is not None and self.lora_rank is None:

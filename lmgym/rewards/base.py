@@ -6,15 +6,11 @@ instead. The same function is a metric.
 """
 
 import math
-import signal
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, update_wrapper
-from types import FrameType
 from typing import Any, Literal, TypeVar
 
 from lmgym import registry
@@ -22,10 +18,20 @@ from lmgym.episode import Episode, Example, Turn
 from lmgym.errors import LmgymError
 from lmgym.registry import check_arguments, converted, suggest
 from lmgym.rewards.adapters import from_trl
-from lmgym.rewards.thinking import Stripping, thoughtless
+from lmgym.rewards.alarm import TimeUp, alarm
+from lmgym.rewards.thinking import Stripping, thoughtless, with_text
 
 RewardFunction = TypeVar("RewardFunction", bound=Callable[..., Any])
-OPTIONS = {"weight": float, "strip_thinking": Stripping, "tasks": list[str], "style": Literal["lmgym", "trl"]}
+OPTIONS = {
+    "weight": float,
+    "reward": str,
+    "strip_thinking": Stripping,
+    "post_process": str,
+    "shaping": bool,
+    "each_turn": bool,
+    "tasks": list[str],
+    "style": Literal["lmgym", "trl"],
+}
 
 SAMPLE_TEXTS = (
     "The answer is: 18",
@@ -37,16 +43,14 @@ SAMPLE_TEXTS = (
 )
 
 
-class _TimeUp(BaseException):
-    """Raised inside a reward by the alarm; not an Exception, so that `except Exception` in a reward lets it pass."""
-
-
 @dataclass
 class Reward:
     """One part of the score: a function with its arguments bound, and its weight (0: a metric only).
 
-    It sees the text behind the model's thoughts where `strip_thinking` says so (see `without_thinking`), and only the
-    examples of the named `tasks` of a mixture, all of them where there are none; elsewhere it counts as 0.
+    It sees the text behind the model's thoughts where `strip_thinking` says so (see `without_thinking`), what
+    `post_process` makes of that, and only the examples of the named `tasks` of a mixture, all of them where there are
+    none; elsewhere it counts as 0. With `shaping` it is paid token by token (see tokens.py), with `each_turn` at each turn
+    for itself (see turns.py).
 
     Example: Reward("final_answer", 1.0, lmgym.registry.get("reward", "final_answer"))
     """
@@ -56,6 +60,14 @@ class Reward:
     function: Callable[..., Any]
     strip_thinking: Stripping = False
     tasks: tuple[str, ...] = ()
+    post_process: Callable[[str], str] | None = None
+    shaping: bool = False
+    each_turn: bool = False
+
+    @property
+    def by_token(self) -> bool:
+        """Whether tokens are paid each for itself."""
+        return self.shaping or getattr(self.function, "pays_tokens", False)
 
     def applies(self, example: Example) -> bool:
         """True if the example is of a task that this reward judges. Raises LmgymError for a name of no task."""
@@ -86,10 +98,11 @@ def episodes(function: RewardFunction) -> RewardFunction:
 def build(section: Mapping[str, Any]) -> list[Reward]:
     """The rewards of a recipe's section `rewards:`, in its order.
 
-    A key is a registered name or "module:attribute". A number is the weight; a mapping holds `weight` (1
-    where it is left out), the options of any reward (`strip_thinking`, `tasks`, and `style: trl` for a function of
-    TRL's kind), and the function's arguments. Raises LmgymError for unknown names, unknown, missing or wrong
-    arguments, and weights that are no finite number.
+    A key is a registered name or "module:attribute", or any name where the option `reward` says which of these it
+    stands for, so that one function can judge twice. A number is the weight; a mapping holds `weight` (1 where it is
+    left out), the options of any reward (`reward`, `strip_thinking`, `post_process`, `shaping`, `each_turn`, `tasks`,
+    and `style: trl` for a function of TRL's kind), and the function's arguments. Raises LmgymError for unknown names,
+    unknown, missing or wrong arguments, and weights that are no finite number.
 
     Example:
         >>> build({"final_answer": 1.0, "length": {"weight": 0.1, "target": 50}})
@@ -97,7 +110,6 @@ def build(section: Mapping[str, Any]) -> list[Reward]:
     rewards = []
     for name, value in section.items():
         key = f"rewards.{name}"
-        function = registry.get("reward", name)
         arguments = {"weight": 1.0, **value} if isinstance(value, Mapping) else {"weight": value}
         options = {
             option: converted(hint, arguments.pop(option), f"{key}.{option}")
@@ -106,6 +118,7 @@ def build(section: Mapping[str, Any]) -> list[Reward]:
         }
         if not math.isfinite(options["weight"]):
             raise LmgymError(f"key '{key}.weight' must be finite, not {options['weight']}")
+        function = registry.get("reward", options.pop("reward", name))
         if options.pop("style", "lmgym") == "trl":
             function = episodes(from_trl(function, name))
         of_episodes = getattr(function, "takes_episodes", False)
@@ -113,6 +126,9 @@ def build(section: Mapping[str, Any]) -> list[Reward]:
         if arguments:
             function = update_wrapper(partial(function, **arguments), function)
         options["tasks"] = tuple(options.get("tasks", ()))
+        if "post_process" in options:
+            options["post_process"] = registry.get("post_processor", options["post_process"])
+        _check_tokens(function, options, key)
         rewards.append(Reward(name, function=episodes(function) if of_episodes else function, **options))
     return rewards
 
@@ -131,40 +147,65 @@ def evaluate(reward: Reward, episodes: Sequence[Episode], timeout: float | None 
         >>> evaluate(build({"final_answer": 1.0})[0], episodes)
         [1.0, 0.0]
     """
-    judged = [episode for episode in episodes if reward.applies(episode.example)]
-    if reward.strip_thinking:
-        judged = [thoughtless(episode, reward.strip_thinking) for episode in judged]
-    values = iter(_judge(reward, judged, None if getattr(reward.function, "limits_itself", False) else timeout))
+    if getattr(reward.function, "pays_tokens", False):
+        raise LmgymError(f"reward '{reward.name}' pays token by token; let lmgym.rollout.score apply it")
+    values = iter(_judge(reward, judged(reward, episodes), timeout))
     return [next(values) if reward.applies(episode.example) else 0.0 for episode in episodes]
+
+
+def judged(reward: Reward, episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes that a reward judges, as it sees them: of its tasks, without thoughts where it is not shown any, and
+    post-processed. Where it sees another text they are copies: what trains stays as it was sampled."""
+    own = [episode for episode in episodes if reward.applies(episode.example)]
+    if reward.strip_thinking:
+        own = [thoughtless(episode, reward.strip_thinking) for episode in own]
+    if reward.post_process is not None:
+        own = [with_text(episode, reward.post_process(episode.text)) for episode in own]
+    return own
 
 
 def _judge(reward: Reward, episodes: Sequence[Episode], timeout: float | None) -> list[float]:
     """The reward's own numbers, checked."""
     if not episodes:
         return []
-    call: tuple[list[Any], ...] = (
+    call: tuple[Any, ...] = (
         [episode.text for episode in episodes],
         [episode.example for episode in episodes],
     )
     if getattr(reward.function, "takes_episodes", False):
         call = (list(episodes),)
-    try:
-        with _alarm(timeout):
-            values = _as_list(reward.function(*call))
-    except LmgymError:
-        raise
-    except _TimeUp as error:
-        raise LmgymError(
-            f"reward '{reward.name}' did not return within {timeout:g} s for {len(episodes)} episodes{_place(error)}"
-        ) from error
-    except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {error}".split("\n")[0].removesuffix(": ")
-        raise LmgymError(f"reward '{reward.name}' raised {reason}{_place(error)}") from error
+    values = called(reward, call, timeout, episodes)
+    return [finite(reward.name, value, index, episodes) for index, value in enumerate(values)]
+
+
+def called(reward: Reward, arguments: tuple[Any, ...], timeout: float | None, episodes: Sequence[Episode]) -> list[Any]:
+    """What the reward's function returns of these arguments, one item per episode, behind the guard."""
+    with guarded(reward, len(episodes), timeout):
+        values = _as_list(reward.function(*arguments))
     if isinstance(values, str):
         raise LmgymError(f"reward '{reward.name}' returned {values}; it must return a list of one number per episode")
     if len(values) != len(episodes):
         raise LmgymError(f"reward '{reward.name}' returned {len(values)} values for {len(episodes)} episodes")
-    return [_number(reward.name, value, index, episodes) for index, value in enumerate(values)]
+    return values
+
+
+@contextmanager
+def guarded(reward: Reward, count: int, timeout: float | None) -> Iterator[None]:
+    """Whatever a reward's function raises in the body, or a body that takes longer than `timeout` seconds, becomes a
+    LmgymError of one sentence; `count` is the number of episodes that it judges."""
+    limit = None if getattr(reward.function, "limits_itself", False) else timeout
+    try:
+        with alarm(limit):
+            yield
+    except LmgymError:
+        raise
+    except TimeUp as error:
+        raise LmgymError(
+            f"reward '{reward.name}' did not return within {limit:g} s for {count} episodes{_place(error)}"
+        ) from error
+    except (Exception, SystemExit) as error:
+        reason = f"{type(error).__name__}: {error}".split("\n")[0].removesuffix(": ")
+        raise LmgymError(f"reward '{reward.name}' raised {reason}{_place(error)}") from error
 
 
 def check_examples(rewards: Sequence[Reward], examples: Sequence[Example]) -> None:
@@ -217,36 +258,19 @@ def check_reward(
                 raise LmgymError(f"reward '{name}' gives {episode.text!r} {together} in a batch but {value} {how}")
 
 
-@contextmanager
-def _alarm(timeout: float | None) -> Iterator[None]:
-    """Raise _TimeUp in the body after `timeout` seconds; leaves handler and timer as they were."""
-    usable = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
-    if timeout is None or math.isinf(timeout) or not usable:
-        yield
-        return
-    running = True
-
-    def ring(number: int, frame: FrameType | None) -> None:
-        if running:
-            raise _TimeUp
-
-    began = time.monotonic()
-    handler = signal.signal(signal.SIGALRM, ring)
-    # It rings again every second, for a body that swallows the first one (a bare `except:`, a destructor).
-    left, interval = signal.setitimer(signal.ITIMER_REAL, timeout, 1.0)
-    try:
-        yield
-    finally:
-        running = False
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, handler)
-        if left:  # somebody else's timer was running; it goes on with what is left of it
-            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - began), 1e-3), interval)
+def _check_tokens(function: Callable[..., Any], options: Mapping[str, Any], key: str) -> None:
+    """Raise LmgymError for options that a reward that pays token by token does not go with."""
+    if getattr(function, "pays_tokens", False):
+        for option in ("shaping", "each_turn", "strip_thinking", "post_process"):
+            if options.get(option):
+                raise LmgymError(f"key '{key}.{option}': this reward pays token by token of itself; leave it out")
+    if options.get("shaping") and options.get("each_turn"):
+        raise LmgymError(f"key '{key}': 'shaping' pays tokens and 'each_turn' turns; leave one of them out")
 
 
 def _place(error: BaseException) -> str:
     """Where it happened: the innermost line of the file that the reward itself is in."""
-    ours = (__file__, from_trl.__code__.co_filename)
+    ours = (__file__, from_trl.__code__.co_filename, TimeUp.file)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in ours]
     if not frames:
         return ""
@@ -261,7 +285,8 @@ def _as_list(values: Any) -> list[Any] | str:
     return list(values)
 
 
-def _number(name: str, value: Any, index: int, episodes: Sequence[Episode]) -> float:
+def finite(name: str, value: Any, index: int, episodes: Sequence[Episode]) -> float:
+    """The value as a finite number; LmgymError naming the reward and the episode's example if it is none."""
     where = f"for example '{episodes[index].example.id}' (index {index} of {len(episodes)})"
     try:
         if not hasattr(type(value), "__float__"):  # float() itself would read a text

@@ -8,7 +8,8 @@ import numpy.typing as npt
 
 from lmgym.episode import Example
 from lmgym.registry import register
-from lmgym.rewards.references import grams, in_common, reference_check, references_of
+from lmgym.rewards.references import corpus_of, grams, in_common, reference_check, references_of
+from lmgym.statistics import Summed
 
 Integers = npt.NDArray[np.int64]
 LIMIT = 2**62  # whole numbers that fit, with room to spare
@@ -54,7 +55,7 @@ def chrf_plus_plus(
     return _scores("chrf_plus_plus", texts, examples, 6, 2, beta, lowercase).tolist()
 
 
-def _chrf_corpus(
+def _chrf_sums(
     texts: list[str],
     examples: list[Example],
     *,
@@ -62,21 +63,24 @@ def _chrf_corpus(
     word_order: int = 0,
     beta: float = 2.0,
     lowercase: bool = False,
-) -> float:
-    best = _best("chrf", texts, examples, char_order, word_order, beta, lowercase)
-    return float(_f_scores(best.sum(0, keepdims=True), beta)[0])
+) -> Summed:
+    return _sums(_best("chrf", texts, examples, char_order, word_order, beta, lowercase), beta)
 
 
-def _chrf_plus_plus_corpus(
+def _chrf_plus_plus_sums(
     texts: list[str], examples: list[Example], *, beta: float = 2.0, lowercase: bool = False
-) -> float:
-    best = _best("chrf_plus_plus", texts, examples, 6, 2, beta, lowercase)
-    return float(_f_scores(best.sum(0, keepdims=True), beta)[0])
+) -> Summed:
+    return _sums(_best("chrf_plus_plus", texts, examples, 6, 2, beta, lowercase), beta)
 
 
-chrf.corpus = _chrf_corpus  # type: ignore[attr-defined]
+def _sums(best: Integers, beta: float) -> Summed:
+    texts, orders, kinds = best.shape
+    return Summed(best.reshape(texts, orders * kinds), lambda sums: _f_scores(sums.reshape(-1, orders, kinds), beta))
+
+
+chrf.corpus = corpus_of(_chrf_sums)  # type: ignore[attr-defined]
 chrf.check = reference_check("chrf")  # type: ignore[attr-defined]
-chrf_plus_plus.corpus = _chrf_plus_plus_corpus  # type: ignore[attr-defined]
+chrf_plus_plus.corpus = corpus_of(_chrf_plus_plus_sums)  # type: ignore[attr-defined]
 chrf_plus_plus.check = reference_check("chrf_plus_plus")  # type: ignore[attr-defined]
 
 

@@ -8,6 +8,7 @@ from lmgym.episode import Episode, Example
 from lmgym.errors import LmgymError
 from lmgym.registry import register
 from lmgym.rewards.base import episodes as of_episodes
+from lmgym.rewards.references import reference_check, references_of
 
 Letters = Literal["ascii", "unicode"]
 WORD = {
@@ -120,11 +121,11 @@ def exact_match(texts: list[str], examples: list[Example]) -> list[float]:
         >>> exact_match([" 12\\n"], [Example("a/0", "7+5=", references=(" 12",))])
         [1.0]
     """
-    for example in examples:
-        if not example.references:
-            raise LmgymError(f"reward 'exact_match' needs a reference, and example '{example.id}' has none")
-    answers = [{reference.strip() for reference in example.references} for example in examples]
+    answers = [{one.strip() for one in references} for references in references_of("exact_match", examples)]
     return [float(text.strip() in valid) for text, valid in zip(texts, answers, strict=True)]
+
+
+exact_match.check = reference_check("exact_match")  # type: ignore[attr-defined]
 
 
 @register("reward", "overlong")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from lmgym.episode import Example
-from lmgym.errors import LmgymError
 from lmgym.latex import boxes
 from lmgym.registry import register
+from lmgym.rewards.references import reference_check, references_of
 
 LONGEST = 1_000  # characters of an answer, and digits of a number, that are read
 ANNOUNCEMENTS = 100  # how many are looked at, from the last one back, until one has something behind it
@@ -141,18 +141,18 @@ def final_answer(texts: list[str], examples: list[Example], *, strict: bool = Fa
         >>> final_answer(["3 * 6 = 18, so the answer is $18."], [Example("a/0", "?", references=("#### 18",))])
         [1.0]
     """
-    for example in examples:
-        if not example.references:
-            raise LmgymError(f"reward 'final_answer' needs a reference, and example '{example.id}' has none")
     values = []
-    for text, example in zip(texts, examples, strict=True):
+    for text, references in zip(texts, references_of("final_answer", examples), strict=True):
         answers = [extract_answer(text, strict=True)]
         if answers == [None] and not strict:
             answers = [extract_answer(text), text]
-        wanted = [reference_answer(reference) for reference in example.references]
+        wanted = [reference_answer(reference) for reference in references]
         right = any(same_answer(answer, one) for answer in answers if answer is not None for one in wanted)
         values.append(float(right))
     return values
+
+
+final_answer.check = reference_check("final_answer")  # type: ignore[attr-defined]
 
 
 @register("reward", "answer_format")

@@ -6,9 +6,13 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from lmgym.episode import Example
 from lmgym.registry import register
-from lmgym.rewards.references import needed, reference_check, references_of
+from lmgym.rewards.references import corpus_of, needed, reference_check, references_of
+from lmgym.statistics import Summed
 
 Tokenize = Literal["13a", "intl", "zh", "char", "none"]
 Smoothing = Literal["exp", "floor", "add-k", "none"]
@@ -51,7 +55,7 @@ def sacre_bleu(
     return [_bleu_value(bleu, row, smooth_method, effective_order) for row in rows]
 
 
-def _sacre_bleu_corpus(
+def _sacre_bleu_sums(
     texts: list[str],
     examples: list[Example],
     *,
@@ -59,11 +63,10 @@ def _sacre_bleu_corpus(
     smooth_method: Smoothing = "exp",
     lowercase: bool = False,
     effective_order: bool = True,
-) -> float:
+) -> Summed:
     """One BLEU of all texts, from 0 to 1; `effective_order` is for single texts, and ignored here."""
     bleu = _bleu("sacre_bleu", tokenize, lowercase)
-    rows = list(_bleu_statistics("sacre_bleu", texts, examples, bleu))
-    return _bleu_value(bleu, [sum(column) for column in zip(*rows, strict=True)], smooth_method, False)
+    return _bleu_sums_of(bleu, _bleu_statistics("sacre_bleu", texts, examples, bleu), smooth_method)
 
 
 @register("reward", "bleu")
@@ -83,10 +86,16 @@ def bleu(texts: list[str], examples: list[Example]) -> list[float]:
     return [_bleu_value(metric, row, "none", False) for row in _bleu_statistics("bleu", texts, examples, metric)]
 
 
-def _bleu_corpus(texts: list[str], examples: list[Example]) -> float:
+def _bleu_sums(texts: list[str], examples: list[Example]) -> Summed:
     metric = _bleu("bleu", "none", False)
-    rows = list(_bleu_statistics("bleu", texts, examples, metric))
-    return _bleu_value(metric, [sum(column) for column in zip(*rows, strict=True)], "none", False)
+    return _bleu_sums_of(metric, _bleu_statistics("bleu", texts, examples, metric), "none")
+
+
+def _bleu_sums_of(metric: Any, statistics: Iterator[tuple[int, ...]], smoothing: Smoothing) -> Summed:
+    def value(sums: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.array([_bleu_value(metric, row, smoothing, False) for row in sums.tolist()])
+
+    return Summed(np.array(list(statistics), np.int64).reshape(-1, 2 + 2 * ORDER), value)
 
 
 @register("reward", "ter")
@@ -103,25 +112,31 @@ def ter(texts: list[str], examples: list[Example], *, case_sensitive: bool = Fal
         >>> ter(["a b x"], [Example("a/0", "?", references=("a b c",))])
         [0.6666666666666667]
     """
+    return [1.0 - score.score / 100 for score in _ter_scores(texts, examples, case_sensitive)]
+
+
+def _ter_sums(texts: list[str], examples: list[Example], *, case_sensitive: bool = False) -> Summed:
+    """Edits, and the words of the references."""
+
+    def value(sums: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        edits, words = sums[:, 0], sums[:, 1]
+        return 1.0 - np.where(words > 0, edits / np.where(words > 0, words, 1.0), edits > 0)  # as in sacrebleu
+
+    scores = _ter_scores(texts, examples, case_sensitive)
+    return Summed(np.array([[score.num_edits, score.ref_length] for score in scores], float).reshape(-1, 2), value)
+
+
+def _ter_scores(texts: Sequence[str], examples: Sequence[Example], case_sensitive: bool) -> list[Any]:
     metric = needed("sacrebleu.metrics", "ter").TER(case_sensitive=case_sensitive)
     references = references_of("ter", examples)
-    scores = [metric.sentence_score(text, wanted) for text, wanted in zip(texts, references, strict=True)]
-    return [1.0 - score.score / 100 for score in scores]
+    return [metric.sentence_score(text, wanted) for text, wanted in zip(texts, references, strict=True)]
 
 
-def _ter_corpus(texts: list[str], examples: list[Example], *, case_sensitive: bool = False) -> float:
-    metric = needed("sacrebleu.metrics", "ter").TER(case_sensitive=case_sensitive)
-    references = references_of("ter", examples)
-    most = max(map(len, references))
-    streams = [[wanted[place] if place < len(wanted) else None for wanted in references] for place in range(most)]
-    return 1.0 - float(metric.corpus_score(texts, streams).score) / 100
-
-
-sacre_bleu.corpus = _sacre_bleu_corpus  # type: ignore[attr-defined]
+sacre_bleu.corpus = corpus_of(_sacre_bleu_sums)  # type: ignore[attr-defined]
 sacre_bleu.check = reference_check("sacre_bleu", "sacrebleu")  # type: ignore[attr-defined]
-bleu.corpus = _bleu_corpus  # type: ignore[attr-defined]
+bleu.corpus = corpus_of(_bleu_sums)  # type: ignore[attr-defined]
 bleu.check = reference_check("bleu", "sacrebleu")  # type: ignore[attr-defined]
-ter.corpus = _ter_corpus  # type: ignore[attr-defined]
+ter.corpus = corpus_of(_ter_sums)  # type: ignore[attr-defined]
 ter.check = reference_check("ter", "sacrebleu")  # type: ignore[attr-defined]
 
 

@@ -5,11 +5,12 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, wraps
 from typing import Any, Literal
 
 from lmgym.episode import Example
 from lmgym.errors import LmgymError
+from lmgym.statistics import Summed
 
 Tokens = Literal["words", "spaces"]
 TOKEN = re.compile(r"\w+(?:[-./'\u2019]\w+|(?<=\d)[,:]\d+)*|\.{2,}|-{2,}|[^\w\s]")
@@ -49,6 +50,22 @@ def reference_check(reward: str, *libraries: str) -> Callable[..., None]:
         references_of(reward, examples)
 
     return check
+
+
+def corpus_of(sums: Callable[..., Summed]) -> Callable[..., float]:
+    """A function for the attribute `corpus` of a reward whose figure of many texts is one of `sums`, which takes the
+    texts, their examples and the reward's arguments. It has `sums` as an attribute, for a bootstrap.
+
+    Example:
+        >>> bleu.corpus = corpus_of(_bleu_sums)
+    """
+
+    @wraps(sums)
+    def corpus(texts: list[str], examples: list[Example], **arguments: Any) -> float:
+        return sums(texts, examples, **arguments).figure
+
+    corpus.sums = sums  # type: ignore[attr-defined]
+    return corpus
 
 
 def needed(module: str, reward: str) -> Any:

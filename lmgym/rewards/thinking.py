@@ -1,4 +1,4 @@
-"""What a reward sees of a text that begins with the model's thoughts."""
+"""What a reward sees of an answer: without the thoughts that it begins with, or with another text in its place."""
 
 import re
 from dataclasses import replace
@@ -39,3 +39,16 @@ def thoughtless(episode: Episode, stripping: Stripping) -> Episode:
         return episode
     *before, last = episode.turns
     return replace(episode, turns=[*before, replace(last, text=without_thinking(last.text, stripping == "opened"))])
+
+
+def with_text(episode: Episode, text: str) -> Episode:
+    """A copy of an episode to be judged, whose last message is this text.
+
+    Example:
+        >>> with_text(episode, "4").text
+        '4'
+    """
+    if not episode.turns:
+        return episode
+    *before, last = (replace(turn, continuation=None) for turn in episode.turns)
+    return replace(episode, turns=[*before, replace(last, text=text)])

@@ -10,7 +10,8 @@ from lmgym.errors import LmgymError
 from lmgym.registry import register
 from lmgym.rewards.overlap import sacre_bleu
 from lmgym.rewards.parent import parent
-from lmgym.rewards.references import reference_check
+from lmgym.rewards.references import corpus_of, reference_check
+from lmgym.statistics import Summed
 
 
 @register("reward", "totto_bleu")
@@ -24,10 +25,12 @@ def totto_bleu(texts: list[str], examples: list[Example]) -> list[float]:
     return sacre_bleu(texts, examples, lowercase=True)
 
 
-def _bleu_corpus(texts: list[str], examples: list[Example]) -> float:
-    return float(sacre_bleu.corpus(texts, examples, lowercase=True))  # type: ignore[attr-defined]
+def _bleu_sums(texts: list[str], examples: list[Example]) -> Summed:
+    found: Summed = sacre_bleu.corpus.sums(texts, examples, lowercase=True)  # type: ignore[attr-defined]
+    return found
 
 
+_bleu_corpus = corpus_of(_bleu_sums)
 totto_bleu.corpus = _bleu_corpus  # type: ignore[attr-defined]
 totto_bleu.check = reference_check("totto_bleu", "sacrebleu")  # type: ignore[attr-defined]
 

@@ -153,7 +153,8 @@ def _examples(name: str, split: str, arguments: Mapping[str, Any]) -> list[Examp
         )
     examples, ids = list(produced), set()
     if not examples:
-        raise LmgymError(f"task '{name}' has no examples in split '{split}'")
+        where = f"; task.path is {arguments['path']}" if arguments.get("path") else ""
+        raise LmgymError(f"task '{name}' has no examples in split '{split}'{where}")
     for index, example in enumerate(examples):
         if not (isinstance(example, Example) and isinstance(example.id, str)):
             raise LmgymError(f"task '{name}', split '{split}': item {index} is no Example with a text as its id")

@@ -9,6 +9,7 @@ from lmgym.errors import LmgymError
 from lmgym.registry import register
 from lmgym.tasks.base import MissingSplit, check_split
 from lmgym.tasks.files import NAMES, Row, rows_of
+from lmgym.tasks.jsonl import column
 from lmgym.tasks.sources import disjoint, stream, text_of, texts_of
 
 UNIFIED = ("prompt", "answer")  # the columns of UnifiedQA's .tsv, which names none
@@ -93,14 +94,22 @@ def _from_rows(part: str, path: str | Path | None, hub_id: str) -> Iterator[Ques
         if "document" not in values:  # UnifiedQA's prompt holds question and summary
             yield text_of(row, ["prompt"]), "", (text_of(row, ["answer"]),), {}
             continue
-        try:
-            document = values["document"]
-            question, summary = values["question"]["text"], document["summary"]["text"]
-            answers = [answer["text"] for answer in values["answers"]]
-        except (KeyError, TypeError) as error:
-            raise LmgymError(
-                f"{where}: the row must hold document.summary.text, question.text and answers with a text; there is no "
-                f"{error}"
-            ) from error
+        summary = _inside(values, "document", "summary", "text", where=where)
+        question = _inside(values, "question", "text", where=where)
+        answers = column(values, "answers", where)
+        if not isinstance(answers, list) or not all(isinstance(one, dict) and "text" in one for one in answers):
+            raise LmgymError(f"{where}: column 'answers' must hold objects with a text, got {answers!r}")
         (question,), (summary,) = texts_of([question], where, "question"), texts_of([summary], where, "document")
-        yield question, summary, texts_of(answers, where, "answers"), {"document_id": document.get("id")}
+        found = texts_of([answer["text"] for answer in answers], where, "answers")
+        yield question, summary, found, {"document_id": values["document"].get("id")}
+
+
+def _inside(values: dict[str, Any], *names: str, where: str) -> Any:
+    """The value of document.summary.text, say."""
+    found: Any = values
+    for place, name in enumerate(names):
+        if not isinstance(found, dict) or name not in found:
+            missing = ".".join(names[: place + 1])
+            raise LmgymError(f"{where}: there is no '{missing}'; the row must hold {'.'.join(names)}")
+        found = found[name]
+    return found

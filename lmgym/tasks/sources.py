@@ -163,7 +163,10 @@ def _from_hub(task: str, part: str, hub_id: str, config: str | None, names: Sequ
         except Exception as error:  # the library raises its own, the Hub client's, pyarrow's and the system's errors
             reason = str(error).strip().split("\n")[0]
             if not reason.startswith("Unknown split"):
-                raise LmgymError(f"task.hub_id: cannot load '{hub_id}' ({type(error).__name__}: {reason})") from error
+                raise LmgymError(
+                    f"task.hub_id: cannot load '{hub_id}' ({type(error).__name__}: {reason}); where the Hub cannot be "
+                    "reached, set task.path to the files"
+                ) from error
     if found is None:
         raise MissingSplit(f"task '{task}' has no split '{part}': '{hub_id}' says: {reason}")
     number = 0

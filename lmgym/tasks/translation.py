@@ -211,6 +211,8 @@ def _pairs(source: _Source, part: str) -> Iterator[tuple[str, Any, Any]]:
         found = row.get("translation", row)
         if not isinstance(found, dict):
             raise LmgymError(f"{where}: column 'translation' must hold an object of sentences, got {found!r}")
+        if found is row and not {source.source_language, source.target_language} & row.keys():
+            raise LmgymError(f"{where}: there is neither a column 'translation' nor '{source.source_language}'")
         yield where, column(found, source.source_language, where), column(found, source.target_language, where)
 
 

@@ -15,6 +15,8 @@ from lmgym.tasks.sources import disjoint, stream, texts_of
 Triple = list[str]  # head, relation, tail
 TEMPLATE = "<H> {head} <R> {relation} <T> {tail}"
 FIELDS = ("head", "relation", "tail")
+SETS = {"dart": "tripleset", "web_nlg": "modified_triple_sets"}  # columns, as the Hub has them
+WORDS = {"dart": "annotations", "web_nlg": "lex"}
 
 
 @register("task", "dart")
@@ -75,8 +77,10 @@ def _verbalise(
         path, hub_id, config = source
         rows = stream(task, part, path, hub_id, config, suffixes=(*SUFFIXES, ".xml"))
         for index, (where, row) in enumerate(rows):
-            triples = _triples(row, where)
-            texts, name, meta = _texts(row)
+            triples = _triples(row, where, SETS[task])
+            texts, name, meta = _texts(row, where)
+            if not name and part != "test":
+                raise LmgymError(f"{where}: there is no column '{WORDS[task]}'; {suggest(WORDS[task], row)}")
             references = texts_of(texts, where, name) if part != "test" or texts else ()
             prompt = separator.join(template.format(**dict(zip(FIELDS, triple, strict=True))) for triple in triples)
             if isinstance(row.get("category"), str):
@@ -86,10 +90,10 @@ def _verbalise(
     return disjoint(split, examples_of)
 
 
-def _triples(row: dict[str, Any], where: str) -> list[Triple]:
+def _triples(row: dict[str, Any], where: str, usual: str) -> list[Triple]:
     name = next((name for name in ("tripleset", "modified_triple_sets", "input") if name in row), None)
     if name is None:
-        raise LmgymError(f"{where}: there is no column 'tripleset'; {suggest('tripleset', row)}")
+        raise LmgymError(f"{where}: there is no column '{usual}'; {suggest(usual, row)}")
     found = row[name]
     if isinstance(found, dict):  # WebNLG on the Hub: several sets are several wordings of one
         found = (found.get("mtriple_set") or [None])[0]
@@ -104,20 +108,30 @@ def _is_triple(triple: Any) -> bool:
     return isinstance(triple, list) and len(triple) == 3 and all(isinstance(part, str) and part for part in triple)
 
 
-def _texts(row: dict[str, Any]) -> tuple[list[Any], str, dict[str, Any]]:
-    """The texts of a row, the column that they are from, and what `meta` is to say of them."""
+def _texts(row: dict[str, Any], where: str) -> tuple[list[Any], str, dict[str, Any]]:
+    """The texts of a row, the column that they are from ("" where there is none), and what `meta` is to say of them."""
     annotations = row.get("annotations")
     if isinstance(annotations, dict):  # lists in place of a list of objects
-        return list(annotations.get("text", [])), "annotations", {"sources": list(annotations.get("source", []))}
+        sources = _list(annotations, "source", "annotations.source", where)
+        return _list(annotations, "text", "annotations.text", where), "annotations", {"sources": sources}
     if isinstance(annotations, list):
         objects = [one if isinstance(one, dict) else {} for one in annotations]
         sources = [one["source"] for one in objects if "source" in one]
         return [one.get("text") for one in objects], "annotations", {"sources": sources} if sources else {}
     if isinstance(row.get("lex"), dict):
-        return list(row["lex"].get("text", [])), "lex", {}
+        return _list(row["lex"], "text", "lex.text", where), "lex", {}
     if row.get("references"):
-        return list(row["references"]), "references", {}
-    return [row["target"]] if row.get("target") else [], "annotations", {}
+        return _list(row, "references", "references", where), "references", {}
+    if row.get("target"):
+        return [row["target"]], "target", {}
+    return [], next((name for name in ("annotations", "lex", "references", "target") if name in row), ""), {}
+
+
+def _list(values: dict[str, Any], key: str, name: str, where: str) -> list[Any]:
+    found = values.get(key, [])
+    if not isinstance(found, list):
+        raise LmgymError(f"{where}: column '{name}' must hold a list of texts, got {found!r}")
+    return found
 
 
 def _check_template(template: str) -> None:

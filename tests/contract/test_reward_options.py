@@ -22,6 +22,40 @@ def answered(*texts: str, prompt: Any = "2+2=", **meta: Any) -> list[Episode]:
     ]
 
 
+# ---------------------------------------------------------------- names
+
+
+def test_a_reward_may_judge_twice_under_a_name_of_its_own() -> None:
+    section = {
+        "words": {"letters": "ascii"},
+        "short": {"reward": "length", "target": 2, "weight": 0.5, "strip_thinking": True},
+        "long": {"reward": "length", "target": 4},
+        "elsewhere": {"reward": f"{HERE}:twice"},
+    }
+    built = build(section)
+    assert [(reward.name, reward.weight) for reward in built] == [
+        ("words", 1.0), ("short", 0.5), ("long", 1.0), ("elsewhere", 1.0)
+    ]  # fmt: skip
+    scored = answered("one two", "<think>one</think>one two three")
+    # the target is met, then missed by one word of two without the thought; by two of four: 2 words, and 6 with tags
+    assert [evaluate(reward, scored) for reward in built[1:]] == [[1.0, 0.5], [0.5, 0.5], [2.0, 2.0]]
+
+
+def twice(texts: list[str], examples: list[Example]) -> list[float]:
+    return [2.0 for _ in texts]
+
+
+def test_a_name_of_ones_own_must_stand_for_a_reward() -> None:
+    for section, sentence in (
+        ({"judge": 1.0}, r"unknown reward 'judge'"),
+        ({"judge": {"reward": "lenght"}}, r"did you mean 'length'"),
+        ({"judge": {"reward": "length", "goal": 3}}, r"unknown key 'rewards.judge.goal'"),
+        ({"judge": {"reward": 3}}, r"key 'rewards.judge.reward'"),
+    ):
+        with pytest.raises(LmgymError, match=sentence):
+            build(section)
+
+
 # ---------------------------------------------------------------- thoughts
 
 

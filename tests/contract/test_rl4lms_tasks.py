@@ -17,6 +17,7 @@ from lmgym.rewards.form import exact_match
 from lmgym.tasks.base import MissingSplit, check_task, load
 from lmgym.tasks.files import files_of, lines_of, rows_of, split_named
 from lmgym.tasks.sources import disjoint, stream
+from tests import runs
 
 SPLITS = ("train", "validation", "test")
 Rows = Callable[[str], list[dict[str, Any]]]
@@ -227,7 +228,7 @@ def test_a_split_that_the_hub_has_not_or_names_otherwise(tmp_path: Path, cache: 
 
 @pytest.mark.parametrize("name", [name for name in HUB if name != "parallel"])
 def test_without_a_network_the_hub_is_one_sentence(name: str, cache: None) -> None:
-    with pytest.raises(LmgymError, match=r"^task.hub_id: cannot load '[^']+' \([A-Za-z]+: [^\n]+\)$"):
+    with pytest.raises(LmgymError, match=r"^task.hub_id: cannot load '[^']+' \([A-Za-z]+: [^\n]+\); .* task\.path to"):
         load(name, "test")
 
 
@@ -463,8 +464,12 @@ def without(row: dict[str, Any], name: str) -> dict[str, Any]:
         ("dart", "tripleset", "there is no column 'tripleset'"),
         ("dart", {"tripleset": [["a", "b"]]}, r"column 'tripleset' must hold triples \[head, relation, tail\], got"),
         ("dart", {"annotations": []}, "column 'annotations' holds no reference"),
+        ("dart", {"annotations": {"text": "a"}}, "column 'annotations.text' must hold a list of texts, got 'a'"),
         ("web_nlg", {"lex": {"text": ["", "b"]}}, "a reference in column 'lex' must be a text, got ''"),
-        ("narrative_qa", {"question": {}}, "there is no 'text'"),
+        ("web_nlg", {"lex": {"text": None}}, "column 'lex.text' must hold a list of texts, got None"),
+        ("narrative_qa", {"question": {}}, "there is no 'question.text'; the row must hold question.text"),
+        ("narrative_qa", {"document": None}, "there is no 'document.summary'"),
+        ("narrative_qa", {"answers": ["a"]}, r"column 'answers' must hold objects with a text, got \['a'\]"),
         ("narrative_qa", {"answers": []}, "column 'answers' holds no reference"),
         ("wmt16", {"translation": {"en": "a"}}, "there is no column 'de'"),
         ("wmt16", {"translation": {"en": "a", "de": " "}}, "the sentence in 'de' must be a text, got ' '"),
@@ -483,6 +488,62 @@ def test_the_line_and_the_column_at_fault_are_named(
     row = without(row, change) if isinstance(change, str) else {**row, **change}
     path = write(tmp_path / "train.jsonl", [good, row])
     with pytest.raises(LmgymError, match=rf"^{path}:2: .*{sentence}"):
+        load(name, "train", path=str(path))
+
+
+@pytest.mark.parametrize("name", [name for name in registry.BUILTIN["reward"] if "learned" not in name])
+def test_a_metric_that_needs_references_says_so_before_training(name: str, tmp_path: Path) -> None:
+    """Whatever refuses a text without references refuses its row beforehand."""
+    function = registry.get("reward", name)
+    bare = [Example("rows/3", "?", (), {"table": [["a", "b", "c"]], "overlap_subset": True, "concepts": ["a"]})]
+    try:
+        function([""], bare)
+    except LmgymError as error:
+        if "needs a reference" in str(error):
+            with pytest.raises(LmgymError, match=r"needs a reference, and .*'rows/3'"):
+                function.check(bare)
+    except TypeError:  # it has arguments of its own, or judges episodes
+        pass
+
+
+def test_a_user_is_told_which_row_has_no_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"prompt": "a", "references": "b"}, {"prompt": "c", "references": []}, {"prompt": "d"}]
+    path = str(write(tmp_path / "mine.jsonl", rows))
+    task = {"name": "jsonl", "path": path, "test_path": path}
+    recipe = runs.write(tmp_path / "recipe.yaml", task=task, rewards={"chrf": 1.0})
+    said = runs.complaint(capsys, "train", recipe, f"out={tmp_path / 'run'}")
+    assert said == "reward 'chrf' needs a reference, and example 'mine/2' has none"  # file and line
+    said = runs.complaint(capsys, "train", recipe, f"out={tmp_path / 'run'}", "task.references=answer")
+    assert f"{tmp_path / 'mine.jsonl'}:1: there is no column 'answer'" in said
+    said = runs.complaint(capsys, "train", recipe, f"out={tmp_path / 'run'}", "evaluation.split=dev")
+    assert "task 'jsonl' has no split 'dev'; Valid: test, train, validation" in said
+
+
+OPTIONAL = {"id", "concept_set_idx", "table_section_text", "overlap_subset", "subtree_was_extended", "category"}
+ELSE = {("narrative_qa", "document"): "prompt"}  # in UnifiedQA's rows, which it may be
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_every_column_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
+    good, row = hub_rows(name)("train")[:2]
+    for column in row:
+        path = write(tmp_path / "train.jsonl", [good, without(row, column)])
+        if column in OPTIONAL:
+            assert load(name, "train", path=str(path), **({"validation": 0.0} if name in REVIEWS else {}))
+            continue
+        with pytest.raises(LmgymError, match=rf"^{path}:2: there is n\w+ .*'{ELSE.get((name, column), column)}'"):
+            load(name, "train", path=str(path))
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_another_encoding_is_named_by_its_line(name: str, tmp_path: Path) -> None:
+    good, row = (json.dumps(row, ensure_ascii=False) for row in hub_rows(name)("train")[:2])
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(f"{good}\n{row[:-1]}, \"more\": \"caf\u00e9\"}}\n".encode("latin-1"))
+    with pytest.raises(LmgymError, match=rf"^{path}:2: not UTF-8 \(byte \d+ of the line\)"):
+        load(name, "train", path=str(path))
+    path.write_text("", encoding="utf-8")
+    with pytest.raises(LmgymError, match=rf"^task '{name}' has no examples in split 'train'; task.path is {path}"):
         load(name, "train", path=str(path))
 
 

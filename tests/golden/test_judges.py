@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from lmgym.rewards.base import Reward, build, check_examples, evaluate
 from lmgym.rewards.learned.asking import actions
 from lmgym.rewards.learned.endpoint import endpoint_judge
 from lmgym.rewards.learned.judge import judge_score, judge_yes_no
+from lmgym.rollout import score
 from tests import learned_models as tiny
 
 EXAMPLE = Example("a/0", "How much is half of 48?", ("48/2=24\n#### 24",))
@@ -165,12 +167,39 @@ def test_each_line_is_judged_in_its_context(tmp_path: Path) -> None:
     assert scored("judge_score", [nothing], template=template, per="turn", **arguments) == [0.0]
 
 
+def test_each_line_is_paid_for_itself(tmp_path: Path) -> None:
+    """LLM_RL's stepwise rewards: every line gets what the judge says of it. A line that a calculator interrupted is two
+    turns, and paid on the second."""
+    folder = tiny.causal(tmp_path, seed=3)
+    settings = {"model": folder, "system": "", "highest": 9, "template": "[{before}][{answer}]"}
+    begun = replace(stepwise(), turns=stepwise().turns[:2])
+    alone = scored("judge_score", [begun, stepwise()], per="last", **settings)
+    assert sum(alone) / 2 == pytest.approx(scored("judge_score", [stepwise()], per="turn", **settings)[0], abs=1e-6)
+    episode = stepwise()
+    score([episode], build({"judge_score": {"weight": 2.0, "per": "last", "each_turn": True, **settings}}))
+    assert [turn.reward for turn in episode.turns] == pytest.approx([0.0, 2 * alone[0], 2 * alone[1]], abs=1e-6)
+    assert episode.score == pytest.approx(2 * sum(alone), abs=1e-6)
+    assert episode.parts["judge_score"] == pytest.approx(sum(alone), abs=1e-6)
+
+
+def test_each_message_is_paid_for_itself() -> None:
+    """Three messages of two, one and three words; with a second reward on the last one."""
+    turns = [Turn([], [], text=text) for text in ("one two", "three", "four five six")]
+    episode = Episode(EXAMPLE, 0, 0, turns)
+    score([episode, Episode(EXAMPLE, 0, 1)], build({"words": {"each_turn": True}, "length": {"target": 3}}))
+    assert [turn.reward for turn in turns] == [2.0, 1.0, 3.0 + 1.0]
+    assert (episode.parts, episode.score) == ({"words": 6.0, "length": 1.0}, 7.0)
+    with pytest.raises(LmgymError, match="'shaping' pays tokens and 'each_turn' turns"):
+        build({"words": {"each_turn": True, "shaping": True}})
+
+
 def test_several_messages_have_no_context_to_be_judged_in(tmp_path: Path) -> None:
     folder = tiny.constant(tmp_path, numbers(n7=0.0))
     conversation = Episode(EXAMPLE, 0, 0, [Turn([], [], text="one"), Turn([], [], text="two")])
     with pytest.raises(LmgymError, match="has several messages"):
         scored("judge_score", [conversation], model=folder, per="turn")
     assert scored("judge_score", [conversation], model=folder) == pytest.approx([0.7])
+    assert scored("judge_score", [conversation], model=folder, per="last") == pytest.approx([0.7])
 
 
 def test_an_answer_may_be_cut_and_what_is_around_it_stays(tmp_path: Path) -> None:

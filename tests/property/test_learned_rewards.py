@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from lmgym import registry
 from lmgym.episode import Episode, Example, Turn
 from lmgym.errors import LmgymError
-from lmgym.rewards.base import build, check_examples, check_reward, evaluate
+from lmgym.rewards.base import SAMPLE_TEXTS, build, check_examples, check_reward, evaluate
 from lmgym.rewards.learned import forward, models
 from lmgym.rewards.learned.perplexity import windows
 from lmgym.rewards.learned.rows import Row, chat_ids, text_rows
@@ -46,6 +46,10 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, di
     causal = tiny.causal(folder / "causal", longest=LONGEST)
     yield {
         "learned_reward": {"model": label, "label": "POSITIVE"},
+        "intent_accuracy": {
+            "model": tiny.classifier(folder / "intent", {n: str(n + 1) for n in range(4)}, seed=17, longest=LONGEST),
+            "synonyms": False,
+        },
         "reward_model": {"model": tiny.scalar(folder / "scalar", longest=LONGEST)},
         "bert_score": {"model": tiny.encoder(folder / "encoder", longest=LONGEST)},
         "bleurt": {"model": tiny.classifier(folder / "regression", labels={0: "score"}, longest=LONGEST)},
@@ -69,7 +73,8 @@ def answered(answers: list[str]) -> list[Episode]:
     long = "The document says that it rained all day. It was a Tuesday in May."
     found = []
     for n, text in enumerate(answers):
-        example = Example(f"a/{n}", long if n % 2 else f"Question {n}?", (f"reference {n}",))
+        meta = {"intent": n % 4 + 1}
+        example = Example(f"a/{n}", long if n % 2 else f"Question {n}?", (f"reference {n}",), meta)
         found.append(Episode(example, n, n, [Turn([], [], text=text)]))
     return found
 
@@ -80,8 +85,10 @@ def test_there_are_arguments_for_every_reward(arguments: dict[str, dict[str, Any
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_model_based_reward_keeps_the_contract(name: str, arguments: dict[str, dict[str, Any]]) -> None:
-    check_reward(name, **arguments[name])
-    check_examples(build({name: arguments[name]}), [Example("a/0", "?", ("reference",))])
+    own = ("9 * 2 = 18\n#### 18", "18")
+    examples = [Example(f"a/{n}", "How many?", own, {"intent": 2}) for n in range(len(SAMPLE_TEXTS))]
+    check_reward(name, SAMPLE_TEXTS, examples, **arguments[name])
+    check_examples(build({name: arguments[name]}), [Example("a/0", "?", ("reference",), {"intent": 2})])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lmgym.episode import Episode, Example, Message
@@ -11,7 +11,7 @@ from lmgym.registry import suggest
 from lmgym.rendering import messages_of, plain_text
 from lmgym.rewards.maths import final_answer
 
-Per = Literal["answer", "turn"]
+Per = Literal["answer", "turn", "last"]
 FIELDS = ("prompt", "before", "answer", "reference", "question")
 FIELD = re.compile(r"\{([A-Za-z_]+)\}")
 SYSTEM = "You judge solutions of problems. You are strict and brief."
@@ -49,11 +49,13 @@ class Item:
 
 
 def items_of(episodes: Sequence[Episode], per: Per) -> list[Item]:
-    """What of each episode is judged; nothing, with `per` turn, of an episode without turns."""
+    """What of each episode is judged: its last message (`answer`), each action of it (`turn`), or the last action of it
+    alone (`last`). Of an episode without turns nothing is, but by `answer`."""
+    ways = {"answer": lambda episode: [("", episode.text)], "turn": actions, "last": _last_action}
     return [
         Item(place, episode.example, before, answer)
         for place, episode in enumerate(episodes)
-        for before, answer in (actions(episode) if per == "turn" else [("", episode.text)])
+        for before, answer in ways[per](episode)
     ]
 
 
@@ -78,6 +80,12 @@ def actions(episode: Episode) -> list[tuple[str, str]]:
             found.append((before, line))
             before, line = before + line, ""
     return found
+
+
+def _last_action(episode: Episode) -> list[tuple[str, str]]:
+    """The last action, and what stands before it in its own message; there may be other messages before that."""
+    begin = max((place + 1 for place, turn in enumerate(episode.turns[:-1]) if turn.continuation is None), default=0)
+    return actions(replace(episode, turns=episode.turns[begin:]))[-1:]
 
 
 def messages(system: str, template: str, item: Item, answer: str, question: str = "") -> list[Message]:

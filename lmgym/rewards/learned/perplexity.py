@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from lmgym.episode import Example
 from lmgym.errors import LmgymError
 from lmgym.registry import register
@@ -11,6 +13,8 @@ from lmgym.rendering import messages_of
 from lmgym.rewards.learned import forward
 from lmgym.rewards.learned.models import Compute, Device, Scorer, load
 from lmgym.rewards.learned.rows import Row, chat_ids, plain_ids, text_rows
+from lmgym.rewards.references import corpus_of
+from lmgym.statistics import Summed
 
 Form = Literal["perplexity", "log_likelihood"]
 
@@ -56,7 +60,7 @@ def causal_perplexity(
     return [_value(form, total, count, scorer) for total, count in sums]
 
 
-def _corpus(
+def _corpus_sums(
     texts: list[str],
     examples: list[Example],
     *,
@@ -69,17 +73,17 @@ def _corpus(
     device: Device = "auto",
     compute: Compute = "float32",
     tokens_per_forward: int = 4096,
-) -> float:
+) -> Summed:
     scorer, width, step = _settings(model, revision, device, compute, stride, window)
-    sums = _sums(scorer, texts, examples, with_prompt, width, step, tokens_per_forward)
-    return _value(form, math.fsum(total for total, _ in sums), sum(count for _, count in sums), scorer)
+    rows = np.array(_sums(scorer, texts, examples, with_prompt, width, step, tokens_per_forward), float).reshape(-1, 2)
+    return Summed(rows, lambda sums: np.array([_value(form, total, int(count), scorer) for total, count in sums]))
 
 
 def _check(examples: Sequence[Example], **arguments: Any) -> None:
     causal_perplexity([], [], **arguments)
 
 
-causal_perplexity.corpus = _corpus  # type: ignore[attr-defined]
+causal_perplexity.corpus = corpus_of(_corpus_sums)  # type: ignore[attr-defined]
 causal_perplexity.check = _check  # type: ignore[attr-defined]  # see base.check_examples
 
 

@@ -1,0 +1,222 @@
+"""An RL4LMs configuration to an lmgym recipe. Every key is taken over, or named with what happens instead."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from lmgym import registry
+from lmgym.compat.rl4lms import convert_rewards
+from lmgym.compat.rl4lms.convert_algorithm import algorithm, family
+from lmgym.compat.rl4lms.convert_generation import evaluation, lengths, rollout
+from lmgym.compat.rl4lms.convert_supervised import supervised
+from lmgym.compat.rl4lms.convert_task import NO_TEST_REFERENCES, task
+from lmgym.compat.rl4lms.registries import PolicyRegistry
+from lmgym.compat.rl4lms.schema import Conversion, Section
+from lmgym.errors import LmgymError
+from lmgym.experiments.expansion import expand
+from lmgym.tree import read_yaml, write_yaml
+
+ALL = 1_000_000  # RL4LMs evaluates on whole splits
+POLICIES = {
+    "causal_lm_actor_critic_policy": (False, False),  # encoder-decoder, masked
+    "seq2seq_lm_actor_critic_policy": (True, False),
+    "maskable_causal_lm_actor_critic_policy": (False, True),
+    "maskable_seq2seq_lm_actor_critic_policy": (True, True),
+}
+ORDER = [  # of the recipe's sections
+    *("plugins", "seed", "task", "rewards", "policy", "algorithm", "prompts_per_step", "priority_scale", "steps"),
+    *("optimizer", "sampling", "engine", "evaluation", "checkpoint", "logs"),
+]
+
+
+def convert(tree: Mapping[str, Any]) -> Conversion:
+    """The recipe that trains what an RL4LMs configuration trains.
+
+    Raises LmgymError, naming the key, for an id that neither RL4LMs nor the user has, a value of another type, and a
+    key without which RL4LMs does not run.
+
+    Example: convert(yaml.safe_load(text)).recipe["algorithm"]["name"] -> "ppo"
+    """
+    root, conversion = Section(tree, ""), Conversion()
+    if plugins := root.take("plugins", list[str]):
+        conversion.recipe["plugins"] = plugins
+        for plugin in plugins:
+            registry.load_plugin(plugin)
+    alg = root.section("alg")
+    name = alg.need("id", str)
+    conversion.recipe |= {"task": task(root.need("datapool", Any), conversion), "policy": {}, "evaluation": {}}
+    (_supervised if "supervised" in name else _on_policy)(name, alg, root, conversion)
+    _splits(conversion)
+    for key in root.leftovers():
+        conversion.warn(f"{key}: neither RL4LMs nor lmgym has such a key; it is ignored")
+    for section in (conversion.recipe.get("rewards", {}), conversion.recipe["evaluation"]["metrics"]):
+        section |= {key: own["weight"] for key, own in section.items() if own.keys() == {"weight"}}
+    conversion.recipe = {key: conversion.recipe[key] for key in ORDER if key in conversion.recipe}
+    return conversion
+
+
+def conversions(path: Path) -> dict[str, Conversion]:
+    """What a file stands for: one recipe, under the name "", or one for each combination of its `{expand: True,
+    values: [...]}`, under a short name of its own values.
+
+    Raises LmgymError, naming the file, where `convert` does.
+    """
+    found = {}
+    for variant in expand(read_yaml(path)):
+        try:
+            found[variant.label if variant.settings else ""] = convert(variant.tree)
+        except LmgymError as error:
+            raise LmgymError(f"{path}: {error}") from error
+    return found
+
+
+def text(conversion: Conversion, origin: str) -> str:
+    """The recipe as YAML, under a comment that says what became of which keys."""
+    head = [f"Converted from {origin}, a configuration of RL4LMs (arXiv 2210.01241)."]
+    for title, lines in (("Other units", conversion.notes), ("Not as in RL4LMs", conversion.warnings)):
+        head += [f"{title}:"] * bool(lines) + [f"  - {line}" for line in lines]
+    if conversion.idle:
+        head.append(f"Without effect on the results here: {', '.join(conversion.idle)}")
+    return "".join(f"# {line}\n" for line in head) + "\n" + write_yaml(conversion.recipe)
+
+
+def _on_policy(name: str, alg: Section, root: Section, conversion: Conversion) -> None:
+    """PPO, NLPO, A2C, TRPO, or an algorithm of the user's own."""
+    env, policy = root.section("env"), alg.section("policy")
+    kind = policy.need("id", str)
+    seq2seq, masked = _policy_kind(kind, name, conversion)
+    own, played = policy.section("args"), env.section("args")
+    if masked != (family(name) == "nlpo"):
+        takes = "NLPO needs a maskable policy, and no other algorithm has one"
+        raise LmgymError(f"alg.policy.id '{kind}' does not go with alg.id '{name}': {takes}")
+    longest = played.take("max_episode_length", int, 512)
+    generation = own.section("generation_kwargs")
+    asked = root.section("train_evaluation")
+    own_decoding = asked.peek().get("generation_kwargs") is not None
+    decoding = asked.section("generation_kwargs") if own_decoding else _copy(generation)
+    asked.take("generation_kwargs", Any)
+    size = lengths(generation, longest, seq2seq, conversion)
+    conversion.recipe["sampling"] = rollout(generation, size, masked, conversion)
+    conversion.recipe["evaluation"] = evaluation(decoding, lengths(decoding, longest, seq2seq, conversion), conversion)
+    conversion.recipe["rewards"] = convert_rewards.rewards(root.need("reward_fn", Any), conversion)
+    algorithm(alg, name, env.take("n_envs", int, 1), size[0], own, conversion)
+    if masked:
+        conversion.warn(
+            "NLPO: the mask policy is refreshed as target_update_iterations says, and evaluations are not masked; "
+            "RL4LMs' code never refreshes it (algorithm.compat=rl4lms does not either) and masks evaluations too"
+        )
+    _policy(own, played, root.section("tokenizer"), seq2seq, conversion)
+    _environment(played, conversion)
+    _evaluate(asked, conversion)
+    conversion.recipe["steps"] = asked.need("n_iters", int)
+    conversion.recipe["evaluation"]["every"] = asked.need("eval_every", int)
+    conversion.recipe["checkpoint"] = {"every": asked.take("save_every", int, 20)}
+
+
+def _supervised(name: str, alg: Section, root: Section, conversion: Conversion) -> None:
+    asked, tokenizer = root.section("train_evaluation"), root.section("tokenizer")
+    seq2seq = alg.need("model_type", Literal["causal", "seq2seq"]) == "seq2seq"
+    generation = alg.section("generation_kwargs")
+    size = lengths(generation, None, seq2seq, conversion)
+    conversion.recipe["sampling"] = {"max_new_tokens": size[0], "min_new_tokens": size[1]}
+    conversion.recipe["evaluation"] = evaluation(generation, size, conversion)
+    model = alg.need("model_name", str)
+    conversion.recipe["policy"] = {"model": model, **_tokenizer(tokenizer, model, conversion)}
+    if (limit := tokenizer.take("max_length", int)) is not None:
+        side = tokenizer.take("truncation_side", str, "left")
+        conversion.recipe["policy"] |= {"max_prompt_tokens": limit, "truncation_side": side}
+        conversion.note(f"tokenizer.max_length {limit} -> policy.max_prompt_tokens, in training and in evaluations")
+    else:
+        conversion.warn(
+            "tokenizer.max_length is left out: RL4LMs cuts prompts and references at the tokenizer's model_max_length; "
+            "here nothing is cut, and what the model cannot read is refused (policy.max_prompt_tokens cuts prompts)"
+        )
+        tokenizer.idle(conversion, "truncation_side")
+    if not seq2seq:
+        conversion.warn("alg.model_type causal: the loss is on the reference; RL4LMs trains on the prompt too")
+    supervised(alg, conversion.recipe["task"], conversion)
+    _evaluate(asked, conversion)
+
+
+def _copy(section: Section) -> Section:
+    """The same keys once more: without its own, an evaluation decodes as the rollouts do."""
+    return Section(section.peek(), section.key)
+
+
+def _policy_kind(kind: str, algorithm: str, conversion: Conversion) -> tuple[bool, bool]:
+    """Whether a policy is an encoder-decoder, and whether a mask restricts it; an added one brings settings."""
+    added = PolicyRegistry.section(kind)
+    if added is not None:
+        conversion.recipe["policy"] |= added
+        return "seq2seq" in kind, family(algorithm) == "nlpo"
+    if kind not in POLICIES:
+        raise LmgymError(f"alg.policy.id is '{kind}'; {registry.suggest(kind, {*POLICIES, *PolicyRegistry.added})}")
+    return POLICIES[kind]
+
+
+def _policy(own: Section, played: Section, tokenizer: Section, seq2seq: bool, conversion: Conversion) -> None:
+    """The model, its critic, and how its prompts are cut."""
+    model = own.need("model_name", str)
+    section = {"model": model, **_tokenizer(tokenizer, model, conversion), "critic": "separate"}
+    section |= conversion.recipe["policy"]  # the device that the algorithm's arguments name
+    if own.take("apply_model_parallel", bool, True):
+        conversion.warn("alg.policy.args.apply_model_parallel: one process trains on one device")
+    side, other = (s.take("prompt_truncation_side", str, "left") for s in (played, own))
+    if side != other:
+        conversion.warn(
+            f"prompts are cut on the {side} everywhere, as env.args has it; with this alg.policy.args RL4LMs cuts them "
+            f"on the {other} in evaluations"
+        )
+    if (limit := played.take("max_prompt_length", int)) is not None:
+        section |= {"max_prompt_tokens": limit, "truncation_side": side}
+    tokenizer.idle(conversion, "truncation_side", "max_length")
+    own.idle(conversion, "state_dict")
+    if seq2seq and (start := played.take("context_start_token", int)) is not None:
+        section["context_start_token"] = start
+    played.idle(conversion, "context_start_token")
+    conversion.recipe["policy"] = section
+
+
+def _tokenizer(tokenizer: Section, model: str, conversion: Conversion) -> dict[str, Any]:
+    """Whose tokenizer it is, where it is not the model's. Padding is never seen: masks and positions leave it out."""
+    tokenizer.idle(conversion, "padding_side", "pad_token_as_eos_token")
+    name = tokenizer.take("model_name", str, model)
+    return {} if name == model else {"tokenizer": name}
+
+
+def _environment(played: Section, conversion: Conversion) -> None:
+    if not played.take("terminate_on_eos", bool, False):
+        conversion.warn("env.args.terminate_on_eos is not true: answers end at the end-of-sequence token all the same")
+    if scale := played.take("priority_scale", float, 0.0):
+        conversion.recipe["priority_scale"] = scale
+
+
+def _evaluate(asked: Section, conversion: Conversion) -> None:
+    """Metrics, splits, and how many answers are decoded side by side."""
+    section = conversion.recipe["evaluation"]
+    post = section.pop("post_processing", None)
+    given = conversion.recipe.get("rewards", {})
+    metrics, likelihood = convert_rewards.metrics(asked.take("metrics", list[Any], []), given, conversion)
+    if post is not None:
+        metrics = {name: {**settings, "post_process": post} for name, settings in metrics.items()}
+    if likelihood and conversion.recipe["task"]["name"] == "imdb":
+        conversion.warn(
+            "metric causal_perplexity: not reported, since the rest of a review is often longer than the model reads"
+        )
+    elif likelihood:
+        section["reference_nll"] = True
+        conversion.note(
+            "metric causal_perplexity -> evaluation.reference_nll: nats per token of each reference behind its prompt; "
+            "RL4LMs: exp of that, over all references joined and without prompts"
+        )
+    section |= {"split": "validation", "final_split": "test", "examples": ALL, "metrics": metrics}
+    if (rows := asked.take("eval_batch_size", int)) is not None:
+        conversion.recipe["engine"] = {"rows": rows}
+
+
+def _splits(conversion: Conversion) -> None:
+    name = conversion.recipe["task"]["name"]
+    conversion.recipe.setdefault("logs", {})["predictions"] = True
+    if name in NO_TEST_REFERENCES:
+        conversion.recipe["evaluation"]["final_split"] = None
+        conversion.warn(f"{name} has no references for test, so the evaluations before and after are on validation")

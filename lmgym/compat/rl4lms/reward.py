@@ -1,0 +1,180 @@
+"""RL4LMs' reward classes: one is called at each token of an answer, the other with many answers at once.
+
+from lmgym.compat.rl4lms.reward import RewardFunction          # in place of rl4lms.envs.text_generation.reward
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lmgym.compat.rl4lms.classes import Maker, bases, need_class, present, theirs
+from lmgym.episode import Episode, Example
+from lmgym.errors import LmgymError
+from lmgym.rendering import messages_of, plain_text
+from lmgym.rewards.tokens import beginnings, each_token
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a reward may look at: the prompt, and the answer as far as it has come.
+
+    RL4LMs' fields of text are all there. Its tensors are made when they are asked for: [1, tokens], int64, without the
+    padding that its environment adds.
+
+    Example: Observation("Count: 1 2", "3 4", ["3 4 5"], ["3", " 4"], {}, (5, 6), (7, 8))
+    """
+
+    prompt_or_input_text: str
+    context_text: str
+    target_or_reference_texts: list[str]
+    action_history: list[str]
+    meta_info: dict[str, Any]
+    prompt_ids: tuple[int, ...]
+    context_ids: tuple[int, ...]
+
+    @property
+    def prompt_or_input_encoded_pt(self) -> Any:
+        return _row(self.prompt_ids)
+
+    @property
+    def prompt_or_input_attention_mask_pt(self) -> Any:
+        return _row([1] * len(self.prompt_ids))
+
+    @property
+    def context_encoded_pt(self) -> Any:
+        return _row(self.context_ids)
+
+    @property
+    def context_attention_mask_pt(self) -> Any:
+        return _row([1] * len(self.context_ids))
+
+    @property
+    def input_encoded_pt(self) -> Any:
+        return _row(self.prompt_ids + self.context_ids)
+
+    @property
+    def input_attention_mask_pt(self) -> Any:
+        return _row([1] * len(self.prompt_ids + self.context_ids))
+
+
+class RewardFunction(ABC):
+    """A reward that is asked at each token; `done` is true at the last one.
+
+    Example: a point for each comma, and one for an answer that ends in a full stop
+        >>> class Punctuation(RewardFunction):
+        ...     def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        ...         before, now = prev_observation.context_text, current_observation.context_text
+        ...         return now.count(",") - before.count(",") + float(done and now.endswith("."))
+        >>> RewardFunctionRegistry.add("punctuation", Punctuation)
+    """
+
+    @abstractmethod
+    def __call__(
+        self,
+        prev_observation: Observation,
+        action: int,
+        current_observation: Observation,
+        done: bool,
+        meta_info: dict[str, Any] | None = None,
+    ) -> float:
+        """The reward of `action`, a token id, which made the first observation the second."""
+
+
+class BatchedRewardFunction(ABC):
+    """A reward that is asked for many answers at once: all beginnings of all answers, `dones` true for whole ones."""
+
+    @abstractmethod
+    def __call__(
+        self,
+        prompt_texts: list[str],
+        gen_texts: list[str],
+        ref_texts: list[list[str]],
+        dones: list[bool],
+        meta_infos: list[dict[str, Any]] | None = None,
+    ) -> list[float]:
+        """One number for each text; those of texts that are not done are what their last token earns."""
+
+
+def reward_of(id: str, cls: type) -> Callable[..., list[list[float]]]:
+    """A user's class as a reward of lmgym's that pays token by token; its arguments are those of the class's __init__.
+
+    Example:
+        >>> register("reward", "punctuation")(reward_of("punctuation", Punctuation))
+    """
+    need_class("reward", id, cls, "__call__")
+    make = Maker("reward", id, cls)
+    pay = _batched if "BatchedRewardFunction" in bases(cls) else _step_by_step
+
+    @each_token
+    def reward(episodes: list[Episode], tokenizer: Any, **arguments: Any) -> list[list[float]]:
+        return pay(make(theirs(cls, "reward", arguments)), episodes, tokenizer)
+
+    def check(examples: Sequence[Example], **arguments: Any) -> None:
+        make(theirs(cls, "reward", arguments))
+
+    present(reward, cls, ("episodes", "tokenizer"), cls, "reward")
+    reward.check = check  # type: ignore[attr-defined]
+    return reward
+
+
+def observations(episode: Episode, tokenizer: Any) -> list[Observation]:
+    """What the environment of RL4LMs shows of an answer: before its first token, and behind each one. Of several
+    turns, the last one is the answer."""
+    last = episode.turns[-1]
+    prompt, references, meta = _sample(episode.example)
+    history = [str(token) for token in tokenizer.convert_ids_to_tokens(last.action_ids)]
+    texts = ["", *(part.turns[-1].text for part in beginnings(episode, tokenizer))]
+    asked = tuple(last.source_ids or last.prompt_ids)
+    return [
+        Observation(prompt, texts[n], references, history[:n], meta, asked, tuple(last.action_ids[:n]))
+        for n in range(len(last.action_ids) + 1)
+    ]
+
+
+def _step_by_step(function: Any, episodes: Sequence[Episode], tokenizer: Any) -> list[list[float]]:
+    rows = []
+    for episode in episodes:
+        shown, ids = observations(episode, tokenizer), episode.turns[-1].action_ids
+        rows.append(
+            [
+                function(shown[n], id, shown[n + 1], n == len(ids) - 1, shown[n + 1].meta_info)
+                for n, id in enumerate(ids)
+            ]
+        )
+    return rows
+
+
+def _batched(function: Any, episodes: Sequence[Episode], tokenizer: Any) -> list[list[float]]:
+    prompts, texts, references, dones, metas = list[str](), list[str](), list[list[str]](), list[bool](), list[Any]()
+    for episode in episodes:
+        parts = beginnings(episode, tokenizer)
+        prompt, wanted, meta = _sample(episode.example)
+        prompts += [prompt] * len(parts)
+        texts += [part.turns[-1].text for part in parts]
+        references += [wanted] * len(parts)
+        dones += [part is episode for part in parts]
+        metas += [meta] * len(parts)
+    found = function(prompts, texts, references, dones, metas)
+    values = found.tolist() if hasattr(found, "tolist") else list(found)
+    if len(values) == sum(dones):  # of the whole answers alone, as RL4LMs' own batched penalty of CommonGen
+        given = iter(values)
+        values = [next(given) if done else 0.0 for done in dones]
+    if len(values) != len(dones):
+        raise LmgymError(
+            f"{type(function).__name__} returned {len(values)} rewards for {len(dones)} texts, {sum(dones)} of them "
+            "whole answers; it must return one for each text, or one for each whole answer"
+        )
+    rest = iter(values)
+    return [[next(rest) for _ in episode.turns[-1].action_ids] for episode in episodes]
+
+
+def _sample(example: Example) -> tuple[str, list[str], dict[str, Any]]:
+    """Prompt, references and meta_info, as RL4LMs' classes know them."""
+    return plain_text(messages_of(example.prompt)), list(example.references), dict(example.meta)
+
+
+def _row(ids: Sequence[int]) -> Any:
+    import torch
+
+    return torch.tensor([list(ids)], dtype=torch.long)

@@ -1,0 +1,134 @@
+"""What an RL4LMs configuration looks like, and reading one so that no key is lost.
+
+RL4LMs is the library of Ramamurthy et al., arXiv 2210.01241 (github.com/allenai/RL4LMs, version 0.2.2).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lmgym import registry
+from lmgym.errors import LmgymError
+from lmgym.names import BUILTIN
+from lmgym.tree import read_yaml
+
+ROOTS = ("tokenizer", "reward_fn", "datapool", "env", "alg", "train_evaluation")
+
+
+def is_rl4lms(tree: Mapping[str, Any]) -> bool:
+    """Whether a file's tree follows RL4LMs' schema, whose roots no recipe has.
+
+    Example:
+        >>> is_rl4lms({"datapool": {"id": "imdb"}, "alg": {"id": "ppo"}, "tokenizer": {}}), is_rl4lms({"task": "gsm8k"})
+        (True, False)
+    """
+    return "alg" in tree and "datapool" in tree and not {"task", "algorithm", "policy", "stages"} & set(tree)
+
+
+def is_rl4lms_file(path: Path) -> bool:
+    """Whether `path` is a YAML file of RL4LMs' schema. Raises LmgymError for a malformed one."""
+    return path.suffix in (".yml", ".yaml") and path.is_file() and is_rl4lms(read_yaml(path))
+
+
+@dataclass
+class Conversion:
+    """An lmgym recipe, and what became of the keys that it was made of.
+
+    `notes` say in which other units a key was taken over, `warnings` what is not done as RL4LMs does it, `idle` are the
+    keys that change nothing about the results here.
+
+    Example: Conversion({"steps": 50, ...}, notes=["alg.args.n_steps ..."], idle=["tokenizer.padding_side"])
+    """
+
+    recipe: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+
+class Section:
+    """A mapping of the file that is read key by key; what nobody has read is reported by `leftovers`.
+
+    Example:
+        >>> section = Section({"n_steps": "128", "gama": 0.9}, "alg.args")
+        >>> section.take("n_steps", int, 2048), section.take("verbose", int, 0), section.leftovers()
+        (128, 0, ['alg.args.gama'])
+    """
+
+    def __init__(self, tree: Any, key: str) -> None:
+        if not isinstance(tree, Mapping):
+            raise LmgymError(f"'{key}' must be a section of keys and values, not {tree!r}")
+        self.key = key
+        self._left = dict(tree)
+        self._inner: list[Section] = []
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._left
+
+    def take(self, name: str, hint: Any, default: Any = None) -> Any:
+        """The key's value as the type wants it, the default where it is left out or null."""
+        value = self._left.pop(name, None)
+        return default if value is None else registry.converted(hint, value, f"{self.key}.{name}")
+
+    def need(self, name: str, hint: Any) -> Any:
+        """The same of a key that RL4LMs cannot do without."""
+        value = self.take(name, hint)
+        if value is None:
+            raise LmgymError(f"the configuration lacks the key '{self.key}.{name}'")
+        return value
+
+    def section(self, name: str) -> "Section":
+        """A section inside this one, empty where it is left out."""
+        value = self._left.pop(name, None)
+        return self.adopt(Section({} if value is None else value, f"{self.key}.{name}" if self.key else name))
+
+    def adopt(self, other: "Section") -> "Section":
+        """Report what is left of another section with this one's."""
+        self._inner.append(other)
+        return other
+
+    def rest(self) -> dict[str, Any]:
+        """All that is left, taken."""
+        left, self._left = self._left, {}
+        return left
+
+    def peek(self) -> dict[str, Any]:
+        """What has not been read yet, left where it is."""
+        return dict(self._left)
+
+    def idle(self, conversion: Conversion, *names: str) -> None:
+        """Take keys that change nothing about the results here."""
+        for name in names:
+            if name in self._left:
+                del self._left[name]
+                conversion.idle.append(f"{self.key}.{name}")
+
+    def leftovers(self) -> list[str]:
+        """Dotted keys that nobody has read, of the sections inside too."""
+        own = [f"{self.key}.{name}" if self.key else str(name) for name in self._left]
+        return own + [key for inner in self._inner for key in inner.leftovers()]
+
+
+def identified(value: Any, key: str) -> tuple[str, Section]:
+    """Name and arguments of something that is written {id: NAME, args: {...}}."""
+    section = Section(value, key)
+    name = section.need("id", str)
+    arguments = section.section("args")
+    if section.peek():
+        raise LmgymError(f"unknown key '{section.leftovers()[0]}'; '{key}' has the keys id and args")
+    return name, arguments
+
+
+def is_added(kind: str, name: str) -> bool:
+    """Whether the user has registered this name, with RL4LMs' `add` or lmgym's `register`; it then goes before RL4LMs'
+    own."""
+    return name not in BUILTIN[kind] and name in registry.names(kind)

@@ -1,0 +1,76 @@
+"""Figures of a whole evaluation that are no means of its answers' values: one BLEU of all texts, their distinct words.
+
+A reward has one where it has an attribute `corpus`, a function of texts, examples and its arguments.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lmgym.episode import Episode
+from lmgym.errors import LmgymError
+from lmgym.rewards.base import Reward, guarded, judged
+from lmgym.statistics import Interval, Summed, summed_bootstrap
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A reward's figure of all answers to `prompts` prompts. `summed` has what each prompt adds, where it is one of
+    sums; others are not: words that a resample draws twice are not distinct twice.
+
+    Example: Corpus(0.31, 500).interval -> Interval(mean=0.31, low=nan, high=nan, count=500)
+    """
+
+    value: float
+    prompts: int
+    summed: Summed | None = None
+
+    @property
+    def interval(self) -> Interval:
+        """With a bootstrap over prompts where it is a figure of sums; else without bounds."""
+        if self.summed is not None:
+            return summed_bootstrap(self.summed)
+        return Interval(self.value, math.nan, math.nan, self.prompts)
+
+
+def corpora(
+    rewards: Sequence[Reward], groups: Sequence[Sequence[Episode]], timeout: float | None = 60.0
+) -> dict[str, Corpus]:
+    """The figures of those rewards that have one, by "NAME/corpus", of the answers that they judge; `groups` are the
+    episodes by prompt. Raises LmgymError as `base.evaluate` does.
+
+    Example:
+        >>> corpora(build({"bleu": 0}), groups)["bleu/corpus"].interval
+        Interval(mean=0.31, low=0.28, high=0.34, count=500)
+    """
+    found = {}
+    for reward in rewards:
+        function = getattr(reward.function, "corpus", None)
+        if function is None:
+            continue
+        answered = [judged(reward, [episode for episode in group if episode.turns]) for group in groups]
+        answered = [group for group in answered if group]
+        if answered:
+            found[f"{reward.name}/corpus"] = _corpus(reward, answered, timeout)
+    return found
+
+
+def _corpus(reward: Reward, groups: Sequence[Sequence[Episode]], timeout: float | None) -> Corpus:
+    episodes = [episode for group in groups for episode in group]
+    call = [episode.text for episode in episodes], [episode.example for episode in episodes]
+    arguments = getattr(reward.function, "keywords", {})
+    function = reward.function.corpus  # type: ignore[attr-defined]
+    sums, summed = getattr(function, "sums", None), None
+    with guarded(reward, len(episodes), timeout):
+        if sums is None:
+            value = function(*call, **arguments)
+        else:
+            by_text = sums(*call, **arguments)
+            starts = np.cumsum([0, *map(len, groups[:-1])])
+            summed = Summed(np.add.reduceat(by_text.rows, starts, axis=0), by_text.value)
+            value = summed.figure
+    if not isinstance(value, float):
+        raise LmgymError(f"reward '{reward.name}': its corpus returned {value!r}; it must be a number")
+    return Corpus(value, len(groups), summed)

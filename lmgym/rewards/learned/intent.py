@@ -1,0 +1,114 @@
+"""Whether an answer in a dialogue does what it was to do: inform, ask, direct or commit (DailyDialog's intents)."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.registry import register
+from lmgym.rendering import messages_of, plain_text
+from lmgym.rewards.learned import forward
+from lmgym.rewards.learned.models import Compute, Device, Scorer, load
+from lmgym.rewards.learned.rows import Truncation, text_rows
+from lmgym.rewards.meteor import meteor, meteor_stem
+
+NAMES = {1: "inform", 2: "question", 3: "directive", 4: "commissive"}
+Context = Literal["last", "none", "all"]
+
+
+@register("reward", "intent_accuracy")
+def intent_accuracy(
+    texts: list[str],
+    examples: list[Example],
+    *,
+    model: str,
+    intent_coeff: float = 1.0,
+    auto_coeff: float = 1.0,
+    context: Context = "last",
+    end_of_utterance: str = "<EOU>",
+    synonyms: bool = True,
+    truncation: Truncation = "refuse",
+    revision: str | None = None,
+    device: Device = "auto",
+    compute: Compute = "float32",
+    tokens_per_forward: int = 16384,
+) -> list[float]:
+    """intent_coeff * [the classifier finds the reference's intent in the answer] + auto_coeff * METEOR of the answer.
+
+    The wanted intent is `meta["intent"]` of the example (1 inform, 2 question, 3 directive, 4 commissive). It is the
+    label of that number or name, or, of a classifier of four labels that has neither, the one at that place. The
+    classifier reads the last utterance of the prompt, `end_of_utterance` and the answer; with `context` none the
+    answer alone, with all the whole prompt before it. Without `synonyms` METEOR is meteor_stem; with auto_coeff 0 there
+    is none, and the reward is the metric of this name in RL4LMs.
+
+    Source: RL4LMs, whose reward scores METEOR over all answers so far where here it is of each answer, and whose
+    classifier reads the two utterances without the mark between them that it was trained with.
+
+    Raises LmgymError for an example without an intent, one without references where auto_coeff is not 0, a classifier
+    that does not know the intents, and as `learned_reward` does.
+
+    Example:
+        >>> intent_accuracy(["Shall we?"], [example], model="models/intent", auto_coeff=0)     # a question was wanted
+        [1.0]
+    """
+    scorer = load("intent_accuracy", "classifier", model, revision, device, compute)
+    wanted = [_label(scorer, intent) for intent in _intents(examples)]
+    read = [_before(example, context, end_of_utterance) + text for text, example in zip(texts, examples, strict=True)]
+    rows = text_rows("intent_accuracy", scorer, read, truncation)
+    found = [row.index(max(row)) for row in forward.logits(scorer, rows, tokens_per_forward)]
+    values = [intent_coeff * float(one == other) for one, other in zip(found, wanted, strict=True)]
+    if auto_coeff:
+        similar = (meteor if synonyms else meteor_stem)(texts, examples)
+        values = [value + auto_coeff * score for value, score in zip(values, similar, strict=True)]
+    return values
+
+
+def _check(examples: Sequence[Example], **arguments: Any) -> None:
+    """The model is there and knows the intents of all examples, and METEOR has what it needs."""
+    scored = [example for example in examples[:1]]
+    intent_accuracy(["" for _ in scored], scored, **arguments)
+    settings = {key: arguments[key] for key in ("revision", "device", "compute") if key in arguments}
+    scorer = load("intent_accuracy", "classifier", arguments["model"], **settings)
+    for intent in set(_intents(examples)):
+        _label(scorer, intent)
+    if arguments.get("auto_coeff", 1.0):
+        similar = meteor if arguments.get("synonyms", True) else meteor_stem
+        similar.check(examples)  # type: ignore[attr-defined]
+
+
+intent_accuracy.check = _check  # type: ignore[attr-defined]  # see base.check_examples
+
+
+def _intents(examples: Sequence[Example]) -> list[int]:
+    for example in examples:
+        if example.meta.get("intent") not in NAMES:
+            raise LmgymError(
+                f"reward 'intent_accuracy' needs meta['intent'], a number from 1 to 4, and that of example "
+                f"'{example.id}' is {example.meta.get('intent')!r}"
+            )
+    return [int(example.meta["intent"]) for example in examples]
+
+
+def _label(scorer: Scorer, intent: int) -> int:
+    """The place of an intent among the classifier's labels."""
+    labels = [label.lower() for label in scorer.labels]
+    for name in (str(intent), NAMES[intent]):
+        if name in labels:
+            return labels.index(name)
+    if len(labels) != len(NAMES) or {*labels} & {*map(str, NAMES), *NAMES.values()}:
+        raise LmgymError(
+            f"key 'rewards.intent_accuracy.model': {scorer.name} has no label '{intent}' or '{NAMES[intent]}'; its "
+            f"labels are {', '.join(scorer.labels[:8])}"
+        )
+    return intent - 1
+
+
+def _before(example: Example, context: Context, end: str) -> str:
+    """What the classifier reads before the answer."""
+    if context == "none":
+        return ""
+    prompt = plain_text(messages_of(example.prompt))
+    if context == "all":
+        return prompt
+    said = [utterance.strip() for utterance in prompt.split(end) if utterance.strip()]
+    return f"{said[-1]} {end}" if said else ""

@@ -1,0 +1,39 @@
+"""What evaluations report besides the rewards, where a recipe asks for it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmgym.errors import LmgymError
+from tests import runs
+from tests.runs import no_picture  # noqa: F401 (a fixture)
+
+
+def evaluations(folder: Path, **changes: Any) -> list[dict[str, Any]]:
+    run = runs.run(folder, steps=1, **changes)
+    return [record for record in runs.records(run / "metrics.jsonl") if record["kind"] == "evaluation"]
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_the_likelihood_of_the_references_is_reported_in_any_stage_that_asks_for_it(tmp_path: Path) -> None:
+    imitating = evaluations(tmp_path / "supervised", algorithm={"name": "supervised"})
+    plain = evaluations(tmp_path / "plain")
+    asked = evaluations(tmp_path / "asked", evaluation={"every": 3, "examples": 8, "reference_nll": True})
+    keys = [f"reference_nll{end}" for end in ("", "/low", "/high")]
+    assert not any(key in record for record in plain for key in keys)
+    assert len(asked) == 2
+    for key in keys:  # the same model, the same references
+        assert asked[0][key] == imitating[0][key]
+        assert asked[1][key] != asked[0][key]
+    rest = [{key: value for key, value in record.items() if key not in keys} for record in asked]
+    assert rest == plain  # and nothing else depends on it
+
+
+def test_it_is_refused_where_an_example_has_no_reference(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}+1="} for n in range(40)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {"name": "jsonl", "path": str(tmp_path / "sums.jsonl"), "references": None}
+    with pytest.raises(LmgymError, match=r"example sums/\d+ has no reference answer"):
+        evaluations(tmp_path / "run", task=task, evaluation={"reference_nll": True})

@@ -1,0 +1,101 @@
+"""What `lmgym list` says of needs is so: what is marked as running here runs, and what is not says how to mend it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmgym import needs, registry
+from lmgym.cli import main
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.needs import NEEDS, Standing, standing
+
+ROWS = {kind: {row["name"]: row for row in registry.describe(kind)} for kind in registry.BUILTIN}
+EXAMPLE = Example(
+    "a/0", "?", ("1",), {"answer": "1", "concepts": ["dog"], "table": [["a", "b", "c"]], "overlap_subset": True}
+)
+
+
+@pytest.fixture(autouse=True)
+def _look_anew() -> Any:
+    needs._installed.cache_clear()
+    yield
+    needs._installed.cache_clear()
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, rows in registry.BUILTIN.items() for name in rows])
+def test_every_need_is_known(kind: str, name: str) -> None:
+    for need in filter(None, registry.BUILTIN[kind][name].needs.split(", ")):
+        assert need in NEEDS
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS["reward"].items() if row["runs"] == "yes"])
+def test_a_reward_that_runs_here_finds_its_libraries(name: str) -> None:
+    """Those with arguments of their own, or for episodes, have their libraries looked for all the same."""
+    function = registry.get("reward", name)
+    try:
+        getattr(function, "check", lambda examples: None)([EXAMPLE])
+        if not getattr(function, "takes_episodes", False) and not getattr(function, "pays_tokens", False):
+            function(["1"], [EXAMPLE])
+    except LmgymError as error:
+        assert not re.search("pip install|needs the library|downloader", str(error)), error
+    except TypeError as error:
+        assert "required" in str(error)
+
+
+def test_metrics_are_rewards(capsys: pytest.CaptureFixture[str]) -> None:
+    for word in ("metrics", "metric", "rewards"):
+        assert main(["list", word, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == registry.describe("reward")
+    assert main(["list", "metrics"]) == 0
+    said = capsys.readouterr().out
+    assert "rewards, which are metrics too" in said and said.startswith("+ runs here")
+    assert re.search(r"^\+  chrf +F-score", said, re.MULTILINE)
+    assert re.search(r"^~  bleurt .*\(needs a model: model=\)$", said, re.MULTILINE)
+
+
+def test_a_missing_package_is_named_and_its_reward_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sacrebleu")
+    assert standing("lmgym[metrics]") == Standing("yes")
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
+    needs._installed.cache_clear()
+    assert standing("lmgym[metrics]") == Standing("no", "pip install 'lmgym[metrics]'")
+    with pytest.raises(LmgymError, match=re.escape("pip install 'lmgym[metrics]'")):
+        registry.get("reward", "sacre_bleu").check([EXAMPLE])
+
+
+def test_wordnet_is_looked_for_where_nltk_does(tmp_path: Path) -> None:
+    pytest.importorskip("nltk")
+    both = "[nltk.data.path, list(map(str, n.nltk_folders()))]"
+    code = f"import json, nltk.data, lmgym.needs as n; print(json.dumps({both}))"
+    environment = {**os.environ, "NLTK_DATA": f"{tmp_path / 'a'}{os.pathsep}{tmp_path / 'b'}"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    theirs, ours = json.loads(done.stdout)
+    assert [folder for folder in theirs if folder not in ours] == []
+
+
+def test_data_of_nltk_and_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needs, "nltk_folders", lambda: [tmp_path / "data"])
+    assert standing("WordNet for NLTK") == Standing("no", "python -m nltk.downloader wordnet")
+    (tmp_path / "data" / "corpora").mkdir(parents=True)
+    (tmp_path / "data" / "corpora" / "wordnet.zip").touch()
+    assert standing("WordNet for NLTK") == Standing("yes")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert standing("Java, a model") == Standing("no", "install a Java runtime")
+    (tmp_path / "java").write_text("#!/bin/sh\n")
+    (tmp_path / "java").chmod(0o755)
+    assert standing("Java, a model") == Standing("given", "model=")
+
+
+def test_a_task_of_the_hub_says_whether_it_can_ask_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert standing("path= or lmgym[data]").how == "path=; for the Hub: pip install 'lmgym[data]'"
+    assert standing("") == Standing("yes")
+    assert standing("a friend").runs == "given"  # a plug-in's own words
