@@ -17,7 +17,8 @@ help:
 	@echo "make lint         ruff"
 	@echo "make types        mypy"
 	@echo "make contracts    which module may import which"
-	@echo "make bench        measure against other libraries, each in a virtual environment of its own (see benchmarks/)"
+	@echo "make bench        measure against other libraries, each in a virtual environment of its own (see benchmarks/);"
+	@echo "                  options for all of it: make bench BENCH='--rounds 7 --out bench.jsonl'"
 
 quickstart: .venv/.lmgym-installed
 	$(BIN)/lmgym train recipes/quickstart.yaml
@@ -38,7 +39,8 @@ contracts: .venv/.lmgym-developed
 	$(BIN)/lint-imports
 
 bench: .venv/.lmgym-installed
-	$(BIN)/python -m benchmarks.ppo
+	@for table in grpo rollout ppo conversation growth gpu; do \
+	  echo "python -m benchmarks.$$table $(BENCH)"; $(BIN)/python -m benchmarks.$$table $(BENCH) || exit 1; done
 
 # One stamp file per step of the installation, so that a second call does nothing
 # until pyproject.toml or constraints.txt has changed.

@@ -30,7 +30,8 @@ import gymnasium
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.interleave import ROOT, machine, ratio, today
+from benchmarks.interleave import ROOT
+from benchmarks.reports import machine, ratio, today
 from lmgym.compat.llamagym import Agent
 from lmgym.engines.base import Sampling
 from lmgym.engines.sampler import Sampler

@@ -7,16 +7,12 @@ python -m benchmarks.ppo --count              forwarded tokens per update, on pa
 """
 
 import argparse
-import json
-import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import workloads
-from benchmarks.environments import ensure
-from benchmarks.interleave import ROOT, Contender, Result, machine, measure, ratio, table, today
+from benchmarks import environments, reports, workloads
+from benchmarks.interleave import Contender, measure
 
 TRL_RELEASE = "1.12.0"
 # What `--tune` tries. The first three, one for each precision, run in the tables, with four batches of 16: less than
@@ -42,75 +38,38 @@ IN_TABLES = ("trl-fp32", "trl-autocast", "trl-bf16", *LMGYM_SETTINGS)
 
 def main() -> None:
     arguments = parsed()
-    workload = workloads.w1(arguments.seed)
+    workload = reports.sized(workloads.w1(arguments.seed), arguments)
     if arguments.count:
         print(counted(workload))
         return
-    trl = ensure(arguments.trl_venv.absolute(), "trl", TRL_RELEASE)
+    trl = environments.trl(arguments.venvs, TRL_RELEASE)
     with tempfile.TemporaryDirectory() as folder:
         workloads.write(workload, Path(folder))
         for epochs in arguments.epochs:
-            chosen = [contender(name, trl, epochs, arguments.algorithm) for name in arguments.only]
+            chosen = [contender(name, trl, epochs) for name in arguments.only]
             together = [[each] for each in chosen] if arguments.tune else [chosen]
             results = [
                 result
                 for group in together
                 for result in measure(group, Path(folder), arguments.rounds, arguments.warmup, arguments.threads)
             ]
-            report(workload, results, epochs, arguments)
+            reports.report(f"PPO, {workload.name}, {epochs} epochs", results, arguments)
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = [*TRL_SETTINGS, *LMGYM_SETTINGS]
+    parser = reports.options(__doc__, [*TRL_SETTINGS, *LMGYM_SETTINGS])
     parser.add_argument("--epochs", type=int, nargs="+", default=[4, 1], help="PPO epochs; one table for each")
-    parser.add_argument("--rounds", type=int, default=5, help="measured rounds")
-    parser.add_argument("--warmup", type=int, default=1, help="rounds before them that do not count")
-    parser.add_argument("--only", nargs="+", choices=known, metavar="CONTENDER", help=", ".join(known))
     parser.add_argument("--tune", action="store_true", help="each alone, by default TRL's settings")
     parser.add_argument("--count", action="store_true", help="count forwarded tokens and measure nothing")
-    parser.add_argument("--algorithm", default="ppo", help="lmgym's; grpo for trying the benchmark")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--trl-venv", type=Path, default=ROOT / "benchmarks" / ".venvs" / f"trl-{TRL_RELEASE}")
-    parser.add_argument("--out", type=Path, help="append every round's numbers to this .jsonl")
     arguments = parser.parse_args()
     arguments.only = arguments.only or list(TRL_SETTINGS if arguments.tune else IN_TABLES)
     return arguments
 
 
-def contender(name: str, trl: Path, epochs: int, algorithm: str) -> Contender:
+def contender(name: str, trl: Path, epochs: int) -> Contender:
     if name in TRL_SETTINGS:
         return Contender(name, "trl_ppo", trl, {**TRL_SETTINGS[name], "epochs": epochs})
-    settings = {**LMGYM_SETTINGS[name], "epochs": epochs, "algorithm": algorithm}
-    return Contender(name, "lmgym_ppo", Path(sys.executable), settings)
-
-
-def report(workload: workloads.Workload, results: Sequence[Result], epochs: int, arguments: argparse.Namespace) -> None:
-    """The table, each lmgym against each TRL, and a line of the machine, the date and the versions."""
-    print(f"\n{workload.name}, {epochs} PPO epochs, {arguments.rounds} rounds, lmgym's {arguments.algorithm}\n")
-    print(table(results))
-    theirs = [result for result in results if result.name in TRL_SETTINGS]
-    ours = [result for result in results if result.name in LMGYM_SETTINGS]
-    if theirs and ours:
-        print("\n| | times as fast (min to max) | by CPU seconds | share of the peak memory |\n|---|---|---|---|")
-    for other in theirs if ours else []:
-        for own in ours:
-            wall, cpu = ratio(other.seconds, own.seconds), ratio(other.cpu_seconds, own.cpu_seconds)
-            print(f"| {own.name} against {other.name} | {wall} | {cpu} | {own.peak_bytes / other.peak_bytes:.2f} |")
-    versions = " ".join(
-        dict.fromkeys(
-            f"{package} {release}"
-            for result in results
-            for package, release in result.about.items()
-            if isinstance(release, str) and package != "mixed_precision"
-        )
-    )
-    print(f"\n| {machine(arguments.threads)} | {today()} | {versions} |\n|---|---|---|", flush=True)
-    if arguments.out:
-        with arguments.out.open("a", encoding="utf-8") as file:
-            for result in results:
-                file.write(json.dumps({"epochs": epochs, "date": today(), **vars(result)}) + "\n")
+    return Contender(name, "lmgym_step", settings={**LMGYM_SETTINGS[name], "algorithm": "ppo", "epochs": epochs})
 
 
 def forwarded_tokens(workload: workloads.Workload) -> dict[str, int]:

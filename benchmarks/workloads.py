@@ -3,20 +3,23 @@
 Contenders run in virtual environments of their own, so nothing here imports lmgym; torch and transformers are imported
 by the functions that write a workload, not by those that read one.
 
-    python -m benchmarks.workloads FOLDER [SEED]
+    python -m benchmarks.workloads w1 FOLDER [SEED]
 """
 
 import json
+import math
 import random
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-VOCABULARY = 32_000
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
-SHAPE: dict[str, Any] = {
+EOS = SPECIAL.index("<eos>")
+LLAMA_15M: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 32_000,
     "hidden_size": 288,
     "intermediate_size": 768,
     "num_hidden_layers": 6,
@@ -25,35 +28,133 @@ SHAPE: dict[str, Any] = {
     "tie_word_embeddings": True,
     "max_position_embeddings": 1024,
 }
+QWEN25_HALF_B: dict[str, Any] = {
+    "model_type": "qwen2",
+    "vocab_size": 151_936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 32_768,
+}
+LLAMA32_1B: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 128_256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 131_072,
+}
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts as ids, answers per prompt, and the exact number of new tokens of each answer."""
+    """Prompts as ids, answers per prompt, the number of new tokens of each answer, and the model's configuration.
+
+    `lengths` has one number for each answer, in the order of `rows`; where it is empty, each answer has exactly
+    `new_tokens`, which is the most in any case.
+    """
 
     name: str
     prompts: list[list[int]]
     completions: int
     new_tokens: int
     seed: int
+    lengths: list[int] = field(default_factory=list)
+    shape: Mapping[str, Any] = field(default_factory=lambda: dict(LLAMA_15M))
 
     @property
     def rows(self) -> list[list[int]]:
         """One prompt per answer, answers to the same prompt side by side."""
         return [prompt for prompt in self.prompts for _ in range(self.completions)]
 
+    @property
+    def row_lengths(self) -> list[int]:
+        """New tokens of each answer."""
+        return self.lengths or [self.new_tokens] * len(self.rows)
+
+    @property
+    def sampled(self) -> int:
+        """New tokens of a step, all answers together."""
+        return sum(self.row_lengths)
+
+    def smaller(self, prompts: int | None, completions: int | None, new_tokens: int | None) -> "Workload":
+        """The first prompts, fewer answers to each, and shorter ones: for trying a benchmark."""
+        one = replace(
+            self,
+            prompts=self.prompts[:prompts],
+            completions=min(self.completions, completions or self.completions),
+            new_tokens=min(self.new_tokens, new_tokens or self.new_tokens),
+        )
+        if not self.lengths or one == self:
+            return one
+        return replace(one, lengths=ragged(len(one.rows), one.new_tokens / 4, one.new_tokens, self.seed))
+
 
 def w1(seed: int = 0) -> Workload:
-    """W1: 8 prompts of 90 to 110 random tokens (about 100), 8 answers each, exactly 128 new tokens."""
+    """W1, short: 8 prompts of 90 to 110 random tokens (about 100), 8 answers each, exactly 128 new tokens."""
     draw = random.Random(seed)
-    lengths = [draw.randint(90, 110) for _ in range(8)]
-    prompts = [[draw.randrange(len(SPECIAL), VOCABULARY) for _ in range(length)] for length in lengths]
-    return Workload("W1", prompts, completions=8, new_tokens=128, seed=seed)
+    return Workload("W1", random_prompts(draw, [draw.randint(90, 110) for _ in range(8)]), 8, 128, seed)
+
+
+def w2(seed: int = 0) -> Workload:
+    """W2, few-shot: 8 prompts of 512 random tokens, 8 answers each, exactly 64 new tokens."""
+    return Workload("W2", random_prompts(random.Random(seed), [512] * 8), 8, 64, seed)
+
+
+def w3(seed: int = 0) -> Workload:
+    """W3, ragged: W1 with 1 to 256 new tokens, mean about 64."""
+    one = w1(seed)
+    return replace(one, name="W3", new_tokens=256, lengths=ragged(len(one.rows), 65.5, 256, seed))
+
+
+def w5(seed: int = 0, shape: Mapping[str, Any] = QWEN25_HALF_B) -> Workload:
+    """W5, for a GPU: 32 prompts of 512 random tokens, 8 answers each, exactly 512 new tokens."""
+    prompts = random_prompts(random.Random(seed), [512] * 32, shape["vocab_size"])
+    return Workload("W5", prompts, 8, 512, seed, shape=shape)
+
+
+BY_NAME = {"w1": w1, "w2": w2, "w3": w3}
+
+
+def random_prompts(
+    draw: random.Random, lengths: Sequence[int], vocabulary: int = LLAMA_15M["vocab_size"]
+) -> list[list[int]]:
+    """Prompts of these lengths; no special token is in them."""
+    return [[draw.randrange(len(SPECIAL), vocabulary) for _ in range(length)] for length in lengths]
+
+
+def ragged(count: int, scale: float, most: int, seed: int) -> list[int]:
+    """Lengths like those of sampled answers, many short and a few long ones: the quantiles of an exponential
+    distribution, cut off at `most`, shuffled. Quantiles, so that their mean does not hang on the seed.
+
+    Example:
+        >>> lengths = ragged(64, 65.5, 256, seed=0)
+        >>> min(lengths), max(lengths), sum(lengths) / 64
+        (1, 256, 64.1875)
+    """
+    quantiles = [-scale * math.log(1 - (place + 0.5) / count) for place in range(count)]
+    lengths = [min(max(round(length), 1), most) for length in quantiles]
+    random.Random(seed).shuffle(lengths)
+    return lengths
 
 
 def reward(ids: Sequence[int]) -> float:
-    """The same Python reward for everybody: the share of even ids in an answer."""
-    return sum(1 - token % 2 for token in ids) / len(ids)
+    """The same Python reward for everybody: the mean of the ids' last three digits, in thousandths. Two answers hardly
+    ever earn the same, so nobody may leave one out of the update for want of an advantage."""
+    return sum(token % 1000 for token in ids) / len(ids) / 1000
+
+
+def check_lengths(workload: Workload, answers: Sequence[Sequence[int]]) -> None:
+    """Raise ValueError unless these are as long as the workload says: a contender that does other work is no rival."""
+    found = [len(answer) for answer in answers]
+    if found != workload.row_lengths:
+        raise ValueError(f"answers of {found} tokens where {workload.name} wants {workload.row_lengths}")
 
 
 def text(ids: Sequence[int]) -> str:
@@ -62,21 +163,27 @@ def text(ids: Sequence[int]) -> str:
 
 
 def write(workload: Workload, folder: Path) -> None:
-    """Save workload.json, and under model/ a randomly initialised 15M Llama with a tokenizer of one word per id."""
+    """Save workload.json, and under model/ the randomly initialised model (fp32) with a tokenizer of one word per
+    id."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.manual_seed(workload.seed)
-    words = {word: i for i, word in enumerate(SPECIAL)} | {f"t{i}": i for i in range(len(SPECIAL), VOCABULARY)}
+    fields = dict(workload.shape)
+    words = {word: i for i, word in enumerate(SPECIAL)}
+    words |= {f"t{i}": i for i in range(len(SPECIAL), fields["vocab_size"])}
     rules = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     rules.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     names = {f"{name[1:-1]}_token": name for name in SPECIAL}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=rules, padding_side="left", **names)
     for prompt in workload.prompts:
         assert tokenizer(text(prompt))["input_ids"] == prompt
-    config = LlamaConfig(vocab_size=VOCABULARY, pad_token_id=0, bos_token_id=1, eos_token_id=2, **SHAPE)
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": EOS}
+    config = AutoConfig.for_model(fields.pop("model_type"), **special, **fields)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     (folder / "workload.json").write_text(json.dumps(asdict(workload)), encoding="utf-8")
 
@@ -87,4 +194,4 @@ def read(folder: Path) -> Workload:
 
 
 if __name__ == "__main__":
-    write(w1(int(sys.argv[2]) if len(sys.argv) > 2 else 0), Path(sys.argv[1]))
+    write(BY_NAME[sys.argv[1]](int(sys.argv[3]) if len(sys.argv) > 3 else 0), Path(sys.argv[2]))

@@ -64,6 +64,8 @@ def trainer_of(folder: Path, workload: workloads.Workload, settings: dict[str, A
     model = str(folder / "model")
     tokenizer = AutoTokenizer.from_pretrained(model)
     rows = workload.rows
+    batch = min(settings["batch"], len(rows))
+    assert len(rows) % batch == 0, f"{len(rows)} answers do not come in batches of {batch}"
 
     def language_model() -> Any:
         return AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
@@ -76,8 +78,8 @@ def trainer_of(folder: Path, workload: workloads.Workload, settings: dict[str, A
         use_cpu=True,
         bf16=settings["precision"] == "autocast",
         gradient_checkpointing=False,
-        per_device_train_batch_size=settings["batch"],
-        gradient_accumulation_steps=len(rows) // settings["batch"],
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=len(rows) // batch,
         num_mini_batches=1,
         num_ppo_epochs=settings["epochs"],
         total_episodes=1_000_000 * len(rows),
@@ -150,7 +152,8 @@ def main() -> None:
         batch = trainer.data_collator([{"input_ids": row} for row in workload.rows])
         trainer.dataloader = Held(turns, dict(batch))
         versions = {"trl": trl.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
-        turns.ready(**versions, settings=settings, mixed_precision=trainer.accelerator.mixed_precision)
+        mixed = trainer.accelerator.mixed_precision
+        turns.ready(**versions, settings={**settings, "mixed_precision": mixed})
         trainer.train()
 
 

