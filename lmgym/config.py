@@ -28,6 +28,7 @@ LEAST = {  # the smallest value that makes sense
     "engine.rows": 1,
     "policy.tokens_per_forward": 1,
     "policy.max_prompt_tokens": 1,
+    "policy.max_reference_tokens": 1,
     "policy.lora_rank": 1,
     "policy.lora_alpha": 0,
     "evaluation.every": 0,

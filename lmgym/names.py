@@ -53,15 +53,9 @@ BUILTIN: dict[str, dict[str, Entry]] = {
     },
     "task": {
         "arithmetic": Entry("lmgym.tasks.arithmetic:arithmetic", "generated word problems, difficulty as arguments"),
-        "gsm8k": Entry(
-            "lmgym.tasks.gsm8k:gsm8k", "grade-school maths, Hub or local file", "path= or lmgym[data]"
-        ),
-        "math": Entry(
-            "lmgym.tasks.math:math", "competition mathematics, Hub or local file", "path= or lmgym[data]"
-        ),
-        "svamp": Entry(
-            "lmgym.tasks.svamp:svamp", "one-step word problems, Hub or local file", "path= or lmgym[data]"
-        ),
+        "gsm8k": Entry("lmgym.tasks.gsm8k:gsm8k", "grade-school maths, Hub or local file", "path= or lmgym[data]"),
+        "math": Entry("lmgym.tasks.math:math", "competition mathematics, Hub or local file", "path= or lmgym[data]"),
+        "svamp": Entry("lmgym.tasks.svamp:svamp", "one-step word problems, Hub or local file", "path= or lmgym[data]"),
         "reasoning_gym": Entry(
             "lmgym.tasks.reasoning_gym:reasoning_gym", "generated puzzles, a hundred kinds by name", "lmgym[reasoning]"
         ),
@@ -96,9 +90,7 @@ BUILTIN: dict[str, dict[str, Entry]] = {
             "news articles and their highlights",
             "path= or lmgym[data]",
         ),
-        "xsum": Entry(
-            "lmgym.tasks.summarisation:xsum", "news articles in one sentence", "path= or lmgym[data]"
-        ),
+        "xsum": Entry("lmgym.tasks.summarisation:xsum", "news articles in one sentence", "path= or lmgym[data]"),
         "totto": Entry(
             "lmgym.tasks.tables:totto",
             "a sentence about highlighted cells of a table",
@@ -124,15 +116,9 @@ BUILTIN: dict[str, dict[str, Entry]] = {
             "any text in two languages, files of lines or of rows",
             "path= or lmgym[data]",
         ),
-        "wmt14": Entry(
-            "lmgym.tasks.translation:wmt14", "WMT14's translation of news", "path= or lmgym[data]"
-        ),
-        "wmt16": Entry(
-            "lmgym.tasks.translation:wmt16", "WMT16's translation of news", "path= or lmgym[data]"
-        ),
-        "iwslt2017": Entry(
-            "lmgym.tasks.translation:iwslt2017", "translation of talks", "path= or lmgym[data]"
-        ),
+        "wmt14": Entry("lmgym.tasks.translation:wmt14", "WMT14's translation of news", "path= or lmgym[data]"),
+        "wmt16": Entry("lmgym.tasks.translation:wmt16", "WMT16's translation of news", "path= or lmgym[data]"),
+        "iwslt2017": Entry("lmgym.tasks.translation:iwslt2017", "translation of talks", "path= or lmgym[data]"),
         "multi30k": Entry(
             "lmgym.tasks.translation:multi30k",
             "translation of captions of pictures",
@@ -210,7 +196,9 @@ BUILTIN: dict[str, dict[str, Entry]] = {
         ),
         "squad_exact_match": Entry("lmgym.rewards.answers:squad_exact_match", "1 if the answer is right, as in SQuAD"),
         "token_f1": Entry("lmgym.rewards.answers:token_f1", "F1 of the answer's words, as in SQuAD"),
-        "vader": Entry("lmgym.rewards.sentiment_words:vader", "sentiment by rated words and rules", "vaderSentiment or lexicon="),
+        "vader": Entry(
+            "lmgym.rewards.sentiment_words:vader", "sentiment by rated words and rules", "vaderSentiment or lexicon="
+        ),
         "msttr": Entry("lmgym.rewards.diversity:msttr", "mean type-token ratio of segments of 100 words"),
         "prediction_length": Entry("lmgym.rewards.diversity:prediction_length", "number of words and marks (a metric)"),
         "distinct_1": Entry("lmgym.rewards.diversity:distinct_1", "different words over all"),
@@ -273,7 +261,8 @@ BUILTIN: dict[str, dict[str, Entry]] = {
     },
     "post_processor": {
         "three_sentence_summary": Entry(
-            "lmgym.rewards.post_processing:three_sentence_summary", "the first three sentences, a line each, as in RL4LMs"
+            "lmgym.rewards.post_processing:three_sentence_summary",
+            "the first three sentences, a line each, as in RL4LMs",
         ),
     },
     "env": {

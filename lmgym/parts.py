@@ -69,7 +69,8 @@ def make_engine(config: Config, policy: Policy) -> Any:
 def make_speaker(config: Config, policy: Policy, engine: Any, version: int = 0) -> Speaker:
     """Who answers: the engine, in the words of the policy's tokenizer."""
     section, start = config.policy, policy.decoder_start
-    return Speaker(engine, policy.tokenizer, section.template, version, start, cut=section.cut)
+    read, said = section.cut, section.max_reference_tokens
+    return Speaker(engine, policy.tokenizer, section.template, version, start, cut=read, reference_tokens=said)
 
 
 def trained_policy(config: Config, folder: Path | None) -> Policy:

@@ -4,6 +4,7 @@
 before any weight is loaded; `check_lengths` counts tokens.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -132,6 +133,21 @@ def _plain_lengths(tokenizer: Any, prompts: Sequence[str | Sequence[Message]], e
     return lengths
 
 
+def cut_references(examples: Sequence[Example], section: PolicySection, tokenizer: Any) -> str:
+    """A sentence that says how many references will be imitated in part only, empty where the recipe cuts none.
+
+    Example: "12 of 500 references are longer than policy.max_reference_tokens (64); these lose their end"
+    """
+    limit, texts = section.max_reference_tokens, [text for example in examples for text in example.references]
+    if limit is None or not texts:
+        return ""
+    longer = sum(len(ids) + 1 > limit for ids in tokenizer(text_target=texts, add_special_tokens=False)["input_ids"])
+    return (
+        f"{longer:,} of {len(texts):,} references are longer than policy.max_reference_tokens ({limit}); these lose "
+        "their end"
+    )
+
+
 def check_lengths(examples: Sequence[Example], config: Config, stage: Stage, policy: Policy) -> None:
     """Raise LmgymError, naming the example, where a prompt leaves the model no room to answer, or a demonstration does
     not fit. A token stands for at least one byte, so only texts of many bytes are tokenized."""
@@ -139,24 +155,27 @@ def check_lengths(examples: Sequence[Example], config: Config, stage: Stage, pol
         return
     tokenizer, template, cut = policy.tokenizer, config.policy.template, config.policy.cut
     imitated = "demonstrations" in stage.algorithm.needs
+    limit = config.policy.max_reference_tokens or sys.maxsize
     read = source_ids if policy.encoder_decoder else prompt_ids
     around = len(read(tokenizer, examples[0].prompt, template, cut))  # at least what the chat template adds
     most = policy.context if cut is None else cut.tokens
     for example in examples:
         answers = example.references if imitated else ()
-        longest = max((len(text.encode()) for text in answers), default=0)
+        longest = min(max((len(text.encode()) for text in answers), default=0), limit)
         if min(around + len(plain_text(messages_of(example.prompt)).encode()), most) + longest < policy.context:
             continue
         length = len(read(tokenizer, example.prompt, template, cut))
         if policy.encoder_decoder:  # each half has the whole context to itself
-            spoken = [len(policy.decoder_start) + len(decoder_answer_ids(tokenizer, text)) for text in answers]
+            lengths = [min(len(decoder_answer_ids(tokenizer, text)), limit) for text in answers]
+            spoken = [len(policy.decoder_start) + own for own in lengths]
             length = max([length, *spoken])
             what = "the prompt or the reference" if imitated else "the prompt"
         else:
-            length += max((len(answer_ids(tokenizer, example.prompt, text, template)) for text in answers), default=1)
+            lengths = [len(answer_ids(tokenizer, example.prompt, text, template)) for text in answers]
+            length += min(max(lengths, default=1), limit)
             what = "the prompt and reference" if imitated else "the prompt, with one token of an answer,"
         if length > policy.context:
             raise LmgymError(
                 f"{what} of example '{example.id}' have {length} tokens, and the model reads {policy.context} at most; "
-                "shorten it, or take a model with a longer context"
+                "shorten it (policy.max_prompt_tokens, policy.max_reference_tokens), or take a model with a longer context"
             )

@@ -175,9 +175,7 @@ def continued_ids(tokenizer: Any, text: str) -> list[int]:
     what they are given."""
     if not text:
         return []
-    anchor, both = (
-        list(tokenizer(before, add_special_tokens=False)["input_ids"]) for before in ("\n", "\n" + text)
-    )
+    anchor, both = (list(tokenizer(before, add_special_tokens=False)["input_ids"]) for before in ("\n", "\n" + text))
     if both[: len(anchor)] == anchor and len(both) > len(anchor):
         return both[len(anchor) :]
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -76,6 +76,7 @@ def demonstrate(
             turn = Turn(start, decoder_answer_ids(tokenizer, answer), text=answer, source_ids=read)
         else:
             turn = Turn(read, answer_ids(tokenizer, example.prompt, answer, speaker.template), text=answer)
+        turn.action_ids = turn.action_ids[: speaker.reference_tokens]
         episodes.append(Episode(example=example, group=group, index=place, turns=[turn], version=speaker.version))
     return episodes
 

@@ -45,7 +45,7 @@ from lmgym.policies import adapter
 from lmgym.policies.heads import add_critic
 from lmgym.policies.load import PolicySection, load_policy
 from lmgym.policies.policy import Policy
-from lmgym.preflight import check_lengths, check_model, cut_prompts, teacher_section
+from lmgym.preflight import check_lengths, check_model, cut_prompts, cut_references, teacher_section
 from lmgym.rewards.base import Reward, build, check_examples
 from lmgym.rollout import Speaker
 from lmgym.tasks.stream import Stream
@@ -151,6 +151,9 @@ def start(config: Config, console: Console) -> Run:
     for where, own in {**read_where, **asked_where}.items():
         if cut := cut_prompts(own, config.policy, policy.tokenizer, policy.encoder_decoder):
             console.say(f"{where}: {cut}")
+    for stage, own in zip(config.stages, examples, strict=True):
+        if "demonstrations" in stage.algorithm.needs and (cut := cut_references(own, config.policy, policy.tokenizer)):
+            console.say(f"stage {stage.name}: {cut}")
     for stage, own in zip(config.stages, examples, strict=True):
         check_lengths(own, config, stage, policy)
         for asked in held_out.values():

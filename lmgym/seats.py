@@ -32,7 +32,8 @@ class Speaker:
 
     An encoder-decoder's answers begin with `decoder_start`; a causal model has none. Under a `restriction` only some
     tokens are sampled. An `opponent` plays the seats that do not learn, in the words of the same tokenizer; without one
-    the speaker itself does. A first prompt that is longer than `cut` allows is cut.
+    the speaker itself does. A first prompt that is longer than `cut` allows is cut, and a
+    reference that is imitated after `reference_tokens`.
     """
 
     engine: Engine
@@ -43,6 +44,7 @@ class Speaker:
     restriction: Restriction | None = None
     opponent: "Speaker | None" = None
     cut: Cut | None = None
+    reference_tokens: int | None = None
 
     def read(self, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None) -> list[int]:
         """Token ids of a first prompt: what the encoder reads, or a causal model; `template` in place of its own."""

@@ -115,9 +115,7 @@ def add_greedy_baseline(run: Run, episodes: list[Episode], path: tuple[int | str
     """Score the greedy answer to each group's prompt and note it on the group's episodes."""
     groups = groups_of(episodes)
     prompts = [(group[0].group, group[0].example) for group in groups]
-    greedy = collect(
-        prompts, run.speaker, replace(run.stage.sampling, temperature=0.0), (*path, "greedy"), run.envs
-    )
+    greedy = collect(prompts, run.speaker, replace(run.stage.sampling, temperature=0.0), (*path, "greedy"), run.envs)
     if len(greedy) != len(groups):
         raise LmgymError(
             "the baseline is a greedy answer to the group's prompt, and a game of several players has none of its own; "

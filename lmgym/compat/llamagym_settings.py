@@ -79,9 +79,22 @@ INSTEAD: Mapping[str, str] = {
     "is_peft_model": "the model says so itself",
     "remove_unused_columns": "there is no data set",
 } | dict.fromkeys(
-    ("exp_name", "task_name", "model_name", "query_dataset", "reward_model", "tracker_kwargs", "tracker_project_name",
-     "accelerator_kwargs", "project_kwargs", "push_to_hub_if_best_kwargs", "world_size", "backward_batch_size",
-     "global_backward_batch_size", "global_batch_size"),
+    (
+        "exp_name",
+        "task_name",
+        "model_name",
+        "query_dataset",
+        "reward_model",
+        "tracker_kwargs",
+        "tracker_project_name",
+        "accelerator_kwargs",
+        "project_kwargs",
+        "push_to_hub_if_best_kwargs",
+        "world_size",
+        "backward_batch_size",
+        "global_backward_batch_size",
+        "global_batch_size",
+    ),
     "it has no meaning here",
 )
 """Keys of TRL 0.7 without a counterpart, and what happens instead."""

@@ -29,9 +29,7 @@ class HeldConversations:
     def __init__(self) -> None:
         self._held: dict[int, _Held] = {}
 
-    def hold(
-        self, caches: Sequence[KeyValueCache], slots: Sequence[int], tokens: dict[int, tuple[int, ...]]
-    ) -> None:
+    def hold(self, caches: Sequence[KeyValueCache], slots: Sequence[int], tokens: dict[int, tuple[int, ...]]) -> None:
         """Keep the slots of these conversations: `tokens` are those in the cache, in the order of `slots`."""
         longest = max(map(len, tokens.values()))
         places = torch.tensor(slots, device=caches[0].keys[0].device)

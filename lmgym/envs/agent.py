@@ -127,6 +127,7 @@ class Grid(Agent):
     """FrozenLake-v1 and CliffWalking-v1: where the player stands in, a direction out."""
 
     system_prompt = "You walk on a grid. Answer up, right, down or left."
+
     def format_observation(self, observation: Any) -> str:
         row, column = divmod(int(observation), COLUMNS[int(self.observation_space.n)])
         return f"You stand in row {row}, column {column}."

@@ -161,4 +161,3 @@ def _number(text: str, low: int, high: int) -> int | None:
     if not (word.isascii() and word.removeprefix("-").isdigit() and len(word) < 10):
         return None
     return int(word) if low <= int(word) <= high else None
-

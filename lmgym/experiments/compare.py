@@ -168,9 +168,7 @@ def _answers(
     check_lengths(examples, side.config, stage, policy)
     speaker = make_speaker(side.config, policy, make_engine(side.config, policy))
     envs, sampling = make_envs(config, section.env or stage.env), section.decoding(stage.sampling)
-    result = evaluate(
-        examples, speaker, sampling, rewards, envs, config.seed, section.samples, config.reward_timeout
-    )
+    result = evaluate(examples, speaker, sampling, rewards, envs, config.seed, section.samples, config.reward_timeout)
     return result, str(policy.compute).removeprefix("torch.")
 
 

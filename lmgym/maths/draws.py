@@ -41,7 +41,7 @@ def _draw(
 ) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"]]:
     scaled = logits if temperature == 1 else logits / temperature
     rows, vocabulary = scaled.shape
-    highest = scaled.max(-1, keepdim=True).values
+    highest = scaled.amax(-1, keepdim=True)
     mass = (scaled - highest).exp_()
     if vocabulary % BLOCK:
         mass = torch.nn.functional.pad(mass, (0, -vocabulary % BLOCK))

@@ -71,6 +71,9 @@ class PolicySection:
     the run's log say how many are. A chat is not cut but refused."""
     truncation_side: Literal["left", "right"] = "left"
     """Where a prompt is cut: left loses its beginning, right its end."""
+    max_reference_tokens: int | None = None
+    """A longer reference is imitated up to so many tokens, its end of sequence is then not; the run's log says how many
+    are."""
     architecture: dict[str, Any] = field(default_factory=dict)
     """Configuration fields of a built-in model, such as hidden_size."""
 

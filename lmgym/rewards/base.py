@@ -49,8 +49,8 @@ class Reward:
 
     It sees the text behind the model's thoughts where `strip_thinking` says so (see `without_thinking`), what
     `post_process` makes of that, and only the examples of the named `tasks` of a mixture, all of them where there are
-    none; elsewhere it counts as 0. With `shaping` it is paid token by token (see tokens.py), with `each_turn` at each turn
-    for itself (see turns.py).
+    none; elsewhere it counts as 0. With `shaping` it is paid token by token (see tokens.py), with `each_turn` turn by
+    turn (see turns.py).
 
     Example: Reward("final_answer", 1.0, lmgym.registry.get("reward", "final_answer"))
     """

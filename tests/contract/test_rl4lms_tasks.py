@@ -539,7 +539,7 @@ def test_every_column_that_is_missing_is_named(name: str, tmp_path: Path) -> Non
 def test_another_encoding_is_named_by_its_line(name: str, tmp_path: Path) -> None:
     good, row = (json.dumps(row, ensure_ascii=False) for row in hub_rows(name)("train")[:2])
     path = tmp_path / "train.jsonl"
-    path.write_bytes(f"{good}\n{row[:-1]}, \"more\": \"caf\u00e9\"}}\n".encode("latin-1"))
+    path.write_bytes(f'{good}\n{row[:-1]}, "more": "caf\u00e9"}}\n'.encode("latin-1"))
     with pytest.raises(LmgymError, match=rf"^{path}:2: not UTF-8 \(byte \d+ of the line\)"):
         load(name, "train", path=str(path))
     path.write_text("", encoding="utf-8")

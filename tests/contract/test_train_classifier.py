@@ -16,7 +16,20 @@ from tests import runs
 
 SCRIPT = runpy.run_path(str(runs.ROOT / "examples" / "train_classifier.py"))
 MOODS = {"ask": "where when who", "order": "do bring stop", "tell": "is was has"}
-SMALL = ["--width", "32", "--vocabulary", "340", "--longest", "64", "--epochs", "20", "--dropout", "0", "--learning-rate", "0.005"]
+SMALL = [
+    "--width",
+    "32",
+    "--vocabulary",
+    "340",
+    "--longest",
+    "64",
+    "--epochs",
+    "20",
+    "--dropout",
+    "0",
+    "--learning-rate",
+    "0.005",
+]
 
 
 def sentence(mood: str, number: int) -> str:

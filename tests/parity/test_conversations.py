@@ -38,9 +38,7 @@ def talk(
 
 
 def policy_of(**settings: Any) -> Policy:
-    return Policy(
-        models.sharpen(models.llama(max_position_embeddings=256), 0.12), models.tokenizer(), **settings
-    )
+    return Policy(models.sharpen(models.llama(max_position_embeddings=256), 0.12), models.tokenizer(), **settings)
 
 
 def same(one: list[list[tuple[Request, Completion]]], other: list[list[tuple[Request, Completion]]]) -> float:

@@ -96,6 +96,7 @@ def test_training_evaluation_and_demonstration_read_the_same(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     policy = {"model": model, "device": "cpu", "max_prompt_tokens": 12, "truncation_side": "left"}
+    policy |= {"max_reference_tokens": 3}
     policy |= {"architecture": runs.ARCHITECTURE} if model == "builtin:tiny" else {}
     stages = [{"name": "warm", "algorithm": "supervised"}, {"name": "rl"}]
     (tmp_path / "rows.jsonl").write_text(_rows())
@@ -107,6 +108,10 @@ def test_training_evaluation_and_demonstration_read_the_same(
     for where in ("stage warm", "stage rl", "evaluation on test"):
         cut = r"\d+ of \d+ prompts are longer than policy\.max_prompt_tokens \(12\); these lose their beginning"
         assert re.search(f"{where}: {cut}", said)
+    imitated = re.findall(
+        r"(stage \w+): (\d+) of (\d+) references are longer than policy\.max_reference_tokens \(3\)", said
+    )
+    assert [where for where, *_ in imitated] == ["stage warm"] and 0 < int(imitated[0][1]) < int(imitated[0][2])
     tokenizer, kinds = models.tokenizer(), set()
     for record in runs.records(tmp_path / "run" / "rollouts.jsonl"):
         read = source_ids if model == "builtin:tiny_t5" else prompt_ids
@@ -114,6 +119,9 @@ def test_training_evaluation_and_demonstration_read_the_same(
         turn = record["turns"][0]
         found = turn["source_ids"] if model == "builtin:tiny_t5" else turn["prompt_ids"]
         assert found == (whole if len(whole) <= 12 else [whole[0], *whole[-11:]])
+        if (record["kind"], record["stage_name"]) == ("train", "warm"):
+            whole_answer = [*tokenizer(record["references"][0], add_special_tokens=False)["input_ids"], models.EOS]
+            assert turn["action_ids"] == whole_answer[:3]
         kinds.add((record["kind"], record["stage_name"], len(whole) > 12))
     assert {(kind, name, True) for kind in ("train", "evaluation") for name in ("warm", "rl")} <= kinds
 

@@ -125,11 +125,16 @@ def _supervised(name: str, alg: Section, root: Section, conversion: Conversion) 
     if (limit := tokenizer.take("max_length", int)) is not None:
         side = tokenizer.take("truncation_side", str, "left")
         conversion.recipe["policy"] |= {"max_prompt_tokens": limit, "truncation_side": side}
-        conversion.note(f"tokenizer.max_length {limit} -> policy.max_prompt_tokens, in training and in evaluations")
+        conversion.recipe["policy"]["max_reference_tokens"] = limit
+        conversion.note(
+            f"tokenizer.max_length {limit} -> policy.max_prompt_tokens, in training and in evaluations, and "
+            "policy.max_reference_tokens; of a causal model RL4LMs cuts prompt and reference together"
+        )
     else:
         conversion.warn(
             "tokenizer.max_length is left out: RL4LMs cuts prompts and references at the tokenizer's model_max_length; "
-            "here nothing is cut, and what the model cannot read is refused (policy.max_prompt_tokens cuts prompts)"
+            "here nothing is cut, and what the model cannot read is refused (policy.max_prompt_tokens and "
+            "max_reference_tokens cut)"
         )
         tokenizer.idle(conversion, "truncation_side")
     if not seq2seq:
