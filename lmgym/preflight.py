@@ -177,5 +177,5 @@ def check_lengths(examples: Sequence[Example], config: Config, stage: Stage, pol
         if length > policy.context:
             raise LmgymError(
                 f"{what} of example '{example.id}' have {length} tokens, and the model reads {policy.context} at most; "
-                "shorten it (policy.max_prompt_tokens, policy.max_reference_tokens), or take a model with a longer context"
+                "shorten it (policy.max_prompt_tokens, max_reference_tokens), or take a model with a longer context"
             )
