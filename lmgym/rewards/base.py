@@ -19,6 +19,7 @@ from lmgym.errors import LmgymError
 from lmgym.registry import check_arguments, converted, suggest
 from lmgym.rewards.adapters import from_trl
 from lmgym.rewards.alarm import TimeUp, alarm
+from lmgym.rewards.parallel import Parallel, in_parallel
 from lmgym.rewards.thinking import Stripping, thoughtless, with_text
 
 RewardFunction = TypeVar("RewardFunction", bound=Callable[..., Any])
@@ -29,6 +30,7 @@ OPTIONS = {
     "post_process": str,
     "shaping": bool,
     "each_turn": bool,
+    "parallel": dict[str, Any],
     "tasks": list[str],
     "style": Literal["lmgym", "trl"],
 }
@@ -101,8 +103,8 @@ def build(section: Mapping[str, Any]) -> list[Reward]:
     A key is a registered name or "module:attribute", or any name where the option `reward` says which of these it
     stands for, so that one function can judge twice. A number is the weight; a mapping holds `weight` (1 where it is
     left out), the options of any reward (`reward`, `strip_thinking`, `post_process`, `shaping`, `each_turn`, `tasks`,
-    and `style: trl` for a function of TRL's kind), and the function's arguments. Raises LmgymError for unknown names,
-    unknown, missing or wrong arguments, and weights that are no finite number.
+    `parallel`, and `style: trl` for a function of TRL's kind), and the function's arguments. Raises LmgymError for
+    unknown names, unknown, missing or wrong arguments, and weights that are no finite number.
 
     Example:
         >>> build({"final_answer": 1.0, "length": {"weight": 0.1, "target": 50}})
@@ -123,7 +125,12 @@ def build(section: Mapping[str, Any]) -> list[Reward]:
             function = episodes(from_trl(function, name))
         of_episodes = getattr(function, "takes_episodes", False)
         arguments = check_arguments(function, arguments, key, given=1 if of_episodes else 2, also=OPTIONS)
-        if arguments:
+        if "parallel" in options:
+            how = Parallel(**check_arguments(Parallel, options.pop("parallel"), f"{key}.parallel", given=0))
+            if of_episodes or getattr(function, "pays_tokens", False):
+                raise LmgymError(f"key '{key}.parallel' is for rewards of texts, and this one takes whole episodes")
+            function = in_parallel(function, arguments, how)
+        elif arguments:
             function = update_wrapper(partial(function, **arguments), function)
         options["tasks"] = tuple(options.get("tasks", ()))
         if "post_process" in options:

@@ -1,5 +1,6 @@
 """What a recipe may say of any reward: what it sees of a model's thoughts, and that it is written as TRL's are."""
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lmgym import registry
 from lmgym.episode import Episode, Example, Turn
 from lmgym.errors import LmgymError
-from lmgym.rewards.base import build, check_reward, episodes, evaluate
+from lmgym.rewards.base import build, check_examples, check_reward, episodes, evaluate
 from lmgym.rewards.thinking import without_thinking
 
 HERE = "tests.contract.test_reward_options"
@@ -212,3 +214,59 @@ def test_rewards_of_trl_itself() -> None:
     chat = [{"role": "user", "content": "?"}]
     scored = answered("<think>\nThis is my reasoning.\n</think>\nThis is my answer.", "<think>\nno end", prompt=chat)
     assert evaluate(build({"trl.rewards:think_format_reward": {"style": "trl"}})[0], scored) == [1.0, 0.0]
+
+
+# Option `parallel`
+
+
+def slow_or_worse(texts: list[str], examples: list[Example], *, worth: float = 1.0) -> list[float]:
+    """`worth` for each word; some texts take for ever, kill their process or raise."""
+    for text in texts:
+        if text == "for ever":
+            while True:
+                pass
+        if text == "crash":
+            os.abort()
+        if text == "raise":
+            raise RuntimeError("no")
+    return [worth * len(text.split()) * len(example.references) for text, example in zip(texts, examples, strict=True)]
+
+
+def test_texts_are_scored_in_processes_and_a_bad_one_costs_itself() -> None:
+    how = {"processes": 2, "seconds": 0.5, "failed": -1.0}
+    section = {f"{__name__}:slow_or_worse": {"worth": 2.0, "parallel": how}}
+    texts = [*(["a b", "c"] * 10), "for ever", "d e f", "crash", "raise", ""]
+    episodes = [
+        Episode(Example(f"x/{n}", "?", ("one", "two"), {"n": [n]}), n, n, [Turn([], [1], text=text)])
+        for n, text in enumerate(texts)
+    ]
+    reward = build(section)[0]
+    assert evaluate(reward, episodes, timeout=1e-9) == [8.0, 4.0] * 10 + [-1.0, 12.0, -1.0, -1.0, 0.0]
+
+
+def test_a_metric_in_processes_is_the_metric() -> None:
+    """chrF of twenty pairs, whole-corpus figure and check before training included."""
+    texts = [f"the cat sat on mat {n}" for n in range(20)]
+    examples = [Example(f"x/{n}", "?", (f"the cat sat on the mat {n % 3}",)) for n in range(20)]
+    episodes = [Episode(e, n, n, [Turn([], [1], text=t)]) for n, (e, t) in enumerate(zip(examples, texts, strict=True))]
+    plain, processes = build({"chrf": {}})[0], build({"chrf": {"parallel": {"processes": 2}}})[0]
+    assert evaluate(processes, episodes) == evaluate(plain, episodes)
+    assert processes.function.corpus is plain.function.corpus
+    with pytest.raises(LmgymError, match="reference"):
+        check_examples([processes], [Example("x/0", "?")])
+
+
+def test_parallel_says_what_it_cannot_do() -> None:
+    with pytest.raises(LmgymError, match=r"unknown key 'rewards\.chrf\.parallel\.process'; did you mean 'processes'"):
+        build({"chrf": {"parallel": {"process": 2}}})
+    with pytest.raises(LmgymError, match="must be at least 1"):
+        build({"chrf": {"parallel": {"processes": 0}}})
+    with pytest.raises(LmgymError, match="this one takes whole episodes"):
+        build({"judge_score": {"model": "none", "parallel": {}}})
+
+    @registry.register("reward", "local_for_parallel")
+    def local(texts, examples):
+        return [0.0] * len(texts)
+
+    with pytest.raises(LmgymError, match="cannot import"):
+        build({"local_for_parallel": {"parallel": {}}})

@@ -1,0 +1,101 @@
+"""The option `parallel` of any reward of texts: its calls go to processes of their own, with a limit of time.
+
+For metrics that are slow (METEOR, PARENT, TER on long texts) or of which one text may run away.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, update_wrapper
+from typing import Any
+
+from lmgym.episode import Example
+from lmgym.errors import LmgymError
+from lmgym.registry import load_attribute
+from lmgym.rewards.workers import Failure, default_count, shared
+
+PIECES = 4  # of a call for each process, so that a slow text does not leave the others idle
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """`processes` (one a core, 8 at most) score texts side by side. A text may take `seconds` of processor time; one
+    that takes longer, raises or crashes gets `failed`, and costs nobody else anything.
+
+    Example: rewards: {meteor: {parallel: {processes: 4, seconds: 2}}}
+    """
+
+    processes: int | None = None
+    seconds: float = 5.0
+    failed: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.processes is not None and self.processes < 1:
+            raise LmgymError(f"parallel.processes is {self.processes}; it must be at least 1")
+        if not 0 < self.seconds < math.inf or not math.isfinite(self.failed):
+            raise LmgymError(f"parallel needs finite numbers, seconds above 0: {self.seconds}, failed {self.failed}")
+
+
+def in_parallel(
+    function: Callable[..., Any], arguments: Mapping[str, Any], how: Parallel
+) -> Callable[..., list[float]]:
+    """A function of texts and examples that asks worker processes for the values of `function(..., **arguments)`.
+
+    The processes import the function by its name, so it must stand in a module that can be imported, and score each
+    text alone as it does among others, which the contract of a reward asks for anyway. Raises LmgymError where it does
+    not, and for examples that are no JSON.
+    """
+    target = f"{function.__module__}:{function.__qualname__}"
+    found = getattr(sys.modules.get(function.__module__), function.__qualname__, None)
+    if function.__module__.startswith("lmgym_plugin_") or found is not function:
+        raise LmgymError(f"parallel: processes cannot import '{target}'; put the reward into a module of its own")
+
+    def score(texts: Sequence[str], examples: Sequence[Example]) -> list[float]:
+        workers = shared("lmgym.rewards.parallel:scored", how.processes)
+        rows = [[text, _plain(example)] for text, example in zip(texts, examples, strict=True)]
+        size = max(math.ceil(len(rows) / (PIECES * (how.processes or default_count()))), 1)
+        pieces = [rows[start : start + size] for start in range(0, len(rows), size)]
+        values: list[float] = []
+        for piece, found in zip(pieces, _asked(workers, target, arguments, pieces, how.seconds * size), strict=True):
+            if isinstance(found, Failure):  # which of them it was shows when each is asked for itself
+                alone = _asked(workers, target, arguments, [[row] for row in piece], how.seconds)
+                values += [how.failed if isinstance(one, Failure) else one[0] for one in alone]
+            else:
+                values += found
+        return values
+
+    update_wrapper(score, function)
+    score.limits_itself = True  # type: ignore[attr-defined]
+    score.keywords = dict(arguments)  # type: ignore[attr-defined]  # as functools.partial has them, for base.check_examples
+    return score
+
+
+def scored(item: Mapping[str, Any]) -> list[float]:
+    """What a worker does: import the function once, and score some texts."""
+    rows = [(text, Example(**{**row, "references": tuple(row["references"])})) for text, row in item["rows"]]
+    values = _loaded(item["target"])([text for text, _ in rows], [example for _, example in rows], **item["arguments"])
+    return [float(value) for value in values]
+
+
+def _asked(workers: Any, target: str, arguments: Mapping[str, Any], pieces: list[Any], seconds: float) -> list[Any]:
+    items = [{"target": target, "arguments": dict(arguments), "rows": rows} for rows in pieces]
+    found: list[Any] = workers.map(items, seconds)
+    return found
+
+
+@cache
+def _loaded(target: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = load_attribute(target, f"parallel: '{target}'")
+    return function
+
+
+def _plain(example: Example) -> dict[str, Any]:
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(example)))
+    except TypeError as error:
+        raise LmgymError(
+            f"parallel: example '{example.id}' is no JSON ({error}), so no process can be sent it"
+        ) from error
+    return plain
