@@ -46,8 +46,20 @@ def held_out_rewards(config: Config, stage: Stage) -> list[Reward]:
     """What an evaluation reports: the stage's rewards with their weights (where it has none, the last stage's), and the
     last stage's and `evaluation.metrics` besides, without weight."""
     weighted = stage.rewards or config.stages[-1].rewards
-    rewards = build({**config.stages[-1].rewards, **weighted, **config.evaluation.metrics})
+    sections = {**config.stages[-1].rewards, **weighted}
+    for name, section in config.evaluation.metrics.items():
+        if name in sections and _arguments(section) != _arguments(sections[name]):
+            raise LmgymError(
+                f"key 'evaluation.metrics.{name}' is a reward too, with other arguments; give the metric a name of its "
+                f"own: my_{name}: {{reward: {name}, ...}}"
+            )
+    rewards = build(sections | {name: own for name, own in config.evaluation.metrics.items() if name not in sections})
     return [reward if reward.name in weighted else replace(reward, weight=0.0) for reward in rewards]
+
+
+def _arguments(section: Any) -> dict[str, Any]:
+    """A reward's section without its weight."""
+    return {key: value for key, value in section.items() if key != "weight"} if isinstance(section, Mapping) else {}
 
 
 def make_envs(config: Config, env: Mapping[str, Any]) -> Envs:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lmgym.batch import Batch
+from lmgym.batch import Batch, Scored
 from lmgym.errors import LmgymError
 from lmgym.maths import kept
 from lmgym.maths.advantages import deviation, explained_variance
@@ -186,14 +186,23 @@ def _micro_batch(
     batch = batch.to(policy.device)
     wide = torch.float32 if policy.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
     episode_tokens = episode_tokens.to(policy.device, wide)
-    new = policy.score(batch, entropy="entropy" in algorithm.needs, values="values" in algorithm.needs)
+
+    def judged(batch: Batch, new: Scored) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        terms, metrics = algorithm.loss(batch, new)
+        losses = {
+            f"loss/{name}": (weights(reduction, batch.actions, episode_tokens, total) * term).sum()
+            for name, (term, reduction) in terms.items()
+        }
+        return losses, metrics
+
+    entropy, values = "entropy" in algorithm.needs, "values" in algorithm.needs
+    promised = None
+    if first and not entropy:
+        promised = _promised(batch, judged, values, torch.promote_types(policy.compute, torch.float32))
+    new = policy.score(batch, entropy=entropy, values=values, promised=promised)
     if first:
         batch = batch.with_(logprobs_old=new.logprobs.detach())
-    terms, metrics = algorithm.loss(batch, new)
-    losses = {
-        f"loss/{name}": (weights(reduction, batch.actions, episode_tokens, total) * term).sum()
-        for name, (term, reduction) in terms.items()
-    }
+    losses, metrics = judged(batch, new)
     torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
     with torch.no_grad():
         sums = {name: (value.detach() * batch.actions).sum().to(wide) for name, value in metrics.items()}
@@ -204,6 +213,23 @@ def _micro_batch(
             gap = (new.logprobs.detach() - batch.logprobs_sampler).abs() * batch.actions
             sums["mismatch/mean"] = gap.sum().to(wide)
     return sums | {name: loss.detach() for name, loss in losses.items()}
+
+
+def _promised(
+    batch: Batch,
+    judged: Callable[[Batch, Scored], tuple[dict[str, Tensor], dict[str, Tensor]]],
+    values: bool,
+    dtype: torch.dtype,
+) -> Tensor | None:
+    """The gradient of a first step's losses by each log-probability [N T], where it is the same whatever the policy
+    says: with a ratio of 1 it often is. None where two guesses at what it says come to different gradients."""
+    gradients = []
+    for guess in (-0.5, -2.0):
+        logprobs = torch.full(batch.tokens.shape, guess, dtype=dtype, device=batch.tokens.device, requires_grad=True)
+        said = torch.zeros_like(logprobs) if values else None
+        losses, _ = judged(batch.with_(logprobs_old=logprobs.detach()), Scored(logprobs=logprobs, values=said))
+        gradients.append(torch.autograd.grad(torch.stack(list(losses.values())).sum(), logprobs)[0])
+    return gradients[0] if torch.equal(*gradients) else None
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:

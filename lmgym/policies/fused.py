@@ -1,7 +1,10 @@
 """The LM head, the softmax and the pick of the sampled token in one pass each way, so that no [R V] outlives a chunk.
 
 Backward computes a chunk's logits again, turns them into their own gradient in place, and multiplies that once into the
-hidden states' gradient and once into the weights'. Elementwise work goes in tiles that stay in the processor's cache,
+hidden states' gradient and once into the weights'. Where the caller knows beforehand what the gradient by each
+log-probability will be, forward does all that with the logits it has, which saves one product of four and an
+exponential; backward then only sees that the promise was kept, to the last bit, and else does its own work. Elementwise
+work goes in tiles that stay in the processor's cache,
 and all chunks share one buffer: fresh pages from the system cost as much as the arithmetic.
 Autograd over the same chunks does 1.4 (fp32) to 2.4 times (bf16) as much on a CPU, and holds more.
 """
@@ -21,8 +24,9 @@ Adjust = Callable[[Tensor, slice], Tensor]
 
 
 class Described(torch.autograd.Function):
-    """apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, entropy, chunk) -> the
-    log-probability of each target [R], and the entropy of each distribution [R] (empty unless asked for).
+    """apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, entropy, chunk, promised [R] or
+    None) -> the log-probability of each target [R], and the entropy of each distribution [R] (empty unless asked for).
+    `promised` is what the gradient by the log-probabilities will be; it does not go with `entropy`.
 
     `adjust` may divide by a temperature, whose inverse is `scale`, and put -inf in places; nothing else. The product
     with the head runs in the precision of `hidden`, the rest in at least fp32.
@@ -39,9 +43,11 @@ class Described(torch.autograd.Function):
         scale: float,
         entropy: bool,
         chunk: int,
+        promised: Float[Tensor, " R"] | None = None,
     ) -> tuple[Tensor, Tensor]:
         head, wide = weight.to(hidden.dtype), _wide(hidden.dtype)
         normaliser, picked, disorder = (hidden.new_zeros(len(hidden), dtype=wide) for _ in range(3))
+        gradient = None if promised is None else _Gradient(ctx, hidden, weight)
         room = hidden.new_empty(min(chunk, len(hidden)), len(head))
         for rows in _slices(0, len(hidden), chunk):
             logits = torch.mm(hidden[rows], head.T, out=room[: rows.stop - rows.start])
@@ -52,18 +58,26 @@ class Described(torch.autograd.Function):
                 if entropy:
                     chance = (adjusted - normaliser[part, None]).exp()
                     disorder[part] = normaliser[part] - _expected(chance, adjusted)
-        ctx.save_for_backward(hidden, weight, bias, targets, normaliser, disorder)
+                if promised is not None:
+                    surprise = adjusted.sub_(normaliser[part, None])
+                    of_logits = _of_logits(surprise, scale * promised[part, None], targets[part, None])
+                    logits[part.start - rows.start : part.stop - rows.start] = of_logits
+            if gradient is not None:
+                gradient.add(logits, rows)
+        kept = (None, None) if gradient is None else gradient.both
+        ctx.save_for_backward(hidden, weight, bias, targets, normaliser, disorder, promised, *kept)
         ctx.settings = adjust, scale, entropy, chunk
         return picked - normaliser, disorder if entropy else disorder[:0]
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, by_logprob: Tensor, by_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, normaliser, disorder = ctx.saved_tensors
+        hidden, weight, bias, targets, normaliser, disorder, promised, *kept = ctx.saved_tensors
+        if promised is not None and torch.equal(promised, by_logprob):
+            return *kept, *[None] * 7
         adjust, scale, entropy, chunk = ctx.settings
         head, wide = weight.to(hidden.dtype), _wide(hidden.dtype)
-        of_hidden = torch.empty_like(hidden)
-        of_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device) if ctx.needs_input_grad[1] else None
+        gradient = _Gradient(ctx, hidden, weight)
         room = hidden.new_empty(min(chunk, len(hidden)), len(head))
         for rows in _slices(0, len(hidden), chunk):
             logits = torch.mm(hidden[rows], head.T, out=room[: rows.stop - rows.start])
@@ -74,16 +88,38 @@ class Described(torch.autograd.Function):
                     chance = surprise.exp()
                     surprise.masked_fill_(chance == 0, 0.0).add_(disorder[part, None])
                     of_logits = chance.mul_(surprise.mul_(scale * by_entropy[part, None]).add_(share)).neg_()
+                    of_logits.scatter_add_(1, targets[part, None], share)
                 else:
-                    of_logits = surprise.exp_().mul_(-share)
-                of_logits.scatter_add_(1, targets[part, None], share)
+                    of_logits = _of_logits(surprise, share, targets[part, None])
                 logits[part.start - rows.start : part.stop - rows.start] = of_logits
-            torch.mm(logits, head, out=of_hidden[rows])
-            if of_weight is not None and hidden.dtype == wide:
-                of_weight.addmm_(logits.T, hidden[rows])
-            elif of_weight is not None:
-                of_weight += logits.T @ hidden[rows]
-        return of_hidden, None if of_weight is None else of_weight.to(weight.dtype), *[None] * 6
+            gradient.add(logits, rows)
+        return *gradient.both, *[None] * 7
+
+
+class _Gradient:
+    """The gradients of hidden states and head, summed up chunk by chunk from those of the logits."""
+
+    def __init__(self, ctx: Any, hidden: Tensor, weight: Tensor) -> None:
+        self.hidden, self.head, self.wide = hidden, weight.to(hidden.dtype), _wide(hidden.dtype)
+        self.of_hidden, self.dtype = torch.empty_like(hidden), weight.dtype
+        trains = ctx.needs_input_grad[1]  # not under LoRA
+        self.of_weight = torch.zeros(weight.shape, dtype=self.wide, device=weight.device) if trains else None
+
+    def add(self, of_logits: Tensor, rows: slice) -> None:
+        torch.mm(of_logits, self.head, out=self.of_hidden[rows])
+        if self.of_weight is not None and self.hidden.dtype == self.wide:
+            self.of_weight.addmm_(of_logits.T, self.hidden[rows])
+        elif self.of_weight is not None:
+            self.of_weight += of_logits.T @ self.hidden[rows]
+
+    @property
+    def both(self) -> tuple[Tensor, Tensor | None]:
+        return self.of_hidden, None if self.of_weight is None else self.of_weight.to(self.dtype)
+
+
+def _of_logits(surprise: Tensor, share: Tensor, targets: Tensor) -> Tensor:
+    """d log p(target) / d logits, times `share` [R 1], from log p [R V], in its place."""
+    return surprise.exp_().mul_(-share).scatter_add_(1, targets, share)
 
 
 def _adjusted(

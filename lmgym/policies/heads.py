@@ -75,9 +75,10 @@ def describe_actions(
     row: Int[Tensor, " R"],
     column: Int[Tensor, " R"],
     entropy: bool,
+    promised: Float[Tensor, " R"] | None = None,
 ) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"]]:
     """Log-probability and entropy (or none) of the actions at (row, column), from the first R of their states, in
-    chunks of the policy's `head_chunk`."""
+    chunks of the policy's `head_chunk`. `promised` is what backward will bring, where that is known (fused.py)."""
     head: Any = policy.model.get_output_embeddings()
     renormalised = batch.kept_sets is None or batch.kept_sets.renormalised
     if states.logits is None and type(head) is nn.Linear and head.bias is None and renormalised:
@@ -92,7 +93,7 @@ def describe_actions(
         targets = batch.tokens[row, column]
         bias = None if bias is None else bias.flatten()
         return Described.apply(  # type: ignore[no-any-return, no-untyped-call]
-            hidden, head.weight, bias, targets, adjust, scale, entropy, policy.head_chunk
+            hidden, head.weight, bias, targets, adjust, scale, entropy, policy.head_chunk, promised
         )
 
     def of_states(hidden: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:

@@ -91,13 +91,21 @@ class Policy:
         own = [] if self.value_head is None else list(self.value_head.parameters())
         return own if self.critic is None else [*self.critic.parameters(), *self.critic.critic_parameters()]
 
-    def score(self, batch: Batch, entropy: bool = False, values: bool = False, last_values: bool = False) -> Scored:
+    def score(
+        self,
+        batch: Batch,
+        entropy: bool = False,
+        values: bool = False,
+        last_values: bool = False,
+        promised: Float[Tensor, "N T"] | None = None,
+    ) -> Scored:
         """What this policy says of the batch's actions, under the distribution that they were sampled from.
 
         With `values`, also what its value function says of what stands before each action, and with `last_values` of
         what stands behind each row's last one. Gradients flow unless the caller switched them off. The fast path runs
         the trunk on real tokens only, and the LM head on the hidden states that predict an action only, in chunks, so
-        that [N T V] never exists.
+        that [N T V] never exists. A caller who knows what the gradient by the log-probabilities will be says so by
+        `promised`, which saves work and changes nothing (fused.py).
         """
         batch = batch.to(self.device)
         row, column = batch.actions.nonzero(as_tuple=True)
@@ -109,7 +117,9 @@ class Policy:
             before = (torch.cat([row, torch.arange(len(batch), device=self.device)]), torch.cat([column - 1, ends]))
         with self.precision():
             states = self.states(batch, *before)
-            logprobs, entropies = describe_actions(self, batch, states, row, column, entropy)
+            logprobs, entropies = describe_actions(
+                self, batch, states, row, column, entropy, None if promised is None else promised[row, column]
+            )
             said = self._values(batch, states, *before) if values else None
 
         def column_of(numbers: Tensor) -> Tensor:

@@ -112,6 +112,8 @@ def build(section: Mapping[str, Any]) -> list[Reward]:
     rewards = []
     for name, value in section.items():
         key = f"rewards.{name}"
+        if name in ("reward", "truncated", "broken", "reference_nll"):
+            raise LmgymError(f"key '{key}': evaluations report something else as '{name}'; choose another name")
         arguments = {"weight": 1.0, **value} if isinstance(value, Mapping) else {"weight": value}
         options = {
             option: converted(hint, arguments.pop(option), f"{key}.{option}")

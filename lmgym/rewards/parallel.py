@@ -53,7 +53,7 @@ def in_parallel(
         raise LmgymError(f"parallel: processes cannot import '{target}'; put the reward into a module of its own")
 
     def score(texts: Sequence[str], examples: Sequence[Example]) -> list[float]:
-        workers = shared("lmgym.rewards.parallel:scored", how.processes)
+        workers = shared("lmgym.rewards.parallel:scored", how.processes, module=function.__module__)
         rows = [[text, _plain(example)] for text, example in zip(texts, examples, strict=True)]
         size = max(math.ceil(len(rows) / (PIECES * (how.processes or default_count()))), 1)
         pieces = [rows[start : start + size] for start in range(0, len(rows), size)]

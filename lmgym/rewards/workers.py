@@ -34,7 +34,7 @@ BOOT = """import json, sys
 given = json.loads(sys.argv[1])
 sys.path[:] = given["path"]
 from lmgym.rewards.supervisor import supervise
-supervise(given["function"], given["memory_gib"])
+supervise(given["function"], given["memory_gib"], given["module"])
 """
 
 
@@ -55,7 +55,8 @@ class Workers:
 
     The function takes one JSON value and returns one. Where it has an attribute `prepare`, a function without
     arguments, each supervisor calls that once before any child is forked. `memory_gib` bounds the address space of a
-    child (Linux). Workers start when they are needed, are used again by the next `map`, and end with `close`, with the
+    child (Linux). `module` is imported before the first child, besides the function's own. Workers start when they
+    are needed, are used again by the next `map`, and end with `close`, with the
     process that owns them, or when that is killed; a signal to the terminal's process group does not reach them.
 
     Example:
@@ -67,6 +68,7 @@ class Workers:
     function: str
     count: int | None = None
     memory_gib: float | None = None
+    module: str | None = None
     failures: Counter[str] = field(default_factory=Counter)  # of all calls so far, by kind
     _workers: list["_Worker"] = field(default_factory=list, repr=False)
     _owner: int = field(default_factory=os.getpid, repr=False)
@@ -156,7 +158,7 @@ class Workers:
                 "says why"
             )
         self._stillborn += 1
-        worker = _Worker(self.function, self.memory_gib)
+        worker = _Worker(self.function, self.memory_gib, self.module)
         self._workers.append(worker)
         return worker
 
@@ -172,17 +174,19 @@ class Workers:
             self._workers, self._owner = [], os.getpid()
 
 
-_shared: dict[tuple[str, int | None, float | None], Workers] = {}
+_shared: dict[tuple[str, int | None, float | None, str | None], Workers] = {}
 
 
-def shared(function: str, count: int | None = None, memory_gib: float | None = None) -> Workers:
+def shared(
+    function: str, count: int | None = None, memory_gib: float | None = None, module: str | None = None
+) -> Workers:
     """The workers of this process for a function: the same ones for the same arguments, ended with the process.
 
     Example:
         >>> shared("math:factorial").map([5], seconds=1.0)
         [120]
     """
-    return _shared.setdefault((function, count, memory_gib), Workers(function, count, memory_gib))
+    return _shared.setdefault((function, count, memory_gib, module), Workers(function, count, memory_gib, module))
 
 
 @atexit.register
@@ -201,8 +205,9 @@ def default_count() -> int:
 class _Worker:
     """The owner's end of one supervisor: a process, two pipes, and when the answer must be there."""
 
-    def __init__(self, function: str, memory_gib: float | None) -> None:
-        given = {"path": [entry or os.getcwd() for entry in sys.path], "function": function, "memory_gib": memory_gib}
+    def __init__(self, function: str, memory_gib: float | None, module: str | None) -> None:
+        path = [entry or os.getcwd() for entry in sys.path]
+        given = {"path": path, "function": function, "memory_gib": memory_gib, "module": module}
         self.process = subprocess.Popen(
             [sys.executable, "-c", BOOT, json.dumps(given)],
             stdin=subprocess.PIPE,

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from lmgym import registry
+from lmgym.config import build_config
 from lmgym.episode import Episode, Example, Turn
 from lmgym.errors import LmgymError
+from lmgym.parts import held_out_rewards
 from lmgym.rewards.base import build, check_examples, check_reward, episodes, evaluate
 from lmgym.rewards.thinking import without_thinking
 
@@ -41,6 +43,20 @@ def test_a_reward_may_judge_twice_under_a_name_of_its_own() -> None:
     scored = answered("one two", "<think>one</think>one two three")
     # the target is met, then missed by one word of two without the thought; by two of four: 2 words, and 6 with tags
     assert [evaluate(reward, scored) for reward in built[1:]] == [[1.0, 0.5], [0.5, 0.5], [2.0, 2.0]]
+
+
+def test_a_name_that_evaluations_use_themselves_is_refused() -> None:
+    with pytest.raises(LmgymError, match="evaluations report something else as 'truncated'"):
+        build({"truncated": {"reward": "length", "target": 4}})
+
+
+def test_a_metric_does_not_take_the_place_of_a_reward() -> None:
+    tree = {"task": "arithmetic", "policy": {"model": "builtin:tiny"}, "rewards": {"length": {"target": 2}}}
+    both = build_config({**tree, "evaluation": {"metrics": {"length": {"target": 2, "weight": 0.5}}}})
+    assert [(reward.name, reward.weight) for reward in held_out_rewards(both, both.stages[0])] == [("length", 1.0)]
+    other = build_config({**tree, "evaluation": {"metrics": {"length": {"target": 3}}}})
+    with pytest.raises(LmgymError, match=r"'evaluation\.metrics\.length' is a reward too, with other arguments"):
+        held_out_rewards(other, other.stages[0])
 
 
 def twice(texts: list[str], examples: list[Example]) -> list[float]:

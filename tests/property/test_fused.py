@@ -66,6 +66,36 @@ def test_fused_is_the_formula_and_its_gradient(seed, temperature, minimum, sets,
         assert models.relative(ours, theirs) < 1e-12
 
 
+@given(
+    st.integers(0, 50), st.sampled_from([0.7, 1.0]), st.booleans(), st.integers(1, 40), st.sampled_from([300, 2**20])
+)
+def test_a_kept_promise_changes_no_bit_and_a_broken_one_nothing(seed, temperature, minimum, chunk, tile) -> None:
+    """Forward that is told what backward will bring, against forward and backward as usual."""
+    batch = models.batch_of(models.episodes(seed, minimum=2 if minimum else 0), temperature=temperature)
+    row, column = batch.actions.nonzero(as_tuple=True)
+    generator = torch.Generator().manual_seed(seed)
+    hidden, weight = (
+        torch.randn(size, 5, generator=generator).requires_grad_() for size in (len(row), models.VOCABULARY)
+    )
+    brought, other = torch.randn(2, len(row), generator=generator)
+    targets, usual = batch.tokens[row, column], fused.TILE
+
+    def both(promised: torch.Tensor | None) -> list[torch.Tensor]:
+        logprobs, _ = fused.Described.apply(
+            hidden, weight, None, targets, lambda z, part: action_logits(z, batch, row[part], column[part]),
+            1 / temperature, False, chunk, promised,
+        )  # fmt: skip
+        return [logprobs, *torch.autograd.grad(logprobs, [hidden, weight], brought)]
+
+    fused.TILE = tile
+    try:
+        wanted, kept_promise, broken = both(None), both(brought.clone()), both(other)
+    finally:
+        fused.TILE = usual
+    for expected, one, two in zip(wanted, kept_promise, broken, strict=True):
+        assert torch.equal(expected, one) and torch.equal(expected, two)
+
+
 def test_frozen_head_gets_no_gradient() -> None:
     """Under LoRA the head does not train, and its gradient, which is as large as the head, is not made."""
     batch = models.batch_of(models.episodes(0))
