@@ -40,11 +40,10 @@ def workers() -> Iterator[Workers]:
 
 def alive(number: int) -> bool:
     try:
-        os.kill(number, 0)
-    except ProcessLookupError:
+        with open(f"/proc/{number}/stat") as file:  # a zombie is as good as gone
+            return file.read().split(")")[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):  # before it was opened, or before it was read
         return False
-    with open(f"/proc/{number}/stat") as file:  # a zombie is as good as gone
-        return file.read().split(")")[1].split()[0] != "Z"
 
 
 def gone(*numbers: int) -> bool:
