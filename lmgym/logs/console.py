@@ -18,6 +18,8 @@ from rich.text import Text
 from lmgym.logs.words import decimal, number, shorten, status, visible
 from lmgym.statistics import Interval, do_not_overlap
 
+SHOWN = 6  # metrics in the line of an evaluation
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -123,13 +125,16 @@ class Console:
             self._finish_line()
 
     def evaluation(self, step: int, results: Mapping[str, Interval], split: str = "") -> None:
-        """Print the results after `step` steps; the first one becomes the live line's held-out number."""
+        """Print the first results after `step` steps; the very first becomes the live line's held-out number. Where
+        there are more than a line shows, it says how many: metrics.jsonl and the table at the end have them."""
         if not results:
             return
         name, first = next(iter(results.items()))
         self._held_out = (name, first.mean)
         where = f", {split}" if split else ""
-        means = "  ".join(f"{name} {interval}" for name, interval in results.items())
+        means = "  ".join(f"{name} {interval}" for name, interval in list(results.items())[:SHOWN])
+        if len(results) > SHOWN:
+            means += f"  and {len(results) - SHOWN} more"
         self.say(f"evaluation after {step} steps ({first.count} prompts{where}): {means}", style="cyan")
 
     def warn(self, sentence: str) -> None:

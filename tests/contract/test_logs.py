@@ -430,7 +430,9 @@ def test_an_evaluation_prints_its_intervals_and_feeds_the_line() -> None:
         console.evaluation(20, {"final_answer": answer, "words": words}, "test")
         console.step(RECORD, 0, 1)
         console.evaluation(21, {})
-    first, second = screen.getvalue().splitlines()
+        console.evaluation(22, {f"m{n}": words for n in range(9)})
+    first, second, third = screen.getvalue().splitlines()
+    assert "m5 61.500" in third and "m6" not in third and third.endswith("  and 3 more")
     assert first.endswith(": final_answer 0.609 [0.566, 0.651]  words 61.500 [60.000, 63.000]")
     assert "after 20 steps (512 prompts, test)" in first and "accuracy 0.609" in second
 
