@@ -17,6 +17,12 @@ from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
+OFFLINE = {  # every contender is started with it: nobody asks the Hub, and no tokenizer takes a core of others
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ def started(contender: Contender, workload: Path, threads: int) -> Iterator[tupl
         process = subprocess.Popen(
             [str(part) for part in command],
             cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+            env=os.environ | OFFLINE | {"OMP_NUM_THREADS": str(threads)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

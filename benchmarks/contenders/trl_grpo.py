@@ -7,19 +7,11 @@ step is over when the loop has come back there, logged and with the next prompts
 """
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-os.environ |= {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
 
 import torch
 import transformers

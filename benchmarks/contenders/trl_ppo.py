@@ -17,13 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-os.environ |= {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "TRL_EXPERIMENTAL_SILENCE": "1",
-}
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
 import torch
 import transformers

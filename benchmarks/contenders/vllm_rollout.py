@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 os.environ |= {
-    "HF_HUB_OFFLINE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; W2, the largest, needs 0.5 in fp32
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
