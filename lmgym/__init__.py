@@ -47,7 +47,7 @@ _HOMES = {
     "register": "registry",
     "check_env": "envs.check",
     "check_task": "tasks.base",
-    "check_reward": "rewards.base",
+    "check_reward": "rewards.check",
 }
 
 __all__ = sorted(_HOMES)

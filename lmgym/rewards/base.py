@@ -1,4 +1,4 @@
-"""Building rewards from a recipe, calling them behind a guard, and the contract of a reward.
+"""Building rewards from a recipe, and calling them behind a guard.
 
 A reward is a callable `(texts, examples, **arguments) -> list of floats`: `texts` are the model's last turns,
 special tokens removed, `examples` the problems they answer. One marked with `@episodes` gets whole episodes
@@ -14,7 +14,7 @@ from functools import partial, update_wrapper
 from typing import Any, Literal, TypeVar
 
 from lmgym import registry
-from lmgym.episode import Episode, Example, Turn
+from lmgym.episode import Episode, Example
 from lmgym.errors import LmgymError
 from lmgym.registry import check_arguments, converted, suggest
 from lmgym.rewards.adapters import from_trl
@@ -34,15 +34,6 @@ OPTIONS = {
     "tasks": list[str],
     "style": Literal["lmgym", "trl"],
 }
-
-SAMPLE_TEXTS = (
-    "The answer is: 18",
-    "",
-    "Don't stop, don't STOP!\n#### 1,234",
-    " ",
-    "\u00e9t\u00e9 \U0001f600 \\boxed{\\frac{1}{2}}",
-    "no number here " * 40,
-)
 
 
 @dataclass
@@ -230,41 +221,6 @@ def check_examples(rewards: Sequence[Reward], examples: Sequence[Example]) -> No
         if check is not None:
             arguments = getattr(reward.function, "keywords", {})
             check([example for example in examples if reward.applies(example)], **arguments)
-
-
-def check_reward(
-    name: str, texts: Sequence[str] | None = None, examples: Sequence[Example] | None = None, **arguments: Any
-) -> None:
-    """Raise LmgymError, with one sentence, unless the reward keeps its contract. For the tests of whoever writes one.
-
-    Held: one finite number per text, the empty text included, and the same number whether a text is scored
-    alone, in a batch, or in the batch reversed (to one part in a million). Without `texts` and `examples` a
-    small sample is used.
-
-    Example:
-        >>> check_reward("length", target=50)
-    """
-    reward = build({name: arguments})[0]
-    texts = SAMPLE_TEXTS if texts is None else texts
-    if examples is None:
-        examples = [
-            Example(f"sample/{index}", "How many?", ("9 * 2 = 18\n#### 18", "18")) for index in range(len(texts))
-        ]
-    if not texts or len(texts) != len(examples):
-        raise LmgymError(
-            f"check_reward needs as many texts as examples, and at least one: {len(texts)}, {len(examples)}"
-        )
-    texts, examples = [*texts, ""], [*examples, examples[0]]
-    sampled = [
-        Episode(example, group=index, index=index, turns=[Turn(prompt_ids=[], action_ids=[], text=text)])
-        for index, (text, example) in enumerate(zip(texts, examples, strict=True))
-    ]
-    batch = evaluate(reward, sampled)
-    reversed_batch = evaluate(reward, sampled[::-1])[::-1]
-    for episode, together, backwards in zip(sampled, batch, reversed_batch, strict=True):
-        for value, how in ((evaluate(reward, [episode])[0], "alone"), (backwards, "in the batch reversed")):
-            if not math.isclose(value, together, rel_tol=1e-6, abs_tol=1e-6):
-                raise LmgymError(f"reward '{name}' gives {episode.text!r} {together} in a batch but {value} {how}")
 
 
 def _check_tokens(function: Callable[..., Any], options: Mapping[str, Any], key: str) -> None:

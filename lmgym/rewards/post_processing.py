@@ -1,7 +1,7 @@
 """What a reward may be shown in place of an answer: option `post_process` of any reward. What trains is not changed."""
 
 from lmgym.registry import register
-from lmgym.rewards.learned.entailment import sentences
+from lmgym.rewards.sentences import sentences
 
 
 @register("post_processor", "three_sentence_summary")

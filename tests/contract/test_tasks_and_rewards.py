@@ -16,7 +16,8 @@ import pytest
 from lmgym import registry
 from lmgym.episode import Episode, Example, Turn
 from lmgym.errors import LmgymError
-from lmgym.rewards.base import Reward, build, check_reward, episodes, evaluate
+from lmgym.rewards.base import Reward, build, episodes, evaluate
+from lmgym.rewards.check import check_reward
 from lmgym.rewards.maths import answer_format, final_answer
 from lmgym.tasks.base import FewShot, MissingSplit, check_task, load
 

@@ -10,7 +10,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from lmgym.episode import Example
 from lmgym.errors import LmgymError
 from lmgym.registry import get
-from lmgym.rewards.base import build, check_examples, check_reward
+from lmgym.rewards.base import build, check_examples
+from lmgym.rewards.check import check_reward
 from lmgym.rewards.meteor import meteor_stem
 from lmgym.tasks.base import load
 from tests import learned_models as tiny

@@ -15,7 +15,8 @@ from lmgym.episode import Episode, Example, Turn
 from lmgym.errors import LmgymError
 from lmgym.latex import last_boxed, spelling, tidied
 from lmgym.rewards import math_equal as module
-from lmgym.rewards.base import build, check_examples, check_reward, evaluate
+from lmgym.rewards.base import build, check_examples, evaluate
+from lmgym.rewards.check import check_reward
 from lmgym.rewards.math_equal import math_equal
 from lmgym.rewards.workers import shared
 

@@ -1,7 +1,6 @@
 """Whether a document supports a summary, sentence by sentence, in the eyes of a model of entailment (SummaC)."""
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -15,13 +14,11 @@ from lmgym.rewards.learned import forward
 from lmgym.rewards.learned.classifier import probabilities
 from lmgym.rewards.learned.models import Compute, Device, Scorer, load
 from lmgym.rewards.learned.rows import Truncation, text_rows
+from lmgym.rewards.sentences import sentences
 
 Pooling = Literal["max", "mean", "min"]
 SHORTEST = 11  # characters of a sentence that counts, as in SummaC
 ROWS = 10  # sentences of the summary that SummaC-Conv reads
-# Behind a mark that ends a sentence, with quotes and brackets that it closes; or at the end of a line.
-BOUNDARY = re.compile(r"(?<=[.!?])[\"'\u2019\u201d)\]]{0,3}\s+(?=[\"'\u2018\u201c(\[]{0,3}[A-Z0-9])|\s*\n\s*")
-ABBREVIATED = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|No|Gen|Col|Lt|Sen|Rep|Gov)|\b[A-Z])\.$")
 # Bins of the head that SummaC's authors trained: percentiles of entailment over many summaries (their "percentile").
 PERCENTILES = (
     *(0.0, 0.01, 0.02, 0.03, 0.04, 0.07, 0.13, 0.37, 0.9, 0.91, 0.92, 0.93, 0.94, 0.95, 0.955, 0.96, 0.965, 0.97),
@@ -144,24 +141,6 @@ def _check_conv(examples: Sequence[Example], **arguments: Any) -> None:
 
 summac_zero_shot.check = _check_zero_shot  # type: ignore[attr-defined]  # see base.check_examples
 summac_conv.check = _check_conv  # type: ignore[attr-defined]
-
-
-def sentences(text: str) -> list[str]:
-    """The sentences of a text: ended by . ! or ? before a capital or a digit (not "Dr." and initials), or by a line.
-
-    Example:
-        >>> sentences('He met Dr. Lee. "Why?" she asked.\\nThen 3 came.')
-        ['He met Dr. Lee.', '"Why?" she asked.', 'Then 3 came.']
-    """
-    found, begin = [], 0
-    for boundary in BOUNDARY.finditer(text):
-        inside = boundary[0].rstrip()  # quotes and brackets that close the sentence
-        sentence = text[begin : boundary.start() + len(inside)]
-        if "\n" not in boundary[0] and not inside and ABBREVIATED.search(sentence[-8:]):
-            continue
-        found.append(sentence.strip())
-        begin = boundary.end()
-    return [sentence for sentence in [*found, text[begin:].strip()] if sentence]
 
 
 def _images(

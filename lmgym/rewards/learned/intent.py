@@ -65,8 +65,7 @@ def intent_accuracy(
 
 def _check(examples: Sequence[Example], **arguments: Any) -> None:
     """The model is there and knows the intents of all examples, and METEOR has what it needs."""
-    scored = [example for example in examples[:1]]
-    intent_accuracy(["" for _ in scored], scored, **arguments)
+    intent_accuracy([""] * len(examples[:1]), list(examples[:1]), **arguments)
     settings = {key: arguments[key] for key in ("revision", "device", "compute") if key in arguments}
     scorer = load("intent_accuracy", "classifier", arguments["model"], **settings)
     for intent in set(_intents(examples)):

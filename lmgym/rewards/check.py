@@ -1,0 +1,53 @@
+"""The contract of a reward, as a test that ships to whoever writes one."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lmgym.episode import Episode, Example, Turn
+from lmgym.errors import LmgymError
+from lmgym.rewards.base import build, evaluate
+
+SAMPLE_TEXTS = (
+    "The answer is: 18",
+    "",
+    "Don't stop, don't STOP!\n#### 1,234",
+    " ",
+    "\u00e9t\u00e9 \U0001f600 \\boxed{\\frac{1}{2}}",
+    "no number here " * 40,
+)
+
+
+def check_reward(
+    name: str, texts: Sequence[str] | None = None, examples: Sequence[Example] | None = None, **arguments: Any
+) -> None:
+    """Raise LmgymError, with one sentence, unless the reward keeps its contract. For the tests of whoever writes one.
+
+    Held: one finite number per text, the empty text included, and the same number whether a text is scored
+    alone, in a batch, or in the batch reversed (to one part in a million). Without `texts` and `examples` a
+    small sample is used.
+
+    Example:
+        >>> check_reward("length", target=50)
+    """
+    reward = build({name: arguments})[0]
+    texts = SAMPLE_TEXTS if texts is None else texts
+    if examples is None:
+        examples = [
+            Example(f"sample/{index}", "How many?", ("9 * 2 = 18\n#### 18", "18")) for index in range(len(texts))
+        ]
+    if not texts or len(texts) != len(examples):
+        raise LmgymError(
+            f"check_reward needs as many texts as examples, and at least one: {len(texts)}, {len(examples)}"
+        )
+    texts, examples = [*texts, ""], [*examples, examples[0]]
+    sampled = [
+        Episode(example, group=index, index=index, turns=[Turn(prompt_ids=[], action_ids=[], text=text)])
+        for index, (text, example) in enumerate(zip(texts, examples, strict=True))
+    ]
+    batch = evaluate(reward, sampled)
+    reversed_batch = evaluate(reward, sampled[::-1])[::-1]
+    for episode, together, backwards in zip(sampled, batch, reversed_batch, strict=True):
+        for value, how in ((evaluate(reward, [episode])[0], "alone"), (backwards, "in the batch reversed")):
+            if not math.isclose(value, together, rel_tol=1e-6, abs_tol=1e-6):
+                raise LmgymError(f"reward '{name}' gives {episode.text!r} {together} in a batch but {value} {how}")
