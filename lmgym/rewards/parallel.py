@@ -6,6 +6,7 @@ For metrics that are slow (METEOR, PARENT, TER on long texts) or of which one te
 import json
 import math
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, update_wrapper
@@ -22,7 +23,8 @@ PIECES = 4  # of a call for each process, so that a slow text does not leave the
 @dataclass(frozen=True)
 class Parallel:
     """`processes` (one a core, 8 at most) score texts side by side. A text may take `seconds` of processor time; one
-    that takes longer, raises or crashes gets `failed`, and costs nobody else anything.
+    that takes longer, raises or crashes gets `failed`, with a warning, and costs nobody else anything. Where all texts
+    of a call do, it is an error.
 
     Example: rewards: {meteor: {parallel: {processes: 4, seconds: 2}}}
     """
@@ -58,12 +60,22 @@ def in_parallel(
         size = max(math.ceil(len(rows) / (PIECES * (how.processes or default_count()))), 1)
         pieces = [rows[start : start + size] for start in range(0, len(rows), size)]
         values: list[float] = []
+        failures: list[Failure] = []
         for piece, found in zip(pieces, _asked(workers, target, arguments, pieces, how.seconds * size), strict=True):
             if isinstance(found, Failure):  # which of them it was shows when each is asked for itself
                 alone = _asked(workers, target, arguments, [[row] for row in piece], how.seconds)
+                failures += [one for one in alone if isinstance(one, Failure)]
                 values += [how.failed if isinstance(one, Failure) else one[0] for one in alone]
             else:
                 values += found
+        if len(failures) > 1 and len(failures) == len(rows):  # then it is not the texts
+            raise LmgymError(f"no text could be scored in a process of its own; the first: {failures[0].message}")
+        if failures:
+            warnings.warn(
+                f"{target}: {len(failures)} of {len(rows)} texts could not be scored and count as "
+                f"{how.failed:g} (the first: {failures[0].message})",
+                stacklevel=2,
+            )
         return values
 
     update_wrapper(score, function)

@@ -13,7 +13,8 @@ from lmgym.config import build_config
 from lmgym.episode import Episode, Example, Turn
 from lmgym.errors import LmgymError
 from lmgym.parts import held_out_rewards
-from lmgym.rewards.base import build, check_examples, check_reward, episodes, evaluate
+from lmgym.rewards.base import build, check_examples, episodes, evaluate
+from lmgym.rewards.check import check_reward
 from lmgym.rewards.thinking import without_thinking
 
 HERE = "tests.contract.test_reward_options"
@@ -257,7 +258,16 @@ def test_texts_are_scored_in_processes_and_a_bad_one_costs_itself() -> None:
         for n, text in enumerate(texts)
     ]
     reward = build(section)[0]
-    assert evaluate(reward, episodes, timeout=1e-9) == [8.0, 4.0] * 10 + [-1.0, 12.0, -1.0, -1.0, 0.0]
+    with pytest.warns(UserWarning, match=r"slow_or_worse: 3 of 25 texts could not be scored and count as -1"):
+        values = evaluate(reward, episodes, timeout=1e-9)
+    assert values == [8.0, 4.0] * 10 + [-1.0, 12.0, -1.0, -1.0, 0.0]
+
+
+def test_a_reward_that_can_score_nothing_in_processes_is_an_error() -> None:
+    section = {f"{__name__}:slow_or_worse": {"parallel": {"processes": 1}}}
+    expected = "no text could be scored in a process of its own; the first: RuntimeError: no"
+    with pytest.raises(LmgymError, match=expected):
+        evaluate(build(section)[0], answered("raise", "raise"))
 
 
 def test_a_metric_in_processes_is_the_metric() -> None:
