@@ -32,8 +32,8 @@ class Speaker:
 
     An encoder-decoder's answers begin with `decoder_start`; a causal model has none. Under a `restriction` only some
     tokens are sampled. An `opponent` plays the seats that do not learn, in the words of the same tokenizer; without one
-    the speaker itself does. A first prompt that is longer than `cut` allows is cut, and a
-    reference that is imitated after `reference_tokens`.
+    the speaker itself does. A first prompt that is longer than `cut` allows is cut, and a reference that is imitated
+    behind so many `reference_tokens`.
     """
 
     engine: Engine

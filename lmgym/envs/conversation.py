@@ -28,7 +28,7 @@ The tools, one JSON schema a line:
 AS_USER = """You play a person who talks with an assistant. Write only what that person says next, in a sentence or \
 two. You began with these words:
 {prompt}
-When you have what you want, or give up, write [END]."""
+When you have what you want, or give up, write {end}."""
 
 
 @register("env", "conversation")
@@ -47,8 +47,9 @@ class Conversation:
       "module:function" is called with the messages so far, and returns the user's next text, or None for the end; a
       parameter called `example` or `seed` is given those. One that fails ends its episode as truncated.
       `current` is the policy itself in the user's seat, `frozen` the policy as it was when the stage began: it reads
-      `user_prompt` (or `example.meta["user"]`), where {prompt} stands for what the user said first, and what the
-      assistant says to the user, tools apart. What it says trains nothing, and `user_end` in it ends the episode.
+      `user_prompt` (or `example.meta["user"]`), where {prompt} stands for what the user said first and {end} for
+      `user_end`, and what the assistant says to the user, tools apart. What it says trains nothing, and `user_end` in
+      it ends the episode.
     - `max_turns`: turns of the policy; an episode that is not over with the last one is truncated.
     - `max_calls` in one turn are made; `max_result_chars` of each result go back.
     - `invalid_call_penalty` is taken off the turn's reward for each call that cannot be read or made.
@@ -92,6 +93,8 @@ class Conversation:
         if not self.user_end:
             raise LmgymError("key 'env.user_end' is empty, and would end every conversation at once")
         self.players = 2 if self.user in ("current", "frozen") else 1
+        if self.players == 1 and (self.user_prompt, self.user_end) != (AS_USER, "[END]"):
+            raise LmgymError("keys 'env.user_prompt' and 'env.user_end' need 'env.user: current' or 'frozen'")
         self.learners, self.first = (0,), 0
         self._tools = _tools(self.tools, self.python)
         built_in = self.players == 2 or self.user in (None, "none", "scripted")
@@ -123,6 +126,9 @@ class Conversation:
             self._lines = _script(example, self.script or [])
         self._example, self._seed, self._turns, self._history = example, seed, 0, messages
         self._user_speaks = self._user_has_spoken = False
+        self._told = example.meta.get("user", self.user_prompt)
+        if self.players == 2 and not isinstance(self._told, str):
+            raise LmgymError(f"example '{example.id}': meta['user'] must be a text, what the model as user is told")
         return [dict(message) for message in messages]
 
     def step(self, text: str, stop: str) -> Step:
@@ -169,7 +175,7 @@ class Conversation:
         messages = [{"role": "user", "content": self._history[-1]["content"]}]
         if not self._user_has_spoken:
             first = next((one["content"] for one in self._history if one["role"] == "user"), "")
-            told = str(self._example.meta.get("user", self.user_prompt)).replace("{prompt}", first)
+            told = self._told.replace("{prompt}", first).replace("{end}", self.user_end)
             messages.insert(0, {"role": "system", "content": told})
         self._user_speaks = self._user_has_spoken = True
         return Step(messages, player=1, info=counts)

@@ -25,13 +25,13 @@ class TextWorld:
     over the highest score there is, so that a whole game earns at most 1. A game that is lost ends as it stands.
 
     The Z-machine reads ASCII; other characters become spaces. Commands to the interpreter (save, quit ...) are not
-    passed on. Raises LmgymError where the package or the file is missing, or the file is no game.
+    passed on. Raises LmgymError where the package or a file is missing.
 
     Example: TextWorld(game="games/level1.z8", commands=True)
     """
 
     game: str
-    """The file, .z8 or .ulx, with the .json that TextWorld writes beside it."""
+    """The file, .z8, with the .json that TextWorld writes beside it."""
     commands: bool = False
     """Whether the commands that make sense now are listed with each answer."""
     max_turns: int | None = 50

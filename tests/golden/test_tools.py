@@ -416,6 +416,12 @@ def test_a_user_who_is_a_player_of_his_own() -> None:
     ended = env.step("Nothing. [END]", "eos")
     assert ended.terminated and not ended.messages
 
+    env = Conversation(user="frozen", user_end="BYE")
+    env.reset(QUESTION, 0)
+    assert env.step("Hi", "eos").messages[0]["content"].endswith("give up, write BYE.")
+    with pytest.raises(LmgymError, match=r"meta\['user'\] must be a text"):
+        env.reset(Example("a/0", "Hi", meta={"user": 7}), 0)
+
     env = Conversation(user="current", max_turns=1)
     env.reset(QUESTION, 0)
     assert env.step("Hi", "eos").truncated  # nobody would read what the user says
@@ -476,6 +482,7 @@ def test_what_was_returned_does_not_change_and_nothing_is_shared() -> None:
         ({"tools": ["python"], "python": {"seconds": 0}}, "the limit 'seconds' of python snippets must be at least"),
         ({"user": "model"}, "key 'env.user' must be none, scripted, current, frozen or 'module:function', not 'model'"),
         ({"user": f"{HERE}:nobody"}, "has no 'nobody'"),
+        ({"user_prompt": "You are rude."}, "need 'env.user: current' or 'frozen'"),
         ({"user": "frozen", "user_end": ""}, "key 'env.user_end' is empty"),
         ({"script": ["a"]}, "key 'env.script' needs 'env.user: scripted'"),
         ({"max_turns": 0}, "key 'env.max_turns' must be a number from 1 on, not 0"),
