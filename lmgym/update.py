@@ -228,7 +228,10 @@ def _promised(
         logprobs = torch.full(batch.tokens.shape, guess, dtype=dtype, device=batch.tokens.device, requires_grad=True)
         said = torch.zeros_like(logprobs) if values else None
         losses, _ = judged(batch.with_(logprobs_old=logprobs.detach()), Scored(logprobs=logprobs, values=said))
-        gradients.append(torch.autograd.grad(torch.stack(list(losses.values())).sum(), logprobs)[0])
+        total = torch.stack(list(losses.values())).sum()
+        if not total.requires_grad:  # a loss of the values alone
+            return None
+        gradients.append(torch.autograd.grad(total, logprobs)[0])
     return gradients[0] if torch.equal(*gradients) else None
 
 

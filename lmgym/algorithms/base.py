@@ -104,7 +104,7 @@ class Algorithm:
         """Named per-token terms to minimise, each with its reduction, and per-token metrics.
 
         `new` is what the policy says now. The terms of all tokens are weighted and summed by `update.first_order`;
-        do not average here.
+        do not average here. A function of its arguments, which may be asked more than once (update.py's `_promised`).
         """
         raise NotImplementedError(f"{type(self).__name__} has no loss()")
 

@@ -3,10 +3,11 @@
 Backward computes a chunk's logits again, turns them into their own gradient in place, and multiplies that once into the
 hidden states' gradient and once into the weights'. Where the caller knows beforehand what the gradient by each
 log-probability will be, forward does all that with the logits it has, which saves one product of four and an
-exponential; backward then only sees that the promise was kept, to the last bit, and else does its own work. Elementwise
-work goes in tiles that stay in the processor's cache,
-and all chunks share one buffer: fresh pages from the system cost as much as the arithmetic.
-Autograd over the same chunks does 1.4 (fp32) to 2.4 times (bf16) as much on a CPU, and holds more.
+exponential; backward then only sees that the promise was kept, to the last bit, and else does its own work.
+
+Elementwise work goes in tiles that stay in the processor's cache, and all chunks share one buffer: fresh pages from the
+system cost as much as the arithmetic. Autograd over the same chunks does 1.4 (fp32) to 2.4 times (bf16) as much on a
+CPU, and holds more.
 """
 
 from collections.abc import Callable

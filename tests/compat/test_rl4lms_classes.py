@@ -86,6 +86,10 @@ class Sums(TextGenPool):
         return cls(samples)
 
 
+class Unprepared(TextGenPool):
+    """A pool that never says where its samples come from."""
+
+
 class Weighted(Sums):
     def __getitem__(self, ix: int) -> tuple[Sample, float]:
         return super().__getitem__(ix)[0], 1.0 + ix
@@ -103,6 +107,10 @@ def test_a_pool_is_a_task() -> None:
     assert next(row for row in registry.describe("task") if row["name"] == "sums")["summary"].startswith("As RL4LMs'")
     with pytest.raises(MissingSplit, match="task 'sums' has no split 'test'"):
         load("sums", "test")
+    DataPoolRegistry.add("unprepared", Unprepared)
+    with pytest.raises(LmgymError, match=r"Unprepared has no prepare\(\)") as raised:
+        load("unprepared", "train")
+    assert not isinstance(raised.value, MissingSplit)  # it is no missing split
     with pytest.raises(LmgymError, match=r"unknown key 'task.larges'; did you mean 'largest'\?"):
         load("sums", "train", larges=2)
     config = build_config(runs.tiny(task={"name": "sums", "largest": 8}))

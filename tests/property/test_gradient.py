@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lmgym import update
 from lmgym.algorithms.actor_critic import A2C, PPO
 from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.distill import Distill
@@ -27,6 +28,7 @@ from lmgym.algorithms.supervised import Supervised
 from lmgym.batch import Batch, Scored
 from lmgym.episode import Episode
 from lmgym.errors import LmgymError
+from lmgym.policies import fused
 from lmgym.policies.policy import Policy
 from lmgym.update import Optimizer, OptimizerSection, first_order, prepare
 from tests import models
@@ -280,6 +282,56 @@ def test_the_ratio_of_the_first_step_is_exactly_one(model: str, double: bool, se
         assert (metrics["ratio/mean"], metrics["ratio/clipped"], metrics["kl/old"]) == (1.0, 0.0, 0.0)
         _, metrics = models.gradient(algorithm, policy, minibatch.with_(logprobs_old=minibatch.logprobs_sampler))
         assert metrics["ratio/mean"] != 1.0
+
+
+# Whose gradient by a log-probability depends on it: a divergence in the loss, an entropy, a ratio to the sampler's.
+DEPENDING = {
+    *("grpo constant, kl", "grpo token, kl, scaled", "reinforce_stable, kl", "reinforce_stable, kl of llm_rl"),
+    *("ppo, kl, entropy", "replay", "replay, truncated"),
+}
+
+
+@every_algorithm
+def test_a_first_step_does_the_heads_work_once_and_what_it_promises_changes_no_bit(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the gradient by the log-probabilities is known beforehand, forward forms the head's gradient and backward
+    takes it over; elsewhere backward forms it. Never both."""
+    made, given = [], []
+
+    class Counted(fused._Gradient):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(1)
+
+    class Heard(Policy):
+        def score(self, *arguments: Any, promised: Tensor | None = None, **named: Any) -> Scored:
+            given.append(promised is not None)
+            return super().score(*arguments, promised=promised, **named)
+
+    algorithm, batch = ready(name, "llama", 5)
+    policy = cut(policy_of("llama"), 10_000)
+    policy.__class__ = Heard
+    monkeypatch.setattr(fused, "_Gradient", Counted)
+    told, metrics = models.gradient(algorithm, policy, batch, first=True)
+    assert len(given) == len(made) == 1
+    assert given == [name not in DEPENDING]
+    monkeypatch.setattr(update, "_promised", lambda *arguments: None)
+    untold, same_metrics = models.gradient(algorithm, policy, batch, first=True)
+    assert given[1:] == [False] and torch.equal(told, untold) and metrics == same_metrics
+
+
+def test_a_loss_of_values_alone_promises_nothing() -> None:
+    class OnlyValues(PPO):
+        def loss(self, batch: Batch, new: Scored) -> Any:
+            terms, metrics = super().loss(batch, new)
+            return {"value": terms["value"]}, metrics
+
+    batch = models.batch_of(models.episodes(3))
+    algorithm = OnlyValues()
+    batch = models.prepared(batch, algorithm, policy_of("llama"), policy_of("llama", 1))
+    gradient, _ = models.gradient(algorithm, policy_of("llama"), batch, first=True)
+    assert float(gradient.norm()) > 0
 
 
 @few

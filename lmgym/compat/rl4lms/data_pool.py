@@ -57,7 +57,7 @@ class TextGenPool:
     @classmethod
     def prepare(cls, **args: Any) -> "TextGenPool":
         """The pool of one split, "train", "val" or "test", which is the argument `split`."""
-        raise NotImplementedError(f"{cls.__name__} has no prepare()")
+        raise LmgymError(f"{cls.__name__} has no prepare(), which says where its samples come from")
 
     def split(self, split_ratios: Sequence[float]) -> list["TextGenPool"]:
         """Pools of these shares of the samples, one behind the other, each rounded down."""
