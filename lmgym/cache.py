@@ -110,7 +110,7 @@ class SharedPrompts:
         """Products of queries (R to a key head) with the keys of their prompts, -inf behind a prompt's end."""
         keys = self.cache.keys[layer][:, :, : self.width]
         scores = torch.matmul(self._by_prompt(query), keys.transpose(2, 3))
-        return self._by_slot(scores.masked_fill_(self.behind, float("-inf")))
+        return self._by_slot(scores if self.behind is None else scores.add_(self.behind))
 
     def mixed(self, layer: int, shares: Float[Tensor, "S K R W"]) -> Float[Tensor, "S K R D"]:
         """The prompts' values, weighted."""
@@ -124,18 +124,20 @@ class SharedPrompts:
         self.place = torch.empty_like(order).index_copy_(0, order, self.of_slot[order] * self.most + rank)
         members = torch.zeros(len(self.lengths) * self.most, dtype=torch.long, device=order.device)
         self.members = members.index_copy_(0, self.place, torch.arange(len(order), device=order.device))
-        steps = torch.arange(self.width, device=order.device)
-        self.behind = (steps >= self.lengths[:, None])[:, None, None]  # [P 1 1 W]
+        self.in_order = torch.equal(self.place, torch.arange(len(members), device=order.device))
+        self.behind = _excluded(self.lengths, self.width)
 
     def _by_prompt(self, rows: Float[Tensor, "S K R X"]) -> Float[Tensor, "P K MR X"]:
         _, heads, queries, size = rows.shape
-        together = rows.index_select(0, self.members).view(-1, self.most, heads, queries, size)
+        rows = rows if self.in_order else rows.index_select(0, self.members)
+        together = rows.view(-1, self.most, heads, queries, size)
         return together.transpose(1, 2).reshape(-1, heads, self.most * queries, size)
 
     def _by_slot(self, rows: Float[Tensor, "P K MR X"]) -> Float[Tensor, "S K R X"]:
         prompts, heads, queries, size = rows.shape
         apart = rows.view(prompts, heads, self.most, queries // self.most, size).transpose(1, 2)
-        return apart.reshape(prompts * self.most, heads, -1, size).index_select(0, self.place)
+        apart = apart.reshape(prompts * self.most, heads, -1, size)
+        return apart if self.in_order else apart.index_select(0, self.place)
 
 
 class ExtendedRows:
@@ -180,23 +182,25 @@ class CachedRows:
         self.cache, self.lengths = cache, lengths
         self.positions = lengths if cache.prompts is None else lengths + cache.prompts.before
         self.width = longest + 1
-        self.mask = (torch.arange(self.width, device=lengths.device) <= lengths[:, None])[:, None, None]  # [S 1 1 W]
+        self.behind = _excluded(lengths + 1, self.width)
+        self._places: Tensor | None = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         self.cache.allocate(layer, key)
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        place = self.lengths[:, None, None, None].expand_as(key)
-        keys.scatter_(2, place, key.to(keys.dtype))
-        values.scatter_(2, place, value.to(values.dtype))
+        self._write(keys, key)
+        self._write(values, value)
         slots, heads, _, size = query.shape
         # Query heads that share a key head become queries of one row: keys are read once, nothing is repeated.
         grouped = query.reshape(slots, keys.shape[1], heads // keys.shape[1], size)
         keys, values = keys[:, :, : self.width], values[:, :, : self.width]
         if query.device.type != "cpu":
-            out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self.mask, scale=scale)
+            mask = None if self.behind is None else self.behind.to(query.dtype)
+            out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
             return out.reshape(slots, 1, heads, size)
         grouped = grouped.to(keys.dtype) * (size**-0.5 if scale is None else scale)
-        scores = torch.matmul(grouped, keys.transpose(2, 3)).masked_fill_(~self.mask, float("-inf"))
+        scores = torch.matmul(grouped, keys.transpose(2, 3))
+        scores = scores if self.behind is None else scores.add_(self.behind)
         prompts = self.cache.prompts
         if prompts is None:
             out = torch.matmul(scores.softmax(-1), values)
@@ -205,3 +209,18 @@ class CachedRows:
             before, own = shares.split([prompts.width, self.width], -1)
             out = torch.matmul(own, values) + prompts.mixed(layer, before)
         return out.to(query.dtype).reshape(slots, 1, heads, size)
+
+    def _write(self, cached: Float[Tensor, "S K C D"], new: Float[Tensor, "S K 1 D"]) -> None:
+        slots, heads, capacity, size = cached.shape
+        if self._places is None or len(self._places) != slots * heads:  # else the same as in the layer before
+            rows = torch.arange(slots * heads, device=cached.device).view(slots, heads)
+            self._places = (rows * capacity + self.lengths[:, None]).flatten()
+        cached.view(-1, size).index_copy_(0, self._places, new.reshape(-1, size).to(cached.dtype))
+
+
+def _excluded(lengths: Int[Tensor, " R"], width: int) -> Float[Tensor, "R 1 1 W"] | None:
+    """What is added to the scores of R rows of `width` keys: -inf behind a row's length; None if none is shorter."""
+    behind = torch.arange(width, device=lengths.device) >= lengths[:, None]
+    if not bool(behind.any()):
+        return None
+    return torch.zeros(behind.shape, device=lengths.device).masked_fill_(behind, float("-inf"))[:, None, None]

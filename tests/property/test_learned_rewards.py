@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from lmgym import registry
 from lmgym.episode import Episode, Example, Turn
 from lmgym.errors import LmgymError
-from lmgym.rewards.base import SAMPLE_TEXTS, build, check_examples, check_reward, evaluate
+from lmgym.rewards.base import build, check_examples, evaluate
+from lmgym.rewards.check import SAMPLE_TEXTS, check_reward
 from lmgym.rewards.learned import forward, models
 from lmgym.rewards.learned.perplexity import windows
 from lmgym.rewards.learned.rows import Row, chat_ids, text_rows

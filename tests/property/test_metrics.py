@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from lmgym import registry
 from lmgym.episode import Example
-from lmgym.rewards.base import build, check_reward
+from lmgym.rewards.base import build
+from lmgym.rewards.check import check_reward
 
 INFINITE = math.inf
 RANGES = {
