@@ -39,8 +39,12 @@ TRL_SETTINGS: dict[str, dict[str, Any]] = {
     "trl-1.16-bf16": {"precision": "bf16", "batch": 16},  # weights in bf16: no fp32 masters
     "trl-1.16-bf16-batch64": {"precision": "bf16", "batch": 64},
 }
-LMGYM_SETTINGS: dict[str, dict[str, Any]] = {"lmgym-bf16": {"compute": "bfloat16"}}
-IN_TABLES = ["lmgym-bf16", "trl-1.16-autocast", "trl-1.16-bf16"]
+LMGYM_SETTINGS: dict[str, dict[str, Any]] = {
+    "lmgym-bf16": {"compute": "bfloat16"},
+    "lmgym-bf16-captured": {"compute": "bfloat16", "captured": True},
+    "lmgym-bf16-captured-flex": {"compute": "bfloat16", "captured": True, "attention": "flex"},
+}
+IN_TABLES = [*LMGYM_SETTINGS, "trl-1.16-autocast", "trl-1.16-bf16"]
 LIMITS = "hardware"
 
 

@@ -8,11 +8,12 @@ tokens only.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -116,10 +117,15 @@ class PackedGroups:
         self.positions = torch.cat(
             [self.prompts.positions, lengths[self.own.places // self.own.longest] + self.own.positions]
         )
-        before = torch.arange(self.prompts.longest, device=device) < lengths[:, None]  # [N P]
-        causal = torch.ones(self.own.longest, self.own.longest, dtype=torch.bool, device=device).tril()
-        before = before[:, None, :].expand(-1, self.own.longest, -1)
-        self.mask = torch.cat([before, causal.expand(len(before), -1, -1)], 2)[:, None]  # [N 1 T P+T]
+        self.before = lengths
+
+    @cached_property
+    def mask(self) -> Bool[Tensor, "N 1 T P+T"]:
+        """Which tokens of its prompt and its row each own token may see."""
+        own, device = self.own.longest, self.before.device
+        before = torch.arange(self.prompts.longest, device=device) < self.before[:, None]  # [N P]
+        causal = torch.ones(own, own, dtype=torch.bool, device=device).tril()
+        return torch.cat([before[:, None].expand(-1, own, -1), causal.expand(len(before), -1, -1)], 2)[:, None]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         cut = self.prompt_tokens

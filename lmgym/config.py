@@ -100,9 +100,12 @@ STAGE_KEYS = {f.name for f in fields(Stage)} - {"name"}
 
 @dataclass(kw_only=True)
 class Engine:
-    """The `engine:` section: rows is how many answers are decoded side by side."""
+    """The `engine:` section."""
 
     rows: int = 256
+    """Answers that are decoded side by side."""
+    captured: bool = False
+    """Decoding steps of fixed shapes, which CUDA graphs replay; not measured on a GPU yet."""
 
 
 @dataclass(kw_only=True)

@@ -15,6 +15,7 @@ from lmgym.envs.side_by_side import Envs
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.episode import Episode, Example
 from lmgym.rewards.base import Reward
+from lmgym.rewards.beside import scoring_beside
 from lmgym.rewards.corpus import Corpus, corpora
 from lmgym.rollout import Speaker, collect, demonstrate, groups_of, score
 from lmgym.statistics import Interval, mean_interval, pass_at_k_each
@@ -102,8 +103,9 @@ def evaluate(
     prompts; none (NaN) for a "NAME/corpus" that is not of sums, as the number of distinct words is not.
     """
     prompts = [(group, example) for group, example in enumerate(examples) for _ in range(samples)]
-    episodes = collect(prompts, speaker, sampling, (seed, "evaluation"), envs)
-    score(episodes, [replace(reward, shaping=False) for reward in rewards], timeout, speaker.tokenizer)  # totals only
+    totals = [replace(reward, shaping=False) for reward in rewards]
+    episodes = collect(prompts, speaker, sampling, (seed, "evaluation"), envs, scoring_beside(totals))
+    score(episodes, totals, timeout, speaker.tokenizer)
     groups = groups_of(episodes)
     values = measured(groups, rewards) | by_task(groups, rewards)
     found = corpora(rewards, groups, timeout)

@@ -75,7 +75,7 @@ def make_envs(config: Config, env: Mapping[str, Any]) -> Envs:
 
 def make_engine(config: Config, policy: Policy) -> Any:
     """The engine that samples from the policy."""
-    return registry.get("engine", "sampler")(policy, rows=config.engine.rows)
+    return registry.get("engine", "sampler")(policy, config.engine.rows, config.engine.captured)
 
 
 def make_speaker(config: Config, policy: Policy, engine: Any, version: int = 0) -> Speaker:

@@ -8,6 +8,7 @@ depends on counts and episode order, never on arrival time.
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lmgym import seeds
@@ -21,7 +22,7 @@ from lmgym.rendering import answer_ids, decode, decoder_answer_ids
 from lmgym.rewards.base import Reward, evaluate
 from lmgym.rewards.tokens import paid
 from lmgym.rewards.turns import paid_each_turn
-from lmgym.seats import Game, Reader, Speaker, seated
+from lmgym.seats import Game, Reader, Seat, Speaker, seated
 
 
 def collect(
@@ -30,19 +31,21 @@ def collect(
     sampling: Sampling,
     path: Sequence[int | str],
     envs: Envs | Callable[[], Env] = SingleTurn,
+    ended: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
     """One episode per (group, example), in order; their random numbers are a function of `path` and their place.
 
     `path` is (seed, ..., step, draw). Environments of one group get the same seed; `envs` are many behind one call, or
     a function that builds one. Where they have more than one turn, as many as the engine has rows are alive at a time.
     A game of several players gives an episode for each that learns, in groups of their own. An environment that fails
-    ends its own episode (`Episode.broken`). Raises LmgymError where a prompt does not fit the model, or all
+    ends its own episode (`Episode.broken`). `ended` is told of episodes as soon as their text is final, while others go
+    on; of the last ones it need not be. Raises LmgymError where a prompt does not fit the model, or all
     environments fail.
 
     Example: collect(list(enumerate(examples)), speaker, Sampling(), (0, "step", 3, 0), InProcess(HigherOrLower))
     """
     envs, width = _environments(envs, speaker)
-    table = _Table(prompts, speaker, path, envs)
+    table = _Table(prompts, speaker, path, envs, ended)
     while table.waiting or table.live:
         table.seat_more(width)
         table.ask(sampling, one_turn=width is None)
@@ -133,9 +136,14 @@ class _Table:
     """The games of one rollout: those that wait, those that are alive, and what came of them all."""
 
     def __init__(
-        self, prompts: Sequence[tuple[int, Example]], speaker: Speaker, path: Sequence[int | str], envs: Envs
+        self,
+        prompts: Sequence[tuple[int, Example]],
+        speaker: Speaker,
+        path: Sequence[int | str],
+        envs: Envs,
+        ended: Callable[[Episode], None] | None = None,
     ) -> None:
-        self.speaker, self.envs, self.reader = speaker, envs, Reader(speaker)
+        self.speaker, self.envs, self.reader, self.ended = speaker, envs, Reader(speaker), ended
         self.keys = seeds.key(*path, "environment"), seeds.key(*path, "episode")
         first = [Episode(example, group, n, version=speaker.version) for n, (group, example) in enumerate(prompts)]
         self.waiting, self.live = deque(enumerate(first)), list[Game]()
@@ -163,10 +171,14 @@ class _Table:
         for speaker in speakers.values():
             seats = [game.seat for game in self.live if game.seat.speaker is speaker]
             requests = [seat.request(one_turn) for seat in seats]
-            completions = speaker.engine.generate(requests, sampling, speaker.restriction)
+            early = {"ended": self._tell(seats)} if one_turn and self.ended is not None else {}
+            completions = speaker.engine.generate(requests, sampling, speaker.restriction, **early)
             for seat, completion in zip(seats, completions, strict=True):
                 seat.say(completion, decode(speaker.tokenizer, completion.ids), sampling.min_new_tokens)
-        self._go_on([None] * len(self.live))
+        for game in self._go_on([None] * len(self.live)):
+            for episode in self.learners[game.place]:
+                if self.ended is not None and self.live and not episode.broken:
+                    self.ended(episode)
 
     def demonstrate(self) -> None:
         """One turn in each game, said by the environment's own demonstrator."""
@@ -190,8 +202,19 @@ class _Table:
             raise LmgymError(f"every environment of this rollout failed; the first one: {episodes[0].broken}")
         return episodes
 
-    def _go_on(self, broken: list[Broken | None]) -> None:
-        """Let the environments answer what has been said, and keep the games that are not over."""
+    def _tell(self, seats: Sequence[Seat]) -> Callable[[int, list[int]], None]:
+        """What an engine is to call with the ids of an answer that is its seat's only one."""
+
+        def tell(place: int, ids: list[int]) -> None:
+            seat = seats[place]
+            turn = Turn(seat.fresh, ids, text=decode(seat.speaker.tokenizer, ids))
+            if self.ended is not None:
+                self.ended(replace(seat.episode, turns=[turn]))
+
+        return tell
+
+    def _go_on(self, broken: list[Broken | None]) -> list[Game]:
+        """Let the environments answer what has been said, and keep the games that are not over; returns the others."""
         turns = {game.place: game.seat.episode.turns for game in self.live}
         asked = [game.place for game, failure in zip(self.live, broken, strict=True) if failure is None]
         answers = self.envs.step([(place, turns[place][-1].text, turns[place][-1].stop) for place in asked])
@@ -204,3 +227,4 @@ class _Table:
         for seat in (seat for game in over for seat in game.seats):
             seat.speaker.engine.forget([seat.key])
         self.live = live
+        return over

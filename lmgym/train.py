@@ -21,6 +21,7 @@ from lmgym.errors import LmgymError
 from lmgym.logs.console import Console
 from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens
 from lmgym.milestones import evaluate_now, finish, is_evaluated, note
+from lmgym.rewards.beside import scoring_beside
 from lmgym.rollout import collect, demonstrate, groups_of, score
 from lmgym.run import Run, begin_stage, save, start
 from lmgym.update import batch_metrics, prepare
@@ -76,7 +77,8 @@ def gather(run: Run, step: int) -> list[Episode]:
         if "demonstrations" in run.algorithm.needs:
             episodes = demonstrate(prompts, run.speaker, path, run.envs)
         else:
-            episodes = collect(prompts, run.training_speaker, run.stage.sampling, path, run.envs)
+            beside = scoring_beside(run.rewards)
+            episodes = collect(prompts, run.training_speaker, run.stage.sampling, path, run.envs, beside)
             score(episodes, run.rewards, run.config.reward_timeout, run.policy.tokenizer)
         if "greedy" in run.algorithm.needs:
             add_greedy_baseline(run, episodes, path)

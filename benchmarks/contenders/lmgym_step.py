@@ -36,6 +36,8 @@ DEFAULTS = {
     "critic": "head",  # of ppo: a value head on the shared trunk, or separate: a model of its own, as in TRL
     "compute": "auto",  # float32, bfloat16; the parameters are fp32 in any case
     "device": "cpu",  # cuda
+    "attention": "padded",  # flex
+    "captured": False,  # decoding steps as CUDA graphs
     "epochs": 1,
     "tokens_per_forward": 16_384,  # lmgym's default; less takes less memory
     "turns": 1,  # of each conversation; each has `new_tokens` new ones
@@ -92,7 +94,7 @@ def config_of(folder: Path, workload: workloads.Workload, settings: dict[str, An
     hyperparameters and reference model."""
     algorithm = {"name": settings["algorithm"], "group_size": workload.completions}
     policy = {"model": str(folder / "model")}
-    policy |= {key: settings[key] for key in ("compute", "device", "tokens_per_forward")}
+    policy |= {key: settings[key] for key in ("compute", "device", "attention", "tokens_per_forward")}
     if settings["algorithm"] == "ppo":
         algorithm["preset"] = "trl"  # kl_coefficient 0.05
         policy["critic"] = settings["critic"]
@@ -104,6 +106,7 @@ def config_of(folder: Path, workload: workloads.Workload, settings: dict[str, An
         "rewards": {"benchmark_reward": 1.0},
         "algorithm": algorithm | {"epochs": settings["epochs"], "minibatches": 1},
         "policy": policy,
+        "engine": {"captured": settings["captured"]},
         "sampling": {
             "temperature": 1.0,
             "max_new_tokens": workload.new_tokens,

@@ -3,7 +3,7 @@
 An engine never sees an environment or a reward. `Sampling` is also the `sampling:` section of a recipe.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn, Protocol
 
@@ -183,8 +183,15 @@ class Engine(Protocol):
         ...
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, restriction: Restriction | None = None
-    ) -> list[Completion]: ...
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        restriction: Restriction | None = None,
+        ended: Callable[[int, list[int]], None] | None = None,
+    ) -> list[Completion]:
+        """`ended` is called with place and ids of an answer when it has ended while others go on, in any order, where
+        the engine sees that."""
+        ...
 
     def forget(self, conversations: Sequence[int]) -> None:
         """These conversations are over."""

@@ -5,6 +5,7 @@ preallocated and written in place; a finished answer leaves and a waiting one ta
 turn reads only what is new.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from lmgym.attention import PackedRows
 from lmgym.cache import CachedRows, ExtendedRows, KeyValueCache, SharedPrompts
 from lmgym.engines.answers import Answers
 from lmgym.engines.base import Completion, Request, Sampling
+from lmgym.engines.captured import CapturedSteps
 from lmgym.engines.held import HeldConversations
 from lmgym.engines.readers import EncoderDecoderReader, PlainReader
 from lmgym.episode import Restriction
@@ -44,8 +46,11 @@ class Decoder:
         rows: int,
         restriction: Restriction | None,
         held: HeldConversations,
+        captured: bool = False,
+        ended: Callable[[int, list[int]], None] | None = None,
     ) -> None:
         self.policy, self.requests, self.sampling, self.rows = policy, requests, sampling, min(rows, len(requests))
+        self.captured, self.captures, self.ended = captured, list[CapturedSteps](), ended
         self.restriction, self.held = restriction, held
         # Who reads the answers back: the sampled policy and, where another restricts it, that one beside it.
         guide = restriction.policy if restriction else None
@@ -174,13 +179,19 @@ class Decoder:
     def _step(self, live: Live, caches: list[KeyValueCache]) -> None:
         """One token for each live slot; free slots are computed along, and their tokens are thrown away."""
         slots = [slot for slot, request in enumerate(live.request) if request >= 0]
-        logits = []
-        for policy, cache in zip(self.policies, caches, strict=True):
-            layout = CachedRows(cache, live.lengths.to(self.device), int(live.lengths.max()))
-            hidden = policy.forward_hidden(live.last.to(self.device)[:, None], layout.positions[:, None], layout)
-            logits.append(policy.head(hidden[:, 0] if len(slots) == cache.slots else hidden[slots, 0]))
+        if self.captured:
+            self.captures = self.captures or [CapturedSteps(*both) for both in zip(self.policies, caches, strict=True)]
+            of_all = [steps.logits(live.last, live.lengths) for steps in self.captures]
+            logits = of_all if len(slots) == caches[0].slots else [one[slots] for one in of_all]
+        else:
+            logits = [self._read(*both, live, slots) for both in zip(self.policies, caches, strict=True)]
         live.lengths[slots] += 1
         self._take(logits, slots, live, caches)
+
+    def _read(self, policy: Any, cache: KeyValueCache, live: Live, slots: list[int]) -> Float[Tensor, "R V"]:
+        layout = CachedRows(cache, live.lengths.to(self.device), int(live.lengths.max()) + 1)
+        hidden = policy.forward_hidden(live.last.to(self.device)[:, None], layout.positions[:, None], layout)
+        return policy.head(hidden[:, 0] if len(slots) == cache.slots else hidden[slots, 0])
 
     def _take(
         self, logits: list[Float[Tensor, "R V"]], slots: list[int], live: Live, caches: list[KeyValueCache]
@@ -216,6 +227,8 @@ class Decoder:
             tokens, logprobs = draw_among(logits[0], candidates, temperature, uniform)
         for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
             self.answers.add(request, token, logprob)
+            if self.stops[request] and self.ended is not None:
+                self.ended(request, self.ids[request])
         return tokens.tolist()
 
     def _candidates(self, logits: Float[Tensor, "R V"]) -> kept.Candidates:
@@ -236,6 +249,7 @@ class Decoder:
         slots = [slot for slot, request in enumerate(live.request) if request >= 0]
         for cache in caches:
             cache.keep(torch.tensor(slots, device=self.device))
+        self.captures = []
         live.request = [live.request[slot] for slot in slots]
         live.lengths, live.last = live.lengths[slots], live.last[slots]
 

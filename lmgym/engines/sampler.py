@@ -5,7 +5,7 @@ Face's caches (engines/readers.py); beams in evaluations are Hugging Face's own 
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,11 +25,17 @@ class Sampler:
     """Decodes up to `rows` answers side by side.
 
     Greedy answers equal Hugging Face's `generate`; log-probabilities equal `Policy.score` (to 1e-4 in fp32). With bf16
-    compute it samples from a bf16 copy of the weights, renewed at each `load`.
+    compute it samples from a bf16 copy of the weights, renewed at each `load`. With `captured`, decoding steps have
+    fixed shapes and become CUDA graphs (engines/captured.py); causal models on the fast path only.
     """
 
-    def __init__(self, policy: Any, rows: int = 256) -> None:
-        self.policy, self.rows, self.version = policy, rows, 0
+    def __init__(self, policy: Any, rows: int = 256, captured: bool = False) -> None:
+        self.policy, self.rows, self.captured, self.version = policy, rows, captured, 0
+        if captured and (policy.encoder_decoder or not policy.fast):
+            raise LmgymError(
+                f"engine.captured: decoding steps of {policy.model.config.model_type} run through Hugging Face's "
+                "caches, whose shapes are not fixed; remove it"
+            )
         self._copy: Any = None
         self._held = HeldConversations()
         self.load(policy, 0)
@@ -60,7 +66,11 @@ class Sampler:
 
     @torch.no_grad()
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, restriction: Restriction | None = None
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        restriction: Restriction | None = None,
+        ended: Callable[[int, list[int]], None] | None = None,
     ) -> list[Completion]:
         """One completion per request, in order. Raises LmgymError for a prompt that leaves no room to answer, and for
         sampling that does not fit the vocabulary or the restriction."""
@@ -77,4 +87,5 @@ class Sampler:
         policy = self._copy or self.policy
         if isinstance(sampling, Decoding) and sampling.generation:
             return generate(policy, requests, sampling, self.rows)
-        return Decoder(policy, list(requests), sampling, self.rows, restriction, self._held).finish()
+        how = (self.rows, restriction, self._held, self.captured, ended)
+        return Decoder(policy, list(requests), sampling, *how).finish()

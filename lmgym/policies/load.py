@@ -64,6 +64,9 @@ class PolicySection:
     in time, the same gradients."""
     path: Literal["auto", "fast", "plain"] = "auto"
     """fast: packed rows, own KV cache; plain: Hugging Face's padded forward."""
+    attention: Literal["padded", "flex"] = "padded"
+    """Of packed rows, in scoring and training: padded to the longest for torch's usual kernel, or through flex
+    attention, which is made for GPUs and not measured on one yet."""
     template: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the tokenizer's chat template."""
     max_prompt_tokens: int | None = None
@@ -139,6 +142,12 @@ def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = Non
             f"policy.path: the fast path does not serve {model.config.model_type}; write path: auto or plain"
         )
     policy.fast = policy.fast and section.path != "plain"
+    policy.flex = section.attention == "flex"
+    if policy.flex and (policy.encoder_decoder or not policy.fast):
+        raise LmgymError(
+            f"policy.attention: flex attention is for packed rows, and the path of {model.config.model_type} here has "
+            "none; write attention: padded"
+        )
     if folder is not None:
         _load_critic(policy, section, seed, folder)
     return policy

@@ -10,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
-from lmgym import attention
+from lmgym.attention import PackedGroups, PackedRows
 from lmgym.batch import Batch
+from lmgym.flex import FlexGroups, FlexRows
 
 if TYPE_CHECKING:
     from lmgym.policies.policy import Policy
@@ -43,7 +44,8 @@ def packed(policy: "Policy", batch: Batch, row: Tensor, column: Tensor) -> State
         return States(_packed_rows(policy, batch, row, column, end), None)
     prompt_ids = torch.tensor([token for prompt in prompts for token in prompt], device=policy.device)
     own = (columns >= start[:, None]) & (columns < end[:, None])
-    layout = attention.PackedGroups(list(map(len, prompts)), own.sum(1).tolist(), torch.tensor(owner), policy.device)
+    groups = FlexGroups if policy.flex else PackedGroups
+    layout = groups(list(map(len, prompts)), own.sum(1).tolist(), torch.tensor(owner), policy.device)
     ids = torch.cat([prompt_ids, batch.tokens[own]])
     hidden = policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
     offset = layout.prompts.offsets.to(policy.device)[layout.prompt_of_row][row]
@@ -54,7 +56,7 @@ def packed(policy: "Policy", batch: Batch, row: Tensor, column: Tensor) -> State
 
 def _packed_rows(policy: "Policy", batch: Batch, row: Tensor, column: Tensor, end: Tensor) -> Float[Tensor, "R H"]:
     used = torch.arange(batch.mask.shape[1], device=policy.device) < end[:, None]
-    layout = attention.PackedRows(used.sum(1).tolist(), policy.device)
+    layout = (FlexRows if policy.flex else PackedRows)(used.sum(1).tolist(), policy.device)
     hidden = policy.forward_hidden(batch.tokens[used][None], layout.positions[None], layout)[0]
     return hidden.index_select(0, layout.offsets.to(policy.device)[row] + column)
 

@@ -50,6 +50,7 @@ class Policy:
         self.compute = compute
         self.tokens_per_forward = tokens_per_forward
         self.activation_checkpointing = activation_checkpointing
+        self.flex = False  # attention over packed rows through flex.py
         self.fast = supports_fast_path(model.config) if fast is None else fast
         self.device = next(model.parameters()).device
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
@@ -237,13 +238,14 @@ class Policy:
     def twice_differentiable(self) -> Iterator[None]:
         """Within it `score` and `states` run in the masters' precision, with attention that has second derivatives, and
         without activation checkpointing, which has only first ones."""
-        usual = self.compute, self.activation_checkpointing
+        usual = self.compute, self.activation_checkpointing, self.flex
         self.compute, self.activation_checkpointing = next(self.model.parameters()).dtype, False
+        self.flex = False
         try:
             with sdpa_kernel(SDPBackend.MATH):
                 yield
         finally:
-            self.compute, self.activation_checkpointing = usual
+            self.compute, self.activation_checkpointing, self.flex = usual
 
     def trainable_copy(self) -> "Policy":
         """A copy that trains on its own, without a value function; a packed base, which does not train, is shared."""

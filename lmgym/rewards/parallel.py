@@ -6,8 +6,10 @@ For metrics that are slow (METEOR, PARENT, TER on long texts) or of which one te
 import json
 import math
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache, update_wrapper
 from typing import Any
@@ -40,6 +42,44 @@ class Parallel:
             raise LmgymError(f"parallel needs finite numbers, seconds above 0: {self.seconds}, failed {self.failed}")
 
 
+class Early:
+    """Rows whose values are asked for in a thread while the caller does something else; those that come in the meantime
+    go together. A thread lives as long as there are rows.
+
+    Example: early = Early(ask); early.begin(row); ...; early.finish() -> {json.dumps(row): value}
+    """
+
+    thread: threading.Thread | None
+
+    def __init__(self, ask: Callable[[Sequence[list[Any]]], list[Any]]) -> None:
+        self.ask, self.waiting, self.known = ask, list[list[Any]](), dict[str, Any]()
+        self.lock, self.thread = threading.Lock(), None
+
+    def begin(self, row: list[Any]) -> None:
+        with self.lock:
+            self.waiting.append(row)
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._run, daemon=True)
+                self.thread.start()
+
+    def finish(self) -> dict[str, Any]:
+        """The values of all rows so far, and a fresh start. Rows whose values could not be had are not among them."""
+        if (thread := self.thread) is not None:
+            thread.join()
+        known, self.known = self.known, {}
+        return known
+
+    def _run(self) -> None:
+        while True:
+            with self.lock:
+                rows, self.waiting = self.waiting, []
+                if not rows:
+                    self.thread = None
+                    return
+            with suppress(LmgymError):  # no process can be had: said when the caller asks for what is missing
+                self.known |= dict(zip(map(json.dumps, rows), self.ask(rows), strict=True))
+
+
 def in_parallel(
     function: Callable[..., Any], arguments: Mapping[str, Any], how: Parallel
 ) -> Callable[..., list[float]]:
@@ -54,20 +94,28 @@ def in_parallel(
     if function.__module__.startswith("lmgym_plugin_") or found is not function:
         raise LmgymError(f"parallel: processes cannot import '{target}'; put the reward into a module of its own")
 
-    def score(texts: Sequence[str], examples: Sequence[Example]) -> list[float]:
+    def ask(rows: Sequence[list[Any]]) -> list[float | Failure]:
         workers = shared("lmgym.rewards.parallel:scored", how.processes, module=function.__module__)
-        rows = [[text, _plain(example)] for text, example in zip(texts, examples, strict=True)]
         size = max(math.ceil(len(rows) / (PIECES * (how.processes or default_count()))), 1)
-        pieces = [rows[start : start + size] for start in range(0, len(rows), size)]
-        values: list[float] = []
-        failures: list[Failure] = []
+        pieces = [list(rows[start : start + size]) for start in range(0, len(rows), size)]
+        values: list[float | Failure] = []
         for piece, found in zip(pieces, _asked(workers, target, arguments, pieces, how.seconds * size), strict=True):
             if isinstance(found, Failure):  # which of them it was shows when each is asked for itself
                 alone = _asked(workers, target, arguments, [[row] for row in piece], how.seconds)
-                failures += [one for one in alone if isinstance(one, Failure)]
-                values += [how.failed if isinstance(one, Failure) else one[0] for one in alone]
+                values += [one if isinstance(one, Failure) else one[0] for one in alone]
             else:
                 values += found
+        return values
+
+    early = Early(ask)
+
+    def score(texts: Sequence[str], examples: Sequence[Example]) -> list[float]:
+        rows = [[text, _plain(example)] for text, example in zip(texts, examples, strict=True)]
+        known = early.finish()
+        late = [row for row in rows if json.dumps(row) not in known]
+        known |= dict(zip(map(json.dumps, late), ask(late) if late else [], strict=True))
+        values = [known[json.dumps(row)] for row in rows]
+        failures = [value for value in values if isinstance(value, Failure)]
         if len(failures) > 1 and len(failures) == len(rows):  # then it is not the texts
             raise LmgymError(f"no text could be scored in a process of its own; the first: {failures[0].message}")
         if failures:
@@ -76,9 +124,10 @@ def in_parallel(
                 f"{how.failed:g} (the first: {failures[0].message})",
                 stacklevel=2,
             )
-        return values
+        return [how.failed if isinstance(value, Failure) else value for value in values]
 
     update_wrapper(score, function)
+    score.begin = lambda text, example: early.begin([text, _plain(example)])  # type: ignore[attr-defined]
     score.limits_itself = True  # type: ignore[attr-defined]
     score.keywords = dict(arguments)  # type: ignore[attr-defined]  # as functools.partial has them, for base.check_examples
     return score

@@ -10,12 +10,20 @@ import pytest
 
 from lmgym import registry
 from lmgym.config import build_config
+from lmgym.engines.base import Sampling
+from lmgym.engines.sampler import Sampler
+from lmgym.envs.base import Step
 from lmgym.episode import Episode, Example, Turn
 from lmgym.errors import LmgymError
 from lmgym.parts import held_out_rewards
+from lmgym.policies.load import PolicySection, load_policy
+from lmgym.rewards import parallel
 from lmgym.rewards.base import build, check_examples, episodes, evaluate
+from lmgym.rewards.beside import scoring_beside
 from lmgym.rewards.check import check_reward
 from lmgym.rewards.thinking import without_thinking
+from lmgym.rollout import collect, score
+from lmgym.seats import Speaker
 
 HERE = "tests.contract.test_reward_options"
 
@@ -236,6 +244,18 @@ def test_rewards_of_trl_itself() -> None:
 # Option `parallel`
 
 
+class Uneven:
+    """Ends after one, two or three turns."""
+
+    def reset(self, example: Example, seed: int) -> str:
+        self.left = 1 + int(example.id.removeprefix("x/")) % 3
+        return str(example.prompt)
+
+    def step(self, text: str, stop: str) -> Step:
+        self.left -= 1
+        return Step(messages=[{"role": "user", "content": "and?"}], terminated=self.left == 0)
+
+
 def slow_or_worse(texts: list[str], examples: list[Example], *, worth: float = 1.0) -> list[float]:
     """`worth` for each word; some texts take for ever, kill their process or raise."""
     for text in texts:
@@ -280,6 +300,63 @@ def test_a_metric_in_processes_is_the_metric() -> None:
     assert processes.function.corpus is plain.function.corpus
     with pytest.raises(LmgymError, match="reference"):
         check_examples([processes], [Example("x/0", "?")])
+
+
+def test_answers_are_scored_while_others_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sampler tells of each answer once, with others still open; what has been scored by then is not asked again,
+    and the rewards are what they are without processes."""
+    policy = load_policy(PolicySection(model="builtin:tiny"))
+    speaker = Speaker(Sampler(policy, 4), policy.tokenizer)
+    prompts = [(n // 4, Example(f"x/{n // 4}", f"{n // 4} cats: ", ("the cat sat",))) for n in range(24)]
+    sampling = Sampling(max_new_tokens=24, stop_ids=tuple(range(60, 90)))
+    asked: list[list[Any]] = []
+    real = parallel._asked
+
+    def counted(*given: Any) -> list[Any]:
+        asked.extend(row for piece in given[3] for row in piece)
+        return real(*given)
+
+    monkeypatch.setattr(parallel, "_asked", counted)
+    told: list[tuple[str, int]] = []
+    rewards = build({"chrf": {"strip_thinking": True, "parallel": {"processes": 2}}, "length": {"target": 3}})
+    begin = scoring_beside(rewards)
+
+    def ended(episode: Episode) -> None:
+        told.append((episode.text, len(asked)))
+        begin(episode)
+
+    played = collect(prompts, speaker, sampling, (0, "test"), ended=ended)
+    assert sorted(text for text, _ in told) == sorted(episode.text for episode in played)
+    begun = len(asked)
+    assert begun  # before the rewards are asked
+    score(played, rewards)
+    assert sorted(row[0] for row in asked) == sorted(episode.text for episode in played)  # once each
+    again = collect(prompts, speaker, sampling, (0, "test"))
+    plain = build({"chrf": {"strip_thinking": True}, "length": {"target": 3}})
+    score(again, plain)
+    assert [episode.parts for episode in played] == [episode.parts for episode in again]
+    assert scoring_beside(plain) is None
+    assert scoring_beside(build({"chrf": {"shaping": True, "parallel": {}}})) is None
+
+
+def test_what_is_wrong_beside_the_rollout_is_said_when_the_rewards_are_asked() -> None:
+    reward = build({f"{__name__}:slow_or_worse": {"parallel": {"processes": 1}}})[0]
+    begin, failing = scoring_beside([reward]), answered("raise", "raise")
+    for episode in failing:
+        begin(episode)
+    with pytest.raises(LmgymError, match="no text could be scored in a process of its own"):
+        evaluate(reward, failing)
+    begin(replace(failing[0], example=Example("x", "?", meta={"no": {1}})))  # a set is no JSON
+    assert evaluate(reward, answered("a b")) == [2.0]
+
+
+def test_a_game_that_is_over_is_told_of_while_others_go_on() -> None:
+    policy = load_policy(PolicySection(model="builtin:tiny"))
+    speaker, told = Speaker(Sampler(policy, 8), policy.tokenizer), list[Episode]()
+    prompts = [(n, Example(f"x/{n}", f"{n}: ")) for n in range(12)]
+    played = collect(prompts, speaker, Sampling(max_new_tokens=2), (0, "test"), Uneven, told.append)
+    assert {len(episode.turns) for episode in played} == {1, 2, 3}
+    assert 4 <= len(told) < 12 and all(any(one is episode for episode in played) for one in told)
 
 
 def test_parallel_says_what_it_cannot_do() -> None:
