@@ -47,37 +47,35 @@ class Described(torch.autograd.Function):
         promised: Float[Tensor, " R"] | None = None,
     ) -> tuple[Tensor, Tensor]:
         head, wide = weight.to(hidden.dtype), _wide(hidden.dtype)
-        highest, total, picked, disorder = (hidden.new_zeros(len(hidden), 1, dtype=wide) for _ in range(4))
+        normaliser, picked, disorder = (hidden.new_zeros(len(hidden), dtype=wide) for _ in range(3))
         gradient = None if promised is None else _Gradient(ctx, hidden, weight)
         room = hidden.new_empty(min(chunk, len(hidden)), len(head))
         for rows in _slices(0, len(hidden), chunk):
             logits = torch.mm(hidden[rows], head.T, out=room[: rows.stop - rows.start])
             for part in _slices(rows.start, rows.stop, max(TILE // len(head), 1)):
-                tile = logits[part.start - rows.start : part.stop - rows.start]
-                adjusted = _adjusted(tile, part, bias, adjust, wide)
-                picked[part] = adjusted.gather(1, targets[part, None])
-                highest[part] = adjusted.amax(-1, keepdim=True)
-                kept = adjusted.clone() if entropy else None
-                mass = adjusted.sub_(highest[part]).exp_()
-                total[part] = mass.sum(-1, keepdim=True)
-                if kept is not None:
-                    disorder[part] = highest[part] + total[part].log() - _expected(mass, kept) / total[part]
+                adjusted = _adjusted(logits, rows, part, bias, adjust, wide)
+                normaliser[part] = adjusted.logsumexp(-1)
+                picked[part] = adjusted.gather(1, targets[part, None])[:, 0]
+                if entropy:
+                    chance = (adjusted - normaliser[part, None]).exp()
+                    disorder[part] = normaliser[part] - _expected(chance, adjusted)
                 if promised is not None:
-                    _of_logits(mass, total[part], scale * promised[part, None], targets[part, None], tile)
+                    surprise = adjusted.sub_(normaliser[part, None])
+                    of_logits = _of_logits(surprise, scale * promised[part, None], targets[part, None])
+                    _put(of_logits, logits, rows, part)
             if gradient is not None:
                 gradient.add(logits, rows)
-        formed = (None, None) if gradient is None else gradient.both
-        ctx.save_for_backward(hidden, weight, bias, targets, highest, total, disorder, promised, *formed)
+        kept = (None, None) if gradient is None else gradient.both
+        ctx.save_for_backward(hidden, weight, bias, targets, normaliser, disorder, promised, *kept)
         ctx.settings = adjust, scale, entropy, chunk
-        logprobs = picked - (highest + total.log())
-        return logprobs[:, 0], disorder[:, 0] if entropy else disorder[:0, 0]
+        return picked - normaliser, disorder if entropy else disorder[:0]
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, by_logprob: Tensor, by_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, highest, total, disorder, promised, *formed = ctx.saved_tensors
+        hidden, weight, bias, targets, normaliser, disorder, promised, *kept = ctx.saved_tensors
         if promised is not None and torch.equal(promised, by_logprob):
-            return *formed, *[None] * 7
+            return *kept, *[None] * 7
         adjust, scale, entropy, chunk = ctx.settings
         head, wide = weight.to(hidden.dtype), _wide(hidden.dtype)
         gradient = _Gradient(ctx, hidden, weight)
@@ -85,17 +83,16 @@ class Described(torch.autograd.Function):
         for rows in _slices(0, len(hidden), chunk):
             logits = torch.mm(hidden[rows], head.T, out=room[: rows.stop - rows.start])
             for part in _slices(rows.start, rows.stop, max(TILE // len(head), 1)):
-                tile, share = logits[part.start - rows.start : part.stop - rows.start], scale * by_logprob[part, None]
-                adjusted = _adjusted(tile, part, bias, adjust, wide).sub_(highest[part])
-                if not entropy:
-                    _of_logits(adjusted.exp_(), total[part], share, targets[part, None], tile)
-                    continue
-                surprise = adjusted.sub_(total[part].log())  # log p
-                chance = surprise.exp()
-                surprise.masked_fill_(chance == 0, 0.0).add_(disorder[part])
-                # dH/da = -p (log p + H)
-                of_logits = chance.mul_(surprise.mul_(scale * by_entropy[part, None]).add_(share)).neg_()
-                tile.copy_(of_logits.scatter_add_(1, targets[part, None], share))
+                share = scale * by_logprob[part, None]
+                surprise = _adjusted(logits, rows, part, bias, adjust, wide).sub_(normaliser[part, None])  # log p
+                if entropy:  # dH/da = -p (log p + H)
+                    chance = surprise.exp()
+                    surprise.masked_fill_(chance == 0, 0.0).add_(disorder[part, None])
+                    of_logits = chance.mul_(surprise.mul_(scale * by_entropy[part, None]).add_(share)).neg_()
+                    of_logits.scatter_add_(1, targets[part, None], share)
+                else:
+                    of_logits = _of_logits(surprise, share, targets[part, None])
+                _put(of_logits, logits, rows, part)
             gradient.add(logits, rows)
         return *gradient.both, *[None] * 7
 
@@ -121,20 +118,28 @@ class _Gradient:
         return self.of_hidden, None if self.of_weight is None else self.of_weight.to(self.dtype)
 
 
-def _of_logits(mass: Tensor, total: Tensor, share: Tensor, targets: Tensor, out: Tensor) -> None:
-    """d log p(target) / d logits, times `share` [R 1], from mass [R V], which is p times `total` [R 1]; destroys it."""
-    torch.mul(mass.scatter_add_(1, targets, -total), -share / total, out=out)
+def _of_logits(surprise: Tensor, share: Tensor, targets: Tensor) -> Tensor:
+    """d log p(target) / d logits, times `share` [R 1], from log p [R V], in its place."""
+    return surprise.exp_().mul_(-share).scatter_add_(1, targets, share)
 
 
-def _adjusted(tile: Tensor, part: slice, bias: Tensor | None, adjust: Adjust, wide: torch.dtype) -> Tensor:
-    """The distributions' logits; where nothing had to be changed, the tile itself."""
-    tile = tile.to(wide)
+def _put(of_logits: Tensor, logits: Tensor, rows: slice, part: slice) -> None:
+    """In place of the logits, where they have not been formed there: a copy onto itself is a pass over both."""
+    tile = logits[part.start - rows.start : part.stop - rows.start]
+    if tile.data_ptr() != of_logits.data_ptr():
+        tile.copy_(of_logits)
+
+
+def _adjusted(
+    logits: Tensor, rows: slice, part: slice, bias: Tensor | None, adjust: Adjust, wide: torch.dtype
+) -> Tensor:
+    tile = logits[part.start - rows.start : part.stop - rows.start].to(wide)
     return adjust(tile if bias is None else tile + bias, part)
 
 
-def _expected(mass: Tensor, adjusted: Tensor) -> Tensor:
+def _expected(chance: Tensor, adjusted: Tensor) -> Tensor:
     """Excluded tokens stand at -inf; 0 * -inf would be NaN."""
-    return (mass * adjusted.masked_fill_(mass == 0, 0.0)).sum(-1, keepdim=True)
+    return (chance * adjusted.masked_fill(chance == 0, 0.0)).sum(-1)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
