@@ -182,7 +182,10 @@ class CachedRows:
     def __init__(self, cache: KeyValueCache, lengths: Int[Tensor, " S"], width: int) -> None:
         self.cache, self.lengths, self.width = cache, lengths, width
         self.positions = lengths if cache.prompts is None else lengths + cache.prompts.before
-        self.behind = _excluded(lengths + 1, self.width)
+        if lengths.device.type == "cpu":
+            self.behind = _excluded(lengths + 1, width)
+        else:
+            self.mask = (torch.arange(width, device=lengths.device) <= lengths[:, None])[:, None, None]  # [S 1 1 W]
         self._places: Tensor | None = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
@@ -195,8 +198,7 @@ class CachedRows:
         grouped = query.reshape(slots, keys.shape[1], heads // keys.shape[1], size)
         keys, values = keys[:, :, : self.width], values[:, :, : self.width]
         if query.device.type != "cpu":
-            mask = None if self.behind is None else self.behind.to(query.dtype)
-            out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
+            out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self.mask, scale=scale)
             return out.reshape(slots, 1, heads, size)
         grouped = grouped.to(keys.dtype) * (size**-0.5 if scale is None else scale)
         scores = torch.matmul(grouped, keys.transpose(2, 3))
@@ -221,6 +223,6 @@ class CachedRows:
 def _excluded(lengths: Int[Tensor, " R"], width: int) -> Float[Tensor, "R 1 1 W"] | None:
     """What is added to the scores of R rows of `width` keys: -inf behind a row's length; None if none is shorter."""
     behind = torch.arange(width, device=lengths.device) >= lengths[:, None]
-    if behind.device.type == "cpu" and not bool(behind.any()):  # a GPU would have to be waited for
+    if not bool(behind.any()):
         return None
     return torch.zeros(behind.shape, device=lengths.device).masked_fill_(behind, float("-inf"))[:, None, None]

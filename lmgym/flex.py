@@ -5,8 +5,8 @@ Meant for a GPU, where the kernel is compiled. Elsewhere torch has no gradient o
 its usual kernel, in time and memory that grow with the square of the packed row, which does for tests.
 """
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable
+from functools import cache, cached_property
 
 import torch
 import torch.nn.functional as F
@@ -20,29 +20,23 @@ from lmgym.attention import PackedGroups, PackedRows, per_query_head
 class FlexRows(PackedRows):
     """PackedRows of scoring: no cache."""
 
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        super().__init__(lengths, device)
+    @cached_property
+    def allowed(self) -> BlockMask | Bool[Tensor, "1 1 L L"]:
         row = self.places // self.longest
-        self.allowed = _mask(row, row)
+        return _mask(row, row)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         return _attend(query, key, value, self.allowed, scale)
 
 
 class FlexGroups(PackedGroups):
-    """PackedGroups."""
+    """PackedGroups: own tokens see their prompt where it stands."""
 
-    def __init__(
-        self,
-        prompt_lengths: Sequence[int],
-        own_lengths: Sequence[int],
-        prompt_of_row: Int[Tensor, " N"],
-        device: torch.device,
-    ) -> None:
-        super().__init__(prompt_lengths, own_lengths, prompt_of_row, device)
+    @cached_property
+    def allowed(self) -> BlockMask | Bool[Tensor, "1 1 L L"]:
         prompt, own = self.prompts.places // self.prompts.longest, self.own.places // self.own.longest
-        row = torch.cat([prompt, own + len(prompt_lengths)])
-        self.allowed = _mask(row, torch.cat([prompt, self.prompt_of_row[own]]))
+        row = torch.cat([prompt, own + self.prompts.rows])
+        return _mask(row, torch.cat([prompt, self.prompt_of_row[own]]))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         return _attend(query, key, value, self.allowed, scale)

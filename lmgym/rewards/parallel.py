@@ -44,7 +44,7 @@ class Parallel:
 
 class Early:
     """Rows whose values are asked for in a thread while the caller does something else; those that come in the meantime
-    go together. A thread lives as long as there are rows.
+    go together. A thread lives as long as there are rows. One thread calls begin and finish.
 
     Example: early = Early(ask); early.begin(row); ...; early.finish() -> {json.dumps(row): value}
     """
@@ -76,7 +76,7 @@ class Early:
                 if not rows:
                     self.thread = None
                     return
-            with suppress(LmgymError):  # no process can be had: said when the caller asks for what is missing
+            with suppress(Exception):  # no process can be had, say: it is told when the caller asks for what is missing
                 self.known |= dict(zip(map(json.dumps, rows), self.ask(rows), strict=True))
 
 

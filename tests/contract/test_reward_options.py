@@ -350,6 +350,20 @@ def test_what_is_wrong_beside_the_rollout_is_said_when_the_rewards_are_asked() -
     assert evaluate(reward, answered("a b")) == [2.0]
 
 
+def test_rows_that_could_not_be_asked_early_are_left_and_others_go_on() -> None:
+    def ask(rows: list[list[Any]]) -> list[int]:
+        if ["bad"] in rows:
+            raise OSError("no pipe")
+        return [len(row[0]) for row in rows]
+
+    early = parallel.Early(ask)
+    early.begin(["bad"])
+    assert early.finish() == {}
+    early.begin(["abc"])
+    assert early.finish() == {'["abc"]': 3}
+    assert early.finish() == {}
+
+
 def test_a_game_that_is_over_is_told_of_while_others_go_on() -> None:
     policy = load_policy(PolicySection(model="builtin:tiny"))
     speaker, told = Speaker(Sampler(policy, 8), policy.tokenizer), list[Episode]()
