@@ -25,20 +25,18 @@ class KeyValueCache:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
-    def select(self, slots: Int[Tensor, " S"], length: int) -> "KeyValueCache":
-        """A copy of these slots, cut to their first `length` tokens."""
-        copy = KeyValueCache(len(slots), length)
-        copy.keys = [keys[slots, :, :length] for keys in self.keys]
-        copy.values = [values[slots, :, :length] for values in self.values]
-        return copy
+    def grow(self, slots: int, capacity: int) -> None:
+        """Make room for more slots and longer ones; what is written stays."""
+        for tensors in (self.keys, self.values):
+            for layer, old in enumerate(tensors):
+                tensors[layer] = old.new_zeros(slots, old.shape[1], capacity, old.shape[3])
+                tensors[layer][: self.slots, :, : self.capacity] = old
+        self.slots, self.capacity = slots, capacity
 
-    def put(self, slots: Int[Tensor, " S"], other: "KeyValueCache", sources: Int[Tensor, " S"]) -> None:
-        """Copy slots of another cache into these, as far as they reach."""
-        length = min(self.capacity, other.capacity)
-        for layer, (keys, values) in enumerate(zip(other.keys, other.values, strict=True)):
-            self.allocate(layer, keys)
-            self.keys[layer][slots, :, :length] = keys[sources, :, :length]
-            self.values[layer][slots, :, :length] = values[sources, :, :length]
+    def exchange(self, one: int, other: int, length: int) -> None:
+        """Let two slots change places, as far as `length` tokens."""
+        for tensor in (*self.keys, *self.values):
+            tensor[[one, other], :, :length] = tensor[[other, one], :, :length]
 
     def allocate(self, layer: int, like: Tensor) -> None:
         while len(self.keys) <= layer:
@@ -152,6 +150,11 @@ class ExtendedRows:
     ) -> None:
         device = before.device
         self.new, self.cache, self.slots = PackedRows(lengths, device), cache, slots
+        first = int(slots[0])
+        side_by_side = torch.equal(slots, torch.arange(first, first + len(slots), device=device))
+        self.read: slice | Tensor = (
+            slice(first, first + len(slots)) if side_by_side else slots
+        )  # a slice copies nothing
         self.row = self.new.places // self.new.longest
         self.positions = before[self.row] + self.new.positions  # [L]
         self.width = int(self.positions.max()) + 1
@@ -162,7 +165,7 @@ class ExtendedRows:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys[self.slots[self.row], :, self.positions] = key[0].transpose(0, 1).to(keys.dtype)
         values[self.slots[self.row], :, self.positions] = value[0].transpose(0, 1).to(values.dtype)
-        own = [cached[self.slots, :, : self.width].to(query.dtype) for cached in (keys, values)]
+        own = [cached[self.read, :, : self.width].to(query.dtype) for cached in (keys, values)]
         own_keys, own_values = per_query_head(query, *own)
         out = F.scaled_dot_product_attention(
             self.new.pad(query), own_keys, own_values, attn_mask=self.mask, scale=scale
@@ -171,9 +174,9 @@ class ExtendedRows:
 
 
 class CachedRows:
-    """One new token for each of S cached sequences: written to its place, then attending to all before it, the shared
-    prompt included. `lengths` are the tokens in each slot; attention looks at the first `width` of each, which have to
-    be more than the longest has.
+    """One new token for each of the first S cached sequences: written to its place, then attending to all before it,
+    the shared prompt included. `lengths` are the tokens in each slot; attention looks at the first `width` of each,
+    which have to be more than the longest has.
 
     On a CPU the cache is fp32 whatever the keys are, and attention plain products: for a single query the fused kernel
     is slower (bf16: 5.1 ms against 1.5, 64 rows of 228 tokens, 6 heads of 48), and bf16 products round the scores.
@@ -196,7 +199,7 @@ class CachedRows:
         slots, heads, _, size = query.shape
         # Query heads that share a key head become queries of one row: keys are read once, nothing is repeated.
         grouped = query.reshape(slots, keys.shape[1], heads // keys.shape[1], size)
-        keys, values = keys[:, :, : self.width], values[:, :, : self.width]
+        keys, values = keys[:slots, :, : self.width], values[:slots, :, : self.width]
         if query.device.type != "cpu":
             out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self.mask, scale=scale)
             return out.reshape(slots, 1, heads, size)
@@ -213,9 +216,9 @@ class CachedRows:
         return out.to(query.dtype).reshape(slots, 1, heads, size)
 
     def _write(self, cached: Float[Tensor, "S K C D"], new: Float[Tensor, "S K 1 D"]) -> None:
-        slots, heads, capacity, size = cached.shape
-        if self._places is None or len(self._places) != slots * heads:  # else the same as in the layer before
-            rows = torch.arange(slots * heads, device=cached.device).view(slots, heads)
+        _, heads, capacity, size = cached.shape
+        if self._places is None or len(self._places) != len(new) * heads:  # else the same as in the layer before
+            rows = torch.arange(len(new) * heads, device=cached.device).view(len(new), heads)
             self._places = (rows * capacity + self.lengths[:, None]).flatten()
         cached.view(-1, size).index_copy_(0, self._places, new.reshape(-1, size).to(cached.dtype))
 

@@ -19,15 +19,15 @@ BEFORE = 3  # steps of a shape before it is captured: they also set up what libr
 
 
 class CapturedSteps:
-    """Steps over one cache, with keys and values of what stands before each slot already in it. Where the cache changes
-    its tensors (`keep`), others have to be made.
+    """Steps over the first slots of a cache, with keys and values of what stands before each already in it. Where the
+    cache changes its tensors (`keep`, `grow`), others have to be made.
 
-    Example: CapturedSteps(policy, cache).logits(last, lengths)
+    Example: CapturedSteps(policy, cache, 64).logits(last, lengths)
     """
 
-    def __init__(self, policy: Any, cache: KeyValueCache) -> None:
+    def __init__(self, policy: Any, cache: KeyValueCache, slots: int) -> None:
         self.policy, self.cache = policy, cache
-        self.last, self.lengths = (torch.zeros(cache.slots, dtype=torch.long, device=policy.device) for _ in range(2))
+        self.last, self.lengths = (torch.zeros(slots, dtype=torch.long, device=policy.device) for _ in range(2))
         self.captures = policy.device.type == "cuda"
         self.pool = torch.cuda.graph_pool_handle() if self.captures else None
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # by width: the step, and where its logits are

@@ -52,6 +52,7 @@ class Decoder:
         self.policy, self.requests, self.sampling, self.rows = policy, requests, sampling, min(rows, len(requests))
         self.captured, self.captures, self.ended = captured, list[CapturedSteps](), ended
         self.restriction, self.held = restriction, held
+        self.conversing = any(request.conversation is not None for request in requests)
         # Who reads the answers back: the sampled policy and, where another restricts it, that one beside it.
         guide = restriction.policy if restriction else None
         self.policies = [policy] if guide is None else [policy, guide]
@@ -78,7 +79,7 @@ class Decoder:
         return self.answers.completions()
 
     def _decode(self) -> None:
-        caches = [self._cache() for _ in self.policies]
+        caches = self._caches()
         waiting, free = list(range(len(self.requests))), list(range(self.rows))
         live = Live(
             [-1] * self.rows, torch.zeros(self.rows, dtype=torch.long), torch.zeros(self.rows, dtype=torch.long)
@@ -86,30 +87,38 @@ class Decoder:
         while True:
             if waiting and len(free) >= min(len(waiting), max(1, self.rows // 4)):
                 admitted, waiting = waiting[: len(free)], waiting[len(free) :]
-                self._admit(admitted, free[: len(admitted)], live, caches)
+                self._admit(admitted, free, live, caches)
                 free = [slot for slot, request in enumerate(live.request) if request < 0]
                 continue  # some may have ended with their first token
-            active = caches[0].slots - len(free)
+            active = len(live.request) - len(free)
             if active == 0 and not waiting:
                 return
-            if not waiting and active <= 0.75 * caches[0].slots:
+            if not waiting and active <= 0.75 * len(live.request):
                 self._compact(live, caches)
             self._step(live, caches)
             free = [slot for slot, request in enumerate(live.request) if request < 0]
 
-    def _cache(self) -> KeyValueCache:
+    def _caches(self) -> list[KeyValueCache]:
         """Room for the answers behind their shared prompts. A conversation's slot holds its prompt too, since it is
         held as a whole; so it does where the kernel that reads the cache is not ours (`CachedRows`)."""
         prompts = {request.prompt_ids for request in self.requests}
-        if self.device.type != "cpu" or any(request.conversation is not None for request in self.requests):
-            limits = zip(self.requests, self.answers.limits, strict=True)
-            return KeyValueCache(self.rows, max(len(request.prompt_ids) + limit for request, limit in limits))
-        count, longest = min(len(prompts), self.rows), max(map(len, prompts))
-        return KeyValueCache(self.rows, max(self.answers.limits), SharedPrompts(count, self.rows, longest, self.device))
+        limits = zip(self.requests, self.answers.limits, strict=True)
+        whole = max(len(request.prompt_ids) + limit for request, limit in limits)
+        if self.conversing:
+            conversations = [request.conversation for request in self.requests]
+            return self.held.caches(conversations, whole, len(self.policies))
+        if self.device.type != "cpu":
+            return [KeyValueCache(self.rows, whole) for _ in self.policies]
+        count, longest, own = min(len(prompts), self.rows), max(map(len, prompts)), max(self.answers.limits)
+        shared = [SharedPrompts(count, self.rows, longest, self.device) for _ in self.policies]
+        return [KeyValueCache(self.rows, own, prompts) for prompts in shared]
 
-    def _admit(self, requests: list[int], slots: list[int], live: Live, caches: list[KeyValueCache]) -> None:
-        """Read the prompts of these requests into their slots, as far as that is not done, and sample their first
+    def _admit(self, requests: list[int], free: list[int], live: Live, caches: list[KeyValueCache]) -> None:
+        """Read the prompts of these requests into free slots, as far as that is not done, and sample their first
         tokens."""
+        slots = free[: len(requests)]
+        if self.conversing:
+            slots = self.held.seat([self.requests[request].conversation for request in requests], free, self.rows)
         place = dict(zip(requests, slots, strict=True))
         shared = caches[0].prompts is not None
         for request, slot in place.items():
@@ -122,18 +131,18 @@ class Decoder:
                 members.setdefault(self.requests[request].prompt_ids, []).append(request)
         for chunk in _chunks(list(members), self.policy.tokens_per_forward):
             self._begin([(prompt, [place[request] for request in members[prompt]]) for prompt in chunk], live, caches)
-        going_on = [request for request in requests if reach[request]]
+        going_on = sorted((request for request in requests if reach[request]), key=lambda request: place[request])
         fresh = [self.requests[request].prompt_ids[reach[request] :] for request in going_on]
         done = 0
         for prompts in _chunks(fresh, self.policy.tokens_per_forward):
             chosen = going_on[done : done + len(prompts)]
-            self._continue(prompts, chosen, [place[request] for request in chosen], live, caches)
+            self._continue(prompts, [place[request] for request in chosen], live, caches)
             done += len(prompts)
 
     def _reach(self, request: int) -> int:
         """Tokens of a prompt whose keys and values are held."""
         one = self.requests[request]
-        return self.held.reach(one.conversation, one.prompt_ids, len(self.policies))
+        return self.held.reach(one.conversation, one.prompt_ids) if self.conversing else 0
 
     def _begin(self, prompts: list[tuple[tuple[int, ...], list[int]]], live: Live, caches: list[KeyValueCache]) -> None:
         """Prefill distinct prompts, each for all the slots that begin with it."""
@@ -154,17 +163,10 @@ class Decoder:
         self._take(logits, slots, live, caches)
 
     def _continue(
-        self,
-        fresh: list[tuple[int, ...]],
-        requests: list[int],
-        slots: list[int],
-        live: Live,
-        caches: list[KeyValueCache],
+        self, fresh: list[tuple[int, ...]], slots: list[int], live: Live, caches: list[KeyValueCache]
     ) -> None:
-        """Put back what is held of these conversations, and read the rest of their prompts."""
-        conversations = [self.requests[request].conversation for request in requests]
+        """Read what is new in the prompts of conversations that go on."""
         into = torch.tensor(slots, device=self.device)
-        self.held.restore(conversations, caches, into)  # type: ignore[arg-type]
         ids = torch.tensor([token for tokens in fresh for token in tokens], device=self.device)
         lengths = [len(tokens) for tokens in fresh]
         ends = (torch.tensor(lengths).cumsum(0) - 1).to(self.device)
@@ -180,9 +182,11 @@ class Decoder:
         """One token for each live slot; free slots are computed along, and their tokens are thrown away."""
         slots = [slot for slot, request in enumerate(live.request) if request >= 0]
         if self.captured:
-            self.captures = self.captures or [CapturedSteps(*both) for both in zip(self.policies, caches, strict=True)]
+            self.captures = self.captures or [
+                CapturedSteps(*both, len(live.request)) for both in zip(self.policies, caches, strict=True)
+            ]
             of_all = [steps.logits(live.last, live.lengths) for steps in self.captures]
-            logits = of_all if len(slots) == caches[0].slots else [one[slots] for one in of_all]
+            logits = of_all if len(slots) == len(live.request) else [one[slots] for one in of_all]
         else:
             logits = [self._read(*both, live, slots) for both in zip(self.policies, caches, strict=True)]
         live.lengths[slots] += 1
@@ -191,7 +195,7 @@ class Decoder:
     def _read(self, policy: Any, cache: KeyValueCache, live: Live, slots: list[int]) -> Float[Tensor, "R V"]:
         layout = CachedRows(cache, live.lengths.to(self.device), int(live.lengths.max()) + 1)
         hidden = policy.forward_hidden(live.last.to(self.device)[:, None], layout.positions[:, None], layout)
-        return policy.head(hidden[:, 0] if len(slots) == cache.slots else hidden[slots, 0])
+        return policy.head(hidden[:, 0] if len(slots) == len(hidden) else hidden[slots, 0])
 
     def _take(
         self, logits: list[Float[Tensor, "R V"]], slots: list[int], live: Live, caches: list[KeyValueCache]
@@ -200,15 +204,15 @@ class Decoder:
         conversations are held for the next turn."""
         requests = [live.request[slot] for slot in slots]
         live.last[slots] = torch.tensor(self._draw(logits, requests))
-        ended = {request: slot for request, slot in zip(requests, slots, strict=True) if self.stops[request]}
-        kept = {request: slot for request, slot in ended.items() if self.requests[request].conversation is not None}
-        if kept:
-            read = {request: (*self.requests[request].prompt_ids, *self.ids[request][:-1]) for request in kept}
-            tokens = {self.requests[request].conversation: own for request, own in read.items()}
-            self.held.hold(caches, list(kept.values()), tokens)  # type: ignore[arg-type]
-        for slot in ended.values():
+        for request, slot in zip(requests, slots, strict=True):
+            if not self.stops[request]:
+                continue
             live.request[slot] = -1
-            live.lengths[slot] = 0
+            conversation = self.requests[request].conversation
+            if conversation is None:
+                live.lengths[slot] = 0
+            else:  # the length stays: what is computed along for free slots is written behind what is held
+                self.held.hold({conversation: (*self.requests[request].prompt_ids, *self.ids[request][:-1])})
 
     def _draw(self, logits: list[Float[Tensor, "R V"]], requests: list[int]) -> list[int]:
         """Sample the next token of these answers, all of them open, from the policies' logits, and keep it."""
@@ -247,8 +251,11 @@ class Decoder:
 
     def _compact(self, live: Live, caches: list[KeyValueCache]) -> None:
         slots = [slot for slot, request in enumerate(live.request) if request >= 0]
-        for cache in caches:
-            cache.keep(torch.tensor(slots, device=self.device))
+        if self.conversing:
+            slots = self.held.bring_forward(slots)
+        else:
+            for cache in caches:
+                cache.keep(torch.tensor(slots, device=self.device))
         self.captures = []
         live.request = [live.request[slot] for slot in slots]
         live.lengths, live.last = live.lengths[slots], live.last[slots]

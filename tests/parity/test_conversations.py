@@ -5,12 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lmgym import seeds
 from lmgym.batch import collate
 from lmgym.engines.base import Completion, Request, Sampling
 from lmgym.engines.sampler import Sampler
 from lmgym.episode import Episode, Example, Restriction, Turn
+from lmgym.errors import LmgymError
 from lmgym.policies.policy import Policy
 from tests import models
 from tests.parity.test_families import FAMILIES
@@ -39,6 +42,9 @@ def talk(
 
 def policy_of(**settings: Any) -> Policy:
     return Policy(models.sharpen(models.llama(max_position_embeddings=256), 0.12), models.tokenizer(), **settings)
+
+
+POLICY = policy_of()
 
 
 def same(one: list[list[tuple[Request, Completion]]], other: list[list[tuple[Request, Completion]]]) -> float:
@@ -73,6 +79,39 @@ def test_so_it_is_where_another_policy_restricts_it() -> None:
         talk(Sampler(policy_of(), 8), Sampling(max_new_tokens=5), 3, 5, held, restriction) for held in (True, False)
     )
     assert same(one, other) < 1e-4
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), rows=st.integers(1, 5), captured=st.booleans())
+def test_who_comes_and_goes_changes_nothing(seed: int, rows: int, captured: bool) -> None:
+    """Calls of any of nine conversations and of prompts that are none, in any order, with few slots, of answers that
+    end at different times; some are forgotten in between, some prompts rewritten."""
+    random = np.random.default_rng(seed)
+    held, anew = Sampler(POLICY, rows, captured), Sampler(POLICY, rows)
+    said = {number: tuple(random.integers(30, 90, random.integers(2, 9)).tolist()) for number in range(9)}
+    for call in range(6):
+        called = random.permutation(9)[: random.integers(1, 10)].tolist()
+        keys = [seeds.key(seed, call, number) for number in called]
+        names = [number if random.random() < 0.8 else None for number in called]
+        sampling = Sampling(max_new_tokens=int(random.integers(1, 9)), stop_ids=tuple(range(0, 256, 6)))
+        asked = [Request(said[n], key, conversation=name) for n, key, name in zip(called, keys, names, strict=True)]
+        one = held.generate(asked, sampling)
+        other = anew.generate([Request(said[n], key) for n, key in zip(called, keys, strict=True)], sampling)
+        assert [answer.ids for answer in one] == [answer.ids for answer in other]
+        for ours, theirs in zip(one, other, strict=True):
+            assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+        for number, answer in zip(called, one, strict=True):
+            said[number] = (*said[number], *answer.ids, *random.integers(30, 90, random.integers(0, 4)).tolist())
+            if random.random() < 0.1:
+                said[number] = tuple(random.integers(30, 90, 5).tolist())
+            if random.random() < 0.1:
+                held.forget([number])
+
+
+def test_a_conversation_cannot_be_asked_twice_at_once() -> None:
+    both = [Request((40, 41), key, conversation=3) for key in (1, 2)]
+    with pytest.raises(LmgymError, match="conversation 3 is asked twice"):
+        Sampler(policy_of(), 4).generate(both, Sampling(max_new_tokens=2))
 
 
 def test_each_token_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
