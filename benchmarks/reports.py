@@ -29,12 +29,20 @@ def options(doc: str | None, contenders: Sequence[str], rounds: int = 5) -> argp
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--venvs", type=Path, default=VENVS, help="where the environments of other libraries are")
-    parser.add_argument("--out", type=Path, help="append every round's numbers to this .jsonl")
+    parser.add_argument("--out", type=_file, help="append every round's numbers to this .jsonl")
     sizes = parser.add_argument_group("for trying: a smaller workload, whose numbers mean nothing")
     sizes.add_argument("--prompts", type=int)
     sizes.add_argument("--completions", type=int)
     sizes.add_argument("--new-tokens", type=int)
     return parser
+
+
+def _file(text: str) -> Path:
+    """Said before hours of measuring, not after."""
+    path = Path(text)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} cannot be written; name a file in a folder that exists")
+    return path
 
 
 def sized(workload: Workload, arguments: argparse.Namespace) -> Workload:

@@ -54,6 +54,27 @@ class KeyValueCache:
         if self.prompts is not None:
             self.prompts.keep(slots)
 
+    def unshare(self, lengths: Int[Tensor, " S"]) -> Int[Tensor, " S"]:
+        """Put each slot's prompt before its own tokens, of which there are `lengths`; no prompts are shared any more.
+        Returns what the lengths are now."""
+        prompts = self.prompts
+        if prompts is None:
+            return lengths
+        before, own = prompts.before.tolist(), lengths.tolist()
+        for side, shared in (("keys", prompts.cache.keys), ("values", prompts.cache.values)):
+            old, new = getattr(self, side), list[Tensor]()
+            for layer, prompt in enumerate(shared):
+                size = (self.slots, prompt.shape[1], max(before) + self.capacity, prompt.shape[3])
+                new.append(prompt.new_zeros(size))
+                for slot, place in enumerate(prompts.of_slot.tolist()):
+                    cut, end = before[slot], before[slot] + own[slot]
+                    new[layer][slot, :, :cut] = prompt[place, :, :cut]
+                    if end > cut:  # else nothing has been written behind any prompt
+                        new[layer][slot, :, cut:end] = old[layer][slot, :, : end - cut]
+            setattr(self, side, new)
+        self.capacity, self.prompts = self.capacity + max(before), None
+        return lengths + prompts.before
+
 
 class SharedPrompts:
     """Keys and values of up to P distinct prompts, and which of them stands before each of S slots.
@@ -104,15 +125,22 @@ class SharedPrompts:
         """Tokens of the prompt before each slot."""
         return self.lengths[self.of_slot]
 
-    def scores(self, layer: int, query: Float[Tensor, "S K R D"]) -> Float[Tensor, "S K R W"]:
-        """Products of queries (R to a key head) with the keys of their prompts, -inf behind a prompt's end."""
-        keys = self.cache.keys[layer][:, :, : self.width]
-        scores = torch.matmul(self._by_prompt(query), keys.transpose(2, 3))
-        return self._by_slot(scores if self.behind is None else scores.add_(self.behind))
+    @property
+    def saved(self) -> int:
+        """Tokens that would be held more than once without sharing."""
+        return int(self.before.sum() - self.lengths.sum())
 
-    def mixed(self, layer: int, shares: Float[Tensor, "S K R W"]) -> Float[Tensor, "S K R D"]:
+    def scores(self, layer: int, query: Float[Tensor, "SK G D"]) -> Float[Tensor, "SK G W"]:
+        """Products of queries (G to a key head) with the keys of their prompts, -inf behind a prompt's end."""
+        heads = self.cache.keys[layer].shape[1]
+        keys = self.cache.keys[layer].flatten(0, 1)[:, : self.width]
+        return self._by_slot(_scores(self._by_prompt(query, heads), keys, self.behind), heads)
+
+    def mixed(self, layer: int, shares: Float[Tensor, "SK G W"]) -> Float[Tensor, "SK G D"]:
         """The prompts' values, weighted."""
-        return self._by_slot(torch.matmul(self._by_prompt(shares), self.cache.values[layer][:, :, : self.width]))
+        heads = self.cache.values[layer].shape[1]
+        values = self.cache.values[layer].flatten(0, 1)[:, : self.width]
+        return self._by_slot(torch.bmm(self._by_prompt(shares, heads), values), heads)
 
     def _arrange(self) -> None:
         order = torch.argsort(self.of_slot, stable=True)
@@ -125,17 +153,19 @@ class SharedPrompts:
         self.in_order = torch.equal(self.place, torch.arange(len(members), device=order.device))
         self.behind = _excluded(self.lengths, self.width)
 
-    def _by_prompt(self, rows: Float[Tensor, "S K R X"]) -> Float[Tensor, "P K MR X"]:
-        _, heads, queries, size = rows.shape
-        rows = rows if self.in_order else rows.index_select(0, self.members)
-        together = rows.view(-1, self.most, heads, queries, size)
-        return together.transpose(1, 2).reshape(-1, heads, self.most * queries, size)
+    def _by_prompt(self, rows: Float[Tensor, "SK G X"], heads: int) -> Float[Tensor, "PK MG X"]:
+        _, queries, size = rows.shape
+        if not self.in_order:
+            rows = rows.reshape(-1, heads, queries, size).index_select(0, self.members)
+        together = rows.reshape(-1, self.most, heads, queries, size)
+        return together.transpose(1, 2).reshape(-1, self.most * queries, size)
 
-    def _by_slot(self, rows: Float[Tensor, "P K MR X"]) -> Float[Tensor, "S K R X"]:
-        prompts, heads, queries, size = rows.shape
-        apart = rows.view(prompts, heads, self.most, queries // self.most, size).transpose(1, 2)
-        apart = apart.reshape(prompts * self.most, heads, -1, size)
-        return apart if self.in_order else apart.index_select(0, self.place)
+    def _by_slot(self, rows: Float[Tensor, "PK MG X"], heads: int) -> Float[Tensor, "SK G X"]:
+        _, queries, size = rows.shape
+        apart = rows.view(-1, heads, self.most, queries // self.most, size).transpose(1, 2)
+        if not self.in_order:
+            apart = apart.flatten(0, 1).index_select(0, self.place)
+        return apart.reshape(-1, queries // self.most, size)
 
 
 class ExtendedRows:
@@ -197,23 +227,26 @@ class CachedRows:
         self._write(keys, key)
         self._write(values, value)
         slots, heads, _, size = query.shape
-        # Query heads that share a key head become queries of one row: keys are read once, nothing is repeated.
-        grouped = query.reshape(slots, keys.shape[1], heads // keys.shape[1], size)
-        keys, values = keys[:slots, :, : self.width], values[:slots, :, : self.width]
+        shared = (
+            heads // keys.shape[1]
+        )  # by so many query heads; they become queries of one row, and nothing is repeated
         if query.device.type != "cpu":
-            out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self.mask, scale=scale)
+            keys, values = keys[:slots, :, : self.width], values[:slots, :, : self.width]
+            query = query.reshape(slots, -1, shared, size)
+            out = F.scaled_dot_product_attention(query, keys, values, attn_mask=self.mask, scale=scale)
             return out.reshape(slots, 1, heads, size)
-        grouped = grouped.to(keys.dtype) * (size**-0.5 if scale is None else scale)
-        scores = torch.matmul(grouped, keys.transpose(2, 3))
-        scores = scores if self.behind is None else scores.add_(self.behind)
-        prompts = self.cache.prompts
+        # Few and plain calls: for a small model they are what a step costs. Slots and key heads are one dimension.
+        rows = slots * keys.shape[1]
+        keys, values = keys.flatten(0, 1)[:rows, : self.width], values.flatten(0, 1)[:rows, : self.width]
+        grouped = query.reshape(rows, shared, size).to(keys.dtype) * (size**-0.5 if scale is None else scale)
+        scores, prompts = _scores(grouped, keys, self.behind), self.cache.prompts
         if prompts is None:
-            out = torch.matmul(scores.softmax(-1), values)
+            out = torch.bmm(scores.softmax(-1), values)
         else:
             shares = torch.cat([prompts.scores(layer, grouped), scores], -1).softmax(-1)
             before, own = shares.split([prompts.width, self.width], -1)
-            out = torch.matmul(own, values) + prompts.mixed(layer, before)
-        return out.to(query.dtype).reshape(slots, 1, heads, size)
+            out = torch.baddbmm(prompts.mixed(layer, before), own, values)
+        return out.to(query.dtype).view(slots, 1, heads, size)
 
     def _write(self, cached: Float[Tensor, "S K C D"], new: Float[Tensor, "S K 1 D"]) -> None:
         _, heads, capacity, size = cached.shape
@@ -221,6 +254,16 @@ class CachedRows:
             rows = torch.arange(len(new) * heads, device=cached.device).view(len(new), heads)
             self._places = (rows * capacity + self.lengths[:, None]).flatten()
         cached.view(-1, size).index_copy_(0, self._places, new.reshape(-1, size).to(cached.dtype))
+
+
+def _scores(
+    query: Float[Tensor, "RK G D"], keys: Float[Tensor, "RK W D"], behind: Float[Tensor, "R 1 1 W"] | None
+) -> Float[Tensor, "RK G W"]:
+    """Products of each row's queries with its keys, plus what is `behind` of the rows before they had K heads."""
+    scores = torch.bmm(query, keys.transpose(1, 2))
+    if behind is not None:
+        scores.view(len(behind), -1, *scores.shape[1:]).add_(behind)
+    return scores
 
 
 def _excluded(lengths: Int[Tensor, " R"], width: int) -> Float[Tensor, "R 1 1 W"] | None:

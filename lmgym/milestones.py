@@ -1,6 +1,5 @@
 """What happens beside the steps: evaluations, the best model, early stopping, and the end of a run."""
 
-import json
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +10,7 @@ from lmgym.evaluate import evaluate, reference_nll
 from lmgym.logs.console import Sample
 from lmgym.logs.plots import training_plot
 from lmgym.logs.records import prediction_record, rollout_record, split_of_rl4lms
+from lmgym.logs.words import json_text
 from lmgym.parts import held_out_rewards
 from lmgym.run import Run
 from lmgym.statistics import Interval
@@ -49,7 +49,7 @@ def finish(run: Run) -> None:
         run.console.say(f"stopped and saved; go on with: lmgym train {run.folder}")
         return
     checkpoint.save_model(run.folder / "final", run.policy)
-    checkpoint.write_text(run.folder / "summary.json", json.dumps(run.progress, indent=1, ensure_ascii=False))
+    checkpoint.write_text(run.folder / "summary.json", json_text(run.progress))
     before, after = run.progress["before"], run.progress["after"]
     rows = [
         (name, Interval(**before["results"][name]), Interval(**after["results"][name]))
@@ -95,7 +95,7 @@ def _write_predictions(run: Run, episodes: list[Episode], split: str) -> None:
     """Every answer of an evaluation in one file, which an evaluation that is repeated replaces."""
     name = f"epoch_{run.version}_{split_of_rl4lms(split)}_split_predictions.json"
     records = [prediction_record(episode, split) for episode in episodes]
-    checkpoint.write_text(run.folder / name, json.dumps(records, indent=1))
+    checkpoint.write_text(run.folder / name, json_text(records))
 
 
 def _keep_best(run: Run, results: dict[str, Interval]) -> None:

@@ -25,6 +25,8 @@ from lmgym.episode import Restriction
 from lmgym.maths import kept
 from lmgym.maths.draws import draw, draw_among
 
+WORTH_SHARING = 1024  # tokens: sharing prompts doubles the calls of attention, which is what few short rows cost
+
 
 @dataclass
 class Live:
@@ -100,14 +102,15 @@ class Decoder:
 
     def _caches(self) -> list[KeyValueCache]:
         """Room for the answers behind their shared prompts. A conversation's slot holds its prompt too, since it is
-        held as a whole; so it does where the kernel that reads the cache is not ours (`CachedRows`)."""
+        held as a whole; so it does where the kernel that reads the cache is not ours (`CachedRows`), and where nothing
+        is shared."""
         prompts = {request.prompt_ids for request in self.requests}
         limits = zip(self.requests, self.answers.limits, strict=True)
         whole = max(len(request.prompt_ids) + limit for request, limit in limits)
         if self.conversing:
             conversations = [request.conversation for request in self.requests]
             return self.held.caches(conversations, whole, len(self.policies))
-        if self.device.type != "cpu":
+        if self.device.type != "cpu" or len(prompts) == len(self.requests):
             return [KeyValueCache(self.rows, whole) for _ in self.policies]
         count, longest, own = min(len(prompts), self.rows), max(map(len, prompts)), max(self.answers.limits)
         shared = [SharedPrompts(count, self.rows, longest, self.device) for _ in self.policies]
@@ -259,6 +262,9 @@ class Decoder:
         self.captures = []
         live.request = [live.request[slot] for slot in slots]
         live.lengths, live.last = live.lengths[slots], live.last[slots]
+        shared = caches[0].prompts
+        if shared is not None and shared.saved <= WORTH_SHARING:
+            (live.lengths, *_) = [cache.unshare(live.lengths) for cache in caches]
 
     def _decode_blocks(self, order: list[int], make: type[PlainReader] | type[EncoderDecoderReader]) -> None:
         """Answers in blocks that begin together, through Hugging Face's own caches."""

@@ -64,9 +64,7 @@ def report(
     on, and has the same metric on the final split beside it.
     """
     summaries = {
-        member.label: json.loads((member.folder / "summary.json").read_text(encoding="utf-8"))
-        for member in members
-        if member.label not in failed
+        member.label: _summary(member.folder / "summary.json") for member in members if member.label not in failed
     }
     if not summaries:
         return
@@ -97,6 +95,15 @@ def report(
     plot = curves_plot(curves, folder / "plot.png", metric)
     console.say(f"table: {folder / 'table.md'}, all numbers: {folder / 'results.json'}")
     console.say(f"plot:  {plot}")
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    """A run's summary; numbers that could not be had, which JSON writes as null, are NaN again."""
+    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for moment in ("newest", "before", "after"):
+        for interval in summary[moment]["results"].values():
+            interval |= {key: math.nan for key, value in interval.items() if value is None}
+    return summary
 
 
 def seeds_table(members: Sequence[Member], summaries: Mapping[str, Any]) -> Table:

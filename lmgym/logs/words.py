@@ -116,8 +116,11 @@ def decimal(value: float | None) -> str:
 
 
 def json_text(tree: Any) -> str:
-    """A tree of plain values as the text of a JSON file; what is not finite, which JSON does not have, is null."""
-    return json.dumps(_finite(tree), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    """A tree of plain values as the text of a JSON file; what is not finite, which JSON does not have, is null. Half a
+    surrogate pair, which UTF-8 does not have, makes all of it ASCII with escapes."""
+    text = json.dumps(_finite(tree), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    halves = any("\ud800" <= character <= "\udfff" for character in text)
+    return json.dumps(_finite(tree), indent=1, allow_nan=False) + "\n" if halves else text
 
 
 def _finite(value: Any) -> Any:

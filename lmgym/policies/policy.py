@@ -218,7 +218,7 @@ class Policy:
 
     def head(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R V"]:
         """The LM head's logits in at least fp32."""
-        logits = self.model.get_output_embeddings()(hidden)
+        logits = forward.product(self.model.get_output_embeddings(), hidden)
         bias = getattr(self.model, "final_logits_bias", None)  # BART's family; zeros in most checkpoints
         logits = logits if logits.dtype == torch.float64 else logits.float()
         return logits if bias is None else logits + bias.to(logits.dtype)

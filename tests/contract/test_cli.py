@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,13 @@ def test_list_everything_and_a_plugin(tmp_path: Path, capsys: pytest.CaptureFixt
     finally:
         registry._registered["reward"].pop("test_cli_shout", None)
     assert re.search(r"no kind 'rewird'; did you mean 'reward'", complaint(capsys, "list", "rewird"))
+
+
+def test_the_package_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["lmgym", "list", "algorithm"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("lmgym", run_name="__main__")
+    assert end.value.code == 0 and "grpo" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- train

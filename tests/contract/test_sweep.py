@@ -247,6 +247,18 @@ def test_each_seed_is_the_run_that_it_would_be_alone(tmp_path: Path, capsys: pyt
     assert "2 seeds, 4 prompts of test: mean over seeds [95% interval, Student's t]" in said
 
 
+def test_an_interval_that_cannot_be_had_is_null_in_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several answers to one single prompt have a mean and no interval; JSON has no NaN, and jq would refuse it."""
+    evaluation = {**SMALL["evaluation"], "examples": 1, "samples": 2, "temperature": 1.0}
+    recipe = runs.write(tmp_path / "recipe.yaml", **{**SMALL, "evaluation": evaluation}, runs={"seeds": [1]})
+    assert main(["train", str(recipe), f"out={tmp_path / 'all'}"]) == 0
+    for name in ("seed-1/summary.json", "results.json"):
+        tree = json.loads((tmp_path / "all" / name).read_text(), parse_constant=pytest.fail)
+        length = (tree["runs"][0] if "runs" in tree else tree)["after"]["results"]["length/mean"]
+        assert length["mean"] > 0 and length["low"] is None and length["high"] is None
+    assert "[no interval]" in capsys.readouterr().out
+
+
 def test_what_is_finished_stays_and_more_can_be_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "all"
     recipe = runs.write(tmp_path / "recipe.yaml", **SMALL, runs={"seeds": [0]})

@@ -101,9 +101,13 @@ def test_a_completion_depends_on_its_request_only(fast: bool, temperature: float
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("rows", [3, 6, 64])
-def test_a_shared_prompt_is_read_as_ones_own_is(kind: str, rows: int) -> None:
-    """Prompts stored once for all their answers, of which some leave early and others come, against slots that hold
-    their prompts themselves, as those of conversations do."""
+@pytest.mark.parametrize("worth", [-1, 60, 1024], ids=["to the end", "for a time", "hardly"])
+def test_a_shared_prompt_is_read_as_ones_own_is(
+    kind: str, rows: int, worth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts stored once for all their answers, of which some leave early and others come, until few are left, against
+    slots that hold their prompts themselves, as those of conversations do."""
+    monkeypatch.setattr("lmgym.engines.decoding.WORTH_SHARING", worth)
     policy, sampling = policy_of(kind), Sampling(max_new_tokens=14, stop_ids=tuple(range(50, 70)))
     shared = requests(20)
     own = [replace(request, conversation=n) for n, request in enumerate(shared)]
