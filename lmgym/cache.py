@@ -4,6 +4,7 @@ A prompt is stored once for all of its answers (`SharedPrompts`); what each answ
 """
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import torch
 import torch.nn.functional as F
@@ -60,20 +61,23 @@ class KeyValueCache:
         prompts = self.prompts
         if prompts is None:
             return lengths
-        before, own = prompts.before.tolist(), lengths.tolist()
-        for side, shared in (("keys", prompts.cache.keys), ("values", prompts.cache.values)):
-            old, new = getattr(self, side), list[Tensor]()
-            for layer, prompt in enumerate(shared):
-                size = (self.slots, prompt.shape[1], max(before) + self.capacity, prompt.shape[3])
-                new.append(prompt.new_zeros(size))
-                for slot, place in enumerate(prompts.of_slot.tolist()):
-                    cut, end = before[slot], before[slot] + own[slot]
-                    new[layer][slot, :, :cut] = prompt[place, :, :cut]
-                    if end > cut:  # else nothing has been written behind any prompt
-                        new[layer][slot, :, cut:end] = old[layer][slot, :, : end - cut]
-            setattr(self, side, new)
-        self.capacity, self.prompts = self.capacity + max(before), None
+        self.keys = [self._joined(*both, lengths) for both in zip_longest(prompts.cache.keys, self.keys)]
+        self.values = [self._joined(*both, lengths) for both in zip_longest(prompts.cache.values, self.values)]
+        self.capacity, self.prompts = self.capacity + int(prompts.before.max()), None
         return lengths + prompts.before
+
+    def _joined(
+        self, shared: Float[Tensor, "P K C1 D"], own: Float[Tensor, "S K C2 D"] | None, lengths: Int[Tensor, " S"]
+    ) -> Float[Tensor, "S K C1+C2 D"]:
+        """One layer of `unshare`; nothing may have been written behind any prompt yet."""
+        assert self.prompts is not None
+        before, of_slot = self.prompts.before.tolist(), self.prompts.of_slot.tolist()
+        joined = shared.new_zeros(self.slots, shared.shape[1], max(before) + self.capacity, shared.shape[3])
+        for slot, (place, cut, count) in enumerate(zip(of_slot, before, lengths.tolist(), strict=True)):
+            joined[slot, :, :cut] = shared[place, :, :cut]
+            if own is not None:
+                joined[slot, :, cut : cut + count] = own[slot, :, :count]
+        return joined
 
 
 class SharedPrompts:
