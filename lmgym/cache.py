@@ -56,11 +56,10 @@ class KeyValueCache:
             self.prompts.keep(slots)
 
     def unshare(self, lengths: Int[Tensor, " S"]) -> Int[Tensor, " S"]:
-        """Put each slot's prompt before its own tokens, of which there are `lengths`; no prompts are shared any more.
-        Returns what the lengths are now."""
+        """Put each slot's shared prompt before its own tokens, of which there are `lengths`. Returns what the lengths
+        are then."""
         prompts = self.prompts
-        if prompts is None:
-            return lengths
+        assert prompts is not None
         self.keys = [self._joined(*both, lengths) for both in zip_longest(prompts.cache.keys, self.keys)]
         self.values = [self._joined(*both, lengths) for both in zip_longest(prompts.cache.values, self.values)]
         self.capacity, self.prompts = self.capacity + int(prompts.before.max()), None
@@ -69,7 +68,7 @@ class KeyValueCache:
     def _joined(
         self, shared: Float[Tensor, "P K C1 D"], own: Float[Tensor, "S K C2 D"] | None, lengths: Int[Tensor, " S"]
     ) -> Float[Tensor, "S K C1+C2 D"]:
-        """One layer of `unshare`; nothing may have been written behind any prompt yet."""
+        """One layer of `unshare`. `own` is None where nothing has been written behind any prompt yet."""
         assert self.prompts is not None
         before, of_slot = self.prompts.before.tolist(), self.prompts.of_slot.tolist()
         joined = shared.new_zeros(self.slots, shared.shape[1], max(before) + self.capacity, shared.shape[3])
@@ -184,11 +183,9 @@ class ExtendedRows:
     ) -> None:
         device = before.device
         self.new, self.cache, self.slots = PackedRows(lengths, device), cache, slots
-        first = int(slots[0])
-        side_by_side = torch.equal(slots, torch.arange(first, first + len(slots), device=device))
-        self.read: slice | Tensor = (
-            slice(first, first + len(slots)) if side_by_side else slots
-        )  # a slice copies nothing
+        row = slice(int(slots[0]), int(slots[0]) + len(slots))
+        in_a_row = torch.equal(slots, torch.arange(row.start, row.stop, device=device))
+        self.read: slice | Tensor = row if in_a_row else slots  # a slice copies nothing
         self.row = self.new.places // self.new.longest
         self.positions = before[self.row] + self.new.positions  # [L]
         self.width = int(self.positions.max()) + 1
@@ -231,9 +228,8 @@ class CachedRows:
         self._write(keys, key)
         self._write(values, value)
         slots, heads, _, size = query.shape
-        shared = (
-            heads // keys.shape[1]
-        )  # by so many query heads; they become queries of one row, and nothing is repeated
+        # Query heads that share a key head become queries of one row: keys are read once, nothing is repeated.
+        shared = heads // keys.shape[1]
         if query.device.type != "cpu":
             keys, values = keys[:slots, :, : self.width], values[:slots, :, : self.width]
             query = query.reshape(slots, -1, shared, size)

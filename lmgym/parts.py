@@ -22,6 +22,7 @@ from lmgym.errors import LmgymError
 from lmgym.policies.load import PolicySection, load_policy
 from lmgym.policies.policy import Policy
 from lmgym.rewards.base import Reward, build
+from lmgym.rewards.meteor import as_measured_here
 from lmgym.rollout import Speaker
 from lmgym.tasks.base import load
 
@@ -44,16 +45,17 @@ def held_out_examples(config: Config, split: str | None = None) -> list[Example]
 
 def held_out_rewards(config: Config, stage: Stage) -> list[Reward]:
     """What an evaluation reports: the stage's rewards with their weights (where it has none, the last stage's), and the
-    last stage's and `evaluation.metrics` besides, without weight."""
+    last stage's and `evaluation.metrics` besides, without weight; `meteor` as far as it can be had here."""
     weighted = stage.rewards or config.stages[-1].rewards
     sections = {**config.stages[-1].rewards, **weighted}
-    for name, section in config.evaluation.metrics.items():
+    metrics = as_measured_here(config.evaluation.metrics)
+    for name, section in metrics.items():
         if name in sections and _arguments(section) != _arguments(sections[name]):
             raise LmgymError(
                 f"key 'evaluation.metrics.{name}' is a reward too, with other arguments; give the metric a name of its "
                 f"own: my_{name}: {{reward: {name}, ...}}"
             )
-    rewards = build(sections | {name: own for name, own in config.evaluation.metrics.items() if name not in sections})
+    rewards = build(sections | {name: own for name, own in metrics.items() if name not in sections})
     return [reward if reward.name in weighted else replace(reward, weight=0.0) for reward in rewards]
 
 

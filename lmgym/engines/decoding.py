@@ -132,6 +132,8 @@ class Decoder:
         for request in requests:
             if not reach[request]:
                 members.setdefault(self.requests[request].prompt_ids, []).append(request)
+                if (conversation := self.requests[request].conversation) is not None:
+                    self.held.hold(conversation, ())
         for chunk in _chunks(list(members), self.policy.tokens_per_forward):
             self._begin([(prompt, [place[request] for request in members[prompt]]) for prompt in chunk], live, caches)
         going_on = sorted((request for request in requests if reach[request]), key=lambda request: place[request])
@@ -162,7 +164,7 @@ class Decoder:
             else:
                 layout = PackedRows(lengths, self.device, cache.prompts.cache, *cache.prompts.seat(prompts, others))
             hidden = policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
-            logits.append(policy.head(hidden[ends])[source])
+            logits.append(policy.head(hidden[ends], sampling=True)[source])
         self._take(logits, slots, live, caches)
 
     def _continue(
@@ -178,7 +180,7 @@ class Decoder:
         for policy, cache in zip(self.policies, caches, strict=True):
             layout = ExtendedRows(cache, before, lengths, into)
             hidden = policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
-            logits.append(policy.head(hidden[ends]))
+            logits.append(policy.head(hidden[ends], sampling=True))
         self._take(logits, slots, live, caches)
 
     def _step(self, live: Live, caches: list[KeyValueCache]) -> None:
@@ -198,7 +200,7 @@ class Decoder:
     def _read(self, policy: Any, cache: KeyValueCache, live: Live, slots: list[int]) -> Float[Tensor, "R V"]:
         layout = CachedRows(cache, live.lengths.to(self.device), int(live.lengths.max()) + 1)
         hidden = policy.forward_hidden(live.last.to(self.device)[:, None], layout.positions[:, None], layout)
-        return policy.head(hidden[:, 0] if len(slots) == len(hidden) else hidden[slots, 0])
+        return policy.head(hidden[:, 0] if len(slots) == len(hidden) else hidden[slots, 0], sampling=True)
 
     def _take(
         self, logits: list[Float[Tensor, "R V"]], slots: list[int], live: Live, caches: list[KeyValueCache]
@@ -215,7 +217,7 @@ class Decoder:
             if conversation is None:
                 live.lengths[slot] = 0
             else:  # the length stays: what is computed along for free slots is written behind what is held
-                self.held.hold({conversation: (*self.requests[request].prompt_ids, *self.ids[request][:-1])})
+                self.held.hold(conversation, (*self.requests[request].prompt_ids, *self.ids[request][:-1]))
 
     def _draw(self, logits: list[Float[Tensor, "R V"]], requests: list[int]) -> list[int]:
         """Sample the next token of these answers, all of them open, from the policies' logits, and keep it."""

@@ -41,14 +41,10 @@ class HeldConversations:
             self.clear()
             self._caches = [KeyValueCache(0, 0) for _ in range(models)]
         others = {owner for owner in self._owners if owner is not None}.difference(conversations)
-        slots, now = len(others) + len(conversations), self._caches[0]
         self._longest = max(self._longest, capacity)
+        slots, now = len(others) + len(conversations), self._caches[0]
         if slots > now.slots or self._longest > now.capacity:
-            # What grows turn by turn grows by half at least, so that moving it costs no more than reading it did.
-            slots, room = (
-                old if new <= old else max(new, old * 3 // 2)
-                for new, old in ((slots, now.slots), (self._longest, now.capacity))
-            )
+            slots, room = _grown(now.slots, slots), _grown(now.capacity, self._longest)
             for cache in self._caches:
                 cache.grow(slots, room)
             self._owners += [None] * (slots - len(self._owners))
@@ -76,9 +72,10 @@ class HeldConversations:
             self._owners[slot] = conversation
         return slots
 
-    def hold(self, tokens: dict[int, tuple[int, ...]]) -> None:
-        """These conversations' turns have ended, with `tokens` in the caches."""
-        self._tokens |= tokens
+    def hold(self, conversation: int, tokens: tuple[int, ...]) -> None:
+        """These are the conversation's tokens in the caches: none while it is being read anew, so that a call which
+        does not come to its end leaves nothing wrong behind; all but the last when its turn has ended."""
+        self._tokens[conversation] = tokens
 
     def bring_forward(self, slots: Sequence[int]) -> list[int]:
         """Make these the first slots. Returns which of them each is now."""
@@ -97,3 +94,8 @@ class HeldConversations:
         for cache in self._caches:
             cache.exchange(one, other, self._longest)
         self._owners[one], self._owners[other] = self._owners[other], self._owners[one]
+
+
+def _grown(old: int, needed: int) -> int:
+    """What grows turn by turn grows by half at least, so that moving it costs no more than reading it did."""
+    return old if needed <= old else max(needed, old * 3 // 2)

@@ -23,6 +23,7 @@ from lmgym.logs.console import Console
 from lmgym.logs.sinks import brief
 from lmgym.logs.writer import disk_errors
 from lmgym.registry import check_arguments, suggest
+from lmgym.rewards.meteor import as_measured_here
 from lmgym.train import train
 from lmgym.tree import apply_override, check_heard, read_yaml, write_yaml
 
@@ -133,12 +134,12 @@ def _keep_test_apart(tree: dict[str, Any]) -> None:
 
 def _first_metric(config: Config) -> str:
     last = config.stages[-1]
-    names = [*last.rewards, *config.evaluation.metrics]
+    names = [*last.rewards, *as_measured_here(config.evaluation.metrics)]
     return next(iter(names), "reference_nll" if "demonstrations" in last.algorithm.needs else "reward")
 
 
 def _check_metric(metric: str, config: Config) -> None:
-    known = {*config.stages[-1].rewards, *config.evaluation.metrics, *ALWAYS}
+    known = {*config.stages[-1].rewards, *as_measured_here(config.evaluation.metrics), *ALWAYS}
     if metric.split("/pass@")[0] not in known:
         raise LmgymError(f"runs.metric is '{metric}'; {suggest(metric, known)}")
 

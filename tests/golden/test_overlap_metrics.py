@@ -18,8 +18,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lmgym.config import load_config
 from lmgym.episode import Example
 from lmgym.errors import LmgymError
+from lmgym.parts import held_out_rewards
 from lmgym.rewards.answers import squad_exact_match, token_f1
 from lmgym.rewards.base import build, check_examples
 from lmgym.rewards.characters import chrf, chrf_plus_plus
@@ -28,6 +30,7 @@ from lmgym.rewards.meteor import align, meteor, meteor_stem
 from lmgym.rewards.overlap import bleu, sacre_bleu, split_13a, ter
 from lmgym.rewards.references import needed, stem, tokenise
 from lmgym.rewards.rouge import rouge1, rouge2, rouge_combined, rouge_l_max, rougeL, rougeLsum
+from tests import runs
 
 RECORD = json.loads(Path(__file__).with_name("metrics.json").read_text(encoding="utf-8"))
 sacrebleu: Any = pytest.importorskip("sacrebleu.metrics")
@@ -299,6 +302,24 @@ def test_meteor_without_wordnet_says_what_to_do() -> None:
     for call in (lambda: meteor(["a"], asked(["a"])), lambda: check_examples(build({"meteor": 1}), asked(["a"]))):
         with pytest.raises(LmgymError, match=r"nltk.downloader wordnet \(or use 'meteor_stem'"):
             call()
+
+
+def test_a_metric_without_wordnet_is_the_other_one_in_name_and_measure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module, said = importlib.import_module("lmgym.rewards.meteor"), {"bleu": {}, "meteor": {"alpha": 0.5}, "ter": {}}
+    monkeypatch.setattr(module, "_lacks_wordnet", lambda: True)
+    module._say_stems_only.cache_clear()
+    with pytest.warns(UserWarning, match="reported as 'meteor_stem'") as warned:
+        for _ in range(2):
+            found = module.as_measured_here(said)
+    assert list(found.items()) == [("bleu", {}), ("meteor_stem", {"alpha": 0.5}), ("ter", {})] and len(warned) == 1
+    assert module.as_measured_here({"meteor_stem": {"beta": 2.0}, "meteor": {}}) == {"meteor_stem": {"beta": 2.0}}
+    config = load_config(runs.write(tmp_path / "recipe.yaml", evaluation={"metrics": said}))
+    reported = {reward.name for reward in held_out_rewards(config, config.stages[-1])}
+    assert {"bleu", "meteor_stem", "ter"} <= reported and "meteor" not in reported
+    monkeypatch.setattr(module, "_lacks_wordnet", lambda: False)
+    assert module.as_measured_here(said) == said
 
 
 def test_words_for_meteor() -> None:

@@ -108,6 +108,24 @@ def test_who_comes_and_goes_changes_nothing(seed: int, rows: int, captured: bool
                 held.forget([number])
 
 
+def test_a_call_that_breaks_off_leaves_nothing_wrong_behind() -> None:
+    """A conversation whose prompt was being read anew when the call broke off is read anew again, whatever it had
+    held."""
+    engine, sampling = Sampler(policy_of(), 4), Sampling(max_new_tokens=6)
+    (said,) = engine.generate([Request((40, 41, 42), 1, conversation=0)], sampling)
+    rewritten = [Request((50, 77, 52, 53), 2, conversation=0), Request((60, 61), 3, conversation=1)]
+
+    def broken(place: int, ids: list[int]) -> None:
+        raise RuntimeError("the caller's own")
+
+    with pytest.raises(RuntimeError):
+        engine.generate(rewritten, sampling, ended=broken)
+    goes_on = Request((40, 41, 42, *said.ids, 50), 4, conversation=0)
+    (fresh,) = Sampler(policy_of(), 4).generate([Request(goes_on.prompt_ids, 4)], sampling)
+    (again,) = engine.generate([goes_on], sampling)
+    assert again.ids == fresh.ids and again.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
+
+
 def test_a_conversation_cannot_be_asked_twice_at_once() -> None:
     both = [Request((40, 41), key, conversation=3) for key in (1, 2)]
     with pytest.raises(LmgymError, match="conversation 3 is asked twice"):
