@@ -61,7 +61,7 @@ class PackedRows:
         source: Int[Tensor, " S"] | None = None,
         slots: Int[Tensor, " S"] | None = None,
     ) -> None:
-        self.rows, self.longest, total = len(lengths), max(lengths), sum(lengths)
+        self.lengths, self.rows, self.longest, total = list(lengths), len(lengths), max(lengths), sum(lengths)
         counts = torch.tensor(lengths)
         self.offsets = torch.cumsum(counts, 0) - counts  # where each row begins, [N]
         row = torch.repeat_interleave(torch.arange(self.rows), counts)

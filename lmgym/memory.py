@@ -77,8 +77,8 @@ class Estimate:
 @dataclass(frozen=True)
 class Pass:
     """The largest forward pass of an update: `tokens` run through the layers of the decoder, `sources` through those of
-    the encoder. Attention keeps `attended` vectors of its width: queries, keys, values and outputs of each token, and
-    keys and values again for each row that shares its prompt."""
+    the encoder. Attention keeps `attended` vectors of its width: queries, keys, values and outputs of each token; on a
+    GPU also the queries and, for each row that shares its prompt, keys and values in the kernel's own layout."""
 
     rows: int
     tokens: int
@@ -116,7 +116,7 @@ def estimate(
     if "demonstrations" not in stage.algorithm.needs:
         asked = max(answers, (config.evaluation.examples or 0) * config.evaluation.samples)
         _rollout(found, config, shapes, prompt, answer, min(config.engine.rows, asked), compute, on_cpu)
-    _update(found, config, shapes, _largest_pass(config, stage, shapes, prompt, answer), compute)
+    _update(found, config, shapes, _largest_pass(config, stage, shapes, prompt, answer, on_cpu), compute)
     if on_cpu:
         held = sum(part.bytes for part in found.parts if part.phases == PHASES)
         found.add("freed, but not returned", UNRETURNED * (found.peak - held))
@@ -206,7 +206,7 @@ def _rollout(
     found.add("logits of a step", 3 * rows * shapes.vocabulary * MASTER, "rollout")
 
 
-def _largest_pass(config: Config, stage: Stage, shapes: Shapes, prompt: int, answer: int) -> Pass:
+def _largest_pass(config: Config, stage: Stage, shapes: Shapes, prompt: int, answer: int, on_cpu: bool) -> Pass:
     """As `Policy.micro_batches` cuts it, and `paths` runs it."""
     group = stage.algorithm.group_size
     rows = min(stage.prompts_per_step * group, max(config.policy.tokens_per_forward // (prompt + answer), 1))
@@ -216,7 +216,8 @@ def _largest_pass(config: Config, stage: Stage, shapes: Shapes, prompt: int, ans
         return Pass(rows, rows * answer, sources, 4 * rows * answer, rows * answer)
     if shapes.fast and group > 1:
         tokens = prompts * prompt + rows * answer
-        return Pass(rows, tokens, 0, 5 * tokens + 2 * rows * (prompt + answer), rows * answer)
+        again = 0 if on_cpu else tokens + 2 * rows * (prompt + answer)
+        return Pass(rows, tokens, 0, 4 * tokens + again, rows * answer)
     tokens = rows * (prompt + answer)
     return Pass(rows, tokens, 0, 4 * tokens, rows * answer)
 

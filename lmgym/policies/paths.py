@@ -12,6 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from lmgym.attention import PackedGroups, PackedRows
 from lmgym.batch import Batch
+from lmgym.blocks import BlockGroups, BlockRows
 from lmgym.flex import FlexGroups, FlexRows
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def packed(policy: "Policy", batch: Batch, row: Tensor, column: Tensor) -> State
         return States(_packed_rows(policy, batch, row, column, end), None)
     prompt_ids = torch.tensor([token for prompt in prompts for token in prompt], device=policy.device)
     own = (columns >= start[:, None]) & (columns < end[:, None])
-    groups = FlexGroups if policy.flex else PackedGroups
+    _, groups = _layouts(policy)
     layout = groups(list(map(len, prompts)), own.sum(1).tolist(), torch.tensor(owner), policy.device)
     ids = torch.cat([prompt_ids, batch.tokens[own]])
     hidden = policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
@@ -56,9 +57,20 @@ def packed(policy: "Policy", batch: Batch, row: Tensor, column: Tensor) -> State
 
 def _packed_rows(policy: "Policy", batch: Batch, row: Tensor, column: Tensor, end: Tensor) -> Float[Tensor, "R H"]:
     used = torch.arange(batch.mask.shape[1], device=policy.device) < end[:, None]
-    layout = (FlexRows if policy.flex else PackedRows)(used.sum(1).tolist(), policy.device)
+    rows, _ = _layouts(policy)
+    layout = rows(used.sum(1).tolist(), policy.device)
     hidden = policy.forward_hidden(batch.tokens[used][None], layout.positions[None], layout)[0]
     return hidden.index_select(0, layout.offsets.to(policy.device)[row] + column)
+
+
+def _layouts(policy: "Policy") -> tuple[type[PackedRows], type[PackedGroups]]:
+    """What lays out packed tokens here: the CPU's fused kernel has no second derivatives, and who wants them says that
+    it must not be used (`Policy.twice_differentiable`)."""
+    if policy.flex:
+        return FlexRows, FlexGroups
+    if policy.device.type == "cpu" and torch.backends.cuda.flash_sdp_enabled():
+        return BlockRows, BlockGroups
+    return PackedRows, PackedGroups
 
 
 def encoder_decoder(policy: "Policy", batch: Batch, row: Tensor, column: Tensor) -> States:

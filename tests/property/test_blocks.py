@@ -1,0 +1,96 @@
+"""Attention block by block against the padded layouts it stands in for, in fp64: outputs and gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmgym.attention import PackedGroups, PackedRows
+from lmgym.blocks import BlockGroups, BlockRows
+from lmgym.policies.policy import Policy
+from tests import models
+
+CPU = torch.device("cpu")
+
+
+def ours_and_theirs(pair: tuple[Any, Any], tokens: int, heads: tuple[int, int], scale: float | None, seed: int) -> Any:
+    """Output and gradients of query, key and value, by each layout."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = [
+        torch.randn(1, tokens, count, 8, generator=generator, dtype=torch.float64).transpose(1, 2).requires_grad_()
+        for count in (heads[0], heads[1], heads[1])
+    ]
+    brought = torch.randn(1, tokens, heads[0], 8, generator=generator, dtype=torch.float64)
+    for layout in pair:
+        out = layout.attend(0, *inputs, scale)
+        yield [out, *torch.autograd.grad(out, inputs, brought)]
+
+
+lengths = st.lists(st.integers(1, 70), min_size=1, max_size=7)
+heads = st.sampled_from([(1, 1), (4, 4), (4, 2), (3, 1)])
+scales = st.sampled_from([None, 0.3])
+
+
+@given(lengths, st.data(), heads, scales, st.integers(0, 9))
+def test_groups(prompts, data, heads, scale, seed) -> None:
+    """Prompts of any lengths, any order of rows, rows that have nothing of their own and prompts without any row."""
+    own = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any))
+    owner = torch.tensor(data.draw(st.lists(st.integers(0, len(prompts) - 1), min_size=len(own), max_size=len(own))))
+    pair = [layout(prompts, own, owner, CPU) for layout in (BlockGroups, PackedGroups)]
+    assert torch.equal(pair[0].positions, pair[1].positions)
+    found, expected = ours_and_theirs(pair, sum(prompts) + sum(own), heads, scale, seed)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-11)
+
+
+@given(lengths, heads, scales, st.integers(0, 9))
+def test_rows(rows, heads, scale, seed) -> None:
+    pair = [layout(rows, CPU) for layout in (BlockRows, PackedRows)]
+    found, expected = ours_and_theirs(pair, sum(rows), heads, scale, seed)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-11)
+
+
+def test_no_block_has_padding_and_like_rows_share_one() -> None:
+    """The example that the docs draw: two prompts, three answers, two of one length."""
+    blocks = BlockGroups([10, 7], [3, 3, 5], torch.tensor([0, 0, 1]), CPU).blocks
+    assert [(block.rows, block.causal) for block in blocks.first] == [(1, True), (1, True), (1, False), (1, False)]
+    assert [block.queries for block in blocks.first] == [slice(0, 10), slice(10, 17), slice(17, 23), slice(23, 28)]
+    assert [block.keys for block in blocks.first[2:]] == [slice(0, 10), slice(10, 17)]
+    assert [(block.queries, block.rows) for block in blocks.second] == [(slice(17, 23), 2), (slice(23, 28), 1)]
+    (both,) = BlockRows([4, 4], CPU).blocks.first
+    assert both.queries == slice(0, 8) and both.rows == 2
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_which_layout_scores(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fused kernel, but where second derivatives are asked for, which it does not have."""
+    used: list[str] = []
+    for layout in (BlockRows, BlockGroups, PackedRows, PackedGroups):
+
+        def attend(self: Any, *arguments: Any, of: Any = layout.attend, name: str = layout.__name__) -> Any:
+            used.append(name)
+            return of(self, *arguments)
+
+        monkeypatch.setattr(layout, "attend", attend)
+    policy = Policy(models.llama(), models.tokenizer())
+    episodes = models.episodes(3, groups=2, size=3, turns=2)
+    batch = models.batch_of(episodes if shared else episodes[::3])
+    policy.logprobs(batch)
+    assert set(used) == {"BlockGroups" if shared else "BlockRows"}
+    used.clear()
+    with policy.twice_differentiable():
+        policy.logprobs(batch)
+    assert ("PackedGroups" if shared else "PackedRows") in used and not any(name.startswith("Block") for name in used)
+
+
+def test_under_autocast_queries_in_fp32_meet_values_in_bf16() -> None:
+    """As under autocast, where some models apply positions in fp32; against fp32 throughout."""
+    layout = BlockGroups([5, 9], [4, 6, 6], torch.tensor([1, 0, 0]), CPU)
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 2, 30, 16) for _ in range(3))
+    out = layout.attend(0, query, key, value.bfloat16(), None)
+    expected = layout.attend(0, query, key, value, None)
+    assert out.dtype == torch.bfloat16 and torch.allclose(out.float(), expected, atol=0.03)
