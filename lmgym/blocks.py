@@ -62,7 +62,8 @@ class BlockGroups(PackedGroups):
         own_starts, own_lengths = (self.own.offsets + cut).tolist(), self.own.lengths
         first = _causal(starts, self.prompts.lengths)
         behind: dict[int, list[tuple[int, int]]] = {}
-        for prompt, start, length in zip(self.prompt_of_row.tolist(), own_starts, own_lengths, strict=True):
+        # By length, so that the order of rows, which micro-batches change, does not move the last bit of a row.
+        for length, start, prompt in sorted(zip(own_lengths, own_starts, self.prompt_of_row.tolist(), strict=True)):
             behind.setdefault(prompt, []).append((start, length))
         alike: dict[tuple[int, int], list[int]] = {}
         for prompt, rows in behind.items():
@@ -122,9 +123,12 @@ class Merged(torch.autograd.Function):
         for block in blocks.second:
             before, own = out[block.queries], normaliser[block.queries]
             more, of_more = _of_block(query, key, value, block, scale)
-            both = torch.logaddexp(own, of_more)
-            before = before * (own - both).exp_()[..., None] + more * (of_more - both).exp_()[..., None]
-            out[block.queries], normaliser[block.queries] = before.to(out.dtype), both
+            # By softmax and not by exp: torch takes another exp behind the last whole vector of its numbers, and the
+            # last bit of a token's result would depend on where it stands.
+            both = torch.stack([own, of_more], -1)
+            shares = both.softmax(-1)[..., None]
+            out[block.queries] = (before * shares[..., 0, :] + more * shares[..., 1, :]).to(out.dtype)
+            normaliser[block.queries] = own - both.log_softmax(-1)[..., 0]
         ctx.save_for_backward(query, key, value, out, normaliser)
         ctx.blocks, ctx.scale = blocks, scale
         return out

@@ -167,14 +167,14 @@ class _Trains:
 def _held(
     found: Estimate, config: Config, stage: Stage, shapes: Shapes, first: bool, compute: int, teacher: Shapes | None
 ) -> None:
-    """What stays for the whole stage."""
+    """What stays for the whole stage, and the gradients, which stay for an update."""
     needs, packed = stage.algorithm.needs, config.policy.quantise is not None
     weights = weights_bytes(config, shapes, compute)
     found.add("weights", weights)
     moments = {"adamw": 2, "rmsprop": 1}[stage.optimizer.name] * MASTER
     own, _ = stage.algorithm.parameters(_Trains())
     if own:
-        found.add("gradients", MASTER * shapes.trained)
+        found.add("gradients", MASTER * shapes.trained, "update")
         found.add("moments of the optimizer", moments * shapes.trained)
     if compute < MASTER and not packed:
         found.add("the sampler's copy", compute * (shapes.parameters + shapes.adapter))
@@ -203,6 +203,9 @@ def _rollout(
     found.add("cache of keys and values", shapes.layers * (layer + across) + layer, "rollout")
     read = min(rows * prompt, max(config.policy.tokens_per_forward, prompt))
     found.add("reading prompts", _one_layer(shapes, read, compute), "rollout")
+    if on_cpu and compute == MASTER and not shapes.adapter:
+        prepared = shapes.linear + shapes.vocabulary * shapes.width
+        found.add("weights laid out for decoding", MASTER * prepared, "rollout")
     found.add("logits of a step", 3 * rows * shapes.vocabulary * MASTER, "rollout")
 
 

@@ -126,6 +126,7 @@ class Optimizer:
                 "or look at the last rollouts for a reward that explodes"
             )
         self.torch.step()
+        self.torch.zero_grad()  # to None: they make room for what sampling keeps
         return norm
 
 

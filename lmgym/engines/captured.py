@@ -50,7 +50,7 @@ class CapturedSteps:
     def _step(self, width: int) -> Float[Tensor, "S V"]:
         layout = CachedRows(self.cache, self.lengths, width)
         hidden = self.policy.forward_hidden(self.last[:, None], layout.positions[:, None], layout)
-        return self.policy.head(hidden[:, 0], sampling=True)
+        return self.policy.head(hidden[:, 0])
 
     def _capture(self, width: int) -> None:
         graph = torch.cuda.CUDAGraph()

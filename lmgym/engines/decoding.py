@@ -20,6 +20,7 @@ from lmgym.engines.answers import Answers
 from lmgym.engines.base import Completion, Request, Sampling
 from lmgym.engines.captured import CapturedSteps
 from lmgym.engines.held import HeldConversations
+from lmgym.engines.prepared import PreparedLayers
 from lmgym.engines.readers import EncoderDecoderReader, PlainReader
 from lmgym.episode import Restriction
 from lmgym.maths import kept
@@ -58,7 +59,7 @@ class Decoder:
         # Who reads the answers back: the sampled policy and, where another restricts it, that one beside it.
         guide = restriction.policy if restriction else None
         self.policies = [policy] if guide is None else [policy, guide]
-        self.device = policy.device
+        self.device, self.prepared = policy.device, PreparedLayers(policy)
         self.answers = Answers(policy, requests, sampling)
         self.ids, self.stops = self.answers.ids, self.answers.stops
         keys = [request.key for request in requests]
@@ -66,6 +67,13 @@ class Decoder:
         self.stops_at = torch.tensor(sorted(self.answers.stop_ids), device=self.device)
 
     def finish(self) -> list[Completion]:
+        try:
+            self._decode_all()
+        finally:
+            self.prepared.release()
+        return self.answers.completions()
+
+    def _decode_all(self) -> None:
         if self.policy.encoder_decoder:
             # Sources of like length side by side: the encoder and the cross-attention see little padding.
             order = sorted(range(len(self.requests)), key=lambda request: len(self.requests[request].source_ids))
@@ -78,7 +86,6 @@ class Decoder:
                 by_length.setdefault(len(one.prompt_ids), []).append(request)
             for same in by_length.values():
                 self._decode_blocks(same, PlainReader)
-        return self.answers.completions()
 
     def _decode(self) -> None:
         caches = self._caches()
@@ -164,7 +171,7 @@ class Decoder:
             else:
                 layout = PackedRows(lengths, self.device, cache.prompts.cache, *cache.prompts.seat(prompts, others))
             hidden = policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
-            logits.append(policy.head(hidden[ends], sampling=True)[source])
+            logits.append(policy.head(hidden[ends])[source])
         self._take(logits, slots, live, caches)
 
     def _continue(
@@ -180,12 +187,13 @@ class Decoder:
         for policy, cache in zip(self.policies, caches, strict=True):
             layout = ExtendedRows(cache, before, lengths, into)
             hidden = policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
-            logits.append(policy.head(hidden[ends], sampling=True))
+            logits.append(policy.head(hidden[ends]))
         self._take(logits, slots, live, caches)
 
     def _step(self, live: Live, caches: list[KeyValueCache]) -> None:
         """One token for each live slot; free slots are computed along, and their tokens are thrown away."""
         slots = [slot for slot, request in enumerate(live.request) if request >= 0]
+        self.prepared.expect(len(live.request))
         if self.captured:
             self.captures = self.captures or [
                 CapturedSteps(*both, len(live.request)) for both in zip(self.policies, caches, strict=True)
@@ -200,7 +208,8 @@ class Decoder:
     def _read(self, policy: Any, cache: KeyValueCache, live: Live, slots: list[int]) -> Float[Tensor, "R V"]:
         layout = CachedRows(cache, live.lengths.to(self.device), int(live.lengths.max()) + 1)
         hidden = policy.forward_hidden(live.last.to(self.device)[:, None], layout.positions[:, None], layout)
-        return policy.head(hidden[:, 0] if len(slots) == len(hidden) else hidden[slots, 0], sampling=True)
+        logits: Tensor = policy.head(hidden[:, 0])
+        return logits if len(slots) == len(logits) else logits[slots]
 
     def _take(
         self, logits: list[Float[Tensor, "R V"]], slots: list[int], live: Live, caches: list[KeyValueCache]
@@ -276,6 +285,8 @@ class Decoder:
             leaving = [reader for reader in readers if isinstance(reader, EncoderDecoderReader)]
             tokens = None
             while True:
+                if tokens is not None:
+                    self.prepared.expect(len(block))
                 logits = [reader.step(tokens) for reader in readers]
                 still = [place for place, request in enumerate(block) if not self.stops[request]]
                 drawn = self._draw([one[still] for one in logits], [block[place] for place in still])

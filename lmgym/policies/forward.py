@@ -4,9 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -14,8 +12,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from lmgym import attention
 
 AttentionInterface.register(attention.NAME, attention.attend)
-
-FEW_ROWS = range(5, 49)
 
 
 @contextmanager
@@ -28,17 +24,6 @@ def attention_through(model: PreTrainedModel, name: str) -> Iterator[None]:
         yield
     finally:
         model.config._attn_implementation = usual
-
-
-def of_few_rows(layer: nn.Module, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R V"]:
-    """`layer(hidden)` of an LM head. For few rows a CPU is up to twice as fast with the weights as the left factor, the
-    transposed product and its copy included (fp32, 32,000 x 288, two cores of a Xeon: 8 rows 5.0 ms for 8.0, 17 rows
-    7.5 for 11.3, 32 rows 8.3 for 14.3; no gain at 4 rows, a loss at 63)."""
-    plain = type(layer) is nn.Linear and layer.bias is None
-    if plain and len(hidden) in FEW_ROWS and hidden.device.type == "cpu" and hidden.dtype == torch.float32:
-        weight: Tensor = layer.weight  # type: ignore[assignment]
-        return torch.mm(weight, hidden.T).T.contiguous()
-    return layer(hidden)
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

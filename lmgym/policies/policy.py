@@ -216,11 +216,9 @@ class Policy:
             handle.remove()
         return seen[0], output
 
-    def head(self, hidden: Float[Tensor, "R H"], sampling: bool = False) -> Float[Tensor, "R V"]:
-        """The LM head's logits in at least fp32. For `sampling` few rows may be computed another way, which is faster
-        and rounds otherwise; scoring has one way, so that the first ratio of an update is exactly 1."""
-        layer = self.model.get_output_embeddings()
-        logits = forward.of_few_rows(layer, hidden) if sampling else layer(hidden)
+    def head(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R V"]:
+        """The LM head's logits in at least fp32."""
+        logits = self.model.get_output_embeddings()(hidden)
         bias = getattr(self.model, "final_logits_bias", None)  # BART's family; zeros in most checkpoints
         logits = logits if logits.dtype == torch.float64 else logits.float()
         return logits if bias is None else logits + bias.to(logits.dtype)

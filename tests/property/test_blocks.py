@@ -45,6 +45,24 @@ def test_groups(prompts, data, heads, scale, seed) -> None:
         assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-11)
 
 
+@given(st.permutations(range(5)), st.integers(0, 9))
+def test_the_order_of_groups_moves_no_bit(order, seed) -> None:
+    """Micro-batches put groups in another order; in fp32, of odd sizes."""
+    prompts, own = [6, 7, 8, 7, 33], [7, 7, 7, 5, 21]
+    generator = torch.Generator().manual_seed(seed)
+    tokens = [torch.randn(3, 1, count, 3, 16, generator=generator) for count in (*prompts, *own)]
+
+    def attended(order: Any) -> torch.Tensor:
+        """Of the groups as they are numbered, one row each."""
+        layout = BlockGroups([prompts[i] for i in order], [own[i] for i in order], torch.arange(5), CPU)
+        packed = torch.cat([tokens[i] for i in order] + [tokens[5 + i] for i in order], 2)
+        out = layout.attend(0, *packed.transpose(2, 3), None)[0]
+        parts = out.split([prompts[i] for i in order] + [own[i] for i in order])
+        return torch.cat([torch.cat([parts[order.index(i)], parts[5 + order.index(i)]]) for i in range(5)])
+
+    assert torch.equal(attended(list(order)), attended(list(range(5))))
+
+
 @given(lengths, heads, scales, st.integers(0, 9))
 def test_rows(rows, heads, scale, seed) -> None:
     pair = [layout(rows, CPU) for layout in (BlockRows, PackedRows)]

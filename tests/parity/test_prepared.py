@@ -1,0 +1,97 @@
+"""Layers that are laid out for decoding give the products of layers that are not, and leave nothing behind."""
+
+import pytest
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from lmgym.engines import prepared
+from lmgym.engines.base import Request, Sampling
+from lmgym.engines.prepared import AFTER, PreparedLayers
+from lmgym.engines.sampler import Sampler
+from lmgym.policies.policy import Policy
+from tests import models
+from tests.parity import test_encoder_decoder as encoder_decoder
+from tests.parity import test_families as families
+from tests.parity.test_encoder_decoder import SOURCES
+from tests.parity.test_sampler import requests
+
+needs_mkl = pytest.mark.skipif(not prepared._available(), reason="torch without MKL: nothing is prepared")
+
+
+def policy() -> Policy:
+    return Policy(models.llama(vocab_size=1024, hidden_size=64), models.tokenizer())
+
+
+@needs_mkl
+@pytest.mark.parametrize("rows", [2, 5, 8, 17, 64, 200])
+def test_a_prepared_layer_computes_the_same_for_any_number_of_rows(rows: int) -> None:
+    """Torch's linear layer and GPT-2's, which keeps its weights transposed; with a bias."""
+    holder, usual, theirs = policy(), torch.nn.Linear(48, 96), Conv1D(96, 48)
+    theirs.bias.data.normal_()
+    for name, layer in (("usual", usual), ("theirs", theirs)):
+        holder.model.add_module(name, layer)
+    layers = PreparedLayers(holder)
+    for _ in range(AFTER):
+        layers.expect(rows)
+    for count in (rows, 1, 3):
+        hidden = torch.randn(count, 1, 48)
+        for layer, weight in ((usual, usual.weight.T), (theirs, theirs.weight)):
+            assert "forward" in layer.__dict__
+            with torch.no_grad():
+                assert torch.allclose(layer(hidden), hidden @ weight + layer.bias, atol=1e-5)
+    layers.release()
+    assert "forward" not in usual.__dict__ and "forward" not in theirs.__dict__
+
+
+@needs_mkl
+def test_steps_of_as_many_rows_are_prepared_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    through = prepared._through
+    monkeypatch.setattr(prepared, "_through", lambda layer, rows: asked.append(rows) or through(layer, rows))
+    layers = PreparedLayers(policy())
+    for rows in (8, 7, 7, 7, 6, 1, 1, 1):
+        layers.expect(rows)
+    assert asked == [7] * len(layers.layers) and layers.layers
+    assert not any("forward" in layer.__dict__ for layer in layers.layers)  # a single row is as fast without
+
+
+@needs_mkl
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neo", "t5", "bart"])
+def test_answers_are_those_of_layers_that_are_not_prepared(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every path of the sampler; the rows grow fewer on the way."""
+    if family in ("t5", "bart"):
+        one = encoder_decoder.policy_of(family)
+        sources = [SOURCES[number % len(SOURCES)] for number in range(24)]
+        asked = [Request(one.decoder_start, number, source_ids=source) for number, source in enumerate(sources)]
+    else:
+        one, asked = families.policy_of(family), requests(24)
+    sampling = Sampling(max_new_tokens=20, stop_ids=tuple(range(100, 130)))
+    prepared_for: set[int] = set()
+    through = prepared._through
+    monkeypatch.setattr(prepared, "_through", lambda layer, rows: prepared_for.add(rows) or through(layer, rows))
+    found = Sampler(one).generate(asked, sampling)
+    assert len(prepared_for) > 1 and not any("forward" in layer.__dict__ for layer in one.model.modules())
+    monkeypatch.setattr(prepared, "_available", lambda: False)
+    expected = Sampler(one).generate(asked, sampling)
+    assert [answer.ids for answer in found] == [answer.ids for answer in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+
+
+def test_a_call_that_breaks_off_leaves_the_layers_as_they_were() -> None:
+    one = policy()
+
+    def broken(place: int, ids: list[int]) -> None:
+        raise RuntimeError("the caller's own")
+
+    with pytest.raises(RuntimeError):
+        Sampler(one).generate(requests(2), Sampling(max_new_tokens=6), ended=broken)
+    assert not any("forward" in layer.__dict__ for layer in one.model.modules())
+
+
+def test_what_does_not_train_and_what_is_not_fp32_stays_as_it_is() -> None:
+    one = policy()
+    one.model.lm_head.weight.requires_grad_(False)
+    assert one.model.lm_head not in PreparedLayers(one).layers
+    one.compute = torch.bfloat16
+    assert PreparedLayers(one).layers == []
