@@ -132,7 +132,7 @@ def plot(axis: str, values: Sequence[int], points: Points, path: Path) -> None:
     for panel, label in ((speed, "new tokens per second"), (memory, "peak memory, GiB")):
         panel.set(xscale="log", yscale="log", xlabel=LABELS[axis], ylabel=label)
         panel.set_xticks(values, [f"{value:,}" for value in values])
-        panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:,g}"))
         panel.minorticks_off()
         panel.grid(True, alpha=0.3)

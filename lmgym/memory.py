@@ -213,6 +213,7 @@ def _largest_pass(config: Config, stage: Stage, shapes: Shapes, prompt: int, ans
     """As `Policy.micro_batches` cuts it, and `paths` runs it."""
     group = stage.algorithm.group_size
     rows = min(stage.prompts_per_step * group, max(config.policy.tokens_per_forward // (prompt + answer), 1))
+    rows = rows // group * group or rows
     prompts = -(-rows // group)
     if shapes.encoder_decoder:
         sources = (prompts if shapes.fast else rows) * prompt

@@ -106,18 +106,17 @@ class Optimizer:
         return self.section.at(step, steps)
 
     def zero_grad(self) -> None:
-        """Gradients to zero rather than to None: a step without any signal is still a step (momentum, decay)."""
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            else:
-                parameter.grad.zero_()
+        """Gradients to None: the first that comes is kept, not added to zeros."""
+        self.torch.zero_grad()
 
     def step(self) -> float:
         """Clip, move the parameters, and return the gradient's L2 norm before clipping.
 
         Raises LmgymError, with the parameters untouched, if the gradient is not finite.
         """
+        for parameter in self.parameters:
+            if parameter.grad is None:  # a step without any signal is still a step (momentum, decay)
+                parameter.grad = torch.zeros_like(parameter)
         limit = self.section.max_gradient_norm or float("inf")
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
         if not math.isfinite(norm):
@@ -126,7 +125,7 @@ class Optimizer:
                 "or look at the last rollouts for a reward that explodes"
             )
         self.torch.step()
-        self.torch.zero_grad()  # to None: they make room for what sampling keeps
+        self.zero_grad()  # they make room for what sampling keeps
         return norm
 
 

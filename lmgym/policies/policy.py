@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -149,21 +150,28 @@ class Policy:
 
     def micro_batches(self, batch: Batch) -> list[Int[Tensor, " R"]]:
         """Rows that fit one forward pass each; groups stay together, longest first, so that rows of like length and
-        rows that share a prompt are computed side by side."""
+        rows that share a prompt are computed side by side. A group that fits a pass is not cut: its prompt is computed
+        once."""
         lengths = batch.mask.sum(1).cpu()
         if batch.source_mask is not None:
             lengths = lengths + batch.source_mask.sum(1).cpu()
         groups, place = torch.unique(batch.group.cpu(), return_inverse=True)
         longest = torch.zeros(len(groups), dtype=torch.long).scatter_reduce(0, place, lengths, "amax")
         order = np.lexsort((place.numpy(), -longest[place].numpy()))  # stable: rows of a group stay in order
-        batches: list[list[int]] = []
-        width = 0
-        for row, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
-            width = max(width, length)
-            if not batches or (len(batches[-1]) + 1) * width > self.tokens_per_forward:
+        budget, batches, width = self.tokens_per_forward, list[list[int]](), 0
+        for _, group in groupby(order.tolist(), key=place.tolist().__getitem__):
+            rows = list(group)
+            widest = int(lengths[rows].max())
+            fits = batches and (len(batches[-1]) + len(rows)) * max(width, widest) <= budget
+            if not fits and len(rows) * widest <= budget:
                 batches.append([])
-                width = length
-            batches[-1].append(row)
+                width = 0
+            for row in rows:
+                width = max(width, int(lengths[row]))
+                if not batches or (len(batches[-1]) + 1) * width > budget:
+                    batches.append([])
+                    width = int(lengths[row])
+                batches[-1].append(row)
         return [torch.tensor(rows) for rows in batches]
 
     @torch.no_grad()

@@ -522,8 +522,8 @@ def test_what_is_held_throughout_is_counted_exactly() -> None:
     assert found["moments of the optimizer"] == 8 * parameters and found["the sampler's copy"] == 2 * parameters
     # keys and values of 256 answers of 600 tokens in 32 layers, and one layer of them in passing
     assert found["cache of keys and values"] == 2 * 256 * 600 * 4096 * 2 * 33
-    # 27 rows of 600 tokens fit 16,384: 4 prompts of 100, 27 answers of 500, and keys and values for each row
-    tokens, keys = 4 * 100 + 27 * 500, 27 * 600
+    # 27 rows of 600 tokens fit 16,384, so three groups: 3 prompts of 100, 24 answers of 500, keys and values for each
+    tokens, keys = 3 * 100 + 24 * 500, 24 * 600
     layer = 4 * 2 * 2 * 4096 * tokens + 2 * (5 * 4096 * tokens + 4 * 11008 * tokens + 4096 * (5 * tokens + 2 * keys))
     assert found["activations"] == 32 * layer
     adapters = 16 * 32 * (4 * 2 * 4096 + 3 * (4096 + 11008))

@@ -121,6 +121,10 @@ def test_micro_batches_hold_every_row_once_and_keep_to_the_bound(seed: int, toke
     lengths = batch.mask.sum(1)
     for rows in parts:
         assert len(rows) == 1 or len(rows) * int(lengths[rows].max()) <= tokens
+    for group in batch.group.unique():
+        own = (batch.group == group).nonzero()[:, 0]
+        holding = [rows for rows in parts if bool(torch.isin(own, rows).any())]
+        assert len(holding) == 1 or len(own) * int(lengths[own].max()) > tokens
 
 
 @every_model
