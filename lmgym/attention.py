@@ -1,8 +1,9 @@
 """Attention over rows without padding. Pure torch, no model code.
 
 Hugging Face models hand queries, keys and values (positions already applied) to a registered attention function.
-Ours, `attend`, passes them to a layout: `PackedRows` and `PackedGroups` while scoring, `PackedRows` while prefilling;
-`ExtendedRows` where a conversation goes on and `CachedRows` while decoding are in cache.py.
+Ours, `attend`, passes them to a layout: `PackedRows` and `PackedGroups` while scoring (on a CPU those of blocks.py,
+with flex attention those of flex.py), `PackedRows` while prefilling; `ExtendedRows` where a conversation goes on and
+`CachedRows` while decoding are in cache.py.
 Everything that works token by token (embeddings, norms, MLPs, projections: most of the work) then runs on real
 tokens only.
 """

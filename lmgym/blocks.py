@@ -62,8 +62,7 @@ class BlockGroups(PackedGroups):
         own_starts, own_lengths = (self.own.offsets + cut).tolist(), self.own.lengths
         first = _causal(starts, self.prompts.lengths)
         behind: dict[int, list[tuple[int, int]]] = {}
-        # By length, so that the order of rows, which micro-batches change, does not move the last bit of a row.
-        for length, start, prompt in sorted(zip(own_lengths, own_starts, self.prompt_of_row.tolist(), strict=True)):
+        for prompt, start, length in zip(self.prompt_of_row.tolist(), own_starts, own_lengths, strict=True):
             behind.setdefault(prompt, []).append((start, length))
         alike: dict[tuple[int, int], list[int]] = {}
         for prompt, rows in behind.items():

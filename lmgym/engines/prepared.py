@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-AFTER = 2  # steps of as many rows before layers are prepared for them: it costs about what two steps gain
+WORTH = 2  # the step of as many rows with which it begins: laying out costs about what two steps gain
 
 
 class PreparedLayers:
@@ -25,7 +25,8 @@ class PreparedLayers:
 
     def __init__(self, policy: Any) -> None:
         here = policy.device.type == "cpu" and policy.compute == torch.float32 and _available()
-        self.layers = [layer for layer in policy.model.modules() if here and _plain(layer)]
+        idle = set(policy.model.get_encoder().modules()) if policy.encoder_decoder else set()  # it runs once a source
+        self.layers = [layer for layer in policy.model.modules() if here and layer not in idle and _plain(layer)]
         self.rows = self.steps = 0
 
     def expect(self, rows: int) -> None:
@@ -33,7 +34,7 @@ class PreparedLayers:
             self.release()
             self.rows = rows
         self.steps += 1
-        if self.steps == AFTER and rows > 1:  # for a single row both products read the weights once
+        if self.steps == WORTH and rows > 1:  # for a single row both products read the weights once
             for layer in self.layers:
                 layer.forward = _through(layer, rows)  # type: ignore[method-assign]
 

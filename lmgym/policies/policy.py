@@ -158,21 +158,18 @@ class Policy:
         groups, place = torch.unique(batch.group.cpu(), return_inverse=True)
         longest = torch.zeros(len(groups), dtype=torch.long).scatter_reduce(0, place, lengths, "amax")
         order = np.lexsort((place.numpy(), -longest[place].numpy()))  # stable: rows of a group stay in order
-        budget, batches, width = self.tokens_per_forward, list[list[int]](), 0
+        batches: list[list[int]] = [[]]
+
+        def fit(rows: list[int]) -> bool:
+            return len(rows) * int(lengths[rows].max()) <= self.tokens_per_forward
+
         for _, group in groupby(order.tolist(), key=place.tolist().__getitem__):
             rows = list(group)
-            widest = int(lengths[rows].max())
-            fits = batches and (len(batches[-1]) + len(rows)) * max(width, widest) <= budget
-            if not fits and len(rows) * widest <= budget:
-                batches.append([])
-                width = 0
-            for row in rows:
-                width = max(width, int(lengths[row]))
-                if not batches or (len(batches[-1]) + 1) * width > budget:
+            for part in [rows] if fit(rows) else [[row] for row in rows]:
+                if batches[-1] and not fit(batches[-1] + part):
                     batches.append([])
-                    width = int(lengths[row])
-                batches[-1].append(row)
-        return [torch.tensor(rows) for rows in batches]
+                batches[-1] += part
+        return [torch.tensor(rows) for rows in batches if rows]
 
     @torch.no_grad()
     def describe(self, batch: Batch, values: bool = False, last_values: bool = False) -> Scored:

@@ -6,7 +6,7 @@ from transformers.pytorch_utils import Conv1D
 
 from lmgym.engines import prepared
 from lmgym.engines.base import Request, Sampling
-from lmgym.engines.prepared import AFTER, PreparedLayers
+from lmgym.engines.prepared import WORTH, PreparedLayers
 from lmgym.engines.sampler import Sampler
 from lmgym.policies.policy import Policy
 from tests import models
@@ -15,7 +15,8 @@ from tests.parity import test_families as families
 from tests.parity.test_encoder_decoder import SOURCES
 from tests.parity.test_sampler import requests
 
-needs_mkl = pytest.mark.skipif(not prepared._available(), reason="torch without MKL: nothing is prepared")
+# MKL is in torch's builds for x86-64 only. Where it is, a torch without the products named here is a failure.
+needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch without MKL: nothing is prepared")
 
 
 def policy() -> Policy:
@@ -31,7 +32,7 @@ def test_a_prepared_layer_computes_the_same_for_any_number_of_rows(rows: int) ->
     for name, layer in (("usual", usual), ("theirs", theirs)):
         holder.model.add_module(name, layer)
     layers = PreparedLayers(holder)
-    for _ in range(AFTER):
+    for _ in range(WORTH):
         layers.expect(rows)
     for count in (rows, 1, 3):
         hidden = torch.randn(count, 1, 48)
@@ -78,10 +79,12 @@ def test_answers_are_those_of_layers_that_are_not_prepared(family: str, monkeypa
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
 
 
+@needs_mkl
 def test_a_call_that_breaks_off_leaves_the_layers_as_they_were() -> None:
     one = policy()
 
     def broken(place: int, ids: list[int]) -> None:
+        assert any("forward" in layer.__dict__ for layer in one.model.modules())
         raise RuntimeError("the caller's own")
 
     with pytest.raises(RuntimeError):
@@ -89,9 +92,18 @@ def test_a_call_that_breaks_off_leaves_the_layers_as_they_were() -> None:
     assert not any("forward" in layer.__dict__ for layer in one.model.modules())
 
 
+@needs_mkl
 def test_what_does_not_train_and_what_is_not_fp32_stays_as_it_is() -> None:
     one = policy()
     one.model.lm_head.weight.requires_grad_(False)
     assert one.model.lm_head not in PreparedLayers(one).layers
+    assert len(PreparedLayers(one).layers) == len(PreparedLayers(policy()).layers) - 1
     one.compute = torch.bfloat16
     assert PreparedLayers(one).layers == []
+
+
+@needs_mkl
+def test_an_encoder_which_does_not_run_in_steps_is_not_prepared() -> None:
+    one = encoder_decoder.policy_of("t5")
+    layers, encoder = PreparedLayers(one).layers, set(one.model.get_encoder().modules())
+    assert layers and encoder.isdisjoint(layers) and any(layer in set(one.model.decoder.modules()) for layer in layers)
