@@ -28,7 +28,7 @@ TRL_SETTINGS: dict[str, dict[str, Any]] = {
 LMGYM_SETTINGS: dict[str, dict[str, Any]] = {
     "lmgym-bf16": {"compute": "bfloat16"},
     "lmgym-fp32": {"compute": "float32"},
-    "lmgym-fp32-4096": {"compute": "float32", "tokens_per_forward": 4096},  # about as many at a time as TRL's 16 rows
+    "lmgym-fp32-16384": {"compute": "float32", "tokens_per_forward": 16_384},  # all at once
 }
 TRL = {f"{release}-{setting}": (release, setting) for release in RELEASES for setting in TRL_SETTINGS}
 IN_TABLES = ["lmgym-bf16", "lmgym-fp32", *(name for name, (_, setting) in TRL.items() if "batch" not in setting)]

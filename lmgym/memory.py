@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lmgym.config import Config, Stage
+from lmgym.policies.device import tokens_per_forward
 from lmgym.policies.fused import TILE
 from lmgym.policies.shapes import Shapes
 from lmgym.preflight import kept_bytes
@@ -201,7 +202,7 @@ def _rollout(
     layer = 2 * rows * length * shapes.keys * number
     across = 2 * rows * prompt * shapes.keys * number if shapes.encoder_decoder else 0
     found.add("cache of keys and values", shapes.layers * (layer + across) + layer, "rollout")
-    read = min(rows * prompt, max(config.policy.tokens_per_forward, prompt))
+    read = min(rows * prompt, max(_budget(config, on_cpu), prompt))
     found.add("reading prompts", _one_layer(shapes, read, compute), "rollout")
     if on_cpu and compute == MASTER and not shapes.adapter:
         prepared = shapes.linear + shapes.vocabulary * shapes.width
@@ -209,11 +210,22 @@ def _rollout(
     found.add("logits of a step", 3 * rows * shapes.vocabulary * MASTER, "rollout")
 
 
+def _budget(config: Config, on_cpu: bool) -> int:
+    return config.policy.tokens_per_forward or tokens_per_forward("cpu" if on_cpu else "cuda")
+
+
 def _largest_pass(config: Config, stage: Stage, shapes: Shapes, prompt: int, answer: int, on_cpu: bool) -> Pass:
     """As `Policy.micro_batches` cuts it, and `paths` runs it."""
-    group = stage.algorithm.group_size
-    rows = min(stage.prompts_per_step * group, max(config.policy.tokens_per_forward // (prompt + answer), 1))
-    rows = rows // group * group or rows
+    group, budget = stage.algorithm.group_size, _budget(config, on_cpu)
+    whole = prompt + group * answer
+    if shapes.encoder_decoder or not shapes.fast or not (on_cpu or config.policy.attention == "flex"):
+        fit = max(budget // (prompt + answer), 1)  # padded
+        fit = fit // group * group or fit
+    elif whole <= budget:
+        fit = budget // whole * group
+    else:
+        fit = max((budget - prompt) // answer, 1)
+    rows = min(stage.prompts_per_step * group, fit)
     prompts = -(-rows // group)
     if shapes.encoder_decoder:
         sources = (prompts if shapes.fast else rows) * prompt

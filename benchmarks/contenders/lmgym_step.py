@@ -39,7 +39,7 @@ DEFAULTS = {
     "attention": "padded",  # flex
     "captured": False,  # decoding steps as CUDA graphs
     "epochs": 1,
-    "tokens_per_forward": 16_384,  # lmgym's default; less takes less memory
+    "tokens_per_forward": None,  # lmgym's default
     "turns": 1,  # of each conversation; each has `new_tokens` new ones
     "heard": 0,  # tokens of what the environment answers to a turn
     "threads": 2,

@@ -44,6 +44,11 @@ def bf16_speedup(size: int = 512, repeats: int = 5) -> float:
     return best[torch.float32] / best[torch.bfloat16]
 
 
+def tokens_per_forward(kind: str) -> int:
+    """Tokens of a forward pass where a recipe says nothing: on a CPU more are not faster (docs/benchmarks.md)."""
+    return 4096 if kind == "cpu" else 16384
+
+
 def foreseen(device: str, compute: str, parameters: int) -> tuple[str, int]:
     """The kind of device that a recipe asks for, which need not be here, and the bytes of a number in its forward
     pass.

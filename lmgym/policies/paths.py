@@ -3,10 +3,11 @@
 Each returns the states at (row, column), in that order, with gradient.
 """
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -35,12 +36,7 @@ def packed(policy: "Policy", batch: Batch, row: Tensor, column: Tensor) -> State
     rows, width = batch.actions.shape
     columns = torch.arange(width, device=policy.device)
     end = torch.zeros(rows, dtype=torch.long, device=policy.device).scatter_reduce(0, row, column + 1, "amax")
-    start = torch.where(batch.actions, columns, width).min(1).values.clamp(max=width - 1)  # the first action's
-    prompts: dict[tuple[int, ...], int] = {}
-    owner = [
-        prompts.setdefault(tuple(ids[:length]), len(prompts))
-        for ids, length in zip(batch.tokens.tolist(), start.tolist(), strict=True)
-    ]
+    prompts, owner, start = _prompts(batch)
     if len(prompts) == rows or not bool((end > start).any()):
         return States(_packed_rows(policy, batch, row, column, end), None)
     prompt_ids = torch.tensor([token for prompt in prompts for token in prompt], device=policy.device)
@@ -53,6 +49,35 @@ def packed(policy: "Policy", batch: Batch, row: Tensor, column: Tensor) -> State
     own_offset = layout.prompt_tokens + layout.own.offsets.to(policy.device)[row]
     places = torch.where(column < start[row], offset + column, own_offset + column - start[row])
     return States(hidden.index_select(0, places), None)
+
+
+def tokens_of_pass(policy: "Policy", batch: Batch) -> Callable[[Sequence[int]], int]:
+    """How many tokens one forward pass over some of the rows holds: those that are run where nothing is padded, each
+    prompt once, and rows by the longest of them elsewhere."""
+    if policy.fast and not policy.encoder_decoder and _layouts(policy)[0] is not PackedRows:
+        _, owner, start = _prompts(batch)
+        last = (torch.arange(batch.actions.shape[1]) * batch.actions.cpu()).max(1).values
+        before, own = start.tolist(), (last - start.cpu()).clamp(min=0).tolist()
+        return lambda rows: sum({owner[row]: before[row] for row in rows}.values()) + sum(own[row] for row in rows)
+    lengths = batch.mask.sum(1)
+    if batch.source_mask is not None:
+        lengths = lengths + batch.source_mask.sum(1)
+    padded = lengths.tolist()
+    return lambda rows: len(rows) * max(padded[row] for row in rows)
+
+
+def _prompts(batch: Batch) -> tuple[dict[tuple[int, ...], int], list[int], Int[Tensor, " N"]]:
+    """The different prompts, which are the ids before a row's first action, numbered; each row's number; and the column
+    of its first action."""
+    width = batch.actions.shape[1]
+    columns = torch.arange(width, device=batch.actions.device)
+    start = torch.where(batch.actions, columns, width).min(1).values.clamp(max=width - 1)
+    prompts: dict[tuple[int, ...], int] = {}
+    owner = [
+        prompts.setdefault(tuple(ids[:length]), len(prompts))
+        for ids, length in zip(batch.tokens.tolist(), start.tolist(), strict=True)
+    ]
+    return prompts, owner, start
 
 
 def _packed_rows(policy: "Policy", batch: Batch, row: Tensor, column: Tensor, end: Tensor) -> Float[Tensor, "R H"]:

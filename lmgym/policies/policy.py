@@ -20,6 +20,7 @@ from lmgym import attention
 from lmgym.batch import Batch, Scored
 from lmgym.errors import LmgymError
 from lmgym.policies import adapter, forward, paths, quantised
+from lmgym.policies.device import tokens_per_forward as default_tokens_per_forward
 from lmgym.policies.families import default_decoder_start, supports_fast_path
 from lmgym.policies.heads import action_logits, describe_actions
 from lmgym.policies.paths import States
@@ -31,9 +32,9 @@ class Policy:
     """A language model with its tokenizer, on its device, in its precision; with a value function where one is needed.
 
     The parameters are the fp32 masters that the optimizer moves; `compute` is the precision of the forward pass.
-    Dropout is off. `tokens_per_forward` bounds the padded size of one forward pass, and so its memory; no result
-    depends on it, nor on `activation_checkpointing`, which keeps less for backward and computes it again. An
-    encoder-decoder's answers begin with `decoder_start`.
+    Dropout is off. `tokens_per_forward` bounds the tokens that one forward pass holds, and so its memory (left out: a
+    bound that suits the device); no result depends on it, nor on `activation_checkpointing`, which keeps less for
+    backward and computes it again. An encoder-decoder's answers begin with `decoder_start`.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Policy:
         model: PreTrainedModel,
         tokenizer: Any,
         compute: torch.dtype = torch.float32,
-        tokens_per_forward: int = 16384,
+        tokens_per_forward: int | None = None,
         fast: bool | None = None,
         decoder_start: tuple[int, ...] = (),
         activation_checkpointing: bool = False,
@@ -49,11 +50,11 @@ class Policy:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.compute = compute
-        self.tokens_per_forward = tokens_per_forward
         self.activation_checkpointing = activation_checkpointing
         self.flex = False  # attention over packed rows through flex.py
         self.fast = supports_fast_path(model.config) if fast is None else fast
         self.device = next(model.parameters()).device
+        self.tokens_per_forward = tokens_per_forward or default_tokens_per_forward(self.device.type)
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
         self.hidden_size = int(model.get_output_embeddings().weight.shape[1])
         self.pad_id = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
@@ -159,9 +160,10 @@ class Policy:
         longest = torch.zeros(len(groups), dtype=torch.long).scatter_reduce(0, place, lengths, "amax")
         order = np.lexsort((place.numpy(), -longest[place].numpy()))  # stable: rows of a group stay in order
         batches: list[list[int]] = [[]]
+        held = paths.tokens_of_pass(self, batch)
 
         def fit(rows: list[int]) -> bool:
-            return len(rows) * int(lengths[rows].max()) <= self.tokens_per_forward
+            return held(rows) <= self.tokens_per_forward
 
         for _, group in groupby(order.tolist(), key=place.tolist().__getitem__):
             rows = list(group)
