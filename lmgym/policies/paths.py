@@ -58,7 +58,13 @@ def tokens_of_pass(policy: "Policy", batch: Batch) -> Callable[[Sequence[int]], 
         _, owner, start = _prompts(batch)
         last = (torch.arange(batch.actions.shape[1]) * batch.actions.cpu()).max(1).values
         before, own = start.tolist(), (last - start.cpu()).clamp(min=0).tolist()
-        return lambda rows: sum({owner[row]: before[row] for row in rows}.values()) + sum(own[row] for row in rows)
+
+        def run(rows: Sequence[int]) -> int:
+            answers = sum(own[row] for row in rows)  # 0: each answer is one token, and `packed` shares no prompt
+            prompts = {owner[row] if answers else row: before[row] for row in rows}
+            return sum(prompts.values()) + answers
+
+        return run
     lengths = batch.mask.sum(1)
     if batch.source_mask is not None:
         lengths = lengths + batch.source_mask.sum(1)

@@ -54,7 +54,9 @@ class Policy:
         self.flex = False  # attention over packed rows through flex.py
         self.fast = supports_fast_path(model.config) if fast is None else fast
         self.device = next(model.parameters()).device
-        self.tokens_per_forward = tokens_per_forward or default_tokens_per_forward(self.device.type)
+        if tokens_per_forward is None:
+            tokens_per_forward = default_tokens_per_forward(self.device.type)
+        self.tokens_per_forward = tokens_per_forward
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
         self.hidden_size = int(model.get_output_embeddings().weight.shape[1])
         self.pad_id = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)

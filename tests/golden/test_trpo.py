@@ -214,7 +214,7 @@ numbers = st.integers(0, 2**31)
 
 @pytest.mark.parametrize("name", ["llama", "gpt2, tied", "t5, tied"])
 @settings(max_examples=4)
-@given(seed=numbers, tokens=st.integers(1, 30), columns=st.integers(0, 5), order=st.randoms(use_true_random=False))
+@given(seed=numbers, tokens=st.integers(1, 29), columns=st.integers(0, 5), order=st.randoms(use_true_random=False))
 def test_micro_batches_padding_and_row_order_move_nothing(
     name: str, seed: int, tokens: int, columns: int, order: Any
 ) -> None:
@@ -230,7 +230,7 @@ def test_micro_batches_padding_and_row_order_move_nothing(
         and key not in ("source", "source_mask")
     }  # fmt: skip
     other = other.with_(**wide)
-    parts = policy_of(name, Policy, tokens_per_forward=tokens)
+    parts = policy_of(name, Policy, tokens_per_forward=tokens)  # the six rows are 30 tokens
     assert len(policy.micro_batches(batch)) == 1 < len(parts.micro_batches(other))
     tolerance = 1e-5 if name.startswith("t5") else 1e-10
     assert models.relative(surrogate_gradient(policy, batch)[0], surrogate_gradient(parts, other)[0]) < tolerance

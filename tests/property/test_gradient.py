@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -114,6 +114,7 @@ def tokens_run(policy: Policy, batch: Batch) -> int:
 def test_micro_batches(name: str, model: str, seed: int, tokens: int, first: bool) -> None:
     algorithm, batch = ready(name, model, seed)
     policy = policy_of(model)
+    assume(tokens < sum(tokens_run(policy, batch[rows]) for rows in policy.micro_batches(batch)))  # one pass is too few
     assert len(policy.micro_batches(batch)) == 1 < len(cut(policy, tokens).micro_batches(batch))
     whole, metrics = models.gradient(algorithm, policy, batch, first)
     parts, part_metrics = models.gradient(algorithm, cut(policy, tokens), batch, first)
@@ -124,6 +125,7 @@ def test_micro_batches(name: str, model: str, seed: int, tokens: int, first: boo
 
 @pytest.mark.parametrize("fast", [False, True])
 @given(seed=numbers, tokens=st.integers(1, 100))
+@example(seed=590516, tokens=1)  # two answers of one token to one prompt
 def test_micro_batches_hold_every_row_once_and_keep_to_the_bound(fast: bool, seed: int, tokens: int) -> None:
     batch = models.batch_of(models.episodes(seed, restarts=True))
     policy = cut(policy_of("gpt2", fast=fast), tokens)
