@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lmgym.config import Config, Stage
-from lmgym.policies.device import tokens_per_forward
+from lmgym.policies.device import choose_tokens_per_forward
 from lmgym.policies.fused import TILE
 from lmgym.policies.shapes import Shapes
 from lmgym.preflight import kept_bytes
@@ -211,7 +211,7 @@ def _rollout(
 
 
 def _budget(config: Config, on_cpu: bool) -> int:
-    return config.policy.tokens_per_forward or tokens_per_forward("cpu" if on_cpu else "cuda")
+    return choose_tokens_per_forward(config.policy.tokens_per_forward, "cpu" if on_cpu else "cuda")
 
 
 def _largest_pass(config: Config, stage: Stage, shapes: Shapes, prompt: int, answer: int, on_cpu: bool) -> Pass:

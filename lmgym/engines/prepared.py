@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-WORTH = 2  # the step of as many rows with which it begins: laying out costs about what two steps gain
+FIRST_STEP = 2  # of as many rows, for which layers are prepared: laying out costs about what two steps gain
 
 
 class PreparedLayers:
@@ -34,7 +34,7 @@ class PreparedLayers:
             self.release()
             self.rows = rows
         self.steps += 1
-        if self.steps == WORTH and rows > 1:  # for a single row both products read the weights once
+        if self.steps == FIRST_STEP and rows > 1:  # for a single row both products read the weights once
             for layer in self.layers:
                 layer.forward = _through(layer, rows)  # type: ignore[method-assign]
 

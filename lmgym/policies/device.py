@@ -44,8 +44,15 @@ def bf16_speedup(size: int = 512, repeats: int = 5) -> float:
     return best[torch.float32] / best[torch.bfloat16]
 
 
-def tokens_per_forward(kind: str) -> int:
-    """Tokens of a forward pass where a recipe says nothing: on a CPU more are not faster (docs/benchmarks.md)."""
+def choose_tokens_per_forward(wanted: int | None, kind: str) -> int:
+    """The bound on the tokens of a forward pass; on a CPU more than its default are not faster (docs/log.md).
+
+    Example:
+        >>> choose_tokens_per_forward(None, "cpu"), choose_tokens_per_forward(None, "cuda")
+        (4096, 16384)
+    """
+    if wanted is not None:
+        return wanted
     return 4096 if kind == "cpu" else 16384
 
 

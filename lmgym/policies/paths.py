@@ -36,14 +36,15 @@ def packed(policy: "Policy", batch: Batch, row: Tensor, column: Tensor) -> State
     rows, width = batch.actions.shape
     columns = torch.arange(width, device=policy.device)
     end = torch.zeros(rows, dtype=torch.long, device=policy.device).scatter_reduce(0, row, column + 1, "amax")
-    prompts, owner, start = _prompts(batch)
-    if len(prompts) == rows or not bool((end > start).any()):
-        return States(_packed_rows(policy, batch, row, column, end), None)
-    prompt_ids = torch.tensor([token for prompt in prompts for token in prompt], device=policy.device)
+    first, owner, start = _prompts(batch)
+    if len(first) == rows or not bool((end > start).any()):  # nothing stands behind a prompt that rows share
+        longest = end.new_zeros(len(first)).scatter_reduce(0, owner, end, "amax")
+        return States(_packed_rows(policy, batch.tokens[first], longest, owner[row], column), None)
+    prompts = columns < start[first, None]
     own = (columns >= start[:, None]) & (columns < end[:, None])
     _, groups = _layouts(policy)
-    layout = groups(list(map(len, prompts)), own.sum(1).tolist(), torch.tensor(owner), policy.device)
-    ids = torch.cat([prompt_ids, batch.tokens[own]])
+    layout = groups(prompts.sum(1).tolist(), own.sum(1).tolist(), owner, policy.device)
+    ids = torch.cat([batch.tokens[first][prompts], batch.tokens[own]])
     hidden = policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
     offset = layout.prompts.offsets.to(policy.device)[layout.prompt_of_row][row]
     own_offset = layout.prompt_tokens + layout.own.offsets.to(policy.device)[row]
@@ -51,46 +52,37 @@ def packed(policy: "Policy", batch: Batch, row: Tensor, column: Tensor) -> State
     return States(hidden.index_select(0, places), None)
 
 
-def tokens_of_pass(policy: "Policy", batch: Batch) -> Callable[[Sequence[int]], int]:
-    """How many tokens one forward pass over some of the rows holds: those that are run where nothing is padded, each
-    prompt once, and rows by the longest of them elsewhere."""
-    if policy.fast and not policy.encoder_decoder and _layouts(policy)[0] is not PackedRows:
-        _, owner, start = _prompts(batch)
-        last = (torch.arange(batch.actions.shape[1]) * batch.actions.cpu()).max(1).values
-        before, own = start.tolist(), (last - start.cpu()).clamp(min=0).tolist()
-
-        def run(rows: Sequence[int]) -> int:
-            answers = sum(own[row] for row in rows)  # 0: each answer is one token, and `packed` shares no prompt
-            prompts = {owner[row] if answers else row: before[row] for row in rows}
-            return sum(prompts.values()) + answers
-
-        return run
-    lengths = batch.mask.sum(1)
-    if batch.source_mask is not None:
-        lengths = lengths + batch.source_mask.sum(1)
-    padded = lengths.tolist()
-    return lambda rows: len(rows) * max(padded[row] for row in rows)
+def tokens_of_pass(policy: "Policy", batch: Batch, lengths: Int[Tensor, " N"]) -> Callable[[Sequence[int]], int]:
+    """How many tokens one forward pass over some of the rows holds, given their real ones: those that are run where
+    nothing is padded, each prompt once, and rows by the longest of them elsewhere."""
+    if not policy.fast or policy.encoder_decoder or _layouts(policy)[0] is PackedRows:
+        padded = lengths.tolist()
+        return lambda rows: len(rows) * max(padded[row] for row in rows)
+    _, owner, start = _prompts(batch)
+    last = (torch.arange(batch.actions.shape[1], device=start.device) * batch.actions).max(1).values
+    prompt_of, before, own = owner.tolist(), start.tolist(), (last - start).clamp(min=0).tolist()
+    return lambda rows: sum({prompt_of[row]: before[row] for row in rows}.values()) + sum(own[row] for row in rows)
 
 
-def _prompts(batch: Batch) -> tuple[dict[tuple[int, ...], int], list[int], Int[Tensor, " N"]]:
-    """The different prompts, which are the ids before a row's first action, numbered; each row's number; and the column
-    of its first action."""
-    width = batch.actions.shape[1]
-    columns = torch.arange(width, device=batch.actions.device)
-    start = torch.where(batch.actions, columns, width).min(1).values.clamp(max=width - 1)
-    prompts: dict[tuple[int, ...], int] = {}
-    owner = [
-        prompts.setdefault(tuple(ids[:length]), len(prompts))
-        for ids, length in zip(batch.tokens.tolist(), start.tolist(), strict=True)
-    ]
-    return prompts, owner, start
+def _prompts(batch: Batch) -> tuple[Int[Tensor, " P"], Int[Tensor, " N"], Int[Tensor, " N"]]:
+    """The first row of each of the different prompts, which are the ids before a row's first action; which of them is
+    each row's; and the column of its first action."""
+    width, device = batch.actions.shape[1], batch.actions.device
+    start = torch.where(batch.actions, torch.arange(width, device=device), width).min(1).values.clamp(max=width - 1)
+    seen: dict[tuple[int, ...], int] = {}
+    prompts = (tuple(ids[:length]) for ids, length in zip(batch.tokens.tolist(), start.tolist(), strict=True))
+    like = [seen.setdefault(prompt, row) for row, prompt in enumerate(prompts)]
+    first, owner = torch.tensor(like, device=device).unique(return_inverse=True)
+    return first, owner, start
 
 
-def _packed_rows(policy: "Policy", batch: Batch, row: Tensor, column: Tensor, end: Tensor) -> Float[Tensor, "R H"]:
-    used = torch.arange(batch.mask.shape[1], device=policy.device) < end[:, None]
+def _packed_rows(
+    policy: "Policy", tokens: Int[Tensor, "N T"], lengths: Int[Tensor, " N"], row: Tensor, column: Tensor
+) -> Float[Tensor, "R H"]:
+    used = torch.arange(tokens.shape[1], device=policy.device) < lengths[:, None]
     rows, _ = _layouts(policy)
-    layout = rows(used.sum(1).tolist(), policy.device)
-    hidden = policy.forward_hidden(batch.tokens[used][None], layout.positions[None], layout)[0]
+    layout = rows(lengths.tolist(), policy.device)
+    hidden = policy.forward_hidden(tokens[used][None], layout.positions[None], layout)[0]
     return hidden.index_select(0, layout.offsets.to(policy.device)[row] + column)
 
 

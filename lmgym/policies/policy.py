@@ -20,7 +20,7 @@ from lmgym import attention
 from lmgym.batch import Batch, Scored
 from lmgym.errors import LmgymError
 from lmgym.policies import adapter, forward, paths, quantised
-from lmgym.policies.device import tokens_per_forward as default_tokens_per_forward
+from lmgym.policies.device import choose_tokens_per_forward
 from lmgym.policies.families import default_decoder_start, supports_fast_path
 from lmgym.policies.heads import action_logits, describe_actions
 from lmgym.policies.paths import States
@@ -54,9 +54,7 @@ class Policy:
         self.flex = False  # attention over packed rows through flex.py
         self.fast = supports_fast_path(model.config) if fast is None else fast
         self.device = next(model.parameters()).device
-        if tokens_per_forward is None:
-            tokens_per_forward = default_tokens_per_forward(self.device.type)
-        self.tokens_per_forward = tokens_per_forward
+        self.tokens_per_forward = choose_tokens_per_forward(tokens_per_forward, self.device.type)
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
         self.hidden_size = int(model.get_output_embeddings().weight.shape[1])
         self.pad_id = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
@@ -162,7 +160,7 @@ class Policy:
         longest = torch.zeros(len(groups), dtype=torch.long).scatter_reduce(0, place, lengths, "amax")
         order = np.lexsort((place.numpy(), -longest[place].numpy()))  # stable: rows of a group stay in order
         batches: list[list[int]] = [[]]
-        held = paths.tokens_of_pass(self, batch)
+        held = paths.tokens_of_pass(self, batch, lengths)
 
         def fit(rows: list[int]) -> bool:
             return held(rows) <= self.tokens_per_forward

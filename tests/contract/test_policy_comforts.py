@@ -7,6 +7,7 @@ import importlib.util
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +19,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from lmgym import seeds
+from lmgym import memory, seeds
 from lmgym.batch import Batch, collate
 from lmgym.cli import main
 from lmgym.config import build_config
@@ -581,6 +582,25 @@ def test_activations_are_what_autograd_keeps(policy: dict[str, Any], group: int)
     found = parts_of(estimate(config, stage, shapes, 20, compute=2 if policy["compute"] == "bfloat16" else 4))
     estimated = found["activations"] + found.get("weights in bf16", 0.0)
     assert measured > 2**20 and measured / 1.125 < estimated < measured * 1.125
+
+
+@pytest.mark.parametrize(
+    ("path", "budget"),
+    [("auto", None), ("auto", 10_000), ("auto", 700), ("auto", 130), ("auto", 10), ("plain", 700), ("plain", 130)],
+)
+def test_the_largest_pass_is_as_micro_batches_cut_it(path: str, budget: int | None) -> None:
+    """Of 4 prompts of 20 tokens with 4 answers of 45 each, whose last token is not run; padded rows hold it."""
+    policy = {"model": "builtin:tiny", "compute": "float32", "path": path, "tokens_per_forward": budget}
+    turns = [Turn([3 + group, *[5] * 19], [7] * 45, [-1.0] * 45) for group in range(4) for _ in range(4)]
+    batch = collate([Episode(Example("x", "?"), place // 4, place, [turn]) for place, turn in enumerate(turns)])
+    parts = load_policy(PolicySection(device="cpu", **policy)).micro_batches(batch)
+    config, stage, shapes = stage_of(
+        policy, algorithm={"name": "reinforce", "group_size": 4}, prompts_per_step=4,
+        sampling={"max_new_tokens": 44 if path == "auto" else 45},
+    )  # fmt: skip
+    shapes = replace(shapes, fast=path == "auto")
+    largest = memory._largest_pass(config, stage, shapes, 20, stage.sampling.max_new_tokens, on_cpu=True)
+    assert largest.rows == max(map(len, parts))
 
 
 def test_the_table_has_a_column_for_each_phase() -> None:

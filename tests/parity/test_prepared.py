@@ -6,7 +6,7 @@ from transformers.pytorch_utils import Conv1D
 
 from lmgym.engines import prepared
 from lmgym.engines.base import Request, Sampling
-from lmgym.engines.prepared import WORTH, PreparedLayers
+from lmgym.engines.prepared import FIRST_STEP, PreparedLayers
 from lmgym.engines.sampler import Sampler
 from lmgym.policies.policy import Policy
 from tests import models
@@ -32,7 +32,7 @@ def test_a_prepared_layer_computes_the_same_for_any_number_of_rows(rows: int) ->
     for name, layer in (("usual", usual), ("theirs", theirs)):
         holder.model.add_module(name, layer)
     layers = PreparedLayers(holder)
-    for _ in range(WORTH):
+    for _ in range(FIRST_STEP):
         layers.expect(rows)
     for count in (rows, 1, 3):
         hidden = torch.randn(count, 1, 48)

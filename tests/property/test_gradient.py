@@ -25,8 +25,8 @@ from lmgym.algorithms.reinforce_pp import ReinforcePlusPlus
 from lmgym.algorithms.reinforce_stable import ReinforceStable
 from lmgym.algorithms.replay import Replay
 from lmgym.algorithms.supervised import Supervised
-from lmgym.batch import Batch, Scored
-from lmgym.episode import Episode
+from lmgym.batch import Batch, Scored, collate
+from lmgym.episode import Episode, Example, Turn
 from lmgym.errors import LmgymError
 from lmgym.policies import fused
 from lmgym.policies.policy import Policy
@@ -114,7 +114,7 @@ def tokens_run(policy: Policy, batch: Batch) -> int:
 def test_micro_batches(name: str, model: str, seed: int, tokens: int, first: bool) -> None:
     algorithm, batch = ready(name, model, seed)
     policy = policy_of(model)
-    assume(tokens < sum(tokens_run(policy, batch[rows]) for rows in policy.micro_batches(batch)))  # one pass is too few
+    assume(tokens < sum(tokens_run(policy, batch[rows]) for rows in policy.micro_batches(batch)))  # it must be cut
     assert len(policy.micro_batches(batch)) == 1 < len(cut(policy, tokens).micro_batches(batch))
     whole, metrics = models.gradient(algorithm, policy, batch, first)
     parts, part_metrics = models.gradient(algorithm, cut(policy, tokens), batch, first)
@@ -142,6 +142,19 @@ def test_micro_batches_hold_every_row_once_and_keep_to_the_bound(fast: bool, see
         own = (batch.group == group).nonzero()[:, 0]
         holding = [rows for rows in parts if bool(torch.isin(own, rows).any())]
         assert len(holding) == 1 or held(own) > tokens
+
+
+def test_answers_of_one_token_share_their_prompt() -> None:
+    answers = [
+        Episode(Example("x", "?"), group, place, [Turn([5, 6 + group, 7], [10 + place], [-1.0])])
+        for group in range(2)
+        for place in range(4)
+    ]
+    batch, policy = collate(answers), policy_of("gpt2")
+    assert tokens_run(policy, batch) == 6
+    assert [len(rows) for rows in cut(policy, 5).micro_batches(batch)] == [4, 4]
+    scored, expected = policy.score(batch).logprobs, policy_of("gpt2", fast=False).score(batch).logprobs
+    assert torch.allclose(scored, expected, rtol=0, atol=1e-12) and bool((scored[batch.actions] < -1).all())
 
 
 @every_model
