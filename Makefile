@@ -21,7 +21,7 @@ help:
 	@echo "                  options for all of it: make bench BENCH='--rounds 7 --out bench.jsonl'"
 
 quickstart: .venv/.lmgym-installed
-	$(BIN)/lmgym train recipes/quickstart.yaml
+	$(BIN)/lmgym train lmgym/recipes/quickstart.yaml
 
 test: .venv/.lmgym-developed
 	$(PYTEST)

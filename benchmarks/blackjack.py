@@ -1,4 +1,4 @@
-"""recipes/blackjack.yaml by seeds, and the exact return of what each has learned.
+"""lmgym/recipes/blackjack.yaml by seeds, and the exact return of what each has learned.
 
     python -m benchmarks.blackjack --seeds 20 21 22
 
@@ -109,10 +109,10 @@ def greedy_table(folder: Path) -> dict[State, float]:
     the worse of the two where it matters most."""
     import torch
 
-    from lmgym.config import load_config
-    from lmgym.engines.base import Request, Sampling
-    from lmgym.parts import make_engine, trained_policy
-    from lmgym.rendering import decode, prompt_ids
+    from lmgym.config.schema import load_config
+    from lmgym.inference.base import Request, Sampling
+    from lmgym.text.chat import decode, prompt_ids
+    from lmgym.training.setup import make_engine, trained_policy
 
     torch.set_num_threads(1)
     config = load_config(folder / "recipe.yaml")
@@ -134,7 +134,7 @@ def main() -> None:
     print(f"stick at 17 {expected_return(lambda s: float(s[0] < 17)):.4f}, at best {best_return():.4f}", flush=True)
     for seed in given.seeds:
         folder, began = given.out / f"seed{seed}", time.perf_counter()
-        train("recipes/blackjack.yaml", [f"seed={seed}", f"out={folder}", *given.overrides])
+        train("lmgym/recipes/blackjack.yaml", [f"seed={seed}", f"out={folder}", *given.overrides])
         seconds = time.perf_counter() - began
         table = greedy_table(folder)
         print(f"seed {seed}: {expected_return(lambda s, t=table: t[s]):.4f} after {seconds:.0f} s", flush=True)

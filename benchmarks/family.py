@@ -3,7 +3,7 @@
 python -m benchmarks.family                                                     all contenders, seeds 10, 11 and 12
 python -m benchmarks.family --only grpo rloo --seeds 0 evaluation.split=validation       while choosing settings
 
-Every contender begins from the same model: the first stage of recipes/llm_rl_miniature.yaml, trained once a seed. Then
+Every contender begins from the same model: the first stage of lmgym/recipes/llm_rl_miniature.yaml, trained once a seed. Then
 each takes equally many answers to the same prompts in the same order, with one learning rate and one size of group.
 What has a ratio takes MINIBATCHES optimizer steps on the answers of a step, what has none takes one. Each run is one
 process of one thread, `--jobs` of them side by side. Share of right ones among sampled answers to test problems, which
@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.training import ROOT, train
-from lmgym.statistics import student_t
-from lmgym.tree import read_yaml, write_yaml
+from lmgym.config.yaml import read_yaml, write_yaml
+from lmgym.stats.intervals import student_t
 
 RECIPE = ROOT / "recipes" / "llm_rl_miniature.yaml"
 METRIC = "final_answer"

@@ -1,7 +1,7 @@
 """RL4LMs' first experiment in small: film reviews are to be continued in a good mood, judged by a classifier.
 
     python -m benchmarks.imdb prepare path=aclImdb          texts and two classifiers, in runs/imdb
-    lmgym train recipes/imdb_ppo.yaml                       one run
+    lmgym train lmgym/recipes/imdb_ppo.yaml                       one run
     python -m benchmarks.imdb run --seeds 20 21             both recipes by seeds, and the table
     python -m benchmarks.imdb run KEY=VALUE ... --seeds 22  with overrides, which stand before the options
 
@@ -31,15 +31,15 @@ import yaml
 
 from benchmarks.training import ROOT, train
 from lmgym.batch import collate
-from lmgym.config import load_config
-from lmgym.episode import Example
+from lmgym.config.schema import load_config
+from lmgym.config.yaml import read_yaml, write_yaml
 from lmgym.experiments.compare import compare
-from lmgym.parts import held_out_examples, make_engine, make_speaker
-from lmgym.policies.load import load_policy
-from lmgym.rollout import demonstrate
-from lmgym.statistics import Interval, clustered_bootstrap, student_t
+from lmgym.models.load import load_policy
+from lmgym.rollouts.rollout import demonstrate
+from lmgym.stats.intervals import Interval, clustered_bootstrap, student_t
 from lmgym.tasks.base import load, share
-from lmgym.tree import read_yaml, write_yaml
+from lmgym.training.setup import held_out_examples, make_actor, make_engine
+from lmgym.types import Example
 
 FOLDER = Path("runs/imdb")
 RECIPES = {"ppo": ROOT / "recipes" / "imdb_ppo.yaml", "grpo": ROOT / "recipes" / "imdb_grpo.yaml"}
@@ -206,8 +206,8 @@ def likelihoods(folder: Path, weights: Path | None) -> list[tuple[float, int, in
     config = load_config(folder / "recipe.yaml")
     examples = held_out_examples(config, config.evaluation.final_split)
     policy = load_policy(config.policy, config.seed, weights)
-    speaker = make_speaker(config, policy, make_engine(config, policy))
-    batch = collate(demonstrate(list(enumerate(examples)), speaker, (0, "likelihoods")), policy.pad_id)
+    actor = make_actor(config, policy, make_engine(config, policy))
+    batch = collate(demonstrate(list(enumerate(examples)), actor, (0, "likelihoods")), policy.pad_id)
     last = batch.actions.long().cumsum(1) == batch.actions.sum(1, keepdim=True)
     counted = batch.actions & ~last
     sums = (policy.logprobs(batch).double() * counted).sum(1).tolist()

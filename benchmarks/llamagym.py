@@ -33,13 +33,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.interleave import ROOT
 from benchmarks.reports import machine, ratio, today
 from lmgym.compat.llamagym import Agent
-from lmgym.engines.base import Sampling
-from lmgym.engines.sampler import Sampler
 from lmgym.envs.gymnasium import Gymnasium
-from lmgym.envs.side_by_side import InProcess
-from lmgym.episode import Example
-from lmgym.policies.policy import Policy
-from lmgym.rollout import Speaker, collect
+from lmgym.envs.vector import InProcess
+from lmgym.inference.base import Sampling
+from lmgym.inference.sampler import Sampler
+from lmgym.models.policy import Policy
+from lmgym.rollouts.rollout import Actor, collect
+from lmgym.types import Example
 
 # Like Llama 2's: the system prompt stands in the first user message.
 TEMPLATE = (
@@ -89,12 +89,12 @@ def one_by_one(model: Any, tokenizer: Any, seeds: list[int], new_tokens: int) ->
     return turns
 
 
-def side_by_side(speaker: Speaker, number: int, games: int, new_tokens: int) -> int:
+def side_by_side(actor: Actor, number: int, games: int, new_tokens: int) -> int:
     """Play so many games lmgym's way; returns the number of turns."""
     sampling = Sampling(temperature=0.9, top_p=0.6, max_new_tokens=new_tokens, min_new_tokens=new_tokens)
     make = partial(Gymnasium, id="Blackjack-v1", agent="benchmarks.llamagym:Player")
     prompts = [(game, Example(f"game/{game}", "")) for game in range(games)]
-    episodes = collect(prompts, speaker, sampling, (0, "benchmark", number), InProcess(make))
+    episodes = collect(prompts, actor, sampling, (0, "benchmark", number), InProcess(make))
     assert all(len(turn.action_ids) == new_tokens for episode in episodes for turn in episode.turns)
     return sum(len(episode.turns) for episode in episodes)
 
@@ -106,9 +106,9 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     tokenizer.chat_template = TEMPLATE
     policy = Policy(model, tokenizer)
-    speaker = Speaker(Sampler(policy, rows=given.side_by_side), tokenizer)
+    actor = Actor(Sampler(policy, rows=given.side_by_side), tokenizer)
     if given.profile:
-        profile(speaker, given)
+        profile(actor, given)
         return
     seconds: dict[str, list[float]] = {"LlamaGym's way": [], "lmgym": []}
     cpu, turns = ({name: list[float]() for name in seconds} for _ in range(2))
@@ -116,7 +116,7 @@ def main() -> None:
         seeds = [number * given.games + game for game in range(given.games)]
         plays = {
             "LlamaGym's way": (partial(one_by_one, model, tokenizer, seeds, given.new_tokens), given.games),
-            "lmgym": (partial(side_by_side, speaker, number, given.side_by_side, given.new_tokens), given.side_by_side),
+            "lmgym": (partial(side_by_side, actor, number, given.side_by_side, given.new_tokens), given.side_by_side),
         }
         for name, (play, games) in plays.items():
             began, began_cpu = time.perf_counter(), time.process_time()
@@ -161,11 +161,11 @@ def a_turn(a_game: list[float], turns: list[float]) -> list[float]:
     return [spent / count for spent, count in zip(a_game, turns, strict=True)]
 
 
-def profile(speaker: Speaker, given: argparse.Namespace) -> None:
+def profile(actor: Actor, given: argparse.Namespace) -> None:
     """Where lmgym's side spends its time: the functions that cost most, themselves and with what they call."""
-    side_by_side(speaker, 0, given.side_by_side, given.new_tokens)
+    side_by_side(actor, 0, given.side_by_side, given.new_tokens)
     profiler = cProfile.Profile()
-    profiler.runcall(side_by_side, speaker, 1, given.side_by_side, given.new_tokens)
+    profiler.runcall(side_by_side, actor, 1, given.side_by_side, given.new_tokens)
     for order in ("tottime", "cumtime"):
         pstats.Stats(profiler).strip_dirs().sort_stats(order).print_stats(25)
 

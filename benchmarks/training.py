@@ -13,7 +13,7 @@ def train(recipe: Path, settings: Sequence[str]) -> float:
     """Train a recipe with `key=value` overrides; returns the seconds of the whole process. What it prints is thrown
     away, unless it fails: that ends the benchmark with its last words."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "lmgym.cli", "train", str(recipe), *settings]
+    command = [sys.executable, "-m", "lmgym.cli.main", "train", str(recipe), *settings]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
         sys.exit(f"lmgym train {recipe} {' '.join(settings)}: {done.stderr.strip()}")

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from lmgym.policies.builtin import byte_tokenizer, tiny_model
+from lmgym.models.builtin import byte_tokenizer, tiny_model
 
 LETTERS = 4  # of a word: 26^4 = 456,976 problems
 HELD_OUT = 256  # words to measure on

@@ -13,10 +13,11 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from lmgym import GRPO, Episode, Example, Sampler, Sampling, Step, Turn, collate, load_policy, seeds
-from lmgym.engines.base import Request
-from lmgym.policies.load import PolicySection
-from lmgym.update import Optimizer, OptimizerSection, prepare
+from lmgym import GRPO, Episode, Example, Sampler, Sampling, Step, Turn, collate, load_policy
+from lmgym.core import seeds
+from lmgym.inference.base import Request
+from lmgym.models.load import PolicySection
+from lmgym.updates.first_order import Optimizer, OptimizerSection, prepare
 
 DIGITS, GUESSES = 8, 3
 SECRETS, GROUP = 32, 8  # games in a step: 32 secrets, 8 times each; GRPO compares the games of one secret

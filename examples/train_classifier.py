@@ -32,14 +32,14 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.rendering import messages_of, plain_text
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.learned import forward
 from lmgym.rewards.learned import models as scorers
 from lmgym.rewards.learned.rows import text_rows
-from lmgym.statistics import wilson
+from lmgym.stats.intervals import wilson
 from lmgym.tasks.base import load, share
+from lmgym.text.chat import messages_of, plain_text
+from lmgym.types import Example
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 PADDING, UNKNOWN = 0, 1  # their ids

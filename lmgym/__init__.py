@@ -1,12 +1,12 @@
 """lmgym trains language models by reinforcement learning.
 
 The public names, nothing else; each is imported when it is first used, so `import lmgym` loads no torch. The two
-verbs live in modules of their own name: `lmgym.train.train` and `lmgym.evaluate.evaluate`.
+verbs live in modules of their own name: `lmgym.training.loop.train` and `lmgym.rollouts.evaluate.evaluate`.
 
 Example:
     >>> import lmgym
-    >>> from lmgym.train import train
-    >>> train(lmgym.load_config("recipes/quickstart.yaml", ["stages.rl.steps=20"]))
+    >>> from lmgym.training.loop import train
+    >>> train(lmgym.load_config("lmgym/recipes/quickstart.yaml", ["stages.rl.steps=20"]))
 """
 
 import importlib
@@ -19,7 +19,7 @@ _HOMES = {
     "Turn": "episode",
     "Episode": "episode",
     "Batch": "batch",
-    "Scored": "batch",
+    "PolicyOutputs": "batch",
     "collate": "batch",
     "Config": "config",
     "Stage": "config",

@@ -2,6 +2,6 @@
 
 import sys
 
-from lmgym.cli import main
+from lmgym.cli.main import main
 
 sys.exit(main())

@@ -1,7 +1,7 @@
-"""Batch and Scored: what a set of episodes is as tensors. `collate` is the only door from the text world.
+"""Batch and PolicyOutputs: what a set of episodes is as tensors. `collate` is the only door from the text world.
 
 Letters: N rows, T tokens, S tokens that an encoder reads. A row is one sequence that the model can be run on, padded
-on the right. Column t describes token t; `Policy.score` is the only place that shifts by one.
+on the right. Column t describes token t; `Policy.compute_logprobs` is the only place that shifts by one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,21 +12,21 @@ import torch
 from jaxtyping import Bool, Float, Int, Int32, UInt8
 from torch import Tensor
 
-from lmgym.episode import Episode, Turn
-from lmgym.errors import LmgymError
-from lmgym.maths.kept import joined
+from lmgym.core.errors import LmgymError
+from lmgym.functional.truncation import joined
+from lmgym.types import Episode, Turn
 
 SOURCE = ("source", "source_mask")  # columns [N S]; all others of two dimensions are [N T]
 
 
 @dataclass(frozen=True)
-class KeptSets:
-    """The sets that actions were drawn from, one packed row each (maths/kept.py); `Batch.kept` says whose is which.
+class SamplingMask:
+    """The sets that actions were drawn from, one packed row each (functional/truncation.py); `Batch.kept` says whose is which.
 
     Memory for each action: one bit for each token of the vocabulary, or 4 bytes for each token of the largest set where
     that is less (the rows are then ids, int32); nothing for prompts and padding.
 
-    Example: KeptSets(bits=pack(kept))
+    Example: SamplingMask(bits=pack(kept))
     """
 
     bits: UInt8[Tensor, "K W"] | Int32[Tensor, "K W"]
@@ -58,14 +58,18 @@ class Batch:
     stop_ids: tuple[int, ...] = ()
     key: int = 0  # random key of this step's update (order of minibatches)
     limit: int | None = None  # most tokens that an answer could have had (max_new_tokens)
-    parts: Float[Tensor, "N P"] | None = None  # each part of the score before its weight, the environment's own last
-    part_weights: tuple[float, ...] = ()
+    reward_components: Float[Tensor, "N P"] | None = (
+        None  # each part of the score before its weight, the environment's own last
+    )
+    component_weights: tuple[float, ...] = ()
     stop_excluded: Bool[Tensor, "N T"] | None = None  # the stop ids could not be sampled here (min_new_tokens)
     source: Int[Tensor, "N S"] | None = None  # what the encoder reads; `tokens` are then the decoder's
     source_mask: Bool[Tensor, "N S"] | None = None
-    kept_sets: KeptSets | None = None  # of truncated or restricted sampling; everything is renormalised on them
+    sampling_mask: SamplingMask | None = None  # of truncated or restricted sampling; everything is renormalised on them
     kept: Int[Tensor, "N T"] | None = None  # each action's row of them
-    turn: Int[Tensor, "N T"] | None = None  # number of each action's turn in its episode, 0 elsewhere (maths/turns.py)
+    turn: Int[Tensor, "N T"] | None = (
+        None  # number of each action's turn in its episode, 0 elsewhere (functional/turn_discounts.py)
+    )
     logprobs_sampler: Float[Tensor, "N T"] | None = None
     baseline: Float[Tensor, " N"] | None = None  # score of the greedy answer
     logprobs_old: Float[Tensor, "N T"] | None = None
@@ -84,11 +88,11 @@ class Batch:
         columns = self._map(lambda column: column[rows])
         longest = {name: _longest(columns[name]) for name in ("mask", "source_mask") if name in columns}
         for name, column in columns.items():
-            if column.dim() == 2 and name != "parts":
+            if column.dim() == 2 and name != "reward_components":
                 columns[name] = column[:, : longest["source_mask" if name in SOURCE else "mask"]]
         return replace(self, **columns)
 
-    def with_(self, **columns: Any) -> "Batch":
+    def replace(self, **columns: Any) -> "Batch":
         """The batch with these columns filled in or replaced."""
         return replace(self, **columns)
 
@@ -105,7 +109,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Scored:
+class PolicyOutputs:
     """What a policy says of a batch: zero where there is no action.
 
     `logprobs` are natural logs under the sampled distribution (temperature, excluded stop ids, kept sets); `entropy`
@@ -129,7 +133,7 @@ def collate(
 ) -> Batch:
     """Episodes to a Batch, from their ids; nothing is tokenized here.
 
-    Rows come in the order of the episodes. With the `weights` of the rewards `parts` is filled in. Raises LmgymError if
+    Rows come in the order of the episodes. With the `weights` of the rewards `reward_components` is filled in. Raises LmgymError if
     there is no episode, one without an action, or one that lacks a part.
 
     Example:
@@ -154,7 +158,7 @@ def collate(
             if start == stop:
                 raise LmgymError(f"episode {episode.index} (example {episode.example.id}) has a turn without an action")
             actions[n, start:stop] = True
-            excluded[n, start : start + min(turn.minimum, stop - start)] = True
+            excluded[n, start : start + min(turn.min_new_tokens, stop - start)] = True
             rewards[n, start:stop] = _token_rewards(turn)
             turns[n, start:stop] = numbers[id(turn)]
             if turn.logprobs:
@@ -185,7 +189,7 @@ def collate(
         baseline=torch.tensor([float(episode.baseline or 0.0) for episode in owners]) if greedy else None,
         **(_source_columns(sources, pad_id) if any(sources) else {}),
         **_kept_columns([turn for _, row in rows for turn in row], actions),
-        **(_parts_columns(owners, weights) if weights is not None else {}),
+        **(_component_columns(owners, weights) if weights is not None else {}),
     )
 
 
@@ -226,7 +230,7 @@ def _source_columns(sources: list[list[int]], pad_id: int) -> dict[str, Any]:
 
 
 def _kept_columns(turns: list[Turn], actions: Bool[Tensor, "N T"]) -> dict[str, Any]:
-    """`kept_sets` and `kept`, where there are any: the sets stand in the order of the actions."""
+    """`sampling_mask` and `kept`, where there are any: the sets stand in the order of the actions."""
     if all(turn.kept is None for turn in turns):
         return {}
     if any(turn.kept is None or len(turn.kept) != len(turn.action_ids) for turn in turns):
@@ -234,22 +238,22 @@ def _kept_columns(turns: list[Turn], actions: Bool[Tensor, "N T"]) -> dict[str, 
     bits = torch.from_numpy(joined([turn.kept for turn in turns if turn.kept is not None]))
     kept = torch.zeros(actions.shape, dtype=torch.long)
     kept[actions] = torch.arange(len(bits))
-    return {"kept_sets": KeptSets(bits), "kept": kept}
+    return {"sampling_mask": SamplingMask(bits), "kept": kept}
 
 
-def _parts_columns(owners: list[Episode], weights: Mapping[str, float]) -> dict[str, Any]:
-    """`parts` and `part_weights`: the rewards that count, then what the environment paid, at weight 1."""
+def _component_columns(owners: list[Episode], weights: Mapping[str, float]) -> dict[str, Any]:
+    """`reward_components` and `component_weights`: the rewards that count, then what the environment paid, at weight 1."""
     counting = {name: weight for name, weight in weights.items() if weight}
     table = []
     for episode in owners:
-        missing = [name for name in counting if name not in episode.parts]
+        missing = [name for name in counting if name not in episode.reward_components]
         if missing:
             raise LmgymError(f"episode {episode.index} (example {episode.example.id}) has no part '{missing[0]}'")
-        paid = [weight * episode.parts[name] for name, weight in counting.items()]
+        paid = [weight * episode.reward_components[name] for name, weight in counting.items()]
         own = episode.score - sum(paid)
         rounding = 1e-9 * (abs(episode.score) + sum(map(abs, paid)))  # what a sum leaves over is no reward
-        table.append([*(episode.parts[name] for name in counting), own if abs(own) > rounding else 0.0])
-    return {"parts": torch.tensor(table), "part_weights": (*counting.values(), 1.0)}
+        table.append([*(episode.reward_components[name] for name in counting), own if abs(own) > rounding else 0.0])
+    return {"reward_components": torch.tensor(table), "component_weights": (*counting.values(), 1.0)}
 
 
 def _spans(row: list[Turn]) -> list[tuple[Turn, int, int]]:

@@ -28,9 +28,9 @@ settings.register_profile(
 )
 settings.load_profile("lmgym")
 
-# Tests check the shapes and types that lmgym.maths declares; a whole number may stand for a float.
+# Tests check the shapes and types that lmgym.functional declares; a whole number may stand for a float.
 typechecked = beartype(conf=BeartypeConf(is_pep484_tower=True))
-jaxtyping.install_import_hook("lmgym.maths", "tests.conftest.typechecked")
+jaxtyping.install_import_hook("lmgym.functional", "tests.conftest.typechecked")
 
 
 @pytest.fixture(scope="session")

@@ -12,13 +12,13 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from lmgym.batch import Batch, Scored, collate
-from lmgym.episode import Episode, Example, Turn
-from lmgym.maths.reductions import tokens_of_episode, totals, weights
-from lmgym.policies.builtin import byte_tokenizer, tiny_model
-from lmgym.policies.heads import add_critic
-from lmgym.policies.policy import Policy
-from lmgym.update import first_order
+from lmgym.batch import Batch, PolicyOutputs, collate
+from lmgym.functional.reductions import tokens_of_episode, totals, weights
+from lmgym.models.builtin import byte_tokenizer, tiny_model
+from lmgym.models.distributions import add_critic
+from lmgym.models.policy import Policy
+from lmgym.types import Episode, Example, Turn
+from lmgym.updates.first_order import first_order
 
 EOS = 2  # of the byte tokenizer
 VOCABULARY = 259
@@ -128,7 +128,7 @@ def episodes(
             restart = restarts and number > 0 and random.random() < 0.5
             shared = number == 0 and random.random() < 0.8
             prompt = list(prompts[group]) if shared else ids(int(random.integers(1, longest + 1)))
-            episode.turns.append(Turn(prompt, action, logprobs, minimum=minimum, restart=restart))
+            episode.turns.append(Turn(prompt, action, logprobs, min_new_tokens=minimum, restart=restart))
         episode.turns[-1].reward = score
         result.append(episode)
     return result
@@ -137,7 +137,7 @@ def episodes(
 def batch_of(conversations: Sequence[Episode], **settings: Any) -> Batch:
     """`collate`, with scores in fp64 so that advantages are too."""
     batch = collate(conversations, **{"stop_ids": (EOS,), **settings})
-    return batch.with_(
+    return batch.replace(
         score=batch.score.double(),
         rewards=batch.rewards.double(),
         baseline=None if batch.baseline is None else batch.baseline.double(),
@@ -162,16 +162,16 @@ def prepared(
     The reference is the teacher too."""
     critic = "values" in algorithm.needs
     with torch.no_grad():
-        said = policy.score(batch, values=critic, last_values=critic)
+        said = policy.compute_logprobs(batch, values=critic, last_values=critic)
         now = said.logprobs
-        batch = batch.with_(logprobs_old=now + drift * torch.sin(1000 * now) * batch.actions)
+        batch = batch.replace(logprobs_old=now + drift * torch.sin(1000 * now) * batch.actions)
         if said.values is not None:
             drifted = said.values + drift * torch.sin(1000 * now) * batch.actions
-            batch = batch.with_(values=drifted, last_values=said.last_values)
+            batch = batch.replace(values=drifted, last_values=said.last_values)
         if reference is not None and "reference" in algorithm.needs:
-            batch = batch.with_(logprobs_ref=reference.score(batch).logprobs)
+            batch = batch.replace(logprobs_ref=reference.compute_logprobs(batch).logprobs)
         if reference is not None and "teacher" in algorithm.needs:
-            batch = batch.with_(logprobs_teacher=reference.score(batch).logprobs)
+            batch = batch.replace(logprobs_teacher=reference.compute_logprobs(batch).logprobs)
     return algorithm.advantages(batch)
 
 
@@ -203,7 +203,7 @@ def loss_of(algorithm: Any, batch: Batch, logprobs: Tensor) -> Tensor:
     """What `first_order` minimises, as a function of the log-probabilities [N T]: the weighted sum of all terms. A
     value function says what it said at sampling time, and the entropy is -logprobs, its estimate by the sample."""
     entropy = -logprobs if "entropy" in algorithm.needs else None
-    terms, _ = algorithm.loss(batch, Scored(logprobs, entropy=entropy, values=batch.values))
+    terms, _ = algorithm.loss(batch, PolicyOutputs(logprobs, entropy=entropy, values=batch.values))
     total, counts = totals(batch.actions, batch.episode), tokens_of_episode(batch.actions, batch.episode)
     sums = [(weights(reduction, batch.actions, counts, total) * term).sum() for term, reduction in terms.values()]
     return torch.stack(sums).sum()

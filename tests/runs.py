@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from lmgym.cli import main
-from lmgym.config import build_config
+from lmgym.cli.main import main
+from lmgym.config.schema import build_config
 from lmgym.logs.console import Console
-from lmgym.train import train
+from lmgym.training.loop import train
 
 ROOT = Path(__file__).parents[1]
 ARCHITECTURE = {
@@ -62,8 +62,8 @@ def run(folder: Path, console: Console | None = None, **changes: Any) -> Path:
 
 DRIVER = """
 import json, os, sys
-import lmgym.check, lmgym.train, matplotlib.backends.backend_agg, matplotlib.style
-from lmgym.cli import main
+import lmgym.cli.check, lmgym.training.loop, matplotlib.backends.backend_agg, matplotlib.style
+from lmgym.cli.main import main
 for line in sys.stdin:
     arguments, output = json.loads(line)
     child = os.fork()
@@ -127,7 +127,7 @@ class Shell:
 @pytest.fixture
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plot takes twice as long as a tiny run, and test_logs.py draws it."""
-    monkeypatch.setattr("lmgym.milestones.training_plot", lambda metrics, plot: plot)
+    monkeypatch.setattr("lmgym.training.evaluation_points.training_plot", lambda metrics, plot: plot)
 
 
 @pytest.fixture(scope="session")

@@ -38,11 +38,11 @@ def limit_lmgym(lengths: Sequence[int]) -> None:
     Nothing is planned by it: rows are decoded in the order of the requests and leave when they have ended. The end of
     sequence is excluded up to `max_new_tokens` (`min_new_tokens`), as usual.
     """
-    from lmgym.engines import answers, decoding
+    from lmgym.inference import completions, decoder
 
-    class Limited(answers.Answers):
+    class Limited(completions.Answers):
         def __init__(self, policy: Any, requests: Sequence[Any], sampling: Any) -> None:
             super().__init__(policy, requests, sampling)
             self.limits = [min(pair) for pair in zip(self.limits, lengths, strict=True)]
 
-    decoding.Answers = Limited  # type: ignore[misc]
+    decoder.Answers = Limited  # type: ignore[misc]

@@ -15,10 +15,10 @@ import lmgym
 from benchmarks import workloads
 from benchmarks.contenders.lengths import limit_lmgym
 from benchmarks.contenders.turns import Turns
-from lmgym import seeds
-from lmgym.engines.base import Request, Sampling
-from lmgym.engines.sampler import Sampler
-from lmgym.policies.load import PolicySection, load_policy
+from lmgym.core import seeds
+from lmgym.inference.base import Request, Sampling
+from lmgym.inference.sampler import Sampler
+from lmgym.models.load import PolicySection, load_policy
 
 DEFAULTS = {"compute": "auto", "device": "cpu", "threads": 2}
 

@@ -1,4 +1,4 @@
-"""Whole training steps of lmgym on a workload, one per line of stdin: the lines of `lmgym.train.train`, log included.
+"""Whole training steps of lmgym on a workload, one per line of stdin: the lines of `lmgym.training.loop.train`, log included.
 
 python -m benchmarks.contenders.lmgym_step FOLDER '{"algorithm": "ppo", "epochs": 4, "critic": "head"}'
 """
@@ -21,15 +21,15 @@ from benchmarks import workloads
 from benchmarks.contenders.lengths import limit_lmgym
 from benchmarks.contenders.turns import Turns
 from lmgym.algorithms.grpo import GRPO
-from lmgym.config import Config, build_config
+from lmgym.config.schema import Config, build_config
+from lmgym.core.registry import register
 from lmgym.envs.base import Step
-from lmgym.episode import Episode, Example
 from lmgym.logs.console import Console
-from lmgym.registry import register
 from lmgym.rewards.base import episodes
-from lmgym.run import Run, begin_stage, start
-from lmgym.train import collate_step, gather, log_step
-from lmgym.update import prepare
+from lmgym.training.loop import collate_step, gather, log_step
+from lmgym.training.run import Run, begin_stage, start
+from lmgym.types import Episode, Example
+from lmgym.updates.first_order import prepare
 
 DEFAULTS = {
     "algorithm": "grpo",  # ppo; scored_grpo: grpo with a scoring pass that it does not need, to measure one

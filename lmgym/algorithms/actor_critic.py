@@ -9,13 +9,13 @@ from torch import Tensor
 
 from lmgym.algorithms.base import Terms
 from lmgym.algorithms.regularised import Regularised
-from lmgym.batch import Batch, Scored
-from lmgym.errors import LmgymError
-from lmgym.maths import advantages as credit
-from lmgym.maths.losses import ValueClip, clipped, clipped_surrogate, log_ratio, policy_gradient, value_loss
-from lmgym.maths.reductions import Reduction
-from lmgym.maths.turns import per_turn
-from lmgym.registry import register
+from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
+from lmgym.functional import advantages as credit
+from lmgym.functional.losses import ValueClip, clipped, clipped_surrogate, log_ratio, policy_gradient, value_loss
+from lmgym.functional.reductions import Reduction
+from lmgym.functional.turn_discounts import per_turn
 
 
 @dataclass(kw_only=True)
@@ -40,7 +40,7 @@ class ActorCritic(Regularised):
     value_clip: float | None = None
     """Most that a value may leave the one at sampling time in one step; without it, plain squared error."""
     value_clip_form: ValueClip = "max"
-    """clipped: RL4LMs' and stable-baselines3's; max: OpenAI's and TRL's (maths/losses.py)."""
+    """clipped: RL4LMs' and stable-baselines3's; max: OpenAI's and TRL's (functional/losses.py)."""
     norm_reward: bool = False
     """Whiten the rewards, KL penalty included, over the step's tokens before GAE (RL4LMs)."""
     bootstrap: bool = False
@@ -82,7 +82,7 @@ class ActorCritic(Regularised):
         )
         if self.whiten == "batch":
             advantages = credit.whiten(advantages, batch.actions)
-        return batch.with_(advantages=advantages, returns=returns)
+        return batch.replace(advantages=advantages, returns=returns)
 
     def _factors(self, turn: Tensor | None, row: Tensor, column: Tensor) -> tuple[Any, Any]:
         """gamma and lambda, for all steps or for each."""
@@ -96,13 +96,13 @@ class ActorCritic(Regularised):
         """All rows: one without any advantage still trains the value function."""
         return batch.actions.any(1)
 
-    def value_term(self, batch: Batch, new: Scored) -> Float[Tensor, "N T"]:
+    def value_term(self, batch: Batch, new: PolicyOutputs) -> Float[Tensor, "N T"]:
         """value_coefficient times the squared error of the values, per token."""
         assert new.values is not None and batch.values is not None and batch.returns is not None
         error = value_loss(new.values, batch.values, batch.returns, self.value_clip, self.value_clip_form)
         return self.value_coefficient * error
 
-    def shared_terms(self, batch: Batch, new: Scored) -> Terms:
+    def shared_terms(self, batch: Batch, new: PolicyOutputs) -> Terms:
         """The value term, and the entropy bonus and the KL penalty where they are in the loss."""
         return {"value": (self.value_term(batch, new), "token"), **self.regularising_terms(batch, new, "token")}
 
@@ -155,7 +155,7 @@ class PPO(ActorCritic):
                 f"algorithm.clip_final_fraction is {self.clip_final_fraction}; it must lie between 0 and 1"
             )
 
-    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
+    def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
         assert batch.advantages is not None and batch.logprobs_old is not None
         difference = log_ratio(new.logprobs, batch.logprobs_old)
         ratio = difference.exp()
@@ -167,14 +167,14 @@ class PPO(ActorCritic):
             "kl/old": ratio - 1 - difference,
         }
 
-    def refuses(self, metrics: Mapping[str, float]) -> bool:
+    def should_stop_early(self, metrics: Mapping[str, float]) -> bool:
         return self.target_kl is not None and metrics["kl/old"] > 1.5 * self.target_kl
 
     def minibatches_of(self, batch: Batch) -> Iterator[Batch]:
         for minibatch in super().minibatches_of(batch):
             if self.whiten == "minibatch":
                 assert minibatch.advantages is not None
-                minibatch = minibatch.with_(advantages=credit.whiten(minibatch.advantages, minibatch.actions))
+                minibatch = minibatch.replace(advantages=credit.whiten(minibatch.advantages, minibatch.actions))
             yield minibatch
 
 
@@ -207,7 +207,7 @@ class A2C(ActorCritic):
         if self.whiten == "minibatch":
             raise LmgymError("algorithm.whiten is minibatch, and a2c has no minibatches; write batch or none")
 
-    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
+    def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
         assert batch.advantages is not None
         policy = policy_gradient(new.logprobs, batch.advantages)
         return {"policy": (policy, self.reduction), **self.shared_terms(batch, new)}, {}

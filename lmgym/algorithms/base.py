@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from lmgym import seeds
-from lmgym.batch import Batch, Scored
-from lmgym.episode import Episode, Restriction
-from lmgym.errors import LmgymError
-from lmgym.maths.reductions import Reduction
-from lmgym.update import Optimizer, first_order
+from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core import seeds
+from lmgym.core.errors import LmgymError
+from lmgym.functional.reductions import Reduction
+from lmgym.types import Episode, Restriction
+from lmgym.updates.first_order import Optimizer, first_order
 
 Terms = dict[str, tuple[Tensor, Reduction]]  # name -> (per-token term [N T], how it is averaged)
 
@@ -31,7 +31,7 @@ class Algorithm:
         >>> @dataclass(kw_only=True)
         ... class Plain(Algorithm):
         ...     def advantages(self, batch):
-        ...         return batch.with_(advantages=batch.per_token(batch.score))
+        ...         return batch.replace(advantages=batch.per_token(batch.score))
         ...     def loss(self, batch, new):
         ...         return {"policy": (-batch.advantages * new.logprobs, "constant")}, {}
     """
@@ -59,7 +59,7 @@ class Algorithm:
         "teacher" (of the model that the field `teacher` names), "mask" (a frozen copy for `restriction`), "values" (a
         value function: `batch.values`, `new.values`), "greedy" (the score of the greedy answer), "demonstrations"
         (reference answers in place of sampled ones), "old" (a scoring pass even for one optimizer step), "entropy"
-        (exact entropies in `Scored`), "parts" (the score's, each before its weight: `batch.parts`)."""
+        (exact entropies in `PolicyOutputs`), "reward_components" (the score's, each before its weight: `batch.reward_components`)."""
         return frozenset()
 
     @property
@@ -100,11 +100,11 @@ class Algorithm:
         """The batch with `advantages` [N T] (and `returns`, for a critic) filled in: the credit of each token."""
         raise NotImplementedError(f"{type(self).__name__} has no advantages()")
 
-    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
+    def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
         """Named per-token terms to minimise, each with its reduction, and per-token metrics.
 
         `new` is what the policy says now. The terms of all tokens are weighted and summed by `update.first_order`;
-        do not average here. A function of its arguments, which may be asked more than once (update.py's `_promised`).
+        do not average here. A function of its arguments, which may be asked more than once (update.py's `constant_logprob_gradient`).
         """
         raise NotImplementedError(f"{type(self).__name__} has no loss()")
 
@@ -117,7 +117,9 @@ class Algorithm:
         """All optimizer steps on one prepared batch; returns the mean of their metrics."""
         records = []
         for place, minibatch in enumerate(self.minibatches_of(batch)):
-            records.append(first_order(self, policy, minibatch, optimizer, first=place == 0, refuse=self.refuses))
+            records.append(
+                first_order(self, policy, minibatch, optimizer, first=place == 0, refuse=self.should_stop_early)
+            )
             if "gradient_norm" not in records[-1]:
                 break
         names = {name for record in records for name in record}
@@ -128,7 +130,7 @@ class Algorithm:
         """A linear schedule's factor at this step: 1 at first, `final_fraction` at the end of the stage."""
         return 1 + (final_fraction - 1) * self.progress
 
-    def refuses(self, metrics: Mapping[str, float]) -> bool:
+    def should_stop_early(self, metrics: Mapping[str, float]) -> bool:
         """Whether an optimizer step with these metrics is left out, and all after it on the same batch."""
         return False
 

@@ -9,12 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm, Terms
-from lmgym.batch import Batch, Scored
-from lmgym.errors import LmgymError
-from lmgym.maths import advantages as credit
-from lmgym.maths import kl
-from lmgym.maths.losses import policy_gradient
-from lmgym.registry import register
+from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
+from lmgym.functional import advantages as credit
+from lmgym.functional import kl
+from lmgym.functional.losses import policy_gradient
 
 
 @register("algorithm", "distill")
@@ -77,15 +77,15 @@ class Distill(Algorithm):
 
     def advantages(self, batch: Batch) -> Batch:
         if self.source == "references":
-            return batch.with_(advantages=batch.actions.float())
+            return batch.replace(advantages=batch.actions.float())
         assert batch.logprobs_teacher is not None and batch.logprobs_sampler is not None
         advantages = self._ahead(kl.k1(batch.logprobs_teacher, batch.logprobs_sampler) * batch.actions, batch)
         if self.reward_coefficient:
             centred = credit.group_centred(batch.score, batch.episode, batch.group)
             advantages = advantages + self.reward_coefficient * batch.per_token(centred)
-        return batch.with_(advantages=advantages)
+        return batch.replace(advantages=advantages)
 
-    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
+    def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
         assert batch.advantages is not None
         terms: Terms = {"policy": (policy_gradient(new.logprobs, batch.advantages), "token")}
         if batch.logprobs_teacher is None or batch.logprobs_sampler is None:

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lmgym.batch import Batch
-from lmgym.maths.trust_region import fisher_of_softmax
+from lmgym.functional.trust_region import fisher_of_softmax
 
 Vector = Float[Tensor, " P"]  # all parameters of the policy that train, end to end
 

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from lmgym.algorithms.base import Terms
 from lmgym.algorithms.regularised import Regularised
-from lmgym.batch import Batch, Scored
-from lmgym.episode import Episode
-from lmgym.errors import LmgymError
-from lmgym.maths import advantages as credit
-from lmgym.maths import losses
-from lmgym.maths.parts import decoupled
-from lmgym.maths.reductions import Reduction
-from lmgym.registry import register
+from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
+from lmgym.functional import advantages as credit
+from lmgym.functional import losses
+from lmgym.functional.reductions import Reduction
+from lmgym.functional.reward_components import gdpo_advantages
+from lmgym.types import Episode
 
 
 @register("algorithm", "grpo")
@@ -84,7 +84,7 @@ class GRPO(Regularised):
             "ratio_to": "sampler",
             "clip_low": 0.2,
             "clip_high": 0.2,
-            "drift_coefficient": 1e-3,
+            "squared_log_ratio_coefficient": 1e-3,
             "scale_rewards": "none",
             "reduction": "token",
         },
@@ -106,7 +106,7 @@ class GRPO(Regularised):
     """sapo: the gate's temperature where A > 0."""
     sapo_negative: float = 1.05
     """sapo: where A <= 0; higher closes faster."""
-    drift_coefficient: float = 0.0
+    squared_log_ratio_coefficient: float = 0.0
     """Weight of (log r_t)^2 in the loss, on tokens with an advantage."""
     scale_rewards: credit.Scale = "none"
     """Divide by the standard deviation of the group's scores, or of the batch's, + 1e-4."""
@@ -134,7 +134,7 @@ class GRPO(Regularised):
             raise LmgymError(
                 f"algorithm.scale_rewards is {self.scale_rewards}; write group for true, none for false, or batch"
             )
-        for name in ("clip_low", "clip_high", "drift_coefficient"):
+        for name in ("clip_low", "clip_high", "squared_log_ratio_coefficient"):
             if not getattr(self, name) >= 0:
                 raise LmgymError(f"algorithm.{name} is {getattr(self, name)}; it must be 0 or more")
         for name in ("sapo_positive", "sapo_negative", "importance_cap"):
@@ -169,7 +169,7 @@ class GRPO(Regularised):
 
     @property
     def needs(self) -> frozenset[str]:
-        return super().needs | ({"parts"} if self.normalise_parts else set())
+        return super().needs | ({"reward_components"} if self.normalise_parts else set())
 
     def select(self, groups: list[list[Episode]], wanted: int) -> tuple[list[list[Episode]], bool]:
         """All groups; or, with dynamic sampling, the first `wanted` whose scores differ. Where none does, as in a task
@@ -183,16 +183,18 @@ class GRPO(Regularised):
         self._check_columns(batch)
         score = self.penalised_score(batch)
         if self.normalise_parts:
-            assert batch.parts is not None
-            weights = torch.tensor(batch.part_weights, dtype=batch.parts.dtype, device=batch.parts.device)
-            per_row = decoupled(batch.parts, weights, batch.episode, batch.group)
+            assert batch.reward_components is not None
+            weights = torch.tensor(
+                batch.component_weights, dtype=batch.reward_components.dtype, device=batch.reward_components.device
+            )
+            per_row = gdpo_advantages(batch.reward_components, weights, batch.episode, batch.group)
         else:
             per_row = credit.group_centred(score, batch.episode, batch.group, self.scale_rewards)
         if self.mask_truncated:
-            batch = batch.with_(actions=batch.actions & batch.terminated[:, None])
-        return batch.with_(advantages=batch.per_token(per_row))
+            batch = batch.replace(actions=batch.actions & batch.terminated[:, None])
+        return batch.replace(advantages=batch.per_token(per_row))
 
-    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
+    def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
         assert batch.advantages is not None and batch.logprobs_old is not None
         metrics: dict[str, Tensor] = {}
         weight: Tensor | float = 1.0
@@ -205,14 +207,14 @@ class GRPO(Regularised):
             capped = (importance > self.importance_cap).to(importance.dtype)
             metrics |= {"importance/mean": weight, "importance/capped": capped}
         if self.ratio_to == "sampler":
-            batch = batch.with_(logprobs_old=batch.logprobs_sampler)
+            batch = batch.replace(logprobs_old=batch.logprobs_sampler)
         assert batch.logprobs_old is not None
         difference = losses.log_ratio(new.logprobs, batch.logprobs_old)
         policy, measured = self._objective(batch, new, difference)
         terms: Terms = {"policy": (weight * policy, self.reduction)}
         terms |= self.regularising_terms(batch, new, self.reduction)
-        if self.drift_coefficient:
-            drift = self.drift_coefficient * difference**2 * (batch.advantages != 0)
+        if self.squared_log_ratio_coefficient:
+            drift = self.squared_log_ratio_coefficient * difference**2 * (batch.advantages != 0)
             terms["drift"] = (drift, self.reduction)
         if self.length_norm:
             assert batch.limit is not None
@@ -221,7 +223,7 @@ class GRPO(Regularised):
         return terms, metrics | measured | {"kl/old": difference.exp() - 1 - difference}
 
     def _objective(
-        self, batch: Batch, new: Scored, difference: Float[Tensor, "N T"]
+        self, batch: Batch, new: PolicyOutputs, difference: Float[Tensor, "N T"]
     ) -> tuple[Float[Tensor, "N T"], dict[str, Tensor]]:
         """The policy's term per token, to be minimised, and what is measured of it."""
         assert batch.advantages is not None and batch.logprobs_old is not None
@@ -238,7 +240,7 @@ class GRPO(Regularised):
             cut = (weight != ratio.detach()).to(ratio.dtype)
             return losses.policy_gradient(new.logprobs, weight * credits), {**measured, "ratio/clipped": cut}
         if self.objective == "dppo":
-            masked = losses.moved_too_far(new.logprobs, batch.logprobs_old, credits, low, high)
+            masked = losses.dppo_mask(new.logprobs, batch.logprobs_old, credits, low, high)
             return -ratio * credits * ~masked, {**measured, "ratio/clipped": masked.to(ratio.dtype)}
         cut = losses.clipped(ratio, credits, low, high, self.dual_clip)
         return losses.clipped_surrogate(ratio, credits, low, high, self.dual_clip), {**measured, "ratio/clipped": cut}
@@ -252,7 +254,7 @@ class GRPO(Regularised):
             )
         if self.length_norm and batch.limit is None:
             raise LmgymError("algorithm.length_norm needs the token limit of an answer; give collate(limit=...)")
-        if self.normalise_parts and batch.parts is None:
+        if self.normalise_parts and batch.reward_components is None:
             raise LmgymError("algorithm.normalise_parts needs the parts of the score; give collate(weights=...)")
 
 

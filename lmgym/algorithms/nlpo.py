@@ -6,11 +6,11 @@ from typing import Any, ClassVar, Literal
 
 from lmgym.algorithms.actor_critic import PPO
 from lmgym.batch import Batch
-from lmgym.episode import Restriction
-from lmgym.errors import LmgymError
-from lmgym.maths import kept
-from lmgym.registry import register
-from lmgym.update import Optimizer
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
+from lmgym.functional import truncation
+from lmgym.types import Restriction
+from lmgym.updates.first_order import Optimizer
 
 
 @register("algorithm", "nlpo")
@@ -85,15 +85,15 @@ class NLPO(PPO):
             )
 
     def before_scoring(self, batch: Batch) -> Batch:
-        if self.compat == "none" or batch.kept_sets is None:
+        if self.compat == "none" or batch.sampling_mask is None:
             return batch
-        return batch.with_(kept_sets=replace(batch.kept_sets, renormalised=False))
+        return batch.replace(sampling_mask=replace(batch.sampling_mask, renormalised=False))
 
     def update(self, policy: Any, batch: Batch, optimizer: Optimizer) -> dict[str, float]:
         metrics = super().update(policy, batch, optimizer)
-        if batch.kept_sets is None:
+        if batch.sampling_mask is None:
             return metrics
-        tokens = float(kept.sizes(batch.kept_sets.bits).double().mean())
+        tokens = float(truncation.sizes(batch.sampling_mask.bits).double().mean())
         return {**metrics, "kept/tokens": tokens, "kept/share": tokens / policy.vocabulary}
 
     def after_update(self, run: Any) -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm, Terms
-from lmgym.batch import Batch, Scored
-from lmgym.episode import Episode
-from lmgym.errors import LmgymError
-from lmgym.registry import register
+from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
+from lmgym.types import Episode
 
 
 @register("algorithm", "raft")
@@ -49,9 +49,9 @@ class RAFT(Algorithm):
         return [group for group in picked if group], not any(picked)
 
     def advantages(self, batch: Batch) -> Batch:
-        return batch.with_(advantages=batch.actions.float())
+        return batch.replace(advantages=batch.actions.float())
 
-    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
+    def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
         return {"policy": (-new.logprobs, "token")}, {}
 
     def _best(self, group: list[Episode]) -> list[Episode]:

@@ -9,19 +9,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm, Terms
-from lmgym.batch import Batch, Scored
-from lmgym.errors import LmgymError
-from lmgym.maths import kl
-from lmgym.maths.losses import log_ratio
-from lmgym.maths.reductions import Reduction, masked_mean
-from lmgym.update import Optimizer
+from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core.errors import LmgymError
+from lmgym.functional import kl
+from lmgym.functional.losses import log_ratio
+from lmgym.functional.reductions import Reduction, masked_mean
+from lmgym.updates.first_order import Optimizer
 
 ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
 
 
 @dataclass(kw_only=True)
 class Regularised(Algorithm):
-    """What every algorithm that samples shares: a KL penalty (k is one of maths/kl.py) and an entropy bonus.
+    """What every algorithm that samples shares: a KL penalty (k is one of functional/kl.py) and an entropy bonus.
 
     In the reward:  r_t <- r_t - beta k(pi_old || pi_ref)_t, a constant to the gradient
     In the loss:    + beta w_t k(pi || pi_ref)_t, where w_t is the ratio pi / pi_old: k3 through the ratio too, so that
@@ -93,7 +93,7 @@ class Regularised(Algorithm):
         per_episode = penalty.new_zeros(int(episode.max()) + 1).index_add(0, episode, penalty.sum(1))
         return batch.score - per_episode[episode]
 
-    def regularising_terms(self, batch: Batch, new: Scored, reduction: Reduction) -> Terms:
+    def regularising_terms(self, batch: Batch, new: PolicyOutputs, reduction: Reduction) -> Terms:
         """ "kl" and "entropy", where they are in the loss. The entropy's mean is always over tokens."""
         terms: Terms = {}
         if self.kl_coefficient and self.kl_in == "loss":

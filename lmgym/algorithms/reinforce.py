@@ -9,11 +9,11 @@ from torch import Tensor
 
 from lmgym.algorithms.base import Terms
 from lmgym.algorithms.regularised import Regularised
-from lmgym.batch import Batch, Scored
-from lmgym.errors import LmgymError
-from lmgym.maths import advantages as credit
-from lmgym.maths.losses import policy_gradient
-from lmgym.registry import register
+from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
+from lmgym.functional import advantages as credit
+from lmgym.functional.losses import policy_gradient
 
 NO_RATIO = "{} has no ratio to correct a second step on the same batch; set epochs and minibatches to 1, or use grpo"
 
@@ -51,9 +51,9 @@ class Reinforce(Regularised):
 
     def advantages(self, batch: Batch) -> Batch:
         score = self.penalised_score(batch)
-        return batch.with_(advantages=batch.per_token(score - self._baseline(batch, score)))
+        return batch.replace(advantages=batch.per_token(score - self._baseline(batch, score)))
 
-    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
+    def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
         assert batch.advantages is not None
         policy = policy_gradient(new.logprobs, batch.advantages)
         return {"policy": (policy, "constant"), **self.regularising_terms(batch, new, "constant")}, {}
@@ -95,9 +95,9 @@ class RLOO(Regularised):
 
     def advantages(self, batch: Batch) -> Batch:
         per_row = credit.leave_one_out(self.penalised_score(batch), batch.episode, batch.group)
-        return batch.with_(advantages=batch.per_token(per_row))
+        return batch.replace(advantages=batch.per_token(per_row))
 
-    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
+    def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
         assert batch.advantages is not None
         policy = policy_gradient(new.logprobs, batch.advantages)
         return {"policy": (policy, "constant"), **self.regularising_terms(batch, new, "constant")}, {}

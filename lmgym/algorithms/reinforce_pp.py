@@ -8,12 +8,12 @@ from torch import Tensor
 
 from lmgym.algorithms.base import Terms
 from lmgym.algorithms.regularised import Regularised
-from lmgym.batch import Batch, Scored
-from lmgym.errors import LmgymError
-from lmgym.maths import advantages as credit
-from lmgym.maths.losses import clipped, clipped_surrogate, log_ratio
-from lmgym.maths.reductions import Reduction
-from lmgym.registry import register
+from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
+from lmgym.functional import advantages as credit
+from lmgym.functional.losses import clipped, clipped_surrogate, log_ratio
+from lmgym.functional.reductions import Reduction
 
 
 @register("algorithm", "reinforce_pp")
@@ -70,9 +70,9 @@ class ReinforcePlusPlus(Regularised):
         shape = (batch.actions.shape[0], batch.actions.shape[1])
         returns = credit.scatter_steps(dense, row, column, steps, shape)
         advantages = credit.whiten(returns, batch.actions, unbiased=False, inside_root=True)
-        return batch.with_(advantages=advantages, returns=returns)
+        return batch.replace(advantages=advantages, returns=returns)
 
-    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
+    def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
         assert batch.advantages is not None and batch.logprobs_old is not None
         difference = log_ratio(new.logprobs, batch.logprobs_old)
         ratio = difference.exp()

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from lmgym.algorithms.base import Terms
 from lmgym.algorithms.regularised import Regularised
-from lmgym.batch import Batch, Scored
-from lmgym.errors import LmgymError
-from lmgym.maths.losses import log_ratio, policy_gradient
-from lmgym.maths.turns import turn_lengths, turn_means, turn_returns
-from lmgym.registry import register
-from lmgym.update import Optimizer
+from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
+from lmgym.functional.losses import log_ratio, policy_gradient
+from lmgym.functional.turn_discounts import turn_lengths, turn_means, turn_returns
+from lmgym.updates.first_order import Optimizer
 
 LEAST_LOGPROB = math.log(1e-10)  # LLM_RL clamps probabilities there
 
@@ -87,9 +87,9 @@ class ReinforceStable(Regularised):
             assert batch.turn is not None
             group = batch.group if self.baseline == "group" else torch.zeros_like(batch.group)
             advantages = returns - batch.per_token(turn_means(returns, batch.actions, batch.turn, batch.episode, group))
-        return batch.with_(advantages=advantages, returns=returns)
+        return batch.replace(advantages=advantages, returns=returns)
 
-    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
+    def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
         assert batch.advantages is not None and batch.logprobs_old is not None and batch.turn is not None
         length = turn_lengths(batch.actions, batch.turn, batch.episode).clamp(min=1)
         terms = self.regularising_terms(batch, new, "constant")
@@ -125,7 +125,7 @@ class ReinforceStable(Regularised):
             return returns
         return returns.clamp(self.return_low, self.return_high) * batch.actions
 
-    def _llm_rl(self, batch: Batch, new: Scored, length: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    def _llm_rl(self, batch: Batch, new: PolicyOutputs, length: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         assert batch.advantages is not None
         own = new.logprobs.clamp(min=LEAST_LOGPROB) / length
         if batch.logprobs_ref is None:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lmgym import seeds
 from lmgym.algorithms.base import Terms
 from lmgym.algorithms.grpo import GRPO
-from lmgym.batch import Batch, Scored
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
-from lmgym.maths.losses import log_ratio, policy_gradient
-from lmgym.registry import register
+from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core import seeds
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
+from lmgym.functional.losses import log_ratio, policy_gradient
+from lmgym.types import Episode, Example, Turn
 
 Group = list[Episode]
 
@@ -69,8 +69,8 @@ class Replay(GRPO):
         chosen = sorted(seeds.permutation(len(self.buffer), self.key, "replay")[: self.replayed].tolist())
         return [*self.fresh, *([replace(episode) for episode in self.buffer[place]] for place in chosen)], more
 
-    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
-        terms, metrics = super().loss(batch.with_(logprobs_old=batch.logprobs_sampler), new)
+    def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
+        terms, metrics = super().loss(batch.replace(logprobs_old=batch.logprobs_sampler), new)
         if self.truncate is None:
             return terms, metrics
         assert batch.logprobs_sampler is not None and batch.advantages is not None
@@ -130,5 +130,5 @@ def _unpacked(kept: list[Any] | None) -> np.ndarray | None:
         return None
     rows, width, text = kept
     packed = base64.b64decode(text)
-    form = np.uint8 if len(packed) == rows * width else np.int32  # maths/kept.py
+    form = np.uint8 if len(packed) == rows * width else np.int32  # functional/truncation.py
     return np.frombuffer(packed, dtype=form).reshape(rows, width).copy()

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm, Terms
-from lmgym.batch import Batch, Scored
-from lmgym.registry import register
+from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core.registry import register
 
 
 @register("algorithm", "supervised")
@@ -23,7 +23,7 @@ class Supervised(Algorithm):
         return frozenset({"demonstrations"})
 
     def advantages(self, batch: Batch) -> Batch:
-        return batch.with_(advantages=batch.actions.float())
+        return batch.replace(advantages=batch.actions.float())
 
-    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, Tensor]]:
+    def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
         return {"policy": (-new.logprobs, "token")}, {}

@@ -9,16 +9,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lmgym import seeds
 from lmgym.algorithms.actor_critic import ActorCritic
 from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.fisher import FisherProduct, Vector, filled, joined, split
 from lmgym.batch import Batch
-from lmgym.errors import LmgymError
-from lmgym.maths.losses import log_ratio, value_loss
-from lmgym.maths.trust_region import categorical_kl, conjugate_gradient, step_size
-from lmgym.registry import register
-from lmgym.update import Optimizer
+from lmgym.core import seeds
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
+from lmgym.functional.losses import log_ratio, value_loss
+from lmgym.functional.trust_region import categorical_kl, conjugate_gradient, step_size
+from lmgym.updates.first_order import Optimizer
 
 
 @register("algorithm", "trpo")
@@ -188,13 +188,13 @@ def surrogate_gradient(policy: Any, batch: Batch) -> tuple[Vector, dict[str, flo
     for rows in policy.micro_batches(batch):
         part = batch[rows].to(policy.device)
         with policy.twice_differentiable():
-            logprobs = policy.score(part).logprobs
+            logprobs = policy.compute_logprobs(part).logprobs
         assert part.advantages is not None
         mean = (part.advantages * (logprobs - logprobs.detach()).exp() * part.actions).sum() / tokens
         gradient += joined(filled(torch.autograd.grad(mean, parameters, allow_unused=True), parameters))
         if part.logprobs_sampler is not None:
             gap += float(((logprobs.detach() - part.logprobs_sampler).abs() * part.actions).sum())
-    return gradient, {} if batch.logprobs_sampler is None else {"mismatch/mean": gap / tokens}
+    return gradient, {} if batch.logprobs_sampler is None else {"sampler_logprob_gap": gap / tokens}
 
 
 @torch.no_grad()

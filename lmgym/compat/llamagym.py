@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from lmgym import seeds
-from lmgym.engines.base import Decoding, Request, Sampling
+from lmgym.core import seeds
+from lmgym.core.errors import LmgymError
 from lmgym.envs import agent
-from lmgym.episode import Episode, Example, Message, Turn
-from lmgym.errors import LmgymError
-from lmgym.rendering import appended_ids, decode, prompt_ids
-from lmgym.statistics import Interval, mean_interval
+from lmgym.inference.base import Decoding, Request, Sampling
+from lmgym.stats.intervals import Interval, mean_interval
+from lmgym.text.chat import appended_ids, decode, prompt_ids
+from lmgym.types import Episode, Example, Message, Turn
 
 if TYPE_CHECKING:
     from lmgym.compat.llamagym_learner import Learner

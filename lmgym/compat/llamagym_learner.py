@@ -10,18 +10,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from lmgym import seeds
 from lmgym.batch import collate
 from lmgym.compat.llamagym_settings import sampling_of, settings_of
-from lmgym.engines.sampler import Sampler
-from lmgym.episode import Episode
-from lmgym.errors import LmgymError
+from lmgym.core import seeds
+from lmgym.core.errors import LmgymError
+from lmgym.inference.sampler import Sampler
 from lmgym.logs.records import episode_metrics
-from lmgym.policies import adapter, quantised
-from lmgym.policies.heads import add_critic, value_head
-from lmgym.policies.load import PolicySection, load_policy
-from lmgym.policies.policy import VALUE_HEAD, Policy
-from lmgym.update import Optimizer, batch_metrics, prepare
+from lmgym.models import lora, quantization
+from lmgym.models.distributions import add_critic, value_head
+from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.policy import VALUE_HEAD, Policy
+from lmgym.types import Episode
+from lmgym.updates.first_order import Optimizer, batch_metrics, prepare
 
 COMPUTE = {"auto": "auto", "torch.float32": "float32", "float32": "float32"} | dict.fromkeys(
     ("torch.bfloat16", "bfloat16"), "bfloat16"
@@ -78,7 +78,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
             if load_in_8bit or load_in_4bit:
                 raise LmgymError("from_pretrained: this model is loaded already; name its folder to have it packed")
             if lora is not None:
-                adapter.add_lora(model, **lora, seed=seeds.key(seed, "lora"))
+                lora.add_lora(model, **lora, seed=seeds.key(seed, "lora"))
             return cls(model)
         if (load_in_8bit or load_in_4bit) and lora is None:
             raise LmgymError("from_pretrained: packed weights cannot train; add peft_config, so that adapters do")
@@ -118,8 +118,8 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         """The language model, adapters merged, as `AutoModelForCausalLM.from_pretrained` reads it, and the value head.
         Beside a packed base, the adapters alone."""
         folder, model = Path(folder), self.pretrained_model
-        merges = adapter.has_adapter(model) and not quantised.is_quantised(model)
-        (adapter.merged(model) if merges else model).save_pretrained(folder)
+        merges = lora.has_adapter(model) and not quantization.is_quantised(model)
+        (lora.merged(model) if merges else model).save_pretrained(folder)
         save_file({"weight": self.v_head.weight.detach().contiguous()}, folder / VALUE_HEAD)
 
 
@@ -141,8 +141,8 @@ class Learner:
         self.engine = Sampler(self.policy, rows=1)
         self.copies: dict[str, Any] = {}
         if "reference" in self.algorithm.needs:
-            adapted = adapter.has_adapter(self.policy.model)
-            self.copies["reference"] = adapter.BeforeAdapter(self.policy) if adapted else self.policy.frozen_copy()
+            adapted = lora.has_adapter(self.policy.model)
+            self.copies["reference"] = lora.AdapterDisabledPolicy(self.policy) if adapted else self.policy.frozen_copy()
 
     def train(self, episodes: Sequence[Episode], samples: Sequence[Episode]) -> dict[str, float]:
         """PPO on one batch; returns its metrics. `samples` are the episodes as they train."""
@@ -208,7 +208,7 @@ def policy_of(model: Any, tokenizer: Any, device: Any = None) -> Policy:
 
 def _moves(model: Any, device: Any) -> bool:
     """Whether a model can be moved. A packed one stays where it is; LmgymError where that is no device of this kind."""
-    if not quantised.is_quantised(model):
+    if not quantization.is_quantised(model):
         return True
     here = next(model.parameters()).device
     if torch.device(device).type != here.type:

@@ -9,11 +9,11 @@ import torch
 
 from lmgym.algorithms.actor_critic import PPO
 from lmgym.algorithms.base import Terms
-from lmgym.batch import Batch, Scored
-from lmgym.engines.base import Sampling
-from lmgym.errors import LmgymError
-from lmgym.registry import suggest
-from lmgym.update import OptimizerSection
+from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import suggest
+from lmgym.inference.base import Sampling
+from lmgym.updates.first_order import OptimizerSection
 
 GENERATION: Mapping[str, Any] = {
     "max_new_tokens": 32,
@@ -112,11 +112,11 @@ class OwnLoopPPO(PPO):
     version: int = field(default=0, init=False)
     """Updates that the weights have seen; set before each batch."""
 
-    def loss(self, batch: Batch, new: Scored) -> tuple[Terms, Mapping[str, torch.Tensor]]:
+    def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, torch.Tensor]]:
         assert batch.logprobs_old is not None and batch.logprobs_sampler is not None
         kept = (batch.version < self.version)[:, None]
         return super().loss(
-            batch.with_(logprobs_old=torch.where(kept, batch.logprobs_sampler, batch.logprobs_old)), new
+            batch.replace(logprobs_old=torch.where(kept, batch.logprobs_sampler, batch.logprobs_old)), new
         )
 
 

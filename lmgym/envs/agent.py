@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmgym.episode import Message
-from lmgym.registry import register
+from lmgym.core.registry import register
+from lmgym.types import Message
 
 COLUMNS = {16: 4, 64: 8, 48: 12}  # of a grid with so many fields: FrozenLake-v1, FrozenLake8x8-v1, CliffWalking-v1
 CLIFF = ("up", "right", "down", "left")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lmgym.episode import Example, Message
+from lmgym.types import Example, Message
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lmgym import registry
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Env, Step
-from lmgym.envs.side_by_side import Broken, InProcess, Opening
+from lmgym.envs.vector import EnvFailure, InProcess, Opening
 from lmgym.envs.worker import plain
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
+from lmgym.types import Example
 
 MOST = 50  # turns of one episode that are looked at
 SAMPLE_TEXTS = (
@@ -71,7 +71,7 @@ def _play(name: str, make: Callable[[], Env], example: Example, seed: int, said:
     for turn, text in enumerate(["", *said]):
         if turn:
             answer = envs.step([(0, text, "eos")])[0]
-        if isinstance(answer, Broken):
+        if isinstance(answer, EnvFailure):
             what = f" (after {text[:50]!r})" if turn else ""
             raise LmgymError(f"environment '{name}' failed {_when(turn)}{what}: {answer.message}")
         assert isinstance(answer, Opening | Step)

@@ -8,14 +8,14 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lmgym import registry
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import check_arguments, register
 from lmgym.envs.base import Step
-from lmgym.envs.snippets import Limits, python_within
-from lmgym.envs.tool_calls import parse_calls
-from lmgym.envs.tools import Answer, Tool, answer, cut, in_words, prepare, tool
-from lmgym.episode import Example, Message
-from lmgym.errors import LmgymError
-from lmgym.registry import check_arguments, register
+from lmgym.envs.tools.parsing import parse_calls
+from lmgym.envs.tools.sandbox.runner import Limits, python_within
+from lmgym.envs.tools.schema import Answer, Tool, answer, cut, in_words, prepare, tool
+from lmgym.types import Example, Message
 
 HOW_TO_CALL = """You can call tools. To call one, write its name and its arguments as JSON between these tags, then \
 end your turn:

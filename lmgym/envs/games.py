@@ -5,11 +5,11 @@ from typing import Literal
 
 import numpy as np
 
-from lmgym import seeds
+from lmgym.core import seeds
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.envs.base import Step
-from lmgym.episode import Example, Message
-from lmgym.errors import LmgymError
-from lmgym.registry import register
+from lmgym.types import Example, Message
 
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 Style = Literal["words", "numbers"]

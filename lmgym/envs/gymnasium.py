@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lmgym import registry
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 from lmgym.envs.agent import Agent
 from lmgym.envs.base import Step
-from lmgym.episode import Example, Message
-from lmgym.errors import LmgymError
+from lmgym.types import Example, Message
 
 
 @registry.register("env", "gymnasium")

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from lmgym.core.registry import register
 from lmgym.envs.base import Step
-from lmgym.episode import Example, Message
-from lmgym.registry import register
+from lmgym.types import Example, Message
 
 
 @register("env", "single_turn")

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.envs.base import Step
-from lmgym.envs.calculator import LONGEST, Style, calculate, format_number
-from lmgym.episode import Example, Message
-from lmgym.errors import LmgymError
-from lmgym.latex import boxes
-from lmgym.registry import register
+from lmgym.envs.tools.calculator import LONGEST, Style, calculate, format_number
+from lmgym.text.latex import boxes
+from lmgym.types import Example, Message
 
 MARKERS = ("####", "the answer is:", "\\boxed{")
 MOST_PIECES = 32  # equals signs of a line that do not count as steps; those of GSM8K have 7 at most

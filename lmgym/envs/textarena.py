@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from lmgym import registry
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
-from lmgym.episode import Example, Message
-from lmgym.errors import LmgymError
+from lmgym.types import Example, Message
 
 T = TypeVar("T")
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.envs.base import Step
-from lmgym.episode import Example, Message
-from lmgym.errors import LmgymError
-from lmgym.registry import register
+from lmgym.types import Example, Message
 
 TO_THE_MACHINE = {  # commands that speak to the interpreter, not to the game; some of them write files
     *("quit", "q", "restart", "restore", "save", "script", "noscript", "transcript", "notranscript", "recording"),

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from lmgym import registry
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Env, Step
-from lmgym.envs.side_by_side import Broken, InProcess, Opening
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
+from lmgym.envs.vector import EnvFailure, InProcess, Opening
+from lmgym.types import Example
 
 COUNTER = 8  # bytes
 
@@ -42,14 +42,14 @@ def serve(given: Mapping[str, Any]) -> None:
             out.flush()
 
 
-def plain(answer: Opening | Step | Broken | str | None) -> dict[str, Any]:
+def plain(answer: Opening | Step | EnvFailure | str | None) -> dict[str, Any]:
     """An answer as JSON can hold it; `read` is the way back.
 
-    Example: plain(Broken("ValueError: no such move")) -> {"Broken": {"message": "ValueError: no such move"}}
+    Example: plain(EnvFailure("ValueError: no such move")) -> {"EnvFailure": {"message": "ValueError: no such move"}}
     """
     if isinstance(answer, Step):
         return {"Step": {**asdict(answer), "reward": float(answer.reward)}}
-    if isinstance(answer, Opening | Broken):
+    if isinstance(answer, Opening | EnvFailure):
         return {type(answer).__name__: asdict(answer)}
     return {"text": answer}
 
@@ -61,7 +61,7 @@ def read(answer: Mapping[str, Any]) -> Any:
         return Opening(**{**value, "stop": tuple(value["stop"]), "learners": tuple(value["learners"])})
     if kind == "Step":  # JSON has texts as keys
         value = {**value, "others": {int(player): reward for player, reward in value["others"].items()}}
-    return {"Step": lambda: Step(**value), "Broken": lambda: Broken(**value)}.get(kind, lambda: value)()
+    return {"Step": lambda: Step(**value), "EnvFailure": lambda: EnvFailure(**value)}.get(kind, lambda: value)()
 
 
 def _maker(given: Mapping[str, Any]) -> Callable[[], Env]:

@@ -19,11 +19,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
-from lmgym.envs.side_by_side import Broken, Opening
+from lmgym.envs.vector import EnvFailure, Opening
 from lmgym.envs.worker import COUNTER, read
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
+from lmgym.types import Example
 
 STARTING = 120.0  # seconds in which a process must have imported its environment
 SPOILT = (
@@ -68,16 +68,16 @@ class Workers:
         self._workers = [None] * self.count
         atexit.register(self.close)
 
-    def begin(self, items: Sequence[tuple[int, Example, int]]) -> list[Opening | Broken]:
+    def begin(self, items: Sequence[tuple[int, Example, int]]) -> list[Opening | EnvFailure]:
         for place, _, _ in items:
             self._past[place] = []
             self._spoilt.discard(place)
         return self._ask([{"do": "begin", "place": p, "example": _plain(e), "seed": seed} for p, e, seed in items])
 
-    def step(self, items: Sequence[tuple[int, str, str]]) -> list[Step | Broken]:
+    def step(self, items: Sequence[tuple[int, str, str]]) -> list[Step | EnvFailure]:
         return self._ask([{"do": "step", "place": p, "text": text, "stop": stop} for p, text, stop in items])
 
-    def demonstrate(self, places: Sequence[int]) -> list[str | Broken]:
+    def demonstrate(self, places: Sequence[int]) -> list[str | EnvFailure]:
         return self._ask([{"do": "demonstrate", "place": place} for place in places])
 
     def end(self, places: Sequence[int]) -> None:
@@ -146,7 +146,7 @@ class Workers:
             return
         answers[place] = read(answer)
         if command["place"] in self._spoilt and command["do"] != "end":
-            answers[place] = Broken(SPOILT)
+            answers[place] = EnvFailure(SPOILT)
         elif command["do"] in ("begin", "step"):
             past.append((command, answer))
 
@@ -160,7 +160,7 @@ class Workers:
         self._workers[number] = None
         self._past[culprit["place"]] = []
         if place is not None:
-            answers[place] = Broken(reason)
+            answers[place] = EnvFailure(reason)
         again: list[tuple[int | None, Command]] = []
         for own, past in self._past.items():
             if own % self.count == number:

@@ -7,22 +7,29 @@ from typing import Any
 
 import torch
 
-from lmgym.config import Config
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.evaluate import Evaluation, evaluate, measured
-from lmgym.experiments.paired import Paired, compare_summed, untested
-from lmgym.experiments.paired import compare as paired
-from lmgym.experiments.sides import Side, check_same_question, choose_split, common_rewards, find, same_examples
+from lmgym.config.schema import Config
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import suggest
+from lmgym.experiments.compared_models import (
+    Side,
+    check_same_question,
+    choose_split,
+    common_rewards,
+    find,
+    same_examples,
+)
 from lmgym.logs.console import Console
-from lmgym.logs.words import decimal, json_text
-from lmgym.parts import make_engine, make_envs, make_speaker
-from lmgym.policies.load import load_policy
-from lmgym.preflight import check_lengths, cut_prompts
-from lmgym.registry import suggest
+from lmgym.logs.formatting import decimal, json_text
+from lmgym.models.load import load_policy
 from lmgym.rewards.base import Reward
 from lmgym.rewards.corpus import Corpus
-from lmgym.rollout import groups_of
+from lmgym.rollouts.evaluate import Evaluation, evaluate, measured
+from lmgym.rollouts.rollout import groups_of
+from lmgym.stats.paired import Paired, compare_summed, untested
+from lmgym.stats.paired import compare as paired
+from lmgym.training.preflight import check_lengths, cut_prompts
+from lmgym.training.setup import make_actor, make_engine, make_envs
+from lmgym.types import Example
 
 ALWAYS = ("reward", "length/mean", "truncated")  # reported of every task; its own metrics say more
 
@@ -166,9 +173,9 @@ def _answers(
     if cut := cut_prompts(examples, side.config.policy, policy.tokenizer, policy.encoder_decoder):
         console.say(cut)
     check_lengths(examples, side.config, stage, policy)
-    speaker = make_speaker(side.config, policy, make_engine(side.config, policy))
+    actor = make_actor(side.config, policy, make_engine(side.config, policy))
     envs, sampling = make_envs(config, section.env or stage.env), section.decoding(stage.sampling)
-    result = evaluate(examples, speaker, sampling, rewards, envs, config.seed, section.samples, config.reward_timeout)
+    result = evaluate(examples, actor, sampling, rewards, envs, config.seed, section.samples, config.reward_timeout)
     return result, str(policy.compute).removeprefix("torch.")
 
 

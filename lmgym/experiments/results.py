@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lmgym import checkpoint
-from lmgym.config import Config
-from lmgym.experiments.expansion import label, short_names
+from lmgym.config.schema import Config
+from lmgym.experiments.grid import label, short_names
 from lmgym.logs.console import Console
 from lmgym.logs.curves import curves_plot
-from lmgym.logs.words import decimal, json_text, visible
-from lmgym.statistics import Interval, student_t
+from lmgym.logs.formatting import decimal, json_text, visible
+from lmgym.stats.intervals import Interval, student_t
+from lmgym.training import checkpoint
 
 SEEDS_SHOWN = 5  # in columns of their own; more share one
 

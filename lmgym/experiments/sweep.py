@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lmgym import checkpoint
-from lmgym.config import STAGE_KEYS, Config, build_config, resolved
-from lmgym.errors import LmgymError
-from lmgym.experiments.expansion import SEED, expand, expands, flat, says_expand
-from lmgym.experiments.processes import side_by_side
+from lmgym.config.schema import STAGE_KEYS, Config, build_config, resolved
+from lmgym.config.yaml import apply_override, check_heard, read_yaml, write_yaml
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import check_arguments, suggest
+from lmgym.experiments.grid import SEED, expand, expands, flat, says_expand
+from lmgym.experiments.parallel_runs import side_by_side
 from lmgym.experiments.results import Member, report
 from lmgym.logs.console import Console
 from lmgym.logs.sinks import brief
 from lmgym.logs.writer import disk_errors
-from lmgym.registry import check_arguments, suggest
-from lmgym.rewards.meteor import as_measured_here
-from lmgym.train import train
-from lmgym.tree import apply_override, check_heard, read_yaml, write_yaml
+from lmgym.rewards.text.meteor import as_measured_here
+from lmgym.training import checkpoint
+from lmgym.training.loop import train
 
 ALWAYS = ("reward", "length/mean", "truncated", "reference_nll")  # metrics that no section names
 
@@ -66,7 +66,7 @@ def plan(path: Path, overrides: Sequence[str] = ()) -> Plan | None:
 
     Raises LmgymError naming the file, the run and the key at fault.
 
-    Example: [member.label for member in plan(Path("recipes/quickstart.yaml"), ["runs.seeds=[0,1]"]).members]
+    Example: [member.label for member in plan(Path("lmgym/recipes/quickstart.yaml"), ["runs.seeds=[0,1]"]).members]
     """
     tree = read_yaml(path)
     for override in overrides:

@@ -15,8 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lmgym.logs.words import decimal, number, shorten, status, visible
-from lmgym.statistics import Interval, do_not_overlap
+from lmgym.logs.formatting import decimal, number, shorten, status, visible
+from lmgym.stats.intervals import Interval, do_not_overlap
 
 SHOWN = 6  # metrics in the line of an evaluation
 

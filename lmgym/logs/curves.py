@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 from lmgym.logs.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, STYLE, plain, running_mean
 from lmgym.logs.writer import disk_errors, read_records
-from lmgym.statistics import student_t
+from lmgym.stats.intervals import student_t
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lmgym.errors import LmgymError
-from lmgym.logs.words import visible
+from lmgym.core.errors import LmgymError
+from lmgym.logs.formatting import visible
 from lmgym.logs.writer import StepClock, disk_errors, read_records
 
 if TYPE_CHECKING:

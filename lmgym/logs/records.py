@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from lmgym.episode import Episode, Turn
+from lmgym.types import Episode, Turn
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -22,17 +22,19 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     for episode in episodes:
         scores.setdefault(episode.group, []).append(episode.score)
     groups = list(scores.values())
-    parts = {name: sum(e.parts[name] for e in episodes) / count for name in episodes[0].parts}
+    parts = {name: sum(e.reward_components[name] for e in episodes) / count for name in episodes[0].reward_components}
     return {
         "reward": sum(episode.score for episode in episodes) / count,
         **{f"reward/{name}": value for name, value in parts.items()},
         "length/mean": sum(lengths) / count,
         "length/max": float(max(lengths)),
         "truncated": sum(episode.truncated for episode in episodes) / count,
-        "selected": sum(episode.trains for episode in episodes) / count,
-        **({"broken": broken / count} if (broken := sum(bool(e.broken) for e in episodes)) else {}),
+        "selected": sum(episode.selected for episode in episodes) / count,
+        **({"environment_errors": broken / count} if (broken := sum(bool(e.error) for e in episodes)) else {}),
         **({"turns/mean": turns / count} if (turns := sum(len(e.turns) for e in episodes)) > count else {}),
-        **({"groups/equal": sum(min(g) == max(g) for g in groups) / len(groups)} if len(groups) < count else {}),
+        **(
+            {"zero_variance_groups": sum(min(g) == max(g) for g in groups) / len(groups)} if len(groups) < count else {}
+        ),
     }
 
 
@@ -45,9 +47,9 @@ def rollout_record(episode: Episode) -> dict[str, Any]:
         "prompt": episode.example.prompt,
         "references": list(episode.example.references),
         "turns": [_turn_record(turn) for turn in episode.turns],
-        "parts": episode.parts,
+        "reward_components": episode.reward_components,
         "score": episode.score,
-        **({"broken": episode.broken} if episode.broken else {}),
+        **({"error": episode.error} if episode.error else {}),
         "version": episode.version,
     }
 
@@ -73,7 +75,7 @@ def prediction_record(episode: Episode, split: str) -> dict[str, Any]:
         "prompt_text": prompt if isinstance(prompt, str) else prompt[-1]["content"],
         "generated_text": episode.text,
         "ref_text": "".join(f"<START-{number}>{text}<END-{number}>" for number, text in references),
-        **episode.parts,
+        **episode.reward_components,
         "reward": episode.score,
     }
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from lmgym.errors import LmgymError
-from lmgym.registry import suggest
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import suggest
 
 
 class Sink(Protocol):

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 from lmgym.logs.sinks import brief, start
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         >>> with disk_errors(Path("/dev/full")):
         ...     raise OSError(errno.ENOSPC, "No space left on device")
         Traceback (most recent call last):
-        lmgym.errors.LmgymError: /dev/full: the disk is full (No space left on device); free some space ...
+        lmgym.core.errors.LmgymError: /dev/full: the disk is full (No space left on device); free some space ...
     """
     try:
         yield

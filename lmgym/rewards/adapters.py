@@ -4,8 +4,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lmgym.episode import Episode
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
+from lmgym.types import Episode
 
 OWN = ("prompts", "completions", "completion_ids")  # what is no column of the examples
 

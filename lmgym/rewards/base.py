@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from functools import partial, update_wrapper
 from typing import Any, Literal, TypeVar
 
-from lmgym import registry
-from lmgym.episode import Episode, Example
-from lmgym.errors import LmgymError
-from lmgym.registry import check_arguments, converted, suggest
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import check_arguments, converted, suggest
 from lmgym.rewards.adapters import from_trl
 from lmgym.rewards.alarm import TimeUp, alarm
 from lmgym.rewards.parallel import Parallel, in_parallel
-from lmgym.rewards.thinking import Stripping, thoughtless, with_text
+from lmgym.rewards.views import Stripping, thoughtless, with_text
+from lmgym.types import Episode, Example
 
 RewardFunction = TypeVar("RewardFunction", bound=Callable[..., Any])
 OPTIONS = {
@@ -45,7 +45,7 @@ class Reward:
     none; elsewhere it counts as 0. With `shaping` it is paid token by token (see tokens.py), with `each_turn` turn by
     turn (see turns.py).
 
-    Example: Reward("final_answer", 1.0, lmgym.registry.get("reward", "final_answer"))
+    Example: Reward("final_answer", 1.0, lmgym.core.registry.get("reward", "final_answer"))
     """
 
     name: str
@@ -148,7 +148,7 @@ def evaluate(reward: Reward, episodes: Sequence[Episode], timeout: float | None 
         [1.0, 0.0]
     """
     if getattr(reward.function, "pays_tokens", False):
-        raise LmgymError(f"reward '{reward.name}' pays token by token; let lmgym.rollout.score apply it")
+        raise LmgymError(f"reward '{reward.name}' pays token by token; let lmgym.rollouts.rollout.score apply it")
     values = iter(_judge(reward, judged(reward, episodes), timeout))
     return [next(values) if reward.applies(episode.example) else 0.0 for episode in episodes]
 

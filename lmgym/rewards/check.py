@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import build, evaluate
+from lmgym.types import Episode, Example, Turn
 
 SAMPLE_TEXTS = (
     "The answer is: 18",

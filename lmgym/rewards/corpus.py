@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmgym.episode import Episode
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import Reward, guarded, judged
-from lmgym.statistics import Interval, Summed, summed_bootstrap
+from lmgym.stats.intervals import Interval, SufficientStatistics, sums_bootstrap
+from lmgym.types import Episode
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Corpus:
 
     value: float
     prompts: int
-    summed: Summed | None = None
+    summed: SufficientStatistics | None = None
 
     @property
     def interval(self) -> Interval:
         """With a bootstrap over prompts where it is a figure of sums; else without bounds."""
         if self.summed is not None:
-            return summed_bootstrap(self.summed)
+            return sums_bootstrap(self.summed)
         return Interval(self.value, math.nan, math.nan, self.prompts)
 
 
@@ -69,7 +69,7 @@ def _corpus(reward: Reward, groups: Sequence[Sequence[Episode]], timeout: float 
         else:
             by_text = sums(*call, **arguments)
             starts = np.cumsum([0, *map(len, groups[:-1])])
-            summed = Summed(np.add.reduceat(by_text.rows, starts, axis=0), by_text.value)
+            summed = SufficientStatistics(np.add.reduceat(by_text.rows, starts, axis=0), by_text.value)
             value = summed.figure
     if not isinstance(value, float):
         raise LmgymError(f"reward '{reward.name}': its corpus returned {value!r}; it must be a number")

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from functools import cache, update_wrapper
 from typing import Any
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import load_attribute
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import load_attribute
 from lmgym.rewards.workers import Failure, default_count, shared
+from lmgym.types import Example
 
 PIECES = 4  # of a call for each process, so that a slow text does not leave the others idle
 

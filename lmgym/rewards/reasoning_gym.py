@@ -9,11 +9,11 @@ import warnings
 from functools import lru_cache
 from typing import Any
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register
-from lmgym.rewards.maths import extract_answer
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
+from lmgym.rewards.maths.final_answer import extract_answer
 from lmgym.rewards.workers import Failure, shared
+from lmgym.types import Example
 
 MEMORY = 4.0  # GiB that a worker may take
 LONGEST = 20_000  # characters of an answer

@@ -4,11 +4,11 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Literal, TypeVar
 
-from lmgym import seeds
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register
+from lmgym.core import seeds
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.tasks.base import check_split, share
+from lmgym.types import Example
 
 T = TypeVar("T")
 Operation = Literal["add", "subtract", "multiply", "divide"]

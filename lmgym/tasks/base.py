@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lmgym import registry, seeds
-from lmgym.episode import Example, Message
-from lmgym.errors import LmgymError
-from lmgym.registry import check_arguments, suggest
+from lmgym.core import registry, seeds
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import check_arguments, suggest
+from lmgym.types import Example, Message
 
 OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix")  # of `load`, for any task
 SPLITS = ("train", "validation", "test")

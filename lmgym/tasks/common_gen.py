@@ -5,13 +5,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split
 from lmgym.tasks.files import files_of, lines_of
 from lmgym.tasks.jsonl import column
 from lmgym.tasks.sources import disjoint, stream, texts_of
+from lmgym.types import Example
 
 CONCEPTS = ".src_alpha.txt"  # the original's files of lines
 SENTENCES = ".tgt.txt"

@@ -7,13 +7,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split
 from lmgym.tasks.files import NAMES, as_object, files_of, lines_of, read_json
 from lmgym.tasks.jsonl import column
 from lmgym.tasks.sources import disjoint, stream
+from lmgym.types import Example
 
 INTENTS = {"inform": 1, "question": 2, "directive": 3, "commissive": 4}
 EMOTIONS = {"no_emotion": 0, "anger": 1, "disgust": 2, "fear": 3, "happiness": 4, "sadness": 5, "surprise": 6}
@@ -77,13 +77,13 @@ def daily_dialog(
 
 @register("task", "crd3")
 def crd3(split: str, path: str | Path, max_context_size: int = 5, skip_blank: bool = False) -> list[Example]:
-    """The last `max_context_size` turns of a role-playing game, a line each ("MATT: Hello."), and the next speaker's
+    """The last `max_context_size` turns of a role-playing game, a line each ("MATT: Hello."), and the next actor's
     name as prompt; what is said as reference. The first two turns of an episode are context only. A turn in which
     nothing is said is refused, or, with `skip_blank`, context only.
 
     `path` is the original's folder (github.com/RevanthRameshkumar/CRD3, unpacked) with data/aligned data/train_files,
     val_files and test_files, which name the episodes, and data/cleaned data/EPISODE.json. There is none on the Hub.
-    `meta` has episode and speaker. Of several speakers the first one is named. Of train and validation, prompts that a
+    `meta` has episode and actor. Of several actors the first one is named. Of train and validation, prompts that a
     later split has are left out. Source: RL4LMs, `crd3`.
 
     Example:
@@ -104,22 +104,22 @@ def crd3(split: str, path: str | Path, max_context_size: int = 5, skip_blank: bo
                 continue
             file = folder / "cleaned data" / f"{episode.strip()}.json"
             turns = list(_turns(file))
-            for place, (speaker, said) in enumerate(turns):
+            for place, (actor, said) in enumerate(turns):
                 if not said.strip() and not skip_blank:
                     raise LmgymError(
                         f"{file}: turn {place + 1}: key 'UTTERANCES' holds no text; task.skip_blank leaves it out"
                     )
                 if place > 1 and said.strip():
                     lines = [f"{name}: {words}" for name, words in turns[max(0, place - max_context_size) : place]]
-                    prompt = "\n".join([*lines, f"{speaker}: "])
-                    meta = {"episode": episode.strip(), "speaker": speaker}
+                    prompt = "\n".join([*lines, f"{actor}: "])
+                    meta = {"episode": episode.strip(), "actor": actor}
                     yield Example(f"crd3/{part}/{episode.strip()}/{place}", prompt, (said,), meta)
 
     return disjoint(split, examples_of)
 
 
 def _turns(file: Path) -> Iterator[tuple[str, str]]:
-    """Speaker and words of each turn."""
+    """Actor and words of each turn."""
     found = as_object(read_json(file), str(file))
     turns = column(found, "TURNS", str(file))
     if not isinstance(turns, list):

@@ -1,8 +1,8 @@
 """Numbered episodes, for environments that bring their own problems and need no data."""
 
-from lmgym.episode import Example
-from lmgym.registry import register
+from lmgym.core.registry import register
 from lmgym.tasks.base import check_split
+from lmgym.types import Example
 
 
 @register("task", "episodes")

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from lmgym.errors import LmgymError
-from lmgym.registry import suggest
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import suggest
 from lmgym.tasks.base import MissingSplit
 from lmgym.tasks.jsonl import read_json_lines
 

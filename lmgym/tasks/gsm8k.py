@@ -3,11 +3,11 @@
 import re
 from pathlib import Path
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split
 from lmgym.tasks.sources import Row, rows, text_of
+from lmgym.types import Example
 
 CALCULATOR = re.compile(r"<<[^<>\n]*>>")
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register, suggest
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register, suggest
 from lmgym.tasks.base import SPLITS, MissingSplit, check_split, share
+from lmgym.types import Example
 
 Row = tuple[int, dict[str, Any]]  # line number (from 1) and the object on that line
 ROLES = ("system", "user", "assistant")

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.latex import last_boxed
-from lmgym.registry import register, suggest
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register, suggest
 from lmgym.tasks.base import MissingSplit, check_split, share
 from lmgym.tasks.sources import Row, rows, text_of
+from lmgym.text.latex import last_boxed
+from lmgym.types import Example
 
 SUBJECTS = (
     "Algebra",

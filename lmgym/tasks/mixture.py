@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmgym import registry
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import check_arguments, register
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import check_arguments, register
 from lmgym.tasks.base import OPTIONS, MissingSplit, check_split, load
+from lmgym.types import Example
 
 OWN = ("name", "weight", "label", "split")  # of a member; all else is for its task
 

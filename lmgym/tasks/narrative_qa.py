@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split
 from lmgym.tasks.files import NAMES, Row, rows_of
 from lmgym.tasks.jsonl import column
 from lmgym.tasks.sources import disjoint, stream, text_of, texts_of
+from lmgym.types import Example
 
 UNIFIED = ("prompt", "answer")  # the columns of UnifiedQA's .tsv, which names none
 Question = tuple[str, str, tuple[str, ...], dict[str, Any]]  # question, summary, answers, meta

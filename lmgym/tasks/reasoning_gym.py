@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import check_arguments, register, suggest
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import check_arguments, register, suggest
 from lmgym.tasks.base import SPLITS, check_split
+from lmgym.types import Example
 
 APART = 2**30  # between the seeds of two splits: item i of a data set is a function of its seed + i
 PATIENCE = 20  # times the wanted number of items, after which there are no more different ones

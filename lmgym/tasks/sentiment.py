@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split, share
 from lmgym.tasks.files import Row, rows_of, split_named
 from lmgym.tasks.jsonl import column
 from lmgym.tasks.sources import stream, text_of
+from lmgym.types import Example
 
 HUB_ID = "stanfordnlp/imdb"
 FOLDERS = {"neg": 0, "pos": 1}

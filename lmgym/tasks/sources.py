@@ -5,11 +5,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 from lmgym.tasks.base import SPLITS, MissingSplit
 from lmgym.tasks.files import NAMES, SUFFIXES, Row, as_object, files_of, read_json, rows_of
 from lmgym.tasks.jsonl import column, read_json_lines
+from lmgym.types import Example
 
 
 def rows(task: str, part: str, path: str | Path | None, hub_id: str, config: str | None = None) -> list[Row]:

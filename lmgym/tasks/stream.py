@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from lmgym import seeds
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
+from lmgym.core import seeds
+from lmgym.core.errors import LmgymError
+from lmgym.types import Example
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.tasks.base import check_split
 from lmgym.tasks.sources import disjoint, stream, text_of
+from lmgym.types import Example
 
 
 @register("task", "cnn_daily_mail")

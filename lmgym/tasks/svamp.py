@@ -4,12 +4,12 @@ import re
 from fractions import Fraction
 from pathlib import Path
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split, share
 from lmgym.tasks.jsonl import column
 from lmgym.tasks.sources import Row, local_rows, rows, split_of, text_of
+from lmgym.types import Example
 
 
 @register("task", "svamp")

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.tasks.base import check_split
+from lmgym.types import Example
 
 LARGEST = 49  # of the first numbers, which leaves room to count on with two digits
 PLACES = {"train": (0, 1, 2), "validation": (3,), "test": (4,)}  # a number's remainder by 5 decides its split

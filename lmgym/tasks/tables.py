@@ -5,12 +5,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.tasks.base import check_split
 from lmgym.tasks.jsonl import column
 from lmgym.tasks.sources import disjoint, stream, texts_of
+from lmgym.types import Example
 
 Cell = Mapping[str, Any]  # {"value", "is_header", "column_span", "row_span"}
 Table = Sequence[Sequence[Cell]]

@@ -2,10 +2,10 @@
 
 from string import Formatter
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register, suggest
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register, suggest
 from lmgym.tasks.base import check_split
+from lmgym.types import Example
 
 TEMPLATE = "Write about 100 words: {topic}\n\n"
 FIELDS = ("topic", "opening")

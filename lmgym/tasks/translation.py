@@ -6,13 +6,13 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register, suggest
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register, suggest
 from lmgym.tasks.base import SPLITS, check_split
 from lmgym.tasks.files import NAMES, SUFFIXES, files_of, lines_of
 from lmgym.tasks.jsonl import column
 from lmgym.tasks.sources import disjoint, stream
+from lmgym.types import Example
 
 NEWS = "Helsinki-NLP/news_commentary"
 TEXTS = (*SUFFIXES, ".txt", ".gz")

@@ -5,12 +5,12 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register, suggest
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register, suggest
 from lmgym.tasks.base import check_split
 from lmgym.tasks.files import SUFFIXES
 from lmgym.tasks.sources import disjoint, stream, texts_of
+from lmgym.types import Example
 
 Triple = list[str]  # head, relation, tail
 TEMPLATE = "<H> {head} <R> {relation} <T> {tail}"

@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from lmgym import registry
 from lmgym.algorithms.actor_critic import PPO
 from lmgym.compat.rl4lms.classes import recipe_arguments
 from lmgym.compat.rl4lms.data_pool import Sample, TextGenPool
@@ -28,14 +27,15 @@ from lmgym.compat.rl4lms.registries import (
     WrapperRegistry,
 )
 from lmgym.compat.rl4lms.reward import BatchedRewardFunction, Observation, RewardFunction, observations
-from lmgym.config import build_config
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
-from lmgym.parts import training_examples
+from lmgym.config.schema import build_config
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import build, check_examples, evaluate
-from lmgym.rollout import score
+from lmgym.rollouts.rollout import apply_rewards
 from lmgym.tasks.base import MissingSplit, check_task, load
 from lmgym.tasks.stream import Stream
+from lmgym.training.setup import training_examples
+from lmgym.types import Episode, Example, Turn
 from tests import models, runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
@@ -160,12 +160,12 @@ def test_what_is_wrong_with_a_pool_is_said(samples: list[Sample], complaint: str
 
 
 def test_a_pool_that_fails_says_where() -> None:
-    class Broken(TextGenPool):
+    class EnvFailure(TextGenPool):
         @classmethod
         def prepare(cls, split: str, path: str) -> "TextGenPool":
             raise KeyError(path)
 
-    DataPoolRegistry.add("broken", Broken)
+    DataPoolRegistry.add("broken", EnvFailure)
     with pytest.raises(LmgymError, match=r"task 'broken': prepare\(split='train'\) raised KeyError: 'x.json'"):
         load("broken", "train", path="x.json")
     with pytest.raises(LmgymError, match=r"key 'task.path' is missing"):
@@ -204,8 +204,8 @@ def test_arguments_that_are_called_like_a_recipes_own() -> None:
 
     RewardFunctionRegistry.add("weighs", Weighs)
     (episode,) = answered("ab")
-    score([episode], build({"weighs": {"weight": 2.0, "own_weight": 3.0, "own_part": "y"}}), tokenizer=BYTES)
-    assert episode.parts == {"weighs": 3.0} and episode.score == 6.0
+    apply_rewards([episode], build({"weighs": {"weight": 2.0, "own_weight": 3.0, "own_part": "y"}}), tokenizer=BYTES)
+    assert episode.reward_components == {"weighs": 3.0} and episode.score == 6.0
 
 
 # ---------------------------------------------------------------- rewards
@@ -261,7 +261,7 @@ class WholeAnswersOnly(BatchedRewardFunction):
 def test_a_step_reward_sees_what_rl4lms_shows_it() -> None:
     (episode,) = answered("a,", references=("a,", "x"), meta={"level": 3})
     RewardFunctionRegistry.add("commas", Commas)
-    score([episode], build({"commas": 1.0}), tokenizer=BYTES)
+    apply_rewards([episode], build({"commas": 1.0}), tokenizer=BYTES)
     assert [action for _, action, *_ in LOG] == episode.turns[0].action_ids
     assert [(before.context_text, after.context_text) for before, _, after, *_ in LOG] == [
         ("", "a"),
@@ -287,16 +287,16 @@ def test_a_step_reward_sees_what_rl4lms_shows_it() -> None:
 def test_a_step_reward_is_paid_at_its_tokens() -> None:
     episodes = answered(",ab,", "b")
     RewardFunctionRegistry.add("commas", Commas)
-    score(episodes, build({"commas": {"weight": 2.0, "bonus": 0.25}}), tokenizer=BYTES)
+    apply_rewards(episodes, build({"commas": {"weight": 2.0, "bonus": 0.25}}), tokenizer=BYTES)
     assert episodes[0].turns[0].token_rewards == [2.0, 0.0, 0.0, 2.0, 0.5]
-    assert [episode.parts["commas"] for episode in episodes] == [2.25, 0.0]
+    assert [episode.reward_components["commas"] for episode in episodes] == [2.25, 0.0]
     assert [episode.score for episode in episodes] == [4.5, 0.0]
 
 
 def test_a_class_without_rl4lms_base_is_called_step_by_step() -> None:
     episodes = answered("abc", "")
     RewardFunctionRegistry.add("at_the_end", AtTheEnd)
-    score(episodes, build({"at_the_end": 1.0}), tokenizer=BYTES)
+    apply_rewards(episodes, build({"at_the_end": 1.0}), tokenizer=BYTES)
     assert [episode.turns[0].token_rewards for episode in episodes] == [[0, 0, 0, 3.0], [0]]
 
 
@@ -310,7 +310,7 @@ def test_observations_of_a_conversation_are_of_its_last_turn() -> None:
 def test_a_batched_reward_gets_every_beginning_of_every_answer() -> None:
     episodes = answered("ab", "c")
     RewardFunctionRegistry.add("batched", Batched)
-    score(episodes, build({"batched": 1.0}), tokenizer=BYTES)
+    apply_rewards(episodes, build({"batched": 1.0}), tokenizer=BYTES)
     ((prompts, texts, references, dones, metas),) = LOG  # one call
     assert prompts == ["p?"] * 5 and references == [["ab"]] * 5
     assert texts == ["a", "ab", "ab", "c", "c"] and dones == [False, False, True, False, True]
@@ -326,7 +326,7 @@ def test_a_batched_reward_may_answer_for_whole_answers_alone(made: Any) -> None:
 
     episodes = answered("ab", "c")
     RewardFunctionRegistry.add("short", Made)
-    score(episodes, build({"short": 1.0}), tokenizer=BYTES)
+    apply_rewards(episodes, build({"short": 1.0}), tokenizer=BYTES)
     assert [episode.turns[0].token_rewards for episode in episodes] == [[0, 0, 2.0], [0, 1.0]]
 
 
@@ -351,7 +351,7 @@ def test_what_is_wrong_with_a_reward_is_said() -> None:
         ("NoNumber", "reward 'NoNumber' returned 'n/a' for example 'a/0'"),
     ):
         with pytest.raises(LmgymError, match=complaint):
-            score(answered("ab", "c"), build({name: 1.0}), tokenizer=BYTES)
+            apply_rewards(answered("ab", "c"), build({name: 1.0}), tokenizer=BYTES)
     with pytest.raises(LmgymError, match=r"unknown key 'rewards.Commas.bonsu'; did you mean 'bonus'\?"):
         build({"Commas": {"bonsu": 1.0}})
     with pytest.raises(LmgymError, match="takes a class whose instances are called, not 7"):
@@ -380,7 +380,7 @@ def test_an_instance_is_made_once_for_its_arguments() -> None:
 
     RewardFunctionRegistry.add("counted", Counted)
     for bonus in (1.0, 1.0, 2.0):
-        score(answered("a", "b"), build({"counted": {"bonus": bonus}}), tokenizer=BYTES)
+        apply_rewards(answered("a", "b"), build({"counted": {"bonus": bonus}}), tokenizer=BYTES)
     assert made == [{"bonus": 1.0}, {"bonus": 2.0}]
     assert isinstance(RewardFunctionRegistry.get("counted", {"bonus": 3.0}), Counted) and len(made) == 3
     with pytest.raises(LmgymError, match="no reward 'count' was added; did you mean 'counted'"):
@@ -489,7 +489,7 @@ class HalfPPO(PPO):
 
     def advantages(self, batch: Any) -> Any:
         batch = super().advantages(batch)
-        return batch.with_(advantages=self.share * batch.advantages)
+        return batch.replace(advantages=self.share * batch.advantages)
 
 
 def test_an_algorithm_of_ones_own() -> None:
@@ -642,7 +642,9 @@ def test_a_recipe_trains_on_classes_of_rl4lms_alone(tmp_path: Path) -> None:
     assert answers
     for record in answers:
         text = record["turns"][0]["text"]
-        assert record["parts"]["vowels_metric"] == sum(letter in "aeiou" for letter in text) / max(len(text), 1)
+        assert record["reward_components"]["vowels_metric"] == sum(letter in "aeiou" for letter in text) / max(
+            len(text), 1
+        )
         assert record["score"] == 2.0 * sum(letter in "aeiou" for letter in text)
     rollouts = [record for record in runs.records(folder / "rollouts.jsonl") if record["kind"] == "train"]
     assert all(record["example"].startswith("vowels/train/train_") for record in rollouts)

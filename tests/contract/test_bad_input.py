@@ -15,9 +15,9 @@ import pytest
 import torch
 import yaml
 
-from lmgym.cli import main
-from lmgym.episode import Example
-from lmgym.policies.builtin import builtin_model, byte_tokenizer, tiny_model
+from lmgym.cli.main import main
+from lmgym.models.builtin import builtin_model, byte_tokenizer, tiny_model
+from lmgym.types import Example
 from tests import runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
 
@@ -476,7 +476,7 @@ def test_a_kept_set_larger_than_the_vocabulary(tmp_path: Path, capsys: pytest.Ca
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lmgym.milestones.training_plot", lambda metrics, plot: plot)
+        patch.setattr("lmgym.training.evaluation_points.training_plot", lambda metrics, plot: plot)
         return runs.run(tmp_path_factory.mktemp("bad_input") / "run", steps=3, checkpoint={"every": 1})
 
 
@@ -540,9 +540,9 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureF
 
 FULL_DISK = """
 import hashlib, subprocess, sys
-import lmgym.milestones
-from lmgym.cli import main
-lmgym.milestones.training_plot = lambda metrics, plot: plot
+import lmgym.training.evaluation_points
+from lmgym.cli.main import main
+lmgym.training.evaluation_points.training_plot = lambda metrics, plot: plot
 disk, recipe, sizes = sys.argv[1], sys.argv[2], sys.argv[3:]
 for size in sizes:
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", disk], check=True)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 
-from lmgym import rendering
-from lmgym.errors import LmgymError
-from lmgym.policies.builtin import (
+from lmgym.core.errors import LmgymError
+from lmgym.models.builtin import (
     MODELS,
     TOKENIZERS,
     builtin_model,
@@ -23,6 +22,7 @@ from lmgym.policies.builtin import (
     tiny_model,
 )
 from lmgym.tasks.base import load
+from lmgym.text import chat
 
 SMALLER: dict[str, dict[str, Any]] = {  # one field each, by the name that the model's own configuration gives it
     "builtin:tiny": {"num_hidden_layers": 1},
@@ -86,44 +86,44 @@ def test_a_folder_gives_back_the_same_model_and_tokenizer(name: str, tokenizer_n
         assert getattr(settings, "forced_eos_token_id", None) is None
     words = AutoTokenizer.from_pretrained(tmp_path)
     assert words.get_vocab() == tokenizer.get_vocab() and words.eos_token_id == 2
-    ids = rendering.prompt_ids(tokenizer, "7 99 0")
-    assert rendering.prompt_ids(words, "7 99 0") == ids
-    assert rendering.decode(words, ids) == "7 99 0"
+    ids = chat.prompt_ids(tokenizer, "7 99 0")
+    assert chat.prompt_ids(words, "7 99 0") == ids
+    assert chat.decode(words, ids) == "7 99 0"
 
 
 @given(st.lists(st.integers(0, 99), max_size=20))
 def test_numbers_are_one_token_each(numbers: list[int]) -> None:
     tokenizer = number_tokenizer()
     text = " ".join(map(str, numbers))
-    ids = rendering.prompt_ids(tokenizer, text)
+    ids = chat.prompt_ids(tokenizer, text)
     assert ids == [1, *(number + 3 for number in numbers)]
-    assert rendering.decode(tokenizer, [*ids, 2, 0]) == text
+    assert chat.decode(tokenizer, [*ids, 2, 0]) == text
 
 
 @given(st.text(max_size=40).filter(lambda text: "<" not in text))
 def test_bytes_take_any_text(text: str) -> None:
     tokenizer = byte_tokenizer()
-    ids = rendering.prompt_ids(tokenizer, text)
+    ids = chat.prompt_ids(tokenizer, text)
     assert ids[0] == 1 and len(ids) == 1 + len(text.encode())
-    assert rendering.decode(tokenizer, ids) == text
+    assert chat.decode(tokenizer, ids) == text
 
 
 @pytest.mark.parametrize("word", ["hello", "100", "07", "-1", "1."])
 def test_a_word_that_is_no_number_is_refused(word: str, tmp_path: Path) -> None:
     tokenizer = number_tokenizer()
     with pytest.raises(LmgymError, match=f"knows the whole numbers 0 to 99 .* the text has '{word}'"):
-        rendering.prompt_ids(tokenizer, f"1 {word} 2")
+        chat.prompt_ids(tokenizer, f"1 {word} 2")
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(Exception, match=r"Missing \[UNK\] token"):  # transformers' class, and tokenizers' own words
-        rendering.prompt_ids(AutoTokenizer.from_pretrained(tmp_path), f"1 {word} 2")
+        chat.prompt_ids(AutoTokenizer.from_pretrained(tmp_path), f"1 {word} 2")
 
 
 def test_the_synthetic_prompts_suit_the_tokenizers() -> None:
     numbers, byte = number_tokenizer(), byte_tokenizer()
     for split in ("train", "validation", "test"):
         for example in load("increasing_numbers", split):
-            assert rendering.prompt_ids(numbers, example.prompt) == [1, int(example.prompt) + 3]
-            assert len(rendering.prompt_ids(byte, example.prompt)) == 1 + len(example.prompt)
+            assert chat.prompt_ids(numbers, example.prompt) == [1, int(example.prompt) + 3]
+            assert len(chat.prompt_ids(byte, example.prompt)) == 1 + len(example.prompt)
 
 
 def test_tiny_model_is_the_llama() -> None:

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from lmgym import checkpoint
-from lmgym.errors import LmgymError
-from lmgym.policies.policy import Policy
-from lmgym.update import Optimizer, OptimizerSection
+from lmgym.core.errors import LmgymError
+from lmgym.models.policy import Policy
+from lmgym.training import checkpoint
+from lmgym.updates.first_order import Optimizer, OptimizerSection
 from tests import models
 
 STATE = {"stage": 0, "step": 3, "version": 3, "progress": {"best": 0.1}, "algorithm": {"moving_mean": 1 / 3}}

@@ -15,10 +15,11 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lmgym import __version__, registry
-from lmgym.cli import main
-from lmgym.config import dump, load_config
-from lmgym.episode import Example
+from lmgym import __version__
+from lmgym.cli.main import main
+from lmgym.config.schema import dump, load_config
+from lmgym.core import registry
+from lmgym.types import Example
 from tests import runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
 
@@ -35,7 +36,7 @@ def command(*arguments: object) -> int:
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lmgym.milestones.training_plot", lambda metrics, plot: plot)
+        patch.setattr("lmgym.training.evaluation_points.training_plot", lambda metrics, plot: plot)
         return runs.run(tmp_path_factory.mktemp("cli") / "run", steps=3)
 
 
@@ -43,7 +44,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 PROBE = """
 import sys
-from lmgym.cli import main
+from lmgym.cli.main import main
 try:
     status = main(sys.argv[1:])
 except SystemExit as end:
@@ -65,7 +66,7 @@ def test_help_names_every_verb_and_a_first_command(capsys: pytest.CaptureFixture
     assert command() == 0
     said = capsys.readouterr().out
     assert all(f"    {verb} " in said for verb in ("train", "eval", "compare", "generate", "list", "check"))
-    assert "lmgym train recipes/quickstart.yaml" in said
+    assert "lmgym train lmgym/recipes/quickstart.yaml" in said
     with pytest.raises(SystemExit, match="0"):
         command("--version")
     assert capsys.readouterr().out == f"lmgym {__version__}\n"
@@ -98,7 +99,7 @@ def test_list_everything_and_a_plugin(tmp_path: Path, capsys: pytest.CaptureFixt
     assert command("list", "--json") == 0
     assert set(json.loads(capsys.readouterr().out)) == set(registry.BUILTIN)
     (tmp_path / "shouts.py").write_text(
-        "from lmgym.registry import register\n"
+        "from lmgym.core.registry import register\n"
         "@register('reward', 'test_cli_shout')\n"
         "def shout(texts, examples):\n    'Capital letters.'\n    return [float(text.isupper()) for text in texts]\n"
     )
@@ -130,7 +131,7 @@ def test_a_run_folder_holds_all_that_is_promised(done: Path) -> None:
     machine = json.loads((done / "machine.json").read_text())
     assert machine["threads"] == 1 and machine["compute"] == "float32" and machine["torch"] == torch.__version__
     for record in runs.records(done / "rollouts.jsonl"):
-        assert {"kind", "stage", "step", "prompt", "turns", "score", "parts"} <= set(record)
+        assert {"kind", "stage", "step", "prompt", "turns", "score", "reward_components"} <= set(record)
 
 
 def test_metrics_hold_what_is_promised(done: Path) -> None:
@@ -138,11 +139,11 @@ def test_metrics_hold_what_is_promised(done: Path) -> None:
     train = next(record for record in map(json.loads, lines) if record["kind"] == "train")
     expected = {
         "reward", "reward/length", "reward/regex", "length/mean", "length/max", "truncated", "entropy", "ratio/mean",
-        "ratio/clipped", "kl/old", "mismatch/mean", "gradient_norm", "groups/equal", "learning_rate", "loss/policy",
+        "ratio/clipped", "kl/old", "sampler_logprob_gap", "gradient_norm", "zero_variance_groups", "learning_rate", "loss/policy",
         "tokens_per_second/rollout", "tokens_per_second/update", "memory/peak_gib", "seconds",
     }  # fmt: skip
     assert expected <= set(train)
-    assert train["ratio/mean"] == 1.0 and train["ratio/clipped"] == 0.0 and train["mismatch/mean"] < 1e-4
+    assert train["ratio/mean"] == 1.0 and train["ratio/clipped"] == 0.0 and train["sampler_logprob_gap"] < 1e-4
     evaluation = json.loads(lines[0])
     assert evaluation["kind"] == "evaluation" and evaluation["step"] == 0 and evaluation["count"] == 8
     assert {"reward", "reward/low", "reward/high", "length", "length/mean", "regex"} <= set(evaluation)
@@ -297,7 +298,7 @@ def test_generate_reads_prompts_from_standard_input(
 
 def test_generate_uses_the_newest_weights(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run that was resumed with more steps and interrupted has a checkpoint newer than its final/."""
-    from lmgym.parts import trained_policy
+    from lmgym.training.setup import trained_policy
     from tests.parity.test_resume import Interrupting
 
     folder = runs.run(tmp_path / "run", steps=1)

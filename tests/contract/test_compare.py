@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from lmgym.cli import main
-from lmgym.errors import LmgymError
+from lmgym.cli.main import main
+from lmgym.core.errors import LmgymError
 from lmgym.experiments.compare import Comparison, compare
-from lmgym.experiments.paired import compare as paired
+from lmgym.stats.paired import compare as paired
 from tests import runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_picture")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two finished runs of one recipe; the second one's rate is high, so that its answers are others."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lmgym.milestones.training_plot", lambda metrics, plot: plot)
+        patch.setattr("lmgym.training.evaluation_points.training_plot", lambda metrics, plot: plot)
         folder = tmp_path_factory.mktemp("compare")
         one = runs.run(folder / "one", steps=5)
         return one, runs.run(folder / "two", steps=5, seed=1, optimizer={"learning_rate": 0.03, "warmup": 0})

@@ -11,9 +11,9 @@ from hypothesis import strategies as some
 from lmgym.algorithms.grpo import GRPO
 from lmgym.algorithms.reinforce import Reinforce
 from lmgym.algorithms.supervised import Supervised
-from lmgym.config import STAGE_KEYS, Config, Stage, build_config, dump, load_config, resolved
-from lmgym.errors import LmgymError
-from lmgym.tree import apply_override, read_yaml
+from lmgym.config.schema import STAGE_KEYS, Config, Stage, build_config, dump, load_config, resolved
+from lmgym.config.yaml import apply_override, read_yaml
+from lmgym.core.errors import LmgymError
 
 BASE: dict[str, Any] = {"task": "arithmetic", "rewards": {"final_answer": 1.0}}
 STAGED = """

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 

@@ -12,12 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lmgym import registry
-from lmgym.cli import main
+from lmgym.cli.main import main
+from lmgym.core import registry
 from lmgym.envs.base import Step
-from lmgym.episode import Example, Message
-from lmgym.policies import adapter
-from lmgym.policies.load import PolicySection, load_policy
+from lmgym.models.load import PolicySection, load_policy
+from lmgym.types import Example, Message
 from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
@@ -99,7 +98,7 @@ def assert_trained(folder: Path, model: str, lora: bool) -> None:
         trained = load_policy(section, seed=0, folder=runs.newest(folder))
         layers = {name.split(".lora_")[0] for name, _ in trained.model.named_parameters() if ".lora_" in name}
         assert layers and moved <= {f"{layer}.weight" for layer in layers}
-        plain = adapter.merged(trained.model).state_dict()
+        plain = lora.merged(trained.model).state_dict()
         assert all(torch.equal(plain[name], tensor) for name, tensor in final.items())
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [record for record in records if record["kind"] == "train"]

@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 import pytest
 
-from lmgym import Example, Step, check_reward, check_task, load_config, registry
-from lmgym.cli import main
+from lmgym import Example, Step, check_reward, check_task, load_config
+from lmgym.cli.main import main
+from lmgym.core import registry
 from lmgym.logs.console import Console
-from lmgym.train import train
+from lmgym.training.loop import train
 from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
@@ -125,8 +126,8 @@ def test_the_minimal_example_and_lmgym_agree_on_the_loss() -> None:
     """The same numbers through both: advantages, loss, clipped share."""
     import torch
 
-    from lmgym.maths import advantages as credit
-    from lmgym.maths.losses import clipped_surrogate
+    from lmgym.functional import advantages as credit
+    from lmgym.functional.losses import clipped_surrogate
 
     minimal = runpy.run_path(str(runs.ROOT / "examples" / "minimal.py"))
     generator = torch.Generator().manual_seed(0)
@@ -162,8 +163,8 @@ def test_the_nanorl_recipe_trains_with_each_baseline(baseline: str, tmp_path: Pa
 
 
 def test_the_nanorl_recipes_show_the_bare_prompt_to_a_model_with_a_chat_template() -> None:
-    from lmgym.policies.builtin import byte_tokenizer
-    from lmgym.rendering import prompt_ids
+    from lmgym.models.builtin import byte_tokenizer
+    from lmgym.text.chat import prompt_ids
 
     tokenizer = byte_tokenizer()
     bare = prompt_ids(tokenizer, "Write.\n\n")

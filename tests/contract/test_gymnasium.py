@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmgym import registry
 from lmgym.algorithms.actor_critic import PPO
 from lmgym.batch import collate
-from lmgym.config import build_config
+from lmgym.config.schema import build_config
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 from lmgym.envs.agent import Agent, Blackjack, words
 from lmgym.envs.check import check_env
 from lmgym.envs.gymnasium import Gymnasium
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
+from lmgym.types import Episode, Example, Turn
 from tests import runs
 
 GAME = Example("game/0", "a game")
@@ -197,7 +197,7 @@ def test_rewards_stay_on_their_turns_and_cut_episodes_bootstrap(restart: bool) -
     for terminated, last in ((True, -0.5), (False, -0.05)):
         batch = collate([Episode(GAME, 0, 0, turns, terminated=terminated, score=1.0)])
         half = batch.rewards.new_full(batch.rewards.shape, 0.5)
-        batch = batch.with_(logprobs_old=half, values=half, last_values=batch.score.new_full((len(batch),), 0.5))
+        batch = batch.replace(logprobs_old=half, values=half, last_values=batch.score.new_full((len(batch),), 0.5))
         ppo = PPO(gamma=0.9, gae_lambda=0.5, discount_per="turn", whiten="none", bootstrap=True)
         advantages = ppo.advantages(batch).advantages
         assert advantages is not None

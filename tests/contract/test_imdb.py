@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import imdb
-from lmgym.episode import Example
 from lmgym.tasks.base import share
+from lmgym.types import Example
 from tests import runs
 
 MOODS = (["bad", "dull", "awful", "poor"], ["good", "fine", "lovely", "great"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmgym import registry
+from lmgym.core import registry
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "datasets", "vllm")
@@ -44,7 +44,7 @@ def test_the_probe_notices_torch() -> None:
 
 
 def test_importing_lmgym_and_its_command_line_loads_nothing_heavy() -> None:
-    assert probe(["lmgym", "lmgym.cli"]) == ""
+    assert probe(["lmgym", "lmgym.cli.main"]) == ""
 
 
 def test_the_text_world_loads_nothing_heavy() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from lmgym import needs, registry
-from lmgym.cli import main
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.needs import NEEDS, Standing, standing
+from lmgym.cli.main import main
+from lmgym.core import availability, registry
+from lmgym.core.availability import NEEDS, Availability, availability_of
+from lmgym.core.errors import LmgymError
+from lmgym.types import Example
 
 ROWS = {kind: {row["name"]: row for row in registry.describe(kind)} for kind in registry.BUILTIN}
 EXAMPLE = Example(
@@ -24,9 +24,9 @@ EXAMPLE = Example(
 
 @pytest.fixture(autouse=True)
 def _look_anew() -> Any:
-    needs._installed.cache_clear()
+    availability._installed.cache_clear()
     yield
-    needs._installed.cache_clear()
+    availability._installed.cache_clear()
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, rows in registry.BUILTIN.items() for name in rows])
@@ -62,11 +62,11 @@ def test_metrics_are_rewards(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_missing_package_is_named_and_its_reward_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sacrebleu")
-    assert standing("lmgym[metrics]") == Standing("yes")
+    assert availability_of("lmgym[metrics]") == Availability("yes")
     monkeypatch.setitem(sys.modules, "sacrebleu", None)  # as if it were not installed
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
-    needs._installed.cache_clear()
-    assert standing("lmgym[metrics]") == Standing("no", "pip install 'lmgym[metrics]'")
+    availability._installed.cache_clear()
+    assert availability_of("lmgym[metrics]") == Availability("no", "pip install 'lmgym[metrics]'")
     with pytest.raises(LmgymError, match=re.escape("pip install 'lmgym[metrics]'")):
         registry.get("reward", "sacre_bleu").check([EXAMPLE])
 
@@ -74,7 +74,7 @@ def test_a_missing_package_is_named_and_its_reward_agrees(monkeypatch: pytest.Mo
 def test_wordnet_is_looked_for_where_nltk_does(tmp_path: Path) -> None:
     pytest.importorskip("nltk")
     both = "[nltk.data.path, list(map(str, n.nltk_folders()))]"
-    code = f"import json, nltk.data, lmgym.needs as n; print(json.dumps({both}))"
+    code = f"import json, nltk.data, lmgym.core.availability as n; print(json.dumps({both}))"
     environment = {**os.environ, "NLTK_DATA": f"{tmp_path / 'a'}{os.pathsep}{tmp_path / 'b'}"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     theirs, ours = json.loads(done.stdout)
@@ -82,20 +82,20 @@ def test_wordnet_is_looked_for_where_nltk_does(tmp_path: Path) -> None:
 
 
 def test_data_of_nltk_and_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(needs, "nltk_folders", lambda: [tmp_path / "data"])
-    assert standing("WordNet for NLTK") == Standing("no", "python -m nltk.downloader wordnet")
+    monkeypatch.setattr(availability, "nltk_folders", lambda: [tmp_path / "data"])
+    assert availability_of("WordNet for NLTK") == Availability("no", "python -m nltk.downloader wordnet")
     (tmp_path / "data" / "corpora").mkdir(parents=True)
     (tmp_path / "data" / "corpora" / "wordnet.zip").touch()
-    assert standing("WordNet for NLTK") == Standing("yes")
+    assert availability_of("WordNet for NLTK") == Availability("yes")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert standing("Java, a model") == Standing("no", "install a Java runtime")
+    assert availability_of("Java, a model") == Availability("no", "install a Java runtime")
     (tmp_path / "java").write_text("#!/bin/sh\n")
     (tmp_path / "java").chmod(0o755)
-    assert standing("Java, a model") == Standing("given", "model=")
+    assert availability_of("Java, a model") == Availability("given", "model=")
 
 
 def test_a_task_of_the_hub_says_whether_it_can_ask_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert standing("path= or lmgym[data]").how == "path=; for the Hub: pip install 'lmgym[data]'"
-    assert standing("") == Standing("yes")
-    assert standing("a friend").runs == "given"  # a plug-in's own words
+    assert availability_of("path= or lmgym[data]").how == "path=; for the Hub: pip install 'lmgym[data]'"
+    assert availability_of("") == Availability("yes")
+    assert availability_of("a friend").runs == "given"  # a plug-in's own words

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 from lmgym.logs import sinks
 from lmgym.logs.console import Console, Pace, Sample
+from lmgym.logs.formatting import duration, shorten, status, visible
 from lmgym.logs.plots import running_mean, training_plot
-from lmgym.logs.words import duration, shorten, status, visible
 from lmgym.logs.writer import StepClock, Writer, read_records, rewind
-from lmgym.statistics import Interval, wilson
+from lmgym.stats.intervals import Interval, wilson
 
 ROOT = Path(__file__).parents[2]
 
@@ -131,7 +131,7 @@ def test_a_full_disk_says_what_to_do(tmp_path: Path) -> None:
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 from lmgym.logs.writer import Writer
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))

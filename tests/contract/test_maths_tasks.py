@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from lmgym import registry
-from lmgym.config import build_config
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
-from lmgym.evaluate import by_task, measured
+from lmgym.config.schema import build_config
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import build, evaluate
-from lmgym.rewards.maths import final_answer
+from lmgym.rewards.maths.final_answer import final_answer
 from lmgym.rewards.workers import close_shared
+from lmgym.rollouts.evaluate import by_task, measured
 from lmgym.tasks.base import MissingSplit, check_task, load
 from lmgym.tasks.stream import Stream
+from lmgym.types import Episode, Example, Turn
 from tests import runs
 
 
@@ -437,7 +437,7 @@ def test_a_reward_may_be_for_some_tasks() -> None:
     rewards = build({"final_answer": {"tasks": ["arithmetic"]}, "words": {"weight": 0.0, "tasks": ["topics"]}})
     for reward in rewards:
         for episode, value in zip(episodes, evaluate(reward, episodes), strict=True):
-            episode.parts[reward.name] = value
+            episode.reward_components[reward.name] = value
             episode.score += reward.weight * value
             if episode.example.meta["task"] not in reward.tasks:
                 assert value == 0.0
@@ -445,7 +445,7 @@ def test_a_reward_may_be_for_some_tasks() -> None:
     assert found["words"] == [[2.0], [2.0]]  # of the topics alone
     assert len(found["final_answer"]) == len(found["reward/arithmetic"]) == 4 and len(found["reward/topics"]) == 2
     assert found["reward/arithmetic"] == found["final_answer"] and found["reward/topics"] == [[0.0], [0.0]]
-    plain = [[Episode(Example("a/0", "?", ("1",)), 0, 0, [Turn([], [1], text="1")], parts={"words": 1.0})]]
+    plain = [[Episode(Example("a/0", "?", ("1",)), 0, 0, [Turn([], [1], text="1")], reward_components={"words": 1.0})]]
     assert by_task(plain, build({"words": 1.0})) == {}
     for tasks, group, sentence in (
         (["topic"], groups[0], r"key 'rewards.words.tasks': the mixture has no task 'topic'; did you mean 'topics'"),

@@ -19,22 +19,23 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from lmgym import memory, seeds
 from lmgym.batch import Batch, collate
-from lmgym.cli import main
-from lmgym.config import build_config
-from lmgym.engines.base import Request, Sampling
-from lmgym.engines.sampler import Sampler
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
+from lmgym.cli.main import main
+from lmgym.config.schema import build_config
+from lmgym.core import seeds
+from lmgym.core.errors import LmgymError
+from lmgym.inference.base import Request, Sampling
+from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
-from lmgym.memory import Estimate, Part, estimate
-from lmgym.policies import adapter, quantised
-from lmgym.policies.builtin import builtin_model, byte_tokenizer
-from lmgym.policies.load import PolicySection, load_policy
-from lmgym.policies.policy import Policy
-from lmgym.policies.shapes import Shapes, shapes_of
-from lmgym.run import begin_stage, start
+from lmgym.models import lora, quantization
+from lmgym.models.builtin import builtin_model, byte_tokenizer
+from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.policy import Policy
+from lmgym.models.shapes import Shapes, shapes_of
+from lmgym.training import memory
+from lmgym.training.memory import Estimate, Part, estimate
+from lmgym.training.run import begin_stage, start
+from lmgym.types import Episode, Example, Turn
 from tests import models, runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
 
@@ -134,15 +135,15 @@ def fake_bitsandbytes(monkeypatch: pytest.MonkeyPatch, version: str, devices: se
 
 def test_a_bitsandbytes_that_cannot_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_bitsandbytes(monkeypatch, "0.47.0", {"cuda"})
-    monkeypatch.setattr(quantised, "is_bitsandbytes_available", lambda: True)
+    monkeypatch.setattr(quantization, "is_bitsandbytes_available", lambda: True)
     with pytest.raises(
         LmgymError, match=r"policy\.quantise: bitsandbytes 0\.47\.0 computes on cuda, not on cpu; choose"
     ):
-        quantised.check_possible(torch.device("cpu"))
-    quantised.check_possible(torch.device("cuda"))
-    monkeypatch.setattr(quantised, "is_bitsandbytes_available", lambda: False)
+        quantization.check_possible(torch.device("cpu"))
+    quantization.check_possible(torch.device("cuda"))
+    monkeypatch.setattr(quantization, "is_bitsandbytes_available", lambda: False)
     with pytest.raises(LmgymError, match=r"this bitsandbytes is too old; pip install -U 'lmgym\[quantised\]'"):
-        quantised.check_possible(torch.device("cuda"))
+        quantization.check_possible(torch.device("cuda"))
 
 
 def test_what_cannot_be_packed_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -152,9 +153,9 @@ def test_what_cannot_be_packed_is_refused(folders: dict[str, Path], tmp_path: Pa
     with pytest.raises(
         LmgymError, match=r"unless 64 divides the inputs of every layer, and model\.layers\.0\.\S+ has 16"
     ):
-        quantised.check_layers(odd, "4bit", torch.device("cpu"))
-    quantised.check_layers(odd, "8bit", torch.device("cpu"))
-    quantised.check_layers(odd, "4bit", torch.device("cuda"))
+        quantization.check_layers(odd, "4bit", torch.device("cpu"))
+    quantization.check_layers(odd, "8bit", torch.device("cpu"))
+    quantization.check_layers(odd, "4bit", torch.device("cuda"))
     packed = tmp_path / "packed"
     shutil.copytree(folders["builtin:tiny"], packed)
     config = json.loads((packed / "config.json").read_text())
@@ -178,28 +179,28 @@ def test_a_packed_policy_samples_what_it_scores_and_keeps_its_adapters(
     policy = disturbed(load_policy(section))
     assert all(parameter.dtype == torch.float32 for parameter in policy.parameters())
     codes = [p for p in policy.model.parameters() if p.dtype in (torch.uint8, torch.int8)]
-    assert len(codes) == sum(1 for _ in quantised.packed_layers(policy.model)) >= 4
+    assert len(codes) == sum(1 for _ in quantization.packed_layers(policy.model)) >= 4
     others = {p.dtype for p in policy.model.parameters() if not p.requires_grad} - {torch.uint8, torch.int8}
     assert others == {getattr(torch, compute)}
 
     batch = sampled(policy)
-    scored = policy.score(batch)
+    scored = policy.compute_logprobs(batch)
     loose = 1e-5 if compute == "float32" else 0.05
     assert batch.logprobs_sampler is not None
     assert torch.allclose(scored.logprobs, batch.logprobs_sampler, rtol=0, atol=loose)
     for row in range(len(batch)):  # nobody's numbers depend on who else is in the pass
-        alone = policy.score(batch[torch.tensor([row])]).logprobs[0]
+        alone = policy.compute_logprobs(batch[torch.tensor([row])]).logprobs[0]
         assert torch.allclose(alone, scored.logprobs[row, : len(alone)], rtol=0, atol=loose)
     scored.logprobs.sum().backward()
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in policy.parameters())
     assert any(bool(p.grad.any()) for p in policy.parameters() if p.grad is not None)
 
-    before = adapter.BeforeAdapter(policy).logprobs(batch)
+    before = lora.AdapterDisabledPolicy(policy).logprobs(batch)
     assert not torch.allclose(before, scored.logprobs, atol=1e-3)
     policy.save(tmp_path)
     assert not list(tmp_path.glob("model*.safetensors")) and (tmp_path / "adapter_model.safetensors").is_file()
     again = load_policy(section, folder=tmp_path)
-    assert torch.equal(again.score(batch).logprobs, scored.logprobs)
+    assert torch.equal(again.compute_logprobs(batch).logprobs, scored.logprobs)
     frozen = policy.frozen_copy(policy.compute)
     assert torch.equal(frozen.logprobs(batch), scored.logprobs.detach()) and frozen.parameters() == []
     base = {id(p) for p in policy.model.parameters() if not p.requires_grad}
@@ -216,22 +217,22 @@ def test_packed_and_merged_it_says_the_same(kind: str, bits: Any, folders: dict[
     section = PolicySection(model=str(folders[kind]), quantise=bits, device="cpu", compute="float32", **LORA)
     policy = disturbed(load_policy(section))
     batch, now = sampled(policy), policy.score(sampled(policy)).logprobs
-    adapter.merged(policy.model).save_pretrained(tmp_path)
+    lora.merged(policy.model).save_pretrained(tmp_path)
     loader: Any = AutoModelForSeq2SeqLM if policy.encoder_decoder else AutoModelForCausalLM
     plain = loader.from_pretrained(tmp_path)
     assert {p.dtype for p in plain.parameters()} == {torch.float32}
-    assert not hasattr(plain.config, "quantization_config") and not adapter.has_adapter(plain)
+    assert not hasattr(plain.config, "quantization_config") and not lora.has_adapter(plain)
     same = Policy(plain, policy.tokenizer, decoder_start=policy.decoder_start).score(batch).logprobs
     assert torch.allclose(same, now, rtol=0, atol=1e-5)
-    assert torch.equal(policy.score(batch).logprobs, now)  # and the one that trains is as it was
+    assert torch.equal(policy.compute_logprobs(batch).logprobs, now)  # and the one that trains is as it was
     # 4 bits in blocks of 64, and 8 bits in rows, are this far from the weights that were packed
     base = load_policy(PolicySection(model=str(folders[kind]), device="cpu", compute="float32"))
     weights = dict(base.model.named_parameters())
     errors = []
-    for name, layer in quantised.packed_layers(load_policy(section).model):
+    for name, layer in quantization.packed_layers(load_policy(section).model):
         meant = weights[f"{name.removesuffix('.base_layer')}.weight"]
         meant = meant.T if kind == "builtin:tiny_gpt2" else meant
-        errors.append(models.relative(quantised.unpacked_weight(layer), meant.detach()))
+        errors.append(models.relative(quantization.unpacked_weight(layer), meant.detach()))
     assert max(errors) < (0.1 if bits == "4bit" else 0.012) and min(errors) > 0
 
 
@@ -268,7 +269,7 @@ def test_a_packed_run_resumes_bit_for_bit(
         assert (newest[0] / file).read_bytes() == (newest[1] / file).read_bytes(), file
     assert (tmp_path / "whole/rollouts.jsonl").read_bytes() == (tmp_path / "halves/rollouts.jsonl").read_bytes()
     steps = [r for r in runs.records(tmp_path / "whole" / "metrics.jsonl") if r["kind"] == "train"]
-    assert max(record.get("mismatch/mean", 0.0) for record in steps) < 1e-5
+    assert max(record.get("sampler_logprob_gap", 0.0) for record in steps) < 1e-5
     assert max(record["gradient_norm"] for record in steps) > 0
 
 
@@ -317,7 +318,7 @@ def trained(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
         algorithm = {"name": "ppo", "epochs": 1}
         evaluation = {"every": 0, "examples": 8, "temperature": 1.0}
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("lmgym.milestones.training_plot", lambda metrics, plot: plot)
+            patch.setattr("lmgym.training.evaluation_points.training_plot", lambda metrics, plot: plot)
             runs.run(
                 found[name], policy=policy, algorithm=algorithm, optimizer=optimizer, evaluation=evaluation, steps=2
             )
@@ -368,7 +369,7 @@ def test_export_merges_adapters(trained: dict[str, Path], tmp_path: Path) -> Non
     assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= names
     assert not any("adapter" in name for name in names)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert not adapter.has_adapter(plain)
+    assert not lora.has_adapter(plain)
     assert torch.allclose(logits(plain), lmgym_logits(trained["lora"]), rtol=0, atol=1e-5)
 
 
@@ -629,8 +630,8 @@ def test_check_estimates_a_large_model_from_its_configuration_alone(
 def test_check_stops_where_the_weights_alone_do_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lmgym.check.memory_here", lambda kind: 1000)
-    monkeypatch.setattr("lmgym.check.trained_policy", lambda *a: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("lmgym.cli.check.memory_here", lambda kind: 1000)
+    monkeypatch.setattr("lmgym.cli.check.trained_policy", lambda *a: pytest.fail("a model was loaded"))
     assert main(["check", str(runs.write(tmp_path / "recipe.yaml"))]) == 1
     said = capsys.readouterr().out
     assert "! that is more than the 0 MiB here; lower policy.tokens_per_forward or engine.rows" in said

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lmgym.cli import main
-from lmgym.config import load_config
+from lmgym.cli.main import main
+from lmgym.config.schema import load_config
 from tests import learned_models, runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 

@@ -8,22 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmgym import registry
-from lmgym.config import build_config
-from lmgym.engines.base import Sampling
-from lmgym.engines.sampler import Sampler
+from lmgym.config.schema import build_config
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
-from lmgym.parts import held_out_rewards
-from lmgym.policies.load import PolicySection, load_policy
+from lmgym.inference.base import Sampling
+from lmgym.inference.sampler import Sampler
+from lmgym.models.load import PolicySection, load_policy
 from lmgym.rewards import parallel
 from lmgym.rewards.base import build, check_examples, episodes, evaluate
-from lmgym.rewards.beside import scoring_beside
 from lmgym.rewards.check import check_reward
-from lmgym.rewards.thinking import without_thinking
-from lmgym.rollout import collect, score
-from lmgym.seats import Speaker
+from lmgym.rewards.streaming import scoring_beside
+from lmgym.rewards.views import without_thinking
+from lmgym.rollouts.players import Actor
+from lmgym.rollouts.rollout import apply_rewards, collect
+from lmgym.training.setup import held_out_rewards
+from lmgym.types import Episode, Example, Turn
 
 HERE = "tests.contract.test_reward_options"
 
@@ -306,7 +306,7 @@ def test_answers_are_scored_while_others_are_sampled(monkeypatch: pytest.MonkeyP
     """The sampler tells of each answer once, with others still open; what has been scored by then is not asked again,
     and the rewards are what they are without processes."""
     policy = load_policy(PolicySection(model="builtin:tiny"))
-    speaker = Speaker(Sampler(policy, 4), policy.tokenizer)
+    actor = Actor(Sampler(policy, 4), policy.tokenizer)
     prompts = [(n // 4, Example(f"x/{n // 4}", f"{n // 4} cats: ", ("the cat sat",))) for n in range(24)]
     sampling = Sampling(max_new_tokens=24, stop_ids=tuple(range(60, 90)))
     asked: list[list[Any]] = []
@@ -325,16 +325,16 @@ def test_answers_are_scored_while_others_are_sampled(monkeypatch: pytest.MonkeyP
         told.append((episode.text, len(asked)))
         begin(episode)
 
-    played = collect(prompts, speaker, sampling, (0, "test"), ended=ended)
+    played = collect(prompts, actor, sampling, (0, "test"), ended=ended)
     assert sorted(text for text, _ in told) == sorted(episode.text for episode in played)
     begun = len(asked)
     assert begun  # before the rewards are asked
-    score(played, rewards)
+    apply_rewards(played, rewards)
     assert sorted(row[0] for row in asked) == sorted(episode.text for episode in played)  # once each
-    again = collect(prompts, speaker, sampling, (0, "test"))
+    again = collect(prompts, actor, sampling, (0, "test"))
     plain = build({"chrf": {"strip_thinking": True}, "length": {"target": 3}})
-    score(again, plain)
-    assert [episode.parts for episode in played] == [episode.parts for episode in again]
+    apply_rewards(again, plain)
+    assert [episode.reward_components for episode in played] == [episode.reward_components for episode in again]
     assert scoring_beside(plain) is None
     assert scoring_beside(build({"chrf": {"shaping": True, "parallel": {}}})) is None
 
@@ -366,9 +366,9 @@ def test_rows_that_could_not_be_asked_early_are_left_and_others_go_on() -> None:
 
 def test_a_game_that_is_over_is_told_of_while_others_go_on() -> None:
     policy = load_policy(PolicySection(model="builtin:tiny"))
-    speaker, told = Speaker(Sampler(policy, 8), policy.tokenizer), list[Episode]()
+    actor, told = Actor(Sampler(policy, 8), policy.tokenizer), list[Episode]()
     prompts = [(n, Example(f"x/{n}", f"{n}: ")) for n in range(12)]
-    played = collect(prompts, speaker, Sampling(max_new_tokens=2), (0, "test"), Uneven, told.append)
+    played = collect(prompts, actor, Sampling(max_new_tokens=2), (0, "test"), Uneven, told.append)
     assert {len(episode.turns) for episode in played} == {1, 2, 3}
     assert 4 <= len(told) < 12 and all(any(one is episode for episode in played) for one in told)
 

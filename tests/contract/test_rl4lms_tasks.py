@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from lmgym import registry
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.rewards.form import exact_match
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
+from lmgym.rewards.text.form import exact_match
 from lmgym.tasks.base import MissingSplit, check_task, load
 from lmgym.tasks.files import files_of, lines_of, rows_of, split_named
 from lmgym.tasks.sources import disjoint, stream
+from lmgym.types import Example
 from tests import runs
 
 SPLITS = ("train", "validation", "test")

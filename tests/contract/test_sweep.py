@@ -18,17 +18,17 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as some
 
-from lmgym import registry
-from lmgym.cli import main
-from lmgym.config import STAGE_KEYS
-from lmgym.errors import LmgymError
-from lmgym.experiments.expansion import expand, expands, text_of
+from lmgym.cli.main import main
+from lmgym.config.schema import STAGE_KEYS
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
+from lmgym.experiments.grid import expand, expands, text_of
 from lmgym.experiments.results import Member, seeds_table, settings_table
 from lmgym.experiments.sweep import home, is_finished, plan, plan_tree, train_all
 from lmgym.logs.console import Console
 from lmgym.logs.curves import curves_plot, mean_and_band
 from lmgym.logs.writer import Writer
-from lmgym.statistics import student_t
+from lmgym.stats.intervals import student_t
 from tests import runs
 from tests.parity.test_resume import Interrupting
 from tests.runs import Shell, assert_equal_runs, complaint, no_picture, shell  # noqa: F401 (fixtures)
@@ -347,7 +347,7 @@ def test_ctrl_c_stops_all_and_the_rest_is_what_it_would_have_been(tmp_path: Path
 def test_a_single_run_that_was_stopped_says_so_in_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, out = runs.write(tmp_path / "recipe.yaml", **SMALL), f"out={tmp_path / 'run'}"
     with monkeypatch.context() as patch:
-        patch.setattr("lmgym.train.Console", lambda: Interrupting(at=1))
+        patch.setattr("lmgym.training.loop.Console", lambda: Interrupting(at=1))
         assert main(["train", str(recipe), out]) == 130
     assert main(["train", str(recipe), out]) == 0
     assert main(["train", str(tmp_path / "run"), "steps=1"]) == 0  # it has more than that already
@@ -375,7 +375,7 @@ def wait_for(moment: Callable[[], bool], seconds: float = 250.0) -> None:
 
 
 FAILS = """
-from lmgym.registry import register
+from lmgym.core.registry import register
 
 
 @register("reward", "test_sweep_fails")

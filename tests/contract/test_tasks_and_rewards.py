@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmgym import registry
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import Reward, build, episodes, evaluate
 from lmgym.rewards.check import check_reward
-from lmgym.rewards.maths import answer_format, final_answer
+from lmgym.rewards.maths.final_answer import answer_format, final_answer
 from lmgym.tasks.base import FewShot, MissingSplit, check_task, load
+from lmgym.types import Episode, Example, Turn
 
 REWARD_ARGUMENTS: dict[str, dict[str, Any]] = {
     "regex": {"pattern": "#### .*"},
@@ -456,11 +456,11 @@ def test_real_gsm8k(shared: Path) -> None:
 
 
 def test_build_reads_weights_and_arguments() -> None:
-    rewards = build({"final_answer": 1, "length": {"weight": 0.1, "target": 4}, "lmgym.rewards.form:words": 0.0})
+    rewards = build({"final_answer": 1, "length": {"weight": 0.1, "target": 4}, "lmgym.rewards.text.form:words": 0.0})
     assert [(reward.name, reward.weight) for reward in rewards] == [
         ("final_answer", 1.0),
         ("length", 0.1),
-        ("lmgym.rewards.form:words", 0.0),
+        ("lmgym.rewards.text.form:words", 0.0),
     ]
     assert [evaluate(reward, answered(["a 18 b", ""])) for reward in rewards] == [[1.0, 0.0], [0.5, 0.0], [2.0, 0.0]]
     assert build({"regex": {"pattern": "a"}})[0].weight == 1.0

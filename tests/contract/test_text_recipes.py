@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from lmgym.cli import main
-from lmgym.config import load_config
-from lmgym.needs import standing
+from lmgym.cli.main import main
+from lmgym.config.schema import load_config
+from lmgym.core.availability import standing
 from tests import learned_models, runs
 from tests.contract.test_rl4lms_tasks import task_arguments
 from tests.models import SHARED, needs_shared

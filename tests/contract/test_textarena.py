@@ -4,9 +4,9 @@ import random
 
 import pytest
 
+from lmgym.core.errors import LmgymError
 from lmgym.envs.check import check_env
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
+from lmgym.types import Example
 
 GAME = Example("game/0", "a game")
 MOVES = ["[4]", "[0]", "[1]", "[7]", "[2]", "[6]", "nonsense", "[8]"]

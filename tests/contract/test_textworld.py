@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from lmgym.core.errors import LmgymError
 from lmgym.envs.check import check_env
 from lmgym.envs.textworld import TextWorld, _command
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
+from lmgym.types import Example
 
 
 @pytest.fixture(scope="module")

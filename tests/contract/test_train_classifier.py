@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.learned.classifier import learned_reward
 from lmgym.tasks.base import share
+from lmgym.types import Example
 from tests import runs
 
 SCRIPT = runpy.run_path(str(runs.ROOT / "examples" / "train_classifier.py"))

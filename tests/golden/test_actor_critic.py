@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from lmgym.algorithms.actor_critic import A2C, PPO, ActorCritic
-from lmgym.batch import Batch, Scored, collate
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
-from lmgym.maths import kl
-from lmgym.maths.losses import policy_gradient
-from lmgym.maths.reductions import tokens_of_episode, totals, weights
+from lmgym.batch import Batch, PolicyOutputs, collate
+from lmgym.core.errors import LmgymError
+from lmgym.functional import kl
+from lmgym.functional.losses import policy_gradient
+from lmgym.functional.reductions import tokens_of_episode, totals, weights
+from lmgym.types import Episode, Example, Turn
 from tests import runs
 
 RECORD = json.loads((Path(__file__).parent / "actor_critic.json").read_text())
@@ -25,7 +25,7 @@ def batch_of(lengths: list[int], **columns: list[list[float]]) -> Batch:
     """One episode a length, its only turn behind a prompt of one token; `columns` are numbers per action."""
     rows = [Episode(Example("x", "?"), i, i, [Turn([9], [5] * n, [-1.0] * n)]) for i, n in enumerate(lengths)]
     batch = collate(rows)
-    return batch.with_(**{name: placed(batch, values) for name, values in columns.items()})
+    return batch.replace(**{name: placed(batch, values) for name, values in columns.items()})
 
 
 def placed(batch: Batch, values: list[list[float]]) -> Tensor:
@@ -35,7 +35,7 @@ def placed(batch: Batch, values: list[list[float]]) -> Tensor:
     return result
 
 
-def minimised(algorithm: ActorCritic, batch: Batch, new: Scored) -> tuple[Tensor, dict[str, Tensor]]:
+def minimised(algorithm: ActorCritic, batch: Batch, new: PolicyOutputs) -> tuple[Tensor, dict[str, Tensor]]:
     """What `update.first_order` minimises, whole and by term."""
     terms, _ = algorithm.loss(batch, new)
     total, counts = totals(batch.actions, batch.episode), tokens_of_episode(batch.actions, batch.episode)
@@ -65,7 +65,7 @@ def test_ppo_is_that_of_stable_baselines3(case: dict[str, Any]) -> None:
     batch = batch_of([len(case["log_prob"])], **{ours: [case[theirs]] for ours, theirs in columns.items()})
     (batch,) = algorithm.minibatches_of(batch)
     logprobs, values = (placed(batch, [case[name]]).requires_grad_() for name in ("log_prob", "values"))
-    loss, sums = minimised(algorithm, batch, Scored(logprobs, values=values))
+    loss, sums = minimised(algorithm, batch, PolicyOutputs(logprobs, values=values))
     loss.backward()
     log = case["log"]
     assert float(sums["policy"]) == pytest.approx(log["policy_gradient_loss"], abs=1e-12)
@@ -73,7 +73,7 @@ def test_ppo_is_that_of_stable_baselines3(case: dict[str, Any]) -> None:
     assert float(loss) == pytest.approx(log["loss"], abs=1e-12)
     assert gradient(logprobs, batch) == pytest.approx(case["log_prob_grad"], abs=1e-12)
     assert gradient(values, batch) == pytest.approx(case["values_grad"], abs=1e-12)
-    kl_old = algorithm.loss(batch, Scored(logprobs, values=values))[1]["kl/old"][batch.actions].mean()
+    kl_old = algorithm.loss(batch, PolicyOutputs(logprobs, values=values))[1]["kl/old"][batch.actions].mean()
     assert float(kl_old) == pytest.approx(log["approx_kl"], abs=1e-12)
 
 
@@ -82,12 +82,12 @@ def test_a2c_is_that_of_stable_baselines3(case: dict[str, Any]) -> None:
     columns = {"values": "old_values", "advantages": "advantages", "returns": "returns"}
     batch = batch_of([len(case["log_prob"])], **{ours: [case[theirs]] for ours, theirs in columns.items()})
     if case["normalise"]:  # A2C.advantages whitens over the batch, which here is the buffer
-        from lmgym.maths.advantages import whiten
+        from lmgym.functional.advantages import whiten
 
         assert batch.advantages is not None
-        batch = batch.with_(advantages=whiten(batch.advantages, batch.actions))
+        batch = batch.replace(advantages=whiten(batch.advantages, batch.actions))
     logprobs, values = (placed(batch, [case[name]]).requires_grad_() for name in ("log_prob", "values"))
-    loss, sums = minimised(A2C(value_coefficient=case["vf_coef"]), batch, Scored(logprobs, values=values))
+    loss, sums = minimised(A2C(value_coefficient=case["vf_coef"]), batch, PolicyOutputs(logprobs, values=values))
     loss.backward()
     assert float(sums["policy"]) == pytest.approx(case["log"]["policy_loss"], abs=1e-12)
     assert gradient(logprobs, batch) == pytest.approx(case["log_prob_grad"], abs=1e-12)
@@ -115,7 +115,7 @@ def test_ppo_is_that_of_trl(case: dict[str, Any]) -> None:
     batch = batch_of([width] * len(full), **columns)
     rewards = torch.zeros(batch.actions.shape, dtype=torch.float64)
     rewards[:, -1] = torch.tensor([case["scores"][row] for row in full], dtype=torch.float64)
-    batch = batch.with_(rewards=rewards, last_values=torch.ones(len(full), dtype=torch.float64))
+    batch = batch.replace(rewards=rewards, last_values=torch.ones(len(full), dtype=torch.float64))
     batch = algorithm.advantages(batch)
     assert batch.advantages is not None
     for place, row in enumerate(full):
@@ -133,7 +133,7 @@ def test_kl_penalty_and_gae_from_rewards_to_advantages() -> None:
         logprobs_old=[[-1.0, -1.0, -1.0, -1.0]],
         logprobs_ref=[[-1.2, -0.95, -1.1, -1.0]],
         values=[[0.1, 0.2, 0.3, 0.4]],
-    ).with_(last_values=torch.tensor([7.0], dtype=torch.float64))  # not read: the episode has ended
+    ).replace(last_values=torch.tensor([7.0], dtype=torch.float64))  # not read: the episode has ended
     batch = algorithm.advantages(batch)
     assert batch.advantages is not None and batch.returns is not None
     assert batch.advantages[0, 1:].tolist() == pytest.approx([0.780981, 0.736822, 0.6803, 0.6], abs=1e-6)
@@ -150,7 +150,7 @@ def test_kl_controllers_move_after_use() -> None:
         ratio = [[per_token]] * answers
         zero = [[0.0]] * answers
         batch = batch_of([1] * answers, logprobs_old=ratio, logprobs_ref=zero, values=zero)
-        algorithm.advantages(batch.with_(last_values=torch.zeros(answers, dtype=torch.float64)))
+        algorithm.advantages(batch.replace(last_values=torch.zeros(answers, dtype=torch.float64)))
         return algorithm.beta
 
     ours = PPO(kl_coefficient=0.1, kl_target=0.1)
@@ -169,8 +169,10 @@ def test_schedules_fall_linearly_over_the_stage(tmp_path: Path) -> None:
     """Half way to 0, clip range and entropy bonus are half of what they were; the trainer says how far a stage is."""
     new, old, advantages = [[-1.0, -2.0, -0.5]], [[-1.4, -1.5, -0.5]], [[1.0, -1.0, 0.5]]
     batch = batch_of([3], logprobs_old=old, values=[[0.0] * 3])
-    batch = batch.with_(advantages=placed(batch, advantages), returns=placed(batch, [[0.0] * 3]))
-    said = Scored(placed(batch, new), entropy=placed(batch, [[1.0, 2.0, 3.0]]), values=placed(batch, [[0.0] * 3]))
+    batch = batch.replace(advantages=placed(batch, advantages), returns=placed(batch, [[0.0] * 3]))
+    said = PolicyOutputs(
+        placed(batch, new), entropy=placed(batch, [[1.0, 2.0, 3.0]]), values=placed(batch, [[0.0] * 3])
+    )
     falling = PPO(
         clip_low=0.2, clip_high=0.4, clip_final_fraction=0.0, entropy_coefficient=0.1, entropy_final_fraction=0
     )
@@ -191,7 +193,7 @@ def test_schedules_fall_linearly_over_the_stage(tmp_path: Path) -> None:
 def test_norm_reward_comes_before_gae() -> None:
     """Case 5: [0, 0, 1, -.1] -> [-.500773, -.500773, 1.724886, -.723339]; with gamma 0 the returns are the rewards."""
     batch = batch_of([4], rewards=[[0.0, 0.0, 1.0, -0.1]], logprobs_old=[[0.0] * 4], values=[[0.0] * 4])
-    batch = batch.with_(last_values=torch.zeros(1, dtype=torch.float64))
+    batch = batch.replace(last_values=torch.zeros(1, dtype=torch.float64))
     returns = PPO(norm_reward=True, gamma=0.0).advantages(batch).returns
     assert returns is not None
     assert returns[0, 1:].tolist() == pytest.approx([-0.500773, -0.500773, 1.724886, -0.723339], abs=1e-6)
@@ -202,8 +204,8 @@ def test_actor_critic_of_nanorl() -> None:
     algorithm = A2C(**A2C.presets["nanorl"])
     logprobs, values = [[-1.0, -2.0], [-0.5, -0.5, -1.0]], [[0.2, 0.4], [0.1, 0.1, 0.3]]
     batch = batch_of([2, 3], values=values, logprobs_old=logprobs, rewards=[[0.0, 1.0], [0.0, 0.0, 0.0]])
-    batch = algorithm.advantages(batch.with_(last_values=torch.zeros(2, dtype=torch.float64)))
-    loss, sums = minimised(algorithm, batch, Scored(placed(batch, logprobs), values=placed(batch, values)))
+    batch = algorithm.advantages(batch.replace(last_values=torch.zeros(2, dtype=torch.float64)))
+    loss, sums = minimised(algorithm, batch, PolicyOutputs(placed(batch, logprobs), values=placed(batch, values)))
     assert float(sums["policy"]) == pytest.approx(0.8, abs=1e-9)
     assert float(sums["value"]) == pytest.approx(0.5 * 0.222, abs=1e-9)
     assert float(loss) == pytest.approx(0.911, abs=1e-9)
@@ -217,7 +219,7 @@ def test_returns_are_discounted_over_actions() -> None:
     ):
         zero = [[0.0] * len(rewards)]
         batch = batch_of([len(rewards)], rewards=[rewards], logprobs_old=zero, values=zero)
-        batch = batch.with_(last_values=torch.zeros(1, dtype=torch.float64))
+        batch = batch.replace(last_values=torch.zeros(1, dtype=torch.float64))
         returns = A2C(gamma=gamma).advantages(batch).returns
         assert returns is not None and returns[0, 1:].tolist() == pytest.approx(expected, abs=1e-9)
 
@@ -245,7 +247,7 @@ def test_only_a_cut_off_episode_is_bootstrapped_and_only_if_asked(bootstrap: boo
     """Two actions, no reward, V = [.5, 0], a value of 4 behind the last: gamma = lambda = 1."""
     algorithm = A2C(bootstrap=bootstrap)
     batch = batch_of([2, 2], values=[[0.5, 0.0]] * 2, logprobs_old=[[0.0, 0.0]] * 2)
-    batch = batch.with_(last_values=torch.full((2,), 4.0).double(), terminated=torch.tensor([False, True]))
+    batch = batch.replace(last_values=torch.full((2,), 4.0).double(), terminated=torch.tensor([False, True]))
     advantages = algorithm.advantages(batch).advantages
     assert advantages is not None
     assert advantages[0, 1:].tolist() == expected and advantages[1, 1:].tolist() == [-0.5, 0.0]

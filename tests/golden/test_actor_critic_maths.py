@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lmgym.maths import advantages, kl, losses, reductions, trust_region
+from lmgym.functional import advantages, kl, losses, reductions, trust_region
 
 RECORD = json.loads(Path(__file__).with_name("actor_critic.json").read_text())
 SB3, TRL = RECORD["sb3"], RECORD["trl"]

@@ -7,9 +7,9 @@ from torch import Tensor, tensor
 from lmgym.algorithms.grpo import GRPO
 from lmgym.algorithms.reinforce import RLOO, Reinforce
 from lmgym.algorithms.supervised import Supervised
-from lmgym.batch import Batch, Scored, collate
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
+from lmgym.batch import Batch, PolicyOutputs, collate
+from lmgym.core.errors import LmgymError
+from lmgym.types import Episode, Example, Turn
 from tests.models import loss_of
 
 
@@ -50,9 +50,9 @@ def test_collate_of_a_conversation() -> None:
     """Two turns in one row, then a rewritten prompt: a second row of the same episode. The first two actions of each
     turn were drawn without stop ids."""
     turns = [
-        Turn([1, 5], [6, 7, 2], [-1.0, -2.0, -3.0], reward=0.25, minimum=2),
-        Turn([8], [9], [-4.0], reward=0.5, minimum=2),
-        Turn([1, 3, 4], [6, 2], [-5.0, -6.0], reward=1.0, minimum=2, restart=True),
+        Turn([1, 5], [6, 7, 2], [-1.0, -2.0, -3.0], reward=0.25, min_new_tokens=2),
+        Turn([8], [9], [-4.0], reward=0.5, min_new_tokens=2),
+        Turn([1, 3, 4], [6, 2], [-5.0, -6.0], reward=1.0, min_new_tokens=2, restart=True),
     ]
     episode = Episode(Example("x", "?"), 3, 11, turns, score=1.75, version=4, baseline=0.5)
     batch = collate([episode], pad_id=99, temperature=0.5, stop_ids=[2], key=17)
@@ -110,7 +110,7 @@ def test_mean_none_and_self_critical_baselines() -> None:
     scores = [1.0, 0.5, 0.0, 0.5]
     assert per_row(Reinforce(baseline="mean").advantages(batch_of(scores))) == pytest.approx([0.5, 0, -0.5, 0])
     assert per_row(Reinforce(baseline="none").advantages(batch_of(scores))) == pytest.approx(scores)
-    greedy = batch_of([0.9, 0.6]).with_(baseline=tensor([0.7, 0.8]))
+    greedy = batch_of([0.9, 0.6]).replace(baseline=tensor([0.7, 0.8]))
     assert per_row(Reinforce(baseline="scst").advantages(greedy)) == pytest.approx([0.2, -0.2])
     assert Reinforce(baseline="scst").needs == {"greedy"}
 
@@ -156,7 +156,7 @@ def one_row(new: list[float], old: list[float], advantage: list[float]) -> tuple
     """A prompt token, then one action for each number."""
     batch = batch_of([1.0], lengths=[len(new)])
     logprobs = tensor([[0.0, *new]])
-    return batch.with_(logprobs_old=tensor([[0.0, *old]]), advantages=tensor([[0.0, *advantage]])), logprobs
+    return batch.replace(logprobs_old=tensor([[0.0, *old]]), advantages=tensor([[0.0, *advantage]])), logprobs
 
 
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
@@ -165,7 +165,7 @@ def test_grpo_clips_like_ppo(reduction: str) -> None:
     batch, logprobs = one_row([-1.0, -2.0, -0.5], [-1.2, -1.5, -0.5], [1.0, -1.0, 0.5])
     algorithm = GRPO(clip_low=0.2, clip_high=0.2, reduction=reduction)
     assert float(loss_of(algorithm, batch, logprobs)) == pytest.approx(-0.3)
-    _, metrics = algorithm.loss(batch, Scored(logprobs))
+    _, metrics = algorithm.loss(batch, PolicyOutputs(logprobs))
     means = {name: float(value[batch.actions].mean()) for name, value in metrics.items()}
     assert means["ratio/clipped"] == pytest.approx(0.6667, abs=1e-4)
     assert means["kl/old"] == pytest.approx(0.0426445, abs=1e-7)
@@ -180,7 +180,7 @@ def test_grpo_clips_higher_than_lower_by_default() -> None:
 def test_the_kl_term_of_grpo() -> None:
     """Ratio 1.2214, k3 at log p - log q = .5: e^-.5 + .5 - 1 = .1065307; their product times .1."""
     batch, logprobs = one_row([-1.0], [-1.2], [0.0])
-    batch = batch.with_(logprobs_ref=tensor([[0.0, -1.5]]))
+    batch = batch.replace(logprobs_ref=tensor([[0.0, -1.5]]))
     assert float(loss_of(GRPO(kl_coefficient=0.1), batch, logprobs)) == pytest.approx(0.1 * 1.2214028 * 0.1065307)
     assert GRPO(kl_coefficient=0.1).needs == {"reference"}
     assert GRPO().needs == frozenset()
@@ -192,7 +192,7 @@ def test_the_kl_term_of_grpo() -> None:
 def test_rows_without_advantage_are_not_active_unless_there_is_a_penalty() -> None:
     batch = GRPO(group_size=2).advantages(batch_of([1.0, 0.0, 0.5, 0.5], groups=[0, 0, 1, 1]))
     assert GRPO().active(batch).tolist() == [True, True, False, False]
-    assert GRPO(kl_coefficient=0.1).active(batch.with_(logprobs_ref=torch.zeros(4, 2))).tolist() == [True] * 4
+    assert GRPO(kl_coefficient=0.1).active(batch.replace(logprobs_ref=torch.zeros(4, 2))).tolist() == [True] * 4
 
 
 # Minibatches
@@ -201,7 +201,7 @@ def test_rows_without_advantage_are_not_active_unless_there_is_a_penalty() -> No
 @pytest.mark.parametrize(("epochs", "minibatches", "rows"), [(1, 1, 7), (3, 1, 7), (1, 3, 7), (2, 4, 10), (2, 5, 3)])
 def test_minibatches_cover_every_row_once_per_epoch(epochs: int, minibatches: int, rows: int) -> None:
     algorithm = GRPO(epochs=epochs, minibatches=minibatches)
-    cuts = list(algorithm.minibatches_of(batch_of([float(n) for n in range(rows)]).with_(group=torch.arange(rows))))
+    cuts = list(algorithm.minibatches_of(batch_of([float(n) for n in range(rows)]).replace(group=torch.arange(rows))))
     per_epoch = min(minibatches, rows)
     assert len(cuts) == epochs * per_epoch
     orders = []
@@ -215,7 +215,7 @@ def test_minibatches_cover_every_row_once_per_epoch(epochs: int, minibatches: in
 
 
 def test_minibatches_keep_groups_whole() -> None:
-    batch = batch_of([float(n) for n in range(12)]).with_(group=torch.arange(12) // 3)
+    batch = batch_of([float(n) for n in range(12)]).replace(group=torch.arange(12) // 3)
     cuts = list(GRPO(minibatches=3).minibatches_of(batch))
     assert sorted(len(cut) for cut in cuts) == [3, 3, 6]
     groups = [set(cut.group.tolist()) for cut in cuts]
@@ -224,10 +224,10 @@ def test_minibatches_keep_groups_whole() -> None:
 
 
 def test_minibatches_are_a_function_of_the_key_and_the_epoch() -> None:
-    batch = batch_of([float(n) for n in range(12)]).with_(group=torch.arange(12))
+    batch = batch_of([float(n) for n in range(12)]).replace(group=torch.arange(12))
 
     def orders(key: int) -> list[list[int]]:
-        return [cut.episode.tolist() for cut in GRPO(epochs=2, minibatches=3).minibatches_of(batch.with_(key=key))]
+        return [cut.episode.tolist() for cut in GRPO(epochs=2, minibatches=3).minibatches_of(batch.replace(key=key))]
 
     assert orders(1) == orders(1)
     assert orders(1) != orders(2)

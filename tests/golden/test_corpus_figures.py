@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmgym import registry
-from lmgym.cli import main
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
-from lmgym.experiments.paired import compare, compare_summed, sign_flip, untested
+from lmgym.cli.main import main
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import build
 from lmgym.rewards.corpus import corpora
-from lmgym.statistics import Interval, Summed, clustered_bootstrap, summed_bootstrap
+from lmgym.stats.intervals import Interval, SufficientStatistics, clustered_bootstrap, sums_bootstrap
+from lmgym.stats.paired import compare, compare_summed, sign_flip, untested
+from lmgym.types import Episode, Example, Turn
 from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
@@ -49,8 +49,8 @@ def groups_of(made: Sequence[tuple[str, str]], each: int = 1) -> list[list[Episo
     return groups
 
 
-def mean_of(values: Sequence[float]) -> Summed:
-    return Summed(np.array([[value, 1.0] for value in values]), lambda sums: sums[:, 0] / sums[:, 1])
+def mean_of(values: Sequence[float]) -> SufficientStatistics:
+    return SufficientStatistics(np.array([[value, 1.0] for value in values]), lambda sums: sums[:, 0] / sums[:, 1])
 
 
 # ---------------------------------------------------------------- the figures
@@ -141,7 +141,7 @@ def test_a_broken_corpus_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(scores, st.integers(0, 5))
 def test_the_mean_is_a_figure_of_sums(values: list[float], seed: int) -> None:
-    ours = summed_bootstrap(mean_of(values), resamples=500, seed=seed)
+    ours = sums_bootstrap(mean_of(values), resamples=500, seed=seed)
     theirs = clustered_bootstrap([[value] for value in values], resamples=500, seed=seed)
     assert (ours.mean, ours.count) == (pytest.approx(theirs.mean, abs=1e-12), theirs.count)
     if len(set(values)) == 1:  # all resamples alike, which is no certainty
@@ -177,7 +177,7 @@ def test_differences_of_bleu() -> None:
     equal = compare_summed(worse.summed, same.summed)
     assert (equal.difference.mean, equal.difference.low, equal.difference.high, equal.p) == (0.0, 0.0, 0.0, 1.0)
     with pytest.raises(LmgymError, match="comparison of 80 prompts with 79"):
-        compare_summed(worse.summed, Summed(better.summed.rows[:79], better.summed.value))
+        compare_summed(worse.summed, SufficientStatistics(better.summed.rows[:79], better.summed.value))
     bare = untested(Interval(3.0, math.nan, math.nan, 9), Interval(5.0, math.nan, math.nan, 9))
     assert bare.difference.mean == 2.0 and math.isnan(bare.p) and bare.test == "none"
 

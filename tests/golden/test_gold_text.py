@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from lmgym import registry
-from lmgym.episode import Example
-from lmgym.rewards.references import tokenise
+from lmgym.core import registry
+from lmgym.rewards.text.references import tokenise
 from lmgym.tasks.base import MissingSplit, check_task, load
+from lmgym.types import Example
 from tests.contract.test_rl4lms_tasks import HUB, task_arguments
 
 ONES = ("exact_match", "sacre_bleu", "ter", "chrf", "chrf_plus_plus", "token_f1", "squad_exact_match")

@@ -15,20 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, tensor
 
-from lmgym import registry
 from lmgym.algorithms.actor_critic import PPO
 from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.grpo import GRPO
 from lmgym.algorithms.regularised import Regularised
 from lmgym.algorithms.reinforce import RLOO, Reinforce
 from lmgym.algorithms.replay import Replay
-from lmgym.batch import Batch, Scored, collate
-from lmgym.config import build_config, resolved
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
-from lmgym.maths import losses
-from lmgym.maths.parts import decoupled
+from lmgym.batch import Batch, PolicyOutputs, collate
+from lmgym.config.schema import build_config, resolved
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
+from lmgym.functional import losses
+from lmgym.functional.reward_components import gdpo_advantages
 from lmgym.rewards.base import build, evaluate
+from lmgym.types import Episode, Example, Turn
 from tests.golden.record_grpo_family import EOS, IMPORTANCE_CAP, LIMIT, OVERLONG, RECORD, SEEDS, SIZE, WEIGHTS, Inputs
 from tests.golden.record_grpo_family import GRPO as SETTINGS
 from tests.models import loss_of
@@ -93,10 +93,10 @@ def batch_of(inputs: Inputs, parts: bool = False) -> Batch:
     weights = dict(zip(("first", "second"), WEIGHTS, strict=True))
     batch = collate(episodes, stop_ids=[EOS], limit=LIMIT, weights=weights if parts else None)
     columns = {"score": torch.tensor([episode.score for episode in episodes], dtype=torch.float64)}
-    if batch.parts is not None:
-        columns["parts"] = torch.cat([inputs.rewards, batch.parts[:, 2:].double()], 1)
+    if batch.reward_components is not None:
+        columns["reward_components"] = torch.cat([inputs.rewards, batch.reward_components[:, 2:].double()], 1)
     named = {"logprobs_old": inputs.old, "logprobs_ref": inputs.reference, "logprobs_sampler": inputs.sampler}
-    return batch.with_(**columns, **{name: place(batch, rows) for name, rows in named.items()})
+    return batch.replace(**columns, **{name: place(batch, rows) for name, rows in named.items()})
 
 
 def ours(algorithm: Algorithm, inputs: Inputs, parts: bool = False) -> tuple[Tensor, Tensor, Batch]:
@@ -213,7 +213,7 @@ def test_dppo_is_the_papers_mask_and_prime_rls_square(seed: int) -> None:
     loss, _, batch = ours(preset("dppo"), inputs)
     assert 0 < masked < tokens / 2
     assert float(loss) == pytest.approx(total / tokens, rel=1e-12)
-    _, metrics = preset("dppo").loss(batch, Scored(place(batch, inputs.new)))
+    _, metrics = preset("dppo").loss(batch, PolicyOutputs(place(batch, inputs.new)))
     assert float(metrics["ratio/clipped"][batch.actions].sum()) == masked
 
 
@@ -239,9 +239,9 @@ def test_each_row_of_an_episode_has_its_own_sequence_ratio() -> None:
     other = Episode(Example("x", "?"), 0, 1, [Turn([1, 5], [6, 7, 2])], score=0.0)
     batch = collate([Episode(Example("x", "?"), 0, 0, turns, score=1.0), other])
     algorithm = GRPO(group_size=2, ratio="sequence", clip_low=9.0, clip_high=9.0)
-    batch = algorithm.advantages(batch.with_(logprobs_old=torch.zeros(batch.tokens.shape)))
+    batch = algorithm.advantages(batch.replace(logprobs_old=torch.zeros(batch.tokens.shape)))
     new = place(batch, tensor([[0.3, 0.1, 0.0], [-0.2, 0.0, 0.0], [0.0, 0.0, 0.0]]))
-    terms, metrics = algorithm.loss(batch, Scored(new))
+    terms, metrics = algorithm.loss(batch, PolicyOutputs(new))
     ratios = metrics["ratio/mean"][batch.actions].tolist()
     assert ratios == pytest.approx([math.exp(0.2)] * 2 + [math.exp(-0.2)] + [1.0] * 3)
     assert terms["policy"][0][batch.actions].tolist() == pytest.approx([-0.5 * r for r in ratios[:3]] + [0.5] * 3)
@@ -267,11 +267,11 @@ def test_rloo_is_centring_times_n_over_n_minus_1(data: Any, size: int, groups: i
     lengths = data.draw(st.lists(st.integers(1, 4), min_size=size * groups, max_size=size * groups))
     rows = enumerate(zip(scores, lengths, strict=True))
     batch = collate([Episode(Example("x", "?"), n // size, n, [Turn([9], [5] * k)], score=s) for n, (s, k) in rows])
-    batch = batch.with_(score=torch.tensor(scores, dtype=torch.float64))
+    batch = batch.replace(score=torch.tensor(scores, dtype=torch.float64))
     gradients = []
     for algorithm in (RLOO(group_size=size), GRPO(group_size=size, reduction="constant")):
         leaf = torch.full(batch.tokens.shape, -1.0, dtype=torch.float64, requires_grad=True)
-        prepared = algorithm.advantages(batch).with_(logprobs_old=leaf.detach())
+        prepared = algorithm.advantages(batch).replace(logprobs_old=leaf.detach())
         loss_of(algorithm, prepared, leaf).backward()
         gradients.append(leaf.grad)
     assert torch.allclose(gradients[0], gradients[1] * size / (size - 1), rtol=1e-9, atol=1e-12)
@@ -295,10 +295,10 @@ def test_what_clipped_means_for_each_objective() -> None:
     turn = Turn([9], [5, 5, 5], [math.log(0.8), math.log(0.2), math.log(0.05)])
     batch = collate([Episode(Example("x", "?"), 0, 0, [turn])])
     new = place(batch, tensor([[0.4, 0.2, 0.1]]).log())
-    batch = batch.with_(logprobs_old=batch.logprobs_sampler, advantages=place(batch, tensor([[-1.0, 1.0, 1.0]])))
+    batch = batch.replace(logprobs_old=batch.logprobs_sampler, advantages=place(batch, tensor([[-1.0, 1.0, 1.0]])))
 
     def measured(**fields: Any) -> dict[str, list[float]]:
-        _, metrics = GRPO(clip_high=0.2, **fields).loss(batch, Scored(new))
+        _, metrics = GRPO(clip_high=0.2, **fields).loss(batch, PolicyOutputs(new))
         return {name: value[batch.actions].tolist() for name, value in metrics.items()}
 
     assert measured()["ratio/clipped"] == [1, 0, 1]
@@ -324,12 +324,12 @@ def test_importance_weights() -> None:
     turn = Turn([9], [5, 5, 5], [-2.0, -1.0, -1.0])
     batch = collate([Episode(Example("x", "?"), 0, 0, [turn])])
     old = place(batch, tensor([[-1.0, -2.0, -0.5]]))
-    batch = batch.with_(logprobs_old=old, advantages=place(batch, tensor([[1.0, 1.0, 1.0]])))
+    batch = batch.replace(logprobs_old=old, advantages=place(batch, tensor([[1.0, 1.0, 1.0]])))
     cases = {("token", 2.0): [2.0, math.exp(-1), math.exp(0.5)], ("sequence", 2.0): [math.exp(0.5)] * 3}
     cases[("sequence", 1.5)] = [1.5] * 3
     for (level, cap), expected in cases.items():
         leaf = old.clone().requires_grad_()
-        terms, metrics = GRPO(importance_cap=cap, importance_level=level).loss(batch, Scored(leaf))
+        terms, metrics = GRPO(importance_cap=cap, importance_level=level).loss(batch, PolicyOutputs(leaf))
         assert metrics["importance/mean"][batch.actions].tolist() == pytest.approx(expected)
         assert metrics["importance/capped"][batch.actions].tolist() == [float(e == cap) for e in expected]
         terms["policy"][0].sum().backward()
@@ -344,21 +344,25 @@ def test_parts_are_normalised_before_they_are_summed() -> None:
     single = 0.5 / (math.sqrt(0.5) + 1e-4)
     before_the_batch = tensor([-single, single, -2 * single, 2 * single, 0.0, 0.0], dtype=torch.float64)
     expected = before_the_batch / (before_the_batch.std() + 1e-4)
-    found = decoupled(parts, tensor([1.0, 1.0], dtype=torch.float64), episode, group)
+    found = gdpo_advantages(parts, tensor([1.0, 1.0], dtype=torch.float64), episode, group)
     assert torch.allclose(found, expected, rtol=1e-12)
     assert found[4:].tolist() == [0.0, 0.0]
-    weighted = decoupled(parts * tensor([1.0, 50.0]), tensor([2.0, -1.0], dtype=torch.float64), episode, group)
+    weighted = gdpo_advantages(parts * tensor([1.0, 50.0]), tensor([2.0, -1.0], dtype=torch.float64), episode, group)
     assert weighted[3] / weighted[1] == pytest.approx(0.5, rel=1e-3)  # 2 - 1 to 2: weights count, scales do not
 
 
 def test_collate_notes_the_parts_and_what_the_environment_paid() -> None:
     turn = Turn([9], [5], reward=1.85)
-    episode = Episode(Example("x", "?"), 0, 0, [turn], parts={"a": 0.3, "b": 7.0, "c": 0.1}, score=1.85)
-    rest = Episode(Example("x", "?"), 0, 1, [turn], parts={"a": 0.3, "b": 7.0, "c": 0.1}, score=0.5 * 0.3 + 2 * 0.1)
+    episode = Episode(Example("x", "?"), 0, 0, [turn], reward_components={"a": 0.3, "b": 7.0, "c": 0.1}, score=1.85)
+    rest = Episode(
+        Example("x", "?"), 0, 1, [turn], reward_components={"a": 0.3, "b": 7.0, "c": 0.1}, score=0.5 * 0.3 + 2 * 0.1
+    )
     batch = collate([episode, rest], weights={"a": 0.5, "b": 0.0, "c": 2.0})
-    assert torch.allclose(batch.parts, tensor([[0.3, 0.1, 1.5], [0.3, 0.1, 0.0]]))
-    assert float(batch.parts[1, 2]) == 0.0 and batch.part_weights == (0.5, 2.0, 1.0)
-    assert torch.equal(batch[tensor([1])].parts, batch.parts[1:])  # no column of tokens, so it is not cut
+    assert torch.allclose(batch.reward_components, tensor([[0.3, 0.1, 1.5], [0.3, 0.1, 0.0]]))
+    assert float(batch.reward_components[1, 2]) == 0.0 and batch.component_weights == (0.5, 2.0, 1.0)
+    assert torch.equal(
+        batch[tensor([1])].reward_components, batch.reward_components[1:]
+    )  # no column of tokens, so it is not cut
     with pytest.raises(LmgymError, match=r"episode 0 \(example x\) has no part 'd'"):
         collate([episode], weights={"d": 1.0})
 
@@ -396,8 +400,8 @@ def penalised(algorithm: Regularised, ratios: list[float]) -> tuple[Batch, Batch
     episodes = [Episode(Example("x", "?"), 0, n, [Turn([9], [5] * len(ratios))]) for n in (0, 1)]
     batch = collate(episodes)
     rows = torch.tensor([ratios, [0.0] * len(ratios)], dtype=torch.float64)
-    batch = batch.with_(score=batch.score.double(), rewards=batch.rewards.double())
-    return batch.with_(logprobs_old=place(batch, rows - 1), logprobs_ref=place(batch, 0 * rows - 1)), batch
+    batch = batch.replace(score=batch.score.double(), rewards=batch.rewards.double())
+    return batch.replace(logprobs_old=place(batch, rows - 1), logprobs_ref=place(batch, 0 * rows - 1)), batch
 
 
 def test_case_2_the_penalty_of_a_token() -> None:
@@ -424,14 +428,14 @@ def test_case_1_the_controllers(kl_in: Any) -> None:
     assert {"reference", "old"} <= grpo.needs
     for measured, expected in ((-0.2, 0.098), (0.3, 0.09996), (0.4, 0.1019592), (0.1, 0.1019592)):
         batch, _ = penalised(grpo, [measured] * 3)
-        first = batch.with_(logprobs_ref=batch.logprobs_old - measured * batch.actions)  # both answers drift alike
+        first = batch.replace(logprobs_ref=batch.logprobs_old - measured * batch.actions)  # both answers drift alike
         grpo.advantages(first)
         assert grpo.beta == pytest.approx(expected, abs=1e-9)
     horizon = GRPO(kl_coefficient=0.2, kl_target=6.0, kl_controller="horizon", kl_in=kl_in, kl_estimator=estimator)
     for per_answer, expected in ((3.0, 0.199936), (12.0, 0.19999998)):
         batch = collate([Episode(Example("x", "?"), n // 8, n, [Turn([9], [5, 5])]) for n in range(16)])
         old = batch.actions * -1.0
-        horizon.advantages(batch.with_(logprobs_old=old, logprobs_ref=old - per_answer / 2 * batch.actions))
+        horizon.advantages(batch.replace(logprobs_old=old, logprobs_ref=old - per_answer / 2 * batch.actions))
         assert horizon.beta == pytest.approx(expected, abs=1e-8)
     other = GRPO(kl_coefficient=0.5, kl_target=1.0)
     other.load_state_dict(json.loads(json.dumps(grpo.state_dict())))
@@ -449,9 +453,9 @@ def test_in_the_loss_the_penaltys_gradient_is_the_divergences(estimator: Any) ->
     expected = torch.autograd.grad((logp.exp() * (logp - logq)).sum(), logits, retain_graph=True)[0]
     batch = collate([Episode(Example("x", "?"), 0, n, [Turn([9], [5])]) for n in range(4)])
     columns = {"logprobs_old": old.log_softmax(0), "logprobs_ref": logq}
-    batch = batch.with_(**{name: place(batch, column[:, None]) for name, column in columns.items()})
+    batch = batch.replace(**{name: place(batch, column[:, None]) for name, column in columns.items()})
     algorithm = GRPO(group_size=2, kl_coefficient=1.0, kl_estimator=estimator)
-    terms = algorithm.regularising_terms(batch, Scored(place(batch, logp[:, None])), "token")
+    terms = algorithm.regularising_terms(batch, PolicyOutputs(place(batch, logp[:, None])), "token")
     chances = place(batch, old.softmax(0)[:, None])
     found = torch.autograd.grad((chances * terms["kl"][0]).sum(), logits, retain_graph=True)[0]
     assert torch.allclose(found, expected, rtol=1e-9)

@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import get
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import get
 from lmgym.rewards.base import build, check_examples
 from lmgym.rewards.check import check_reward
-from lmgym.rewards.meteor import meteor_stem
+from lmgym.rewards.text.meteor import meteor_stem
 from lmgym.tasks.base import load
+from lmgym.types import Example
 from tests import learned_models as tiny
 
 pytest.importorskip("nltk")

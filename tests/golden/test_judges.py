@@ -15,14 +15,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lmgym.core.errors import LmgymError
 from lmgym.envs.stepwise import StepwiseEnv
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
 from lmgym.rewards.base import Reward, build, check_examples, evaluate
 from lmgym.rewards.learned.asking import actions
 from lmgym.rewards.learned.endpoint import endpoint_judge
 from lmgym.rewards.learned.judge import judge_score, judge_yes_no
-from lmgym.rollout import score
+from lmgym.rollouts.rollout import apply_rewards
+from lmgym.types import Episode, Example, Turn
 from tests import learned_models as tiny
 
 EXAMPLE = Example("a/0", "How much is half of 48?", ("48/2=24\n#### 24",))
@@ -176,19 +176,19 @@ def test_each_line_is_paid_for_itself(tmp_path: Path) -> None:
     alone = scored("judge_score", [begun, stepwise()], per="last", **settings)
     assert sum(alone) / 2 == pytest.approx(scored("judge_score", [stepwise()], per="turn", **settings)[0], abs=1e-6)
     episode = stepwise()
-    score([episode], build({"judge_score": {"weight": 2.0, "per": "last", "each_turn": True, **settings}}))
+    apply_rewards([episode], build({"judge_score": {"weight": 2.0, "per": "last", "each_turn": True, **settings}}))
     assert [turn.reward for turn in episode.turns] == pytest.approx([0.0, 2 * alone[0], 2 * alone[1]], abs=1e-6)
     assert episode.score == pytest.approx(2 * sum(alone), abs=1e-6)
-    assert episode.parts["judge_score"] == pytest.approx(sum(alone), abs=1e-6)
+    assert episode.reward_components["judge_score"] == pytest.approx(sum(alone), abs=1e-6)
 
 
 def test_each_message_is_paid_for_itself() -> None:
     """Three messages of two, one and three words; with a second reward on the last one."""
     turns = [Turn([], [], text=text) for text in ("one two", "three", "four five six")]
     episode = Episode(EXAMPLE, 0, 0, turns)
-    score([episode, Episode(EXAMPLE, 0, 1)], build({"words": {"each_turn": True}, "length": {"target": 3}}))
+    apply_rewards([episode, Episode(EXAMPLE, 0, 1)], build({"words": {"each_turn": True}, "length": {"target": 3}}))
     assert [turn.reward for turn in turns] == [2.0, 1.0, 3.0 + 1.0]
-    assert (episode.parts, episode.score) == ({"words": 6.0, "length": 1.0}, 7.0)
+    assert (episode.reward_components, episode.score) == ({"words": 6.0, "length": 1.0}, 7.0)
     with pytest.raises(LmgymError, match="'shaping' pays tokens and 'each_turn' turns"):
         build({"words": {"each_turn": True, "shaping": True}})
 

@@ -13,15 +13,15 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import build, check_examples
 from lmgym.rewards.learned import models
 from lmgym.rewards.learned.classifier import learned_reward, reward_model
 from lmgym.rewards.learned.entailment import PERCENTILES, Image, _consistent, summac_conv, summac_zero_shot
 from lmgym.rewards.learned.perplexity import causal_perplexity, windows
 from lmgym.rewards.learned.similarity import bert_score, bleurt
-from lmgym.rewards.sentences import sentences
+from lmgym.rewards.text.sentences import sentences
+from lmgym.types import Example
 from tests import learned_models as tiny
 
 TEXTS = ["What a film!", "", "no", "\u00e9t\u00e9 \U0001f600", "the same again and again and again", "no"]

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from lmgym.batch import Scored, collate
+from lmgym.batch import PolicyOutputs, collate
 from lmgym.compat.llamagym import credited, samples_of
 from lmgym.compat.llamagym_settings import settings_of
-from lmgym.episode import Episode, Example, Turn
-from lmgym.maths.kl import horizon_update
+from lmgym.functional.kl import horizon_update
+from lmgym.types import Episode, Example, Turn
 
 
 # LlamaGym's split of a sparse reward over the answers of an episode, as its code (0.1.1) was run: it counts the system
@@ -51,7 +51,7 @@ def test_with_shared_credit_each_answer_is_a_sample_behind_all_that_stands_befor
     ppo = settings_of({"gamma": 1.0, "lam": 1.0}).ppo
     ppo.whiten = "none"
     zero = torch.zeros(batch.tokens.shape)
-    done = ppo.advantages(batch.with_(logprobs_old=zero, values=zero, last_values=torch.zeros(2)))
+    done = ppo.advantages(batch.replace(logprobs_old=zero, values=zero, last_values=torch.zeros(2)))
     assert done.returns is not None
     # one answer's reward reaches its own tokens and no other answer's: 0.5 everywhere, and not 1 in the first
     assert done.returns[batch.actions].tolist() == pytest.approx([0.5, 0.5, 0.5])
@@ -84,13 +84,13 @@ def test_the_ratio_of_a_kept_episode_is_to_the_weights_that_sampled_it() -> None
     ppo.version, ppo.value_coefficient = 1, 0.0
     batch = collate(episodes)
     old, new = (batch.actions * math.log(p) for p in (0.5, 0.55))
-    batch = batch.with_(
+    batch = batch.replace(
         logprobs_old=old,
         advantages=batch.actions * 1.0,
         values=torch.zeros(old.shape),
         returns=torch.zeros(old.shape),
     )
-    terms, metrics = ppo.loss(batch, Scored(new, values=torch.zeros(old.shape)))
+    terms, metrics = ppo.loss(batch, PolicyOutputs(new, values=torch.zeros(old.shape)))
     assert metrics["ratio/mean"][:, 1].tolist() == pytest.approx([1.1, 1.375])
     assert terms["policy"][0][:, 1].tolist() == pytest.approx([-1.1, -1.2])  # -min(r A, 1.2 A)
     assert metrics["ratio/clipped"][:, 1].tolist() == [0, 1]

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
-from lmgym.latex import last_boxed, spelling, tidied
-from lmgym.rewards import math_equal as module
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import build, check_examples, evaluate
 from lmgym.rewards.check import check_reward
-from lmgym.rewards.math_equal import math_equal
+from lmgym.rewards.maths.final_answer import math_equal as module
+from lmgym.rewards.maths.math_equal import math_equal
 from lmgym.rewards.workers import shared
+from lmgym.text.latex import last_boxed, spelling, tidied
+from lmgym.types import Episode, Example, Turn
 
 needs_library = pytest.mark.usefixtures("library")
 
@@ -218,7 +218,7 @@ def test_what_takes_too_long_counts_as_wrong_with_a_warning() -> None:
     reward = build({"math_equal": {"seconds": 0.3, "workers": 1}})[0]
     with pytest.warns(UserWarning, match=r"of 2 comparisons 1 took longer than 0.3 s; they count as wrong"):
         assert evaluate(reward, episodes, timeout=0.05) == [1.0, 0.0, 1.0]  # the guard leaves the limit to the workers
-    shared("lmgym.rewards.math_equal:compare", 1, module.MEMORY).close()
+    shared("lmgym.rewards.maths.math_equal:compare", 1, module.MEMORY).close()
 
 
 @needs_library
@@ -226,7 +226,7 @@ def test_the_contract_with_mathematics() -> None:
     texts = [rf"\boxed{{{answer}}}" for answer, _ in [*EQUAL[:6], *DIFFERENT[:6]]]
     examples = [asked(right) for _, right in [*EQUAL[:6], *DIFFERENT[:6]]]
     check_reward("math_equal", texts, examples, workers=1)
-    shared("lmgym.rewards.math_equal:compare", 1, module.MEMORY).close()
+    shared("lmgym.rewards.maths.math_equal:compare", 1, module.MEMORY).close()
 
 
 def real(shared_folder: Path) -> tuple[list[str], list[Example]]:

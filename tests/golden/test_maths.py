@@ -1,4 +1,4 @@
-"""lmgym.maths against numbers worked by hand and by the systems that lmgym replaces."""
+"""lmgym.functional against numbers worked by hand and by the systems that lmgym replaces."""
 
 import math
 import warnings
@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from lmgym.maths import advantages, kl, losses, reductions
-from lmgym.update import OptimizerSection, batch_metrics
+from lmgym.functional import advantages, kl, losses, reductions
+from lmgym.updates.first_order import OptimizerSection, batch_metrics
 from tests import models
 
 EPISODES = torch.arange(4)
@@ -229,9 +229,9 @@ def test_advantages_of_few_tokens_have_a_deviation_without_a_warning(actions: in
     batch = models.batch_of(models.episodes(0))
     kept = batch.actions.flatten().cumsum(0).view(batch.actions.shape) <= actions
     advantages = torch.arange(batch.actions.numel(), dtype=torch.float64).view(batch.actions.shape)
-    batch = batch.with_(actions=batch.actions & kept, advantages=advantages)
+    batch = batch.replace(actions=batch.actions & kept, advantages=advantages)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = batch_metrics(batch.with_(logprobs_sampler=None))["advantage/std"]
+        found = batch_metrics(batch.replace(logprobs_sampler=None))["advantage/std"]
     first, second = advantages[batch.actions].tolist() if actions == 2 else (0.0, 0.0)
     assert found == pytest.approx((second - first) / math.sqrt(2))

@@ -19,19 +19,19 @@ from torch import Tensor
 
 from lmgym.algorithms.actor_critic import PPO
 from lmgym.algorithms.nlpo import NLPO
-from lmgym.batch import Batch, KeptSets, collate
-from lmgym.config import build_config
-from lmgym.engines.base import Completion, Request, Sampling
-from lmgym.engines.sampler import Sampler
-from lmgym.episode import Episode, Example, Restriction, Turn
-from lmgym.errors import LmgymError
-from lmgym.maths import kept
-from lmgym.maths.draws import draw
-from lmgym.policies.builtin import builtin_model
-from lmgym.policies.heads import add_critic, describe
-from lmgym.policies.policy import Policy
-from lmgym.seeds import key
-from lmgym.update import prepare
+from lmgym.batch import Batch, SamplingMask, collate
+from lmgym.config.schema import build_config
+from lmgym.core.errors import LmgymError
+from lmgym.core.seeds import key
+from lmgym.functional import truncation
+from lmgym.functional.sampling import draw
+from lmgym.inference.base import Completion, Request, Sampling
+from lmgym.inference.sampler import Sampler
+from lmgym.models.builtin import builtin_model
+from lmgym.models.distributions import add_critic, describe
+from lmgym.models.policy import Policy
+from lmgym.types import Episode, Example, Restriction, Turn
+from lmgym.updates.first_order import prepare
 from tests import models, runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
@@ -54,8 +54,11 @@ def said(mask: Tensor) -> list[set[int]]:
 def test_top_p_of_rl4lms(amount: float, least: int, expected: set[int]) -> None:
     """Its causal logits processor; its encoder-decoder one keeps least + 1 (.6 and 2 give {.4, .3, .15})."""
     logits = torch.tensor([SEED_CASE]).log() + 3.0
-    assert said(kept.top_p(logits, amount, least)) == [expected]
-    assert said(kept.top_p(torch.cat([logits, logits.flip(1)]), amount, least)) == [expected, {5 - i for i in expected}]
+    assert said(truncation.top_p(logits, amount, least)) == [expected]
+    assert said(truncation.top_p(torch.cat([logits, logits.flip(1)]), amount, least)) == [
+        expected,
+        {5 - i for i in expected},
+    ]
 
 
 def test_top_k() -> None:
@@ -66,30 +69,30 @@ def test_top_k() -> None:
         (1, 4, {0, 1, 2, 3, 4} - {0}),
         (9, 1, set(range(6))),
     ):
-        assert said(kept.top_k(logits, amount, least)) == [expected]
+        assert said(truncation.top_k(logits, amount, least)) == [expected]
 
 
 def test_all_of_the_mass_is_all_of_the_tokens() -> None:
     """Also those whose probability rounding would lose."""
-    assert bool(kept.top_p(torch.linspace(0, -200, 5000)[None], 1.0).all())
+    assert bool(truncation.top_p(torch.linspace(0, -200, 5000)[None], 1.0).all())
 
 
 def test_equally_likely_tokens_stay_or_go_together() -> None:
     logits = torch.tensor([[0.4, 0.2, 0.2, 0.1, 0.1]]).log()
-    assert said(kept.top_p(logits, 0.5)) == said(kept.top_k(logits, 2)) == [{0, 1, 2}]
-    assert said(kept.top_p(logits[:, 1:], 0.1)) == [{0, 1}]
+    assert said(truncation.top_p(logits, 0.5)) == said(truncation.top_k(logits, 2)) == [{0, 1, 2}]
+    assert said(truncation.top_p(logits[:, 1:], 0.1)) == [{0, 1}]
 
 
 def test_a_large_vocabulary_is_sorted_as_far_as_needed() -> None:
     """Rows that need 1 token, about 3,000 and almost all of 20,000; each alone gives the same."""
     spread = torch.randn(3, 20_000, generator=torch.Generator().manual_seed(0)) * torch.tensor([[20.0], [2.0], [0.1]])
-    sets = kept.top_p(spread, 0.9)
+    sets = truncation.top_p(spread, 0.9)
     for row, mask in zip(spread, sets, strict=True):
         ordered = row.double().softmax(-1).sort(descending=True).values
         assert abs(int(mask.sum()) - (int((ordered.cumsum(0) < 0.9).sum()) + 1)) <= 2  # fp32 against fp64
-        assert torch.equal(kept.top_p(row[None], 0.9)[0], mask)
+        assert torch.equal(truncation.top_p(row[None], 0.9)[0], mask)
     counts = sets.sum(1).tolist()
-    assert counts[0] < kept.FEW and 8 * kept.FEW < counts[1] < 64 * kept.FEW < counts[2]
+    assert counts[0] < truncation.FEW and 8 * truncation.FEW < counts[1] < 64 * truncation.FEW < counts[2]
 
 
 @settings(max_examples=50, deadline=None)
@@ -97,7 +100,7 @@ def test_a_large_vocabulary_is_sorted_as_far_as_needed() -> None:
 def test_top_p_is_the_smallest_set_of_that_mass(seed: int, size: int, amount: float, least: int) -> None:
     logits = 4 * torch.randn(3, size, generator=torch.Generator().manual_seed(seed))
     p = logits.double().softmax(-1)
-    for row, chosen in zip(p, said(kept.top_p(logits, amount, least)), strict=True):
+    for row, chosen in zip(p, said(truncation.top_p(logits, amount, least)), strict=True):
         mass = float(row[list(chosen)].sum())
         smallest = min(chosen, key=lambda token: float(row[token]))
         assert mass >= amount - 1e-5 and len(chosen) >= min(least, size)
@@ -109,10 +112,12 @@ def test_top_p_is_the_smallest_set_of_that_mass(seed: int, size: int, amount: fl
 @given(seed=st.integers(0, 2**31), rows=st.integers(1, 5), size=st.integers(1, 70))
 def test_packing(seed: int, rows: int, size: int) -> None:
     mask = torch.rand(rows, size, generator=torch.Generator().manual_seed(seed)) < 0.4
-    bits = kept.pack(mask)
-    assert bits.shape == (rows, math.ceil(size / 8)) == (rows, kept.packed_bytes(size)) and bits.dtype == torch.uint8
-    assert torch.equal(kept.unpack(bits, size), mask)
-    assert torch.equal(kept.sizes(bits), mask.sum(1))
+    bits = truncation.pack(mask)
+    assert (
+        bits.shape == (rows, math.ceil(size / 8)) == (rows, truncation.packed_bytes(size)) and bits.dtype == torch.uint8
+    )
+    assert torch.equal(truncation.unpack(bits, size), mask)
+    assert torch.equal(truncation.sizes(bits), mask.sum(1))
 
 
 # Distributions
@@ -120,7 +125,7 @@ def test_packing(seed: int, rows: int, size: int) -> None:
 
 def row_of(probabilities: list[float], among: Sequence[bool], token: int = 0) -> tuple[Tensor, Batch]:
     """Logits, up to a constant, and the batch of one action that was drawn from a kept set."""
-    bits = kept.pack(torch.tensor([among])).numpy()
+    bits = truncation.pack(torch.tensor([among])).numpy()
     turn = Turn([0], [token], [0.0], kept=bits)
     return torch.tensor([probabilities], dtype=torch.float64).log() + 1.7, collate(
         [Episode(Example("x", "?"), 0, 0, [turn])]
@@ -218,7 +223,7 @@ def batch_of(asked: list[Request], answers: list[Completion], policy: Policy, sa
             [*request.prompt_ids],
             answer.ids,
             answer.logprobs,
-            minimum=sampling.min_new_tokens,
+            min_new_tokens=sampling.min_new_tokens,
             source_ids=[*request.source_ids],
             kept=answer.kept,
         )
@@ -275,14 +280,14 @@ def test_what_is_sampled_is_what_is_scored(
     answers = Sampler(policy, 6).generate(asked, sampling, rule)
     batch = batch_of(asked, answers, policy, sampling)
     row, column = batch.actions.nonzero(as_tuple=True)
-    assert batch.kept_sets is not None and batch.kept is not None and batch.logprobs_sampler is not None
-    assert batch.kept_sets.bits.nbytes == len(row) * WIDTH  # and nothing for prompts and padding
-    allowed = kept.unpack(batch.kept_sets.bits[batch.kept[row, column]], VOCABULARY)
+    assert batch.sampling_mask is not None and batch.kept is not None and batch.logprobs_sampler is not None
+    assert batch.sampling_mask.bits.nbytes == len(row) * WIDTH  # and nothing for prompts and padding
+    allowed = truncation.unpack(batch.sampling_mask.bits[batch.kept[row, column]], VOCABULARY)
     assert bool(allowed.gather(1, batch.tokens[row, column][:, None]).all())
     assert bool(allowed[:, list(policy.special_ids)].all())
     gap = (policy.logprobs(batch) - batch.logprobs_sampler).abs()
     assert float(gap.max()) < 1e-4
-    plain = policy.logprobs(batch.with_(kept_sets=None, kept=None))
+    plain = policy.logprobs(batch.replace(sampling_mask=None, kept=None))
     assert float((plain - batch.logprobs_sampler)[row, column].max()) < 1e-4  # the set takes mass away, never adds
     assert float((plain - batch.logprobs_sampler)[row, column].mean()) < -0.05
     found = said(allowed)
@@ -291,7 +296,7 @@ def test_what_is_sampled_is_what_is_scored(
             sets_by_hand(policy if own else mask, request, answer, rule, sampling),
             found[len(answer.ids) :],
         )
-        assert said(kept.unpack(torch.from_numpy(answer.kept), VOCABULARY)) == expected
+        assert said(truncation.unpack(torch.from_numpy(answer.kept), VOCABULARY)) == expected
     assert len({len(one) for one in said(allowed)}) > 1 or rule.rule == "top_k"
 
 
@@ -326,7 +331,7 @@ def conversations(seed: int) -> list[Episode]:
     for turn in (turn for episode in episodes for turn in episode.turns):
         mask = torch.from_numpy(random.random((len(turn.action_ids), VOCABULARY)) < 0.3)
         mask[torch.arange(len(turn.action_ids)), torch.tensor(turn.action_ids)] = True
-        turn.kept = kept.pack(mask).numpy()
+        turn.kept = truncation.pack(mask).numpy()
     return episodes
 
 
@@ -338,10 +343,10 @@ def in_double(seed: int) -> Policy:
 
 def ready(algorithm: PPO, seed: int, **changes: Any) -> Batch:
     """A batch with its columns filled in, old log-probabilities away from the policy's."""
-    batch = models.batch_of(conversations(seed)).with_(**changes)
+    batch = models.batch_of(conversations(seed)).replace(**changes)
     batch = prepare(batch, in_double(0), {"reference": in_double(1)}, algorithm)
     assert batch.logprobs_old is not None
-    return batch.with_(logprobs_old=batch.logprobs_old + 0.3 * torch.sin(1000 * batch.logprobs_old))
+    return batch.replace(logprobs_old=batch.logprobs_old + 0.3 * torch.sin(1000 * batch.logprobs_old))
 
 
 @settings(max_examples=4, deadline=None)
@@ -354,7 +359,7 @@ def test_groups_micro_batches_and_padding_do_not_matter(seed: int, tokens: int, 
     parts, _ = models.gradient(algorithm, policy, batch)
     order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed))
     shuffled, _ = models.gradient(algorithm, policy, batch[order])
-    alone, _ = models.gradient(algorithm, policy, batch.with_(group=torch.arange(len(batch))))
+    alone, _ = models.gradient(algorithm, policy, batch.replace(group=torch.arange(len(batch))))
     wide = {
         name: torch.nn.functional.pad(column, (0, 3), value=0 if column.dtype == torch.bool else 1)
         for name, column in vars(batch).items()
@@ -368,7 +373,7 @@ def test_groups_micro_batches_and_padding_do_not_matter(seed: int, tokens: int, 
 
 def test_under_compat_the_update_is_that_of_ppo() -> None:
     """RL4LMs: on the same answers, ratio, KL penalty and gradient are PPO's on the whole vocabulary."""
-    plain = ready(PPO(kl_coefficient=0.1), 3, kept_sets=None, kept=None)
+    plain = ready(PPO(kl_coefficient=0.1), 3, sampling_mask=None, kept=None)
     expected, _ = models.gradient(PPO(kl_coefficient=0.1), in_double(0), plain)
     compat = NLPO(kl_coefficient=0.1, compat="rl4lms")
     assert torch.equal(models.gradient(compat, in_double(0), ready(compat, 3))[0], expected)
@@ -445,9 +450,9 @@ def test_what_is_logged(tmp_path: Path) -> None:
     for record in [*ours, *theirs]:
         assert 20 <= record["kept/tokens"] <= 23  # and three special ones
         assert record["kept/share"] == pytest.approx(record["kept/tokens"] / VOCABULARY)
-    assert all(record["mismatch/mean"] < 1e-4 and record["entropy"] < math.log(23) for record in ours)
+    assert all(record["sampler_logprob_gap"] < 1e-4 and record["entropy"] < math.log(23) for record in ours)
     # Minus the log of the mass that was kept: 20 to 23 of 259 almost equally likely tokens.
-    assert theirs[0]["mismatch/mean"] == pytest.approx(math.log(VOCABULARY / 22), abs=0.3)
+    assert theirs[0]["sampler_logprob_gap"] == pytest.approx(math.log(VOCABULARY / 22), abs=0.3)
     assert theirs[0]["reward"] == ours[0]["reward"]  # the same answers; only the update differs
 
 
@@ -490,4 +495,4 @@ def test_presets_and_needs() -> None:
     assert (algorithm.top_mask, algorithm.min_tokens_to_keep, algorithm.refresh_every) == (0.9, 100, 1000)
     assert (algorithm.epochs, algorithm.gamma, algorithm.compat) == (10, 0.99, "none")
     assert NLPO(mask_type="top_k", top_mask=5).needs == {"values"}
-    assert KeptSets(torch.zeros(1, 1, dtype=torch.uint8)).renormalised
+    assert SamplingMask(torch.zeros(1, 1, dtype=torch.uint8)).renormalised

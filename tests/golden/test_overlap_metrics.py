@@ -18,18 +18,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lmgym.config import load_config
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.parts import held_out_rewards
-from lmgym.rewards.answers import squad_exact_match, token_f1
+from lmgym.config.schema import load_config
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import build, check_examples
-from lmgym.rewards.characters import chrf, chrf_plus_plus
-from lmgym.rewards.cider import cider
-from lmgym.rewards.meteor import align, meteor, meteor_stem
-from lmgym.rewards.overlap import bleu, sacre_bleu, split_13a, ter
-from lmgym.rewards.references import needed, stem, tokenise
-from lmgym.rewards.rouge import rouge1, rouge2, rouge_combined, rouge_l_max, rougeL, rougeLsum
+from lmgym.rewards.text.bleu import bleu, sacre_bleu, split_13a, ter
+from lmgym.rewards.text.chrf import chrf, chrf_plus_plus
+from lmgym.rewards.text.cider import cider
+from lmgym.rewards.text.meteor import align, meteor, meteor_stem
+from lmgym.rewards.text.references import needed, stem, tokenise
+from lmgym.rewards.text.rouge import rouge1, rouge2, rouge_combined, rouge_l_max, rougeL, rougeLsum
+from lmgym.rewards.text.squad import squad_exact_match, token_f1
+from lmgym.training.setup import held_out_rewards
+from lmgym.types import Example
 from tests import runs
 
 RECORD = json.loads(Path(__file__).with_name("metrics.json").read_text(encoding="utf-8"))
@@ -242,7 +242,7 @@ spoken = st.lists(
 @example(["sat", "the"], [["perched", "the", "posed"]])  # the last synonym is taken: two pieces
 @example(["feline", "rug"], [["a", "cat", "on", "mats", "carpet"]])
 def test_meteor_is_that_of_nltk(answer: list[str], wanted: list[list[str]]) -> None:
-    thesaurus, module = Thesaurus(), importlib.import_module("lmgym.rewards.meteor")
+    thesaurus, module = Thesaurus(), importlib.import_module("lmgym.rewards.text.meteor")
     examples = asked([" ".join(one) for one in wanted])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_wordnet", lambda: None)
@@ -307,7 +307,10 @@ def test_meteor_without_wordnet_says_what_to_do() -> None:
 def test_a_metric_without_wordnet_is_the_other_one_in_name_and_measure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    module, said = importlib.import_module("lmgym.rewards.meteor"), {"bleu": {}, "meteor": {"alpha": 0.5}, "ter": {}}
+    module, said = (
+        importlib.import_module("lmgym.rewards.text.meteor"),
+        {"bleu": {}, "meteor": {"alpha": 0.5}, "ter": {}},
+    )
     monkeypatch.setattr(module, "_lacks_wordnet", lambda: True)
     module._say_stems_only.cache_clear()
     with pytest.warns(UserWarning, match="reported as 'meteor_stem'") as warned:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from lmgym.errors import LmgymError
-from lmgym.experiments.paired import compare, mcnemar, sign_flip, tango
-from lmgym.statistics import clustered_bootstrap, student_t, wilson
+from lmgym.core.errors import LmgymError
+from lmgym.stats.intervals import clustered_bootstrap, student_t, wilson
+from lmgym.stats.paired import compare, mcnemar, sign_flip, tango
 
 RECORD: dict[str, Any] = json.loads(Path(__file__).with_name("paired.json").read_text())
 differences = some.lists(some.sampled_from([-1.0, -0.5, 0.0, 0.0, 0.25, 1.0]), min_size=1, max_size=30)

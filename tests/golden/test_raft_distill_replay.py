@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, tensor
 
 import lmgym
-from lmgym import registry
 from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.distill import Distill
 from lmgym.algorithms.grpo import GRPO
@@ -22,11 +21,12 @@ from lmgym.algorithms.raft import RAFT
 from lmgym.algorithms.replay import Replay
 from lmgym.algorithms.supervised import Supervised
 from lmgym.batch import Batch, collate
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
-from lmgym.policies.load import PolicySection, load_policy
-from lmgym.policies.policy import Policy
-from lmgym.train import mark_selected
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
+from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.policy import Policy
+from lmgym.training.loop import mark_selected
+from lmgym.types import Episode, Example, Turn
 from tests import models, runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
@@ -69,7 +69,7 @@ def test_raft_asks_for_more_only_where_nothing_will_do() -> None:
     assert algorithm.select([poor], 2) == ([], True)
     selected, more = algorithm.select([poor, good], 2)
     assert places(selected) == [[1]] and not more
-    assert [episode.trains for episode in mark_selected([poor, good], selected)] == [False, False, False, True]
+    assert [episode.selected for episode in mark_selected([poor, good], selected)] == [False, False, False, True]
 
 
 def test_raft_is_supervised_training_on_what_it_picked() -> None:
@@ -89,7 +89,7 @@ def conversation(lengths: Sequence[int], score: float = 0.0, index: int = 0, res
 
 
 def distilled(algorithm: Distill, batch: Batch, student: Tensor, teacher: Tensor) -> Tensor:
-    advantages = algorithm.advantages(batch.with_(logprobs_sampler=student, logprobs_teacher=teacher)).advantages
+    advantages = algorithm.advantages(batch.replace(logprobs_sampler=student, logprobs_teacher=teacher)).advantages
     assert advantages is not None
     return advantages
 
@@ -120,7 +120,7 @@ def test_rewards_and_teacher_together() -> None:
     algorithm = Distill(teacher="t", group_size=2, reward_coefficient=2.0)
     assert distilled(algorithm, batch, student, teacher)[:, 1].tolist() == [0.5, -0.5]
     loss = models.loss_of(
-        algorithm, algorithm.advantages(batch.with_(logprobs_sampler=student, logprobs_teacher=teacher)), student
+        algorithm, algorithm.advantages(batch.replace(logprobs_sampler=student, logprobs_teacher=teacher)), student
     )
     assert float(loss) == pytest.approx((0.5 - 0.5) / 2)
 
@@ -136,15 +136,15 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl() -> None:
     batch = models.batch_of(every_answer(student))
     keeper = models.KeepGradient(student)
     with torch.no_grad():
-        now, other = student.score(batch).logprobs, teacher.score(batch).logprobs
+        now, other = student.compute_logprobs(batch).logprobs, teacher.compute_logprobs(batch).logprobs
     algorithm = Distill(teacher="t")
-    ready = algorithm.advantages(batch.with_(logprobs_sampler=now, logprobs_teacher=other))
-    terms, metrics = algorithm.loss(ready, student.score(ready))
+    ready = algorithm.advantages(batch.replace(logprobs_sampler=now, logprobs_teacher=other))
+    terms, metrics = algorithm.loss(ready, student.compute_logprobs(ready))
     keeper.zero_grad()
     (now[:, 2].exp() * terms["policy"][0][:, 2]).sum().backward()
     found = keeper.flat().clone()
     keeper.zero_grad()
-    logprobs = student.score(batch).logprobs[:, 2]
+    logprobs = student.compute_logprobs(batch).logprobs[:, 2]
     divergence = (logprobs.exp() * (logprobs - other[:, 2])).sum()
     divergence.backward()
     assert float(found.norm()) > 0.1
@@ -158,16 +158,16 @@ def test_the_gradient_on_samples_is_that_of_the_log_ratio() -> None:
     student, teacher = (Policy(models.gpt2(seed).double(), models.tokenizer(), torch.float64) for seed in (0, 1))
     batch = models.batch_of(models.episodes(3))
     with torch.no_grad():
-        now, other = student.score(batch).logprobs, teacher.score(batch).logprobs
+        now, other = student.compute_logprobs(batch).logprobs, teacher.compute_logprobs(batch).logprobs
     algorithm = Distill(teacher="t")
-    ready = algorithm.advantages(batch.with_(logprobs_sampler=now, logprobs_teacher=other))
+    ready = algorithm.advantages(batch.replace(logprobs_sampler=now, logprobs_teacher=other))
     found, _ = models.gradient(algorithm, student, ready, first=True)
     keeper = models.KeepGradient(student)
     keeper.zero_grad()
-    (-((other - now) * student.score(batch).logprobs)[batch.actions].mean()).backward()
+    (-((other - now) * student.compute_logprobs(batch).logprobs)[batch.actions].mean()).backward()
     assert float(found.norm()) > 0.1
     assert models.relative(found, keeper.flat()) < 1e-9
-    same = algorithm.advantages(batch.with_(logprobs_sampler=now, logprobs_teacher=now))
+    same = algorithm.advantages(batch.replace(logprobs_sampler=now, logprobs_teacher=now))
     assert float(models.gradient(algorithm, student, same, first=True)[0].norm()) == 0
 
 
@@ -236,7 +236,7 @@ def test_the_trainer_gets_copies_numbered_after_the_fresh_groups() -> None:
     kept = algorithm.buffer[0]
     fresh = [group_of(MIXED, 0, 1)]
     episodes = mark_selected(fresh, algorithm.select(fresh, 1)[0])
-    assert [(e.version, e.group, e.index, e.trains) for e in episodes] == [
+    assert [(e.version, e.group, e.index, e.selected) for e in episodes] == [
         (1, 0, 0, True),
         (1, 0, 1, True),
         (0, 1, 2, True),
@@ -263,14 +263,14 @@ def scored(algorithm: Algorithm, seed: int = 5) -> tuple[Batch, Tensor]:
     batch = models.batch_of(models.episodes(seed))
     random = torch.Generator().manual_seed(seed)
     now, old = (-2 * torch.rand(batch.tokens.shape, generator=random, dtype=torch.float64) for _ in range(2))
-    return algorithm.advantages(batch.with_(logprobs_old=old)), now
+    return algorithm.advantages(batch.replace(logprobs_old=old)), now
 
 
 @pytest.mark.parametrize("settings", [{}, {"scale_rewards": "group", "reduction": "sequence"}, {"clip_high": 0.4}])
 def test_replay_is_grpo_whose_old_policy_is_the_sampler(settings: dict[str, Any]) -> None:
     grpo, replay = GRPO(group_size=4, **settings), Replay(group_size=4, **settings)
     batch, now = scored(replay)
-    expected = models.loss_of(grpo, batch.with_(logprobs_old=batch.logprobs_sampler), now)
+    expected = models.loss_of(grpo, batch.replace(logprobs_old=batch.logprobs_sampler), now)
     assert float(models.loss_of(replay, batch, now)) == float(expected)
     assert float(models.loss_of(grpo, batch, now)) != pytest.approx(float(expected))
 
@@ -280,7 +280,7 @@ def test_on_fresh_groups_only_replay_is_grpo() -> None:
     policy = Policy(models.gpt2().double(), models.tokenizer(), torch.float64)
     batch = models.batch_of(models.episodes(5))
     with torch.no_grad():
-        batch = batch.with_(logprobs_sampler=policy.score(batch).logprobs)
+        batch = batch.replace(logprobs_sampler=policy.compute_logprobs(batch).logprobs)
     gradients = [
         models.gradient(algorithm, policy, algorithm.advantages(batch), first=True)[0]
         for algorithm in (GRPO(group_size=4), Replay(group_size=4), Replay(group_size=4, truncate=2.0))
@@ -293,8 +293,8 @@ def test_on_fresh_groups_only_replay_is_grpo() -> None:
 def test_truncated_importance_weights() -> None:
     """Ratios e and e^-1, advantages 1 and -1, weights cut to 2: -2 log p and e^-1 log p; the weight has no gradient."""
     algorithm = Replay(group_size=2, truncate=2.0)
-    batch = collate(group_of([1.0, 0.0])).with_(advantages=tensor([[0, 1.0], [0, -1.0]]))
-    batch = batch.with_(logprobs_sampler=tensor([[0, -1.5], [0, -0.5]]))
+    batch = collate(group_of([1.0, 0.0])).replace(advantages=tensor([[0, 1.0], [0, -1.0]]))
+    batch = batch.replace(logprobs_sampler=tensor([[0, -1.5], [0, -0.5]]))
     now = tensor([[0, -0.5], [0, -1.5]]).requires_grad_()
     loss = models.loss_of(algorithm, batch, now)
     loss.backward()
@@ -328,7 +328,7 @@ def test_the_state_of_replay_comes_back_bit_for_bit() -> None:
             assert restored.kept is not None and turn.kept is not None and np.array_equal(restored.kept, turn.kept)
     columns = [collate(algorithm.buffer[0]) for algorithm in (before, after)]
     assert torch.equal(columns[0].source, columns[1].source) and columns[1].source.shape == (4, 3)
-    assert torch.equal(columns[0].kept_sets.bits, columns[1].kept_sets.bits)
+    assert torch.equal(columns[0].sampling_mask.bits, columns[1].sampling_mask.bits)
 
 
 @pytest.mark.usefixtures("no_picture")

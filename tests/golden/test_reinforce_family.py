@@ -12,11 +12,11 @@ from torch import Tensor, tensor
 
 from lmgym.algorithms.reinforce_pp import ReinforcePlusPlus
 from lmgym.algorithms.reinforce_stable import ReinforceStable
-from lmgym.batch import Batch, Scored, collate
-from lmgym.config import build_config
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
-from lmgym.maths.turns import turn_lengths, turn_returns
+from lmgym.batch import Batch, PolicyOutputs, collate
+from lmgym.config.schema import build_config
+from lmgym.core.errors import LmgymError
+from lmgym.functional.turn_discounts import turn_lengths, turn_returns
+from lmgym.types import Episode, Example, Turn
 from tests import models, runs
 from tests.models import loss_of
 from tests.parity.test_resume import Interrupting
@@ -32,7 +32,7 @@ def conversation(turns: list[tuple[int, float]], group: int = 0, index: int = 0,
 
 def in_double(*episodes: Episode) -> Batch:
     batch = collate(episodes)
-    return batch.with_(score=batch.score.double(), rewards=batch.rewards.double())
+    return batch.replace(score=batch.score.double(), rewards=batch.rewards.double())
 
 
 def on_actions(batch: Batch, column: Tensor) -> list[list[float]]:
@@ -92,13 +92,13 @@ LOGPROBS, REFERENCE = [-1.0, -2.0], [-1.5, -1.5]
 def step_of(score: float, reference: list[float] = REFERENCE) -> Batch:
     """One episode of one turn of two tokens."""
     batch = in_double(conversation([(2, score)]))
-    return batch.with_(logprobs_ref=tensor([[0.0, *reference]], dtype=torch.float64), logprobs_old=batch.rewards * 0)
+    return batch.replace(logprobs_ref=tensor([[0.0, *reference]], dtype=torch.float64), logprobs_old=batch.rewards * 0)
 
 
 def value_and_gradient(algorithm: Any, batch: Batch, logprobs: list[float] = LOGPROBS) -> tuple[float, list[float]]:
     """What `first_order` minimises at its first step, and its gradient by each log-probability."""
     leaf = tensor([[0.0, *logprobs]], dtype=torch.float64, requires_grad=True)
-    batch = algorithm.advantages(batch).with_(logprobs_old=leaf.detach())
+    batch = algorithm.advantages(batch).replace(logprobs_old=leaf.detach())
     loss = loss_of(algorithm, batch, leaf)
     loss.backward()
     assert float(leaf.grad[0, 0]) == 0
@@ -143,9 +143,9 @@ def test_the_divergence_has_the_gradient_of_the_mean_kl() -> None:
     batch = in_double(*(conversation([(1, 0.0)], index=n) for n in range(4)))
     padded = torch.zeros(4, 1, dtype=torch.float64)
     new = torch.cat([padded, logits.log_softmax(0)[:, None]], 1)
-    batch = batch.with_(logprobs_ref=torch.cat([padded, reference[:, None]], 1), logprobs_old=new.detach())
+    batch = batch.replace(logprobs_ref=torch.cat([padded, reference[:, None]], 1), logprobs_old=new.detach())
     algorithm = ReinforceStable(kl_coefficient=0.25)
-    terms, _ = algorithm.loss(algorithm.advantages(batch), Scored(new))
+    terms, _ = algorithm.loss(algorithm.advantages(batch), PolicyOutputs(new))
     (found,) = torch.autograd.grad((terms["kl"][0][:, 1] * pi.exp().detach()).sum(), logits)
     assert found.tolist() == pytest.approx(wanted.tolist(), abs=1e-12)
 
@@ -173,10 +173,10 @@ def test_baselines_count_a_turn_once() -> None:
 def test_each_turn_is_the_mean_of_its_tokens() -> None:
     """The loss is -(1/E) sum over episodes and turns of G times the mean log-probability of the turn."""
     batch = in_double(conversation([(2, 0.0), (4, 1.0)]), conversation([(3, 0.5)], index=1))
-    batch = batch.with_(logprobs_old=torch.zeros(batch.tokens.shape, dtype=torch.float64))
+    batch = batch.replace(logprobs_old=torch.zeros(batch.tokens.shape, dtype=torch.float64))
     logprobs = -torch.arange(1.0, batch.tokens.numel() + 1, dtype=torch.float64).reshape(batch.tokens.shape)
     algorithm = ReinforceStable(gamma=0.9, kl_coefficient=0.0)
-    batch = algorithm.advantages(batch).with_(logprobs_old=logprobs)
+    batch = algorithm.advantages(batch).replace(logprobs_old=logprobs)
     first, second = logprobs[0], logprobs[1]
     wanted = 0.9 * first[1:3].mean() + 1.0 * first[4:8].mean() + 0.5 * second[1:4].mean()
     assert float(loss_of(algorithm, batch, logprobs)) == pytest.approx(-float(wanted) / 2)
@@ -186,7 +186,7 @@ def test_a_second_step_is_weighted_by_the_ratio() -> None:
     batch = step_of(1.0)
     algorithm = ReinforceStable(kl_coefficient=0.0, minibatches=2)
     leaf = tensor([[0.0, -1.0, -2.0]], dtype=torch.float64, requires_grad=True)
-    batch = algorithm.advantages(batch).with_(logprobs_old=tensor([[0.0, -1.5, -1.5]], dtype=torch.float64))
+    batch = algorithm.advantages(batch).replace(logprobs_old=tensor([[0.0, -1.5, -1.5]], dtype=torch.float64))
     loss_of(algorithm, batch, leaf).backward()
     assert leaf.grad[0, 1:].tolist() == pytest.approx([-np.exp(0.5) / 2, -np.exp(-0.5) / 2])
 
@@ -195,7 +195,7 @@ def test_a_penalty_in_the_reward_reaches_what_led_to_it() -> None:
     """kl_in reward: the sum of the KL from the token on, discounted from turn to turn, off the cut return."""
     batch = in_double(conversation([(2, 0.0), (1, 1.0)]))
     old = tensor([[0.0, -1.0, -2.0, 0.0, -1.0]], dtype=torch.float64)
-    batch = batch.with_(logprobs_old=old, logprobs_ref=old - tensor([[0.0, 0.4, 0.2, 0.0, 0.1]], dtype=torch.float64))
+    batch = batch.replace(logprobs_old=old, logprobs_ref=old - tensor([[0.0, 0.4, 0.2, 0.0, 0.1]], dtype=torch.float64))
     algorithm = ReinforceStable(gamma=0.5, kl_in="reward", kl_estimator="k1", kl_coefficient=2.0)
     found = on_actions(batch, algorithm.advantages(batch).advantages)[0]
     assert found == pytest.approx([0.5 - 2 * (0.4 + 0.2 + 0.5 * 0.1), 0.5 - 2 * (0.2 + 0.5 * 0.1), 1 - 2 * 0.1])
@@ -283,7 +283,7 @@ def test_advantages_against_the_formula(baseline: str, seed: int, gamma: float) 
     batch = models.batch_of(conversations)
     random = torch.Generator().manual_seed(seed)
     old, reference = (-torch.rand(batch.tokens.shape, generator=random, dtype=torch.float64) for _ in range(2))
-    batch = batch.with_(logprobs_old=old * batch.actions, logprobs_ref=reference * batch.actions)
+    batch = batch.replace(logprobs_old=old * batch.actions, logprobs_ref=reference * batch.actions)
     algorithm: Any = ReinforcePlusPlus(baseline=baseline, group_size=4, gamma=gamma, kl_coefficient=0.3)
     found = algorithm.advantages(batch).advantages
 
@@ -329,7 +329,7 @@ def test_the_clip_and_the_divergence_in_the_loss() -> None:
     preset = ReinforcePlusPlus.presets["baseline"]
     algorithm = ReinforcePlusPlus(**{**preset, "kl_coefficient": 0.5})
     batch = in_double(conversation([(2, 0.0)]))
-    batch = batch.with_(
+    batch = batch.replace(
         advantages=tensor([[0.0, 2.0, -1.0]], dtype=torch.float64),
         logprobs_old=tensor([[0.0, -1.5, -1.9]], dtype=torch.float64),
         logprobs_ref=tensor([[0.0, -1.5, -1.5]], dtype=torch.float64),

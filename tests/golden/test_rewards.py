@@ -2,8 +2,8 @@
 
 import pytest
 
-from lmgym.episode import Example
-from lmgym.rewards.form import (
+from lmgym.rewards.maths.final_answer import answer_format, extract_answer, final_answer, normalise_number, same_answer
+from lmgym.rewards.text.form import (
     exact_match,
     length,
     lexical_richness,
@@ -12,7 +12,7 @@ from lmgym.rewards.form import (
     type_token_ratio,
     words,
 )
-from lmgym.rewards.maths import answer_format, extract_answer, final_answer, normalise_number, same_answer
+from lmgym.types import Example
 
 OPEN = Example("open/0", "Write about 100 words: rain")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lmgym.rewards.form import exact_match
+from lmgym.rewards.text.form import exact_match
 from lmgym.tasks.base import MissingSplit, check_task, load
 from lmgym.tasks.summarisation import first_words
 from lmgym.tasks.tables import linearised

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from lmgym import registry
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.needs import standing
+from lmgym.core import registry
+from lmgym.core.availability import standing
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import build, check_examples
-from lmgym.rewards.spice import CORENLP, read_scores, spice
+from lmgym.rewards.text.spice import CORENLP, read_scores, spice
+from lmgym.types import Example
 
 ASKED = [Example("a/0", "?", ("A brown dog runs.",))]
 

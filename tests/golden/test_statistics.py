@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from lmgym.errors import LmgymError
-from lmgym.statistics import (
+from lmgym.core.errors import LmgymError
+from lmgym.stats.intervals import (
     Interval,
     clustered_bootstrap,
     do_not_overlap,

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from lmgym import registry
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
-from lmgym.envs.calculator import calculate, format_number
 from lmgym.envs.stepwise import MOST_PIECES, StepwiseEnv
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.rewards.maths import final_answer
+from lmgym.envs.tools.calculator import calculate, format_number
+from lmgym.rewards.maths.final_answer import final_answer
 from lmgym.tasks.base import load
+from lmgym.types import Example
 
 SOLUTION = "He buys 48/2=<<48/2=24>>24 clips.\nThat is 24+6 = <<24+6=30>>30 in all.\n#### 30"
 CLIPS = Example("clips/0", "How many clips?", references=(SOLUTION,), meta={"answer": "30"})

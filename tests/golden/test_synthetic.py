@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import build
-from lmgym.rewards.synthetic import dates, increasing_numbers
+from lmgym.rewards.text.synthetic import dates, increasing_numbers
 from lmgym.tasks.base import load
+from lmgym.types import Example
 
 OPEN = Example("open/0", "7")
 

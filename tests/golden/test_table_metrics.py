@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import build, check_examples
-from lmgym.rewards.common_gen import common_gen_preference, common_gen_repeat_penalty, concept_coverage
-from lmgym.rewards.parent import parent, totto_tables
-from lmgym.rewards.totto import (
+from lmgym.rewards.text.common_gen import common_gen_preference, common_gen_repeat_penalty, concept_coverage
+from lmgym.rewards.text.parent import parent, totto_tables
+from lmgym.rewards.text.totto import (
     parent_non_overlap,
     parent_overlap,
     totto_bleu,
     totto_bleu_non_overlap,
     totto_bleu_overlap,
 )
+from lmgym.types import Example
 
 DRUMMER = [("name", "Michael Dahlquist"), ("occupation", "drummer")]
 TEXT = "michael dahlquist was a drummer"

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from lmgym import registry
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import build, check_examples
-from lmgym.rewards.diversity import msttr, prediction_length
-from lmgym.rewards.lexicon import Lexicon, load
-from lmgym.rewards.sentiment_words import sentiment, vader
+from lmgym.rewards.text.diversity import msttr, prediction_length
+from lmgym.rewards.text.lexicon import Lexicon, load
+from lmgym.rewards.text.vader import sentiment, vader
+from lmgym.types import Example
 
 RECORD = json.loads(Path(__file__).with_name("metrics.json").read_text(encoding="utf-8"))["vader"]
 OPEN = Example("open/0", "Write about rain")

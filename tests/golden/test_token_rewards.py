@@ -9,17 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmgym import registry
 from lmgym.algorithms.actor_critic import A2C, PPO
 from lmgym.algorithms.grpo import GRPO
 from lmgym.algorithms.reinforce_stable import ReinforceStable
 from lmgym.batch import collate
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
-from lmgym.registry import register
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.rewards.base import Reward, build, evaluate
-from lmgym.rewards.tokens import beginnings, each_token, paid
-from lmgym.rollout import score
+from lmgym.rewards.token_credit import beginnings, each_token, paid
+from lmgym.rollouts.rollout import apply_rewards
+from lmgym.types import Episode, Example, Turn
 from tests import models, runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
@@ -59,7 +59,7 @@ def test_ppo_discounts_a_reward_from_the_token_that_earned_it() -> None:
     turn = Turn([5], [6, 7, 2], [-1.0] * 3, reward=1.75, token_rewards=[1.0, 0.5, 0.25])
     batch = collate([Episode(Example("x", "?"), 0, 0, [turn], score=1.75)])
     nothing = torch.zeros_like(batch.rewards)
-    batch = batch.with_(values=nothing, logprobs_old=nothing, last_values=torch.zeros(1))
+    batch = batch.replace(values=nothing, logprobs_old=nothing, last_values=torch.zeros(1))
     for algorithm in (PPO(gamma=0.5, gae_lambda=1.0, whiten="none"), A2C(gamma=0.5, gae_lambda=1.0)):
         returns = algorithm.advantages(batch).returns
         assert returns is not None
@@ -76,18 +76,20 @@ def test_ppo_discounts_a_reward_from_the_token_that_earned_it() -> None:
 def test_a_reward_of_tokens_is_paid_at_its_tokens() -> None:
     episodes = answered("aBC", "b")
     rewards = build({"capitals_for_test": {"weight": 2.0, "worth": 3.0}, "words": 0.5})
-    score(episodes, rewards, tokenizer=BYTES)
+    apply_rewards(episodes, rewards, tokenizer=BYTES)
     first, second = episodes
-    assert first.parts == {"capitals_for_test": 6.0, "words": 1.0} and first.score == 12.5
+    assert first.reward_components == {"capitals_for_test": 6.0, "words": 1.0} and first.score == 12.5
     assert first.turns[0].token_rewards == [0.0, 6.0, 6.0, 0.0]
     assert collate(episodes).rewards[0].tolist() == [0, 0, 6, 6, 0.5]  # the reward of the whole text is at its end
-    assert second.parts["capitals_for_test"] == 0.0 and second.score == 0.5
+    assert second.reward_components["capitals_for_test"] == 0.0 and second.score == 0.5
 
 
 def test_two_rewards_of_tokens_add_up() -> None:
     (episode,) = answered("Ab cd")
     again = {"reward": "capitals_for_test", "worth": 10.0}
-    score([episode], build({"capitals_for_test": 1.0, "again": again, "words": {"shaping": True}}), tokenizer=BYTES)
+    apply_rewards(
+        [episode], build({"capitals_for_test": 1.0, "again": again, "words": {"shaping": True}}), tokenizer=BYTES
+    )
     assert episode.turns[0].token_rewards == [11.0 + 1.0, 0.0, 0.0, 1.0, 0.0, 0.0]
     assert episode.score == episode.turns[0].reward == 13.0
 
@@ -95,7 +97,7 @@ def test_two_rewards_of_tokens_add_up() -> None:
 def test_what_a_reward_of_tokens_must_return() -> None:
     episodes = answered("ab")
     with pytest.raises(LmgymError, match="pays token by token, for which it needs the tokenizer"):
-        score(episodes, build({"capitals_for_test": 1.0}))
+        apply_rewards(episodes, build({"capitals_for_test": 1.0}))
     with pytest.raises(LmgymError, match=r"let lmgym\.rollout\.score apply it"):
         evaluate(build({"capitals_for_test": 1.0})[0], episodes)
     for option in ({"shaping": True}, {"strip_thinking": True}, {"post_process": "three_sentence_summary"}):
@@ -108,7 +110,7 @@ def test_what_a_reward_of_tokens_must_return() -> None:
     ):
         reward = Reward("mine", 1.0, each_token(lambda episodes, tokenizer, value=returned: value))
         with pytest.raises(LmgymError, match=complaint):
-            score(answered("ab"), [reward], tokenizer=BYTES)
+            apply_rewards(answered("ab"), [reward], tokenizer=BYTES)
 
 
 # Shaping
@@ -134,7 +136,7 @@ def test_shaping_pays_each_token_what_it_changes() -> None:
 def test_shaping_is_of_the_last_message_and_of_what_the_reward_is_shown() -> None:
     turns = [Turn([9], [40, models.EOS], text="x"), replace(answered("<think>x</think>ab")[0].turns[0])]
     episode = Episode(Example("x", "?"), 0, 0, turns)
-    score([episode], build({"words": {"shaping": True, "strip_thinking": True}}), tokenizer=BYTES)
+    apply_rewards([episode], build({"words": {"shaping": True, "strip_thinking": True}}), tokenizer=BYTES)
     earned = episode.turns[1].token_rewards
     assert episode.turns[0].token_rewards is None and earned is not None
     # "<", "<t" ... have no tag yet and count as text; inside the thought there is none; "a" behind it is a word again.
@@ -146,10 +148,10 @@ def test_shaping_is_of_the_last_message_and_of_what_the_reward_is_shown() -> Non
 def test_tokens_add_up_to_the_reward_of_the_whole_text(texts: list[str], ended: bool, weight: float) -> None:
     section = {"length": {"unit": "characters", "target": 5, "weight": weight}, "type_token_ratio": {"weight": 1.0}}
     plain, shaped = (answered(*(text or "a" for text in texts), ended=ended) for _ in range(2))
-    score(plain, build(section))
-    score(shaped, build({name: {**own, "shaping": True} for name, own in section.items()}), tokenizer=BYTES)
+    apply_rewards(plain, build(section))
+    apply_rewards(shaped, build({name: {**own, "shaping": True} for name, own in section.items()}), tokenizer=BYTES)
     for one, other in zip(plain, shaped, strict=True):
-        assert one.parts == other.parts and one.score == other.score  # bit for bit
+        assert one.reward_components == other.reward_components and one.score == other.score  # bit for bit
         assert other.turns[-1].token_rewards is not None
         assert sum(other.turns[-1].token_rewards) == pytest.approx(one.score, abs=1e-9)
     rewards = collate(shaped).rewards
@@ -164,7 +166,7 @@ def test_the_tasks_of_a_mixture_hold_for_tokens() -> None:
     for episode, task in zip(episodes, ("one", "other"), strict=True):
         episode.example = replace(episode.example, meta={"task": task, "mixture": {"one": 1.0, "other": 1.0}})
     section = {"capitals_for_test": {"tasks": ["one"]}, "words": {"tasks": ["other"], "shaping": True}}
-    score(episodes, build(section), tokenizer=BYTES)
+    apply_rewards(episodes, build(section), tokenizer=BYTES)
     assert [episode.turns[0].token_rewards for episode in episodes] == [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
 
 

@@ -10,12 +10,12 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import get_json_schema
 
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import check_arguments
 from lmgym.envs.conversation import Conversation
-from lmgym.envs.tool_calls import Call, Unreadable, parse_calls
-from lmgym.envs.tools import Answer, answer, calculator, cut, prepare, schema, tool
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import check_arguments
+from lmgym.envs.tools.parsing import Call, Unreadable, parse_calls
+from lmgym.envs.tools.schema import Answer, answer, calculator, cut, prepare, schema, tool
+from lmgym.types import Example
 
 HERE = "tests.golden.test_tools"
 QUESTION = Example("sum/0", "What is 12 * 34?", meta={"answer": "408"})

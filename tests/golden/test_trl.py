@@ -17,8 +17,8 @@ from torch import Tensor
 from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.grpo import GRPO
 from lmgym.algorithms.reinforce import RLOO
-from lmgym.batch import Batch, Scored, collate
-from lmgym.episode import Episode, Example, Turn
+from lmgym.batch import Batch, PolicyOutputs, collate
+from lmgym.types import Episode, Example, Turn
 from tests.models import loss_of
 
 pytest.importorskip("trl")
@@ -57,7 +57,7 @@ class Case:
             episodes.append(Episode(Example("x", "?"), row // SIZE, row, [turn], score=float(self.score[row])))
         batch = collate(episodes)
         return algorithm.advantages(
-            batch.with_(logprobs_old=self.place(batch, self.old), logprobs_ref=self.place(batch, self.reference))
+            batch.replace(logprobs_old=self.place(batch, self.old), logprobs_ref=self.place(batch, self.reference))
         )
 
     def place(self, batch: Batch, completion: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ def test_grpo(seed: int, prompts: int, longest: int, loss_type: str, reduction: 
     assert float(gradient.abs().max()) > 0
     assert same(our_gradient, gradient)
     clipped = stand_in._metrics["train"]["clip_ratio/region_mean"][0]
-    _, metrics = algorithm.loss(batch, Scored(case.place(batch, case.new.detach())))
+    _, metrics = algorithm.loss(batch, PolicyOutputs(case.place(batch, case.new.detach())))
     assert float(metrics["ratio/clipped"][batch.actions].mean()) == pytest.approx(clipped, abs=1e-6)
 
 
@@ -190,7 +190,7 @@ def test_the_cases_do_clip() -> None:
     """Otherwise the test above would say nothing about the clip."""
     algorithm = GRPO(group_size=SIZE)
     batch = Case(3, 3, 9).batch(algorithm)
-    _, metrics = algorithm.loss(batch, Scored(Case(3, 3, 9).place(batch, Case(3, 3, 9).new.detach())))
+    _, metrics = algorithm.loss(batch, PolicyOutputs(Case(3, 3, 9).place(batch, Case(3, 3, 9).new.detach())))
     assert 0.1 < float(metrics["ratio/clipped"][batch.actions].mean()) < 0.9
 
 

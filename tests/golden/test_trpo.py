@@ -18,14 +18,14 @@ from torch import Tensor
 from lmgym.algorithms.fisher import FisherProduct, joined
 from lmgym.algorithms.trpo import TRPO, compare, surrogate_gradient
 from lmgym.batch import Batch, collate
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
-from lmgym.maths import kept
-from lmgym.policies import adapter
-from lmgym.policies.builtin import builtin_model
-from lmgym.policies.heads import add_critic
-from lmgym.policies.policy import Policy
-from lmgym.update import Optimizer, OptimizerSection
+from lmgym.core.errors import LmgymError
+from lmgym.functional import truncation
+from lmgym.models import lora
+from lmgym.models.builtin import builtin_model
+from lmgym.models.distributions import add_critic
+from lmgym.models.policy import Policy
+from lmgym.types import Episode, Example, Turn
+from lmgym.updates.first_order import Optimizer, OptimizerSection
 from tests import models
 
 WORDS = 19
@@ -62,7 +62,7 @@ def small(name: str, **architecture: Any) -> Any:
 def adapted(targets: list[str] | str) -> Any:
     pytest.importorskip("peft")
     model = GENERATORS["llama"]()
-    adapter.add_lora(model, 2, 4.0, targets, seed=0)
+    lora.add_lora(model, 2, 4.0, targets, seed=0)
     return models.sharpen(model)
 
 
@@ -102,8 +102,8 @@ def batch_of(policy: Policy, restricted: bool = True, temperature: float = 0.7, 
                     list(policy.decoder_start) if policy.encoder_decoder else prompt,
                     action,
                     [-1.0] * len(action),
-                    minimum=min(1, len(action) - 1),
-                    kept=kept.pack(sets).numpy() if restricted else None,
+                    min_new_tokens=min(1, len(action) - 1),
+                    kept=truncation.pack(sets).numpy() if restricted else None,
                     source_ids=prompt if policy.encoder_decoder else [],
                 )
             )
@@ -113,7 +113,7 @@ def batch_of(policy: Policy, restricted: bool = True, temperature: float = 0.7, 
     def numbers() -> Tensor:
         return torch.randn(batch.tokens.shape, generator=generator, dtype=torch.float64) * batch.actions
 
-    return batch.with_(advantages=numbers(), values=numbers(), returns=numbers())
+    return batch.replace(advantages=numbers(), values=numbers(), returns=numbers())
 
 
 def written_out(policy: Policy, batch: Batch) -> list[tuple[Tensor, int, float]]:
@@ -130,8 +130,8 @@ def written_out(policy: Policy, batch: Batch) -> list[tuple[Tensor, int, float]]
             allowed = torch.ones(WORDS, dtype=torch.bool)
             if batch.stop_excluded is not None and bool(batch.stop_excluded[n, t]):
                 allowed[list(STOP)] = False
-            if batch.kept_sets is not None:
-                allowed &= kept.unpack(batch.kept_sets.bits[batch.kept[n, t]][None], WORDS)[0]
+            if batch.sampling_mask is not None:
+                allowed &= truncation.unpack(batch.sampling_mask.bits[batch.kept[n, t]][None], WORDS)[0]
             scaled = torch.where(allowed, logits[t - 1] / batch.temperature, -math.inf)
             result.append((scaled.log_softmax(0), int(batch.tokens[n, t]), float(batch.advantages[n, t])))
     return result
@@ -229,7 +229,7 @@ def test_micro_batches_padding_and_row_order_move_nothing(
         if isinstance(column, Tensor) and column.dim() == 2 and column.shape[1] == batch.tokens.shape[1]
         and key not in ("source", "source_mask")
     }  # fmt: skip
-    other = other.with_(**wide)
+    other = other.replace(**wide)
     parts = policy_of(name, Policy, tokens_per_forward=tokens)  # the six rows are 30 tokens
     assert len(policy.micro_batches(batch)) == 1 < len(parts.micro_batches(other))
     tolerance = 1e-5 if name.startswith("t5") else 1e-10
@@ -289,7 +289,7 @@ def test_without_a_gradient_only_the_critic_moves() -> None:
     policy = policy_of("gpt2, tied")
     batch, optimizer = batch_of(policy), trained(policy)
     before = weights_of(policy)
-    metrics = TRPO().update(policy, batch.with_(advantages=0 * batch.advantages), optimizer)
+    metrics = TRPO().update(policy, batch.replace(advantages=0 * batch.advantages), optimizer)
     assert torch.equal(weights_of(policy), before) and metrics["updates"] == metrics["gradient_norm"] == 0
     assert bool(policy.value_head.weight.any())
 
@@ -298,7 +298,7 @@ def test_a_gradient_that_is_not_finite_is_an_error() -> None:
     policy = policy_of("gpt2, tied")
     batch, before = batch_of(policy), weights_of(policy)
     with pytest.raises(LmgymError, match="not finite"):
-        TRPO().update(policy, batch.with_(advantages=batch.advantages * math.inf), trained(policy))
+        TRPO().update(policy, batch.replace(advantages=batch.advantages * math.inf), trained(policy))
     assert torch.equal(weights_of(policy), before)
 
 
@@ -309,7 +309,7 @@ def test_subsampling_takes_whole_episodes_by_the_key() -> None:
     assert len(torch.unique(half.episode)) == 3 and len(half) < len(batch)
     shuffled = TRPO(subsample=0.5).subsampled(batch[torch.arange(len(batch)).flip(0)])
     assert sorted(shuffled.episode.tolist()) == sorted(half.episode.tolist())
-    chosen = {tuple(sorted(TRPO(subsample=0.5).subsampled(batch.with_(key=k)).episode.tolist())) for k in range(9)}
+    chosen = {tuple(sorted(TRPO(subsample=0.5).subsampled(batch.replace(key=k)).episode.tolist())) for k in range(9)}
     assert len(chosen) > 1
     steps = []
     for share in (0.5, 1.0):

@@ -17,24 +17,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from lmgym import seeds
 from lmgym.algorithms.replay import _episode, _plain
 from lmgym.batch import collate
-from lmgym.config import build_config
-from lmgym.engines.base import Decoding, Request, Sampling
-from lmgym.engines.sampler import Sampler
-from lmgym.episode import Episode, Example, Restriction, Turn
-from lmgym.errors import LmgymError
-from lmgym.maths import kept
-from lmgym.maths.draws import draw, draw_among
-from lmgym.policies.policy import Policy
+from lmgym.config.schema import build_config
+from lmgym.core import seeds
+from lmgym.core.errors import LmgymError
+from lmgym.functional import truncation
+from lmgym.functional.sampling import draw, draw_among
+from lmgym.inference.base import Decoding, Request, Sampling
+from lmgym.inference.sampler import Sampler
+from lmgym.models.policy import Policy
+from lmgym.types import Episode, Example, Restriction, Turn
 from tests import models, runs
 
 BY_HAND = torch.tensor([[0.4, 0.05, 0.3, 0.15, 0.1]], dtype=torch.float64).log()
 NOTHING: dict[str, Any] = {"top_k": None, "top_p": None, "min_p": None}
 
 
-def said(candidates: kept.Candidates) -> list[set[int]]:
+def said(candidates: truncation.Candidates) -> list[set[int]]:
     return [set(ids[inside].tolist()) for ids, inside in zip(*candidates, strict=True)]
 
 
@@ -76,7 +76,7 @@ def of_hugging_face(
     ],
 )
 def test_sets_by_hand(rules: dict[str, Any], expected: set[int]) -> None:
-    assert said(kept.truncated(BY_HAND, **rules)) == [expected]
+    assert said(truncation.truncated(BY_HAND, **rules)) == [expected]
     assert of_hugging_face(BY_HAND, 1.0, **{**NOTHING, **rules}) == [expected]
 
 
@@ -106,11 +106,11 @@ def test_sets_are_hugging_faces(
     logits = spread * torch.randn(3, size, generator=generator, dtype=torch.float64)
     if barred:  # min_new_tokens: excluded before anything else, never kept
         logits[:, 1::3] = -math.inf
-    found = said(kept.truncated(logits / temperature, top_k, top_p, min_p))
+    found = said(truncation.truncated(logits / temperature, top_k, top_p, min_p))
     assert found == of_hugging_face(logits, temperature, top_k, top_p, min_p)
     for row, own in zip(logits, found, strict=True):
         assert int(row.argmax()) in own and bool(row[list(own)].isfinite().all())
-        alone = kept.truncated(row[None] / temperature, top_k, top_p, min_p)
+        alone = truncation.truncated(row[None] / temperature, top_k, top_p, min_p)
         assert said(alone) == [own]  # whatever its neighbours need
 
 
@@ -118,18 +118,20 @@ def test_equally_likely_tokens() -> None:
     """As in Hugging Face, ties at the edge of top-k and min-p all stay. In top-p its sort picks some of a tie, and ours
     keeps the whole of it."""
     logits = torch.tensor([[0.3, 0.2, 0.2, 0.2, 0.1]], dtype=torch.float64).log()
-    assert said(kept.truncated(logits, top_k=2)) == of_hugging_face(logits, 1.0, 2, None, None) == [{0, 1, 2, 3}]
-    assert said(kept.truncated(logits, min_p=0.5)) == of_hugging_face(logits, 1.0, None, None, 0.5) == [{0, 1, 2, 3}]
-    assert said(kept.truncated(logits, top_k=2, top_p=0.99)) == [{0, 1, 2, 3}]
-    assert said(kept.truncated(logits, top_p=0.4)) == [{0, 1, 2, 3}]
+    assert said(truncation.truncated(logits, top_k=2)) == of_hugging_face(logits, 1.0, 2, None, None) == [{0, 1, 2, 3}]
+    assert (
+        said(truncation.truncated(logits, min_p=0.5)) == of_hugging_face(logits, 1.0, None, None, 0.5) == [{0, 1, 2, 3}]
+    )
+    assert said(truncation.truncated(logits, top_k=2, top_p=0.99)) == [{0, 1, 2, 3}]
+    assert said(truncation.truncated(logits, top_p=0.4)) == [{0, 1, 2, 3}]
     (theirs,) = of_hugging_face(logits, 1.0, None, 0.4, None)
     assert len(theirs) == 2 and theirs < {0, 1, 2, 3}
     even = torch.zeros(2, 7)
-    assert said(kept.truncated(even, top_k=1, top_p=0.1, min_p=1.0)) == [set(range(7))] * 2
+    assert said(truncation.truncated(even, top_k=1, top_p=0.1, min_p=1.0)) == [set(range(7))] * 2
 
 
 def test_rows_without_numbers_are_left_to_whoever_complains() -> None:
-    assert said(kept.truncated(torch.full((1, 4), math.nan), top_k=2, top_p=0.5, min_p=0.1)) == [{0, 1, 2, 3}]
+    assert said(truncation.truncated(torch.full((1, 4), math.nan), top_k=2, top_p=0.5, min_p=0.1)) == [{0, 1, 2, 3}]
 
 
 # Draws
@@ -146,8 +148,8 @@ def test_draws_follow_the_truncated_distribution() -> None:
     exact = exact.softmax(0)
     count = 40_000
     uniform = torch.from_numpy(seeds.uniforms([seeds.key(1, n) for n in range(count)], 0, 1)[:, 0])
-    candidates = kept.truncated(logits / temperature, top_k, top_p, min_p)
-    many = kept.Candidates(candidates.ids.expand(count, -1), candidates.inside.expand(count, -1))
+    candidates = truncation.truncated(logits / temperature, top_k, top_p, min_p)
+    many = truncation.Candidates(candidates.ids.expand(count, -1), candidates.inside.expand(count, -1))
     tokens, logprobs = draw_among(logits.expand(count, -1), many, temperature, uniform)
     assert torch.allclose(logprobs.double(), exact[tokens].log(), atol=1e-5)
     seen, expected = torch.bincount(tokens, minlength=700), exact * count
@@ -163,7 +165,7 @@ def test_a_draw_among_candidates_is_the_draw_with_the_rest_at_minus_infinity(
     seed: int, uniform: float, top_k: int
 ) -> None:
     logits = 3 * torch.randn(1, 600, generator=torch.Generator().manual_seed(seed))
-    candidates = kept.truncated(logits, top_k, 0.95)
+    candidates = truncation.truncated(logits, top_k, 0.95)
     among = torch.zeros_like(logits, dtype=torch.bool)
     among[0, candidates.ids[candidates.inside]] = True
     number = torch.tensor([uniform], dtype=torch.float64)
@@ -183,22 +185,22 @@ def test_a_draw_among_candidates_is_the_draw_with_the_rest_at_minus_infinity(
 def test_a_set_takes_its_ids_or_its_bits_whichever_is_less(seed: int, size: int, top_k: int) -> None:
     logits = torch.randn(4, size, generator=torch.Generator().manual_seed(seed))
     logits[1] = 0.0  # all equally likely, so all stay
-    candidates = kept.truncated(logits, top_k)
+    candidates = truncation.truncated(logits, top_k)
     width = math.ceil(size / 8)
-    for own, inside in zip(kept.stored(candidates, size), said(candidates), strict=True):
+    for own, inside in zip(truncation.stored(candidates, size), said(candidates), strict=True):
         assert own.nbytes == min(4 * len(inside), width)
         assert own.dtype == (np.int32 if 4 * len(inside) < width else np.uint8)
         sets = torch.from_numpy(own)
-        assert set(kept.unpack(sets, size)[0].nonzero()[:, 0].tolist()) == inside
-        assert kept.sizes(sets).tolist() == [len(inside)]
-    together = torch.from_numpy(kept.joined(kept.stored(candidates, size)))
+        assert set(truncation.unpack(sets, size)[0].nonzero()[:, 0].tolist()) == inside
+        assert truncation.sizes(sets).tolist() == [len(inside)]
+    together = torch.from_numpy(truncation.joined(truncation.stored(candidates, size)))
     assert together.nbytes <= 4 * width
     assert (
-        kept.unpack(together, size).sum(1).tolist()
-        == kept.sizes(together).tolist()
+        truncation.unpack(together, size).sum(1).tolist()
+        == truncation.sizes(together).tolist()
         == [len(s) for s in said(candidates)]
     )
-    rows = [set(row.nonzero()[:, 0].tolist()) for row in kept.unpack(together, size)]
+    rows = [set(row.nonzero()[:, 0].tolist()) for row in truncation.unpack(together, size)]
     assert rows == said(candidates)
 
 
@@ -224,9 +226,9 @@ def test_what_a_batch_takes(rules: dict[str, Any]) -> None:
     assert sum(answer.kept.nbytes for answer in answers) <= bound * actions
     turns = [Turn([1], answer.ids, answer.logprobs, kept=answer.kept) for answer in answers]
     batch = collate([Episode(Example("x", "?"), 0, n, [turn]) for n, turn in enumerate(turns)])
-    assert batch.kept_sets is not None and batch.kept_sets.bits.nbytes <= bound * actions
-    assert (batch.kept_sets.bits.dtype == torch.int32) == (rules == {"top_k": 5})
-    read = kept.unpack(batch.kept_sets.bits, policy.vocabulary)
+    assert batch.sampling_mask is not None and batch.sampling_mask.bits.nbytes <= bound * actions
+    assert (batch.sampling_mask.bits.dtype == torch.int32) == (rules == {"top_k": 5})
+    read = truncation.unpack(batch.sampling_mask.bits, policy.vocabulary)
     row, column = batch.actions.nonzero(as_tuple=True)
     assert bool(read[batch.kept[row, column]].gather(1, batch.tokens[row, column][:, None]).all())
 
@@ -238,12 +240,12 @@ def test_sets_of_both_forms_in_one_batch() -> None:
         mask = torch.zeros(len(sets), models.VOCABULARY, dtype=torch.bool)
         for row, own in zip(mask, sets, strict=True):
             row[list(own)] = True
-        form = kept.joined(kept.stored(kept.members(mask), models.VOCABULARY))
+        form = truncation.joined(truncation.stored(truncation.members(mask), models.VOCABULARY))
         return Turn([9], [min(own) for own in sets], [-1.0] * len(sets), kept=form)
 
     def read(turns: list[Turn]) -> tuple[Any, list[set[int]]]:
-        bits = collate([Episode(Example("x", "?"), 0, n, [one]) for n, one in enumerate(turns)]).kept_sets.bits
-        return bits.dtype, [set(row.nonzero()[:, 0].tolist()) for row in kept.unpack(bits, models.VOCABULARY)]
+        bits = collate([Episode(Example("x", "?"), 0, n, [one]) for n, one in enumerate(turns)]).sampling_mask.bits
+        return bits.dtype, [set(row.nonzero()[:, 0].tolist()) for row in truncation.unpack(bits, models.VOCABULARY)]
 
     assert turn(few).kept.dtype == np.int32 and turn(many).kept.dtype == np.uint8
     assert read([turn(few), turn(few[:1])]) == (torch.int32, few + few[:1])

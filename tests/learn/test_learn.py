@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from lmgym import registry
 from lmgym.algorithms.grpo import GRPO
 from lmgym.batch import Batch
-from lmgym.episode import Example
+from lmgym.core import registry
+from lmgym.types import Example
 from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
@@ -63,7 +63,7 @@ class Backwards(GRPO):
     def advantages(self, batch: Batch) -> Batch:
         batch = super().advantages(batch)
         assert batch.advantages is not None
-        return batch.with_(advantages=-batch.advantages)
+        return batch.replace(advantages=-batch.advantages)
 
 
 ONE_ANSWER: dict[str, Any] = {"prompts_per_step": 64, "steps": 40}

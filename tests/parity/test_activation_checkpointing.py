@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmgym import seeds
 from lmgym.batch import Batch
-from lmgym.engines.base import Request, Sampling
-from lmgym.engines.sampler import Sampler
-from lmgym.errors import LmgymError
-from lmgym.policies import forward, load
-from lmgym.policies.heads import add_critic
-from lmgym.policies.load import PolicySection, load_policy
-from lmgym.policies.policy import Policy
+from lmgym.core import seeds
+from lmgym.core.errors import LmgymError
+from lmgym.inference.base import Request, Sampling
+from lmgym.inference.sampler import Sampler
+from lmgym.models import forward, load
+from lmgym.models.distributions import add_critic
+from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.policy import Policy
 from tests import models, runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
@@ -56,7 +56,7 @@ def batch_for(policy: Policy, shared_prompts: bool = True) -> Batch:
 
 def measured(policy: Policy, batch: Batch) -> tuple[Tensor, Tensor]:
     """Log-probabilities, and the gradient of a weighted sum of them, entropies and values."""
-    scored = policy.score(batch, entropy=True, values=policy.has_critic)
+    scored = policy.compute_logprobs(batch, entropy=True, values=policy.has_critic)
     total = (torch.sin(torch.arange(scored.logprobs.numel())).reshape(scored.logprobs.shape) * scored.logprobs).sum()
     assert scored.entropy is not None
     total = total + 0.1 * scored.entropy.sum()
@@ -105,7 +105,7 @@ def test_layers_are_computed_again_in_backward_and_only_there(model: str) -> Non
             norm.register_forward_pre_hook(count)
         policy.logprobs(batch)
         assert runs_of_a_layer[0] == LAYERS[model]
-        policy.score(batch).logprobs.sum().backward()
+        policy.compute_logprobs(batch).logprobs.sum().backward()
         assert runs_of_a_layer[0] == LAYERS[model] * (3 if on else 2)
         assert not any("forward" in layer.__dict__ for layer in forward.layers_of(policy.model))
 
@@ -123,7 +123,7 @@ def test_less_is_kept_for_backward() -> None:
 
         own = {parameter.untyped_storage().data_ptr() for parameter in policy.model.parameters()}
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            scored = policy.score(batch)
+            scored = policy.compute_logprobs(batch)
         kept[on] = sum(size for place, size in seen.items() if place not in own)
         assert scored.logprobs.requires_grad
     assert kept[True] < kept[False] / 3
@@ -165,7 +165,7 @@ def test_second_derivatives_do_without() -> None:
     """TRPO's Fisher products differentiate twice, which a layer that was run again in backward would not survive."""
     policy = policy_of("builtin:tiny", True)
     with policy.twice_differentiable():
-        logprobs = policy.score(batch_for(policy)).logprobs
+        logprobs = policy.compute_logprobs(batch_for(policy)).logprobs
         first = torch.autograd.grad(logprobs.sum(), policy.parameters(), create_graph=True)
         second = torch.autograd.grad(sum((one.square().sum() for one in first), torch.tensor(0.0)), policy.parameters())
     assert policy.activation_checkpointing and all(bool(one.isfinite().all()) for one in second)

@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmgym import seeds
 from lmgym.batch import collate
-from lmgym.engines.base import Completion, Request, Sampling
-from lmgym.engines.sampler import Sampler
-from lmgym.episode import Episode, Example, Restriction, Turn
-from lmgym.errors import LmgymError
-from lmgym.policies.policy import Policy
+from lmgym.core import seeds
+from lmgym.core.errors import LmgymError
+from lmgym.inference.base import Completion, Request, Sampling
+from lmgym.inference.sampler import Sampler
+from lmgym.models.policy import Policy
+from lmgym.types import Episode, Example, Restriction, Turn
 from tests import models
 from tests.parity.test_families import FAMILIES
 from tests.parity.test_families import policy_of as policy_of_family
@@ -170,7 +170,7 @@ def test_new_weights_and_rewritten_prompts_are_read_anew() -> None:
 
 
 def test_ten_turns_scored_at_once_equal_turn_by_turn() -> None:
-    """What the sampler reports in each turn is what `Policy.score` says of the whole conversation in one row."""
+    """What the sampler reports in each turn is what `Policy.compute_logprobs` says of the whole conversation in one row."""
     policy = policy_of()
     for number, said in enumerate(talk(Sampler(policy, 8), Sampling(max_new_tokens=6), 10, 4, held=True)):
         turns, before = [], 0

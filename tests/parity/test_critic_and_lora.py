@@ -12,16 +12,16 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from lmgym.algorithms.actor_critic import A2C, PPO
 from lmgym.batch import Batch
-from lmgym.config import build_config
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
+from lmgym.config.schema import build_config
+from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
-from lmgym.policies import adapter
-from lmgym.policies.heads import add_critic
-from lmgym.policies.load import PolicySection, load_policy
-from lmgym.policies.policy import VALUE_HEAD, Policy
-from lmgym.run import begin_stage, start
-from lmgym.update import Optimizer, OptimizerSection, prepare
+from lmgym.models import lora
+from lmgym.models.distributions import add_critic
+from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.policy import VALUE_HEAD, Policy
+from lmgym.training.run import begin_stage, start
+from lmgym.types import Episode, Example, Turn
+from lmgym.updates.first_order import Optimizer, OptimizerSection, prepare
 from tests import models, runs
 
 T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
@@ -47,7 +47,7 @@ def section_of(model: str, **more: Any) -> PolicySection:
 def policy_of(model: str, critic: str = "none", **more: Any) -> Policy:
     """Weights larger than a fresh model's, so that a mistake shows; adapters and value head likewise."""
     policy = load_policy(section_of(model, **more))
-    if adapter.has_adapter(policy.model):
+    if lora.has_adapter(policy.model):
         disturb(policy.parameters())
     else:
         models.sharpen(policy.model)
@@ -104,7 +104,7 @@ def test_values_are_the_head_on_the_state_before_each_action(model: str, path: s
     policy = policy_of(model, critic, path=path)
     owner = policy.critic or policy
     batch = batch_for(policy)
-    scored = policy.score(batch, values=True, last_values=True)
+    scored = policy.compute_logprobs(batch, values=True, last_values=True)
     assert scored.values is not None and scored.last_values is not None and owner.value_head is not None
     expected, last = torch.zeros(batch.tokens.shape), torch.zeros(len(batch))
     for row, states in enumerate(states_by_hand(owner.model, batch)):
@@ -114,7 +114,7 @@ def test_values_are_the_head_on_the_state_before_each_action(model: str, path: s
     assert float(expected[batch.actions].std()) > 0.1
     assert torch.allclose(scored.values, expected, rtol=0, atol=1e-4)
     assert torch.allclose(scored.last_values, last, rtol=0, atol=1e-4)
-    assert torch.allclose(scored.logprobs, policy.score(batch).logprobs, rtol=0, atol=1e-5)
+    assert torch.allclose(scored.logprobs, policy.compute_logprobs(batch).logprobs, rtol=0, atol=1e-5)
     policy.tokens_per_forward = 30
     described = policy.describe(batch, values=True, last_values=True)
     assert described.values is not None and described.last_values is not None
@@ -127,7 +127,7 @@ def test_values_are_the_head_on_the_state_before_each_action(model: str, path: s
 def test_a_new_value_function_says_zero(model: str, separate: bool) -> None:
     policy = policy_of(model)
     add_critic(policy, separate)
-    scored = policy.score(batch_for(policy), values=True, last_values=True)
+    scored = policy.compute_logprobs(batch_for(policy), values=True, last_values=True)
     assert scored.values is not None and scored.last_values is not None
     assert not bool(scored.values.any()) and not bool(scored.last_values.any())
     head = (policy.critic or policy).value_head
@@ -143,7 +143,7 @@ def test_a_new_value_function_says_zero(model: str, separate: bool) -> None:
 def test_values_without_a_value_function_are_refused() -> None:
     policy = policy_of("builtin:tiny")
     with pytest.raises(LmgymError, match=r"no value function; write policy\.critic: head or separate"):
-        policy.score(batch_for(policy), values=True)
+        policy.compute_logprobs(batch_for(policy), values=True)
 
 
 @every_model
@@ -152,7 +152,7 @@ def test_whom_the_value_loss_moves(model: str, lora: dict[str, Any]) -> None:
     """The shared trunk where the critic is a head; nothing of the policy where it is apart."""
     for critic in ("head", "separate"):
         policy = policy_of(model, critic, **lora)
-        scored = policy.score(batch_for(policy), values=True)
+        scored = policy.compute_logprobs(batch_for(policy), values=True)
         assert scored.values is not None
         scored.values.square().sum().backward()
         reached = [float(p.grad.abs().sum()) > 0 for p in policy.parameters() if p.grad is not None]
@@ -232,7 +232,7 @@ def test_adapters_say_nothing_at_first_and_nothing_else_trains(model: str) -> No
     base, policy = load_policy(section_of(model)), load_policy(section_of(model, **LORA))
     batch = batch_for(base)
     # Not bit for bit: how torch folds a product, and so rounds, depends on whether the weights want gradients.
-    assert torch.allclose(base.score(batch).logprobs, policy.score(batch).logprobs, rtol=0, atol=1e-5)
+    assert torch.allclose(base.score(batch).logprobs, policy.compute_logprobs(batch).logprobs, rtol=0, atol=1e-5)
     assert not any(bool(p.any()) for name, p in policy.model.named_parameters() if ".lora_B." in name)
     assert {name.split(".")[-3] for name, p in policy.model.named_parameters() if p.requires_grad} == {
         "lora_A",
@@ -254,10 +254,10 @@ def test_a_merged_model_is_a_plain_one_that_says_the_same(model: str, alpha: flo
     policy = policy_of(model, lora_rank=4, lora_alpha=alpha)
     base = dict(load_policy(section_of(model)).model.named_parameters())
     policy.save_pretrained(tmp_path)
-    assert not (tmp_path / adapter.CONFIG).exists() and (tmp_path / "model.safetensors").is_file()
+    assert not (tmp_path / lora.CONFIG).exists() and (tmp_path / "model.safetensors").is_file()
     kind: Any = AutoModelForSeq2SeqLM if policy.encoder_decoder else AutoModelForCausalLM
     plain = kind.from_pretrained(tmp_path)
-    assert type(plain) is type(policy.model) and not adapter.has_adapter(plain)
+    assert type(plain) is type(policy.model) and not lora.has_adapter(plain)
     adapted = {name: p for name, p in policy.model.named_parameters() if ".lora_" in name}
     changed = 0
     for name, weight in plain.named_parameters():
@@ -270,19 +270,19 @@ def test_a_merged_model_is_a_plain_one_that_says_the_same(model: str, alpha: flo
     assert changed == len(adapted) // 2 > 4
     batch = batch_for(policy)
     merged = Policy(plain, policy.tokenizer).score(batch).logprobs
-    assert torch.allclose(merged, policy.score(batch).logprobs, rtol=0, atol=1e-4)
+    assert torch.allclose(merged, policy.compute_logprobs(batch).logprobs, rtol=0, atol=1e-4)
     assert not torch.allclose(merged, load_policy(section_of(model)).score(batch).logprobs, atol=1e-2)
-    assert adapter.has_adapter(policy.model)  # saving has not merged the one that trains
+    assert lora.has_adapter(policy.model)  # saving has not merged the one that trains
 
 
 @every_model
 def test_before_its_adapters_a_policy_is_its_base(model: str) -> None:
     policy, base = policy_of(model, **LORA), load_policy(section_of(model))
     batch = batch_for(policy)
-    trained, now = len(policy.parameters()), policy.score(batch).logprobs
-    assert torch.allclose(adapter.BeforeAdapter(policy).logprobs(batch), base.logprobs(batch), rtol=0, atol=1e-5)
+    trained, now = len(policy.parameters()), policy.compute_logprobs(batch).logprobs
+    assert torch.allclose(lora.AdapterDisabledPolicy(policy).logprobs(batch), base.logprobs(batch), rtol=0, atol=1e-5)
     assert not torch.allclose(now, base.logprobs(batch), atol=1e-2)
-    assert torch.equal(policy.score(batch).logprobs, now)  # and then they are on again, and train
+    assert torch.equal(policy.compute_logprobs(batch).logprobs, now)  # and then they are on again, and train
     assert len(policy.parameters()) == trained > 0
 
 
@@ -297,7 +297,7 @@ def test_the_reference_of_the_first_stage(lora: dict[str, Any], tmp_path: Path) 
     with run.lock, run.writer:
         begin_stage(run)
         reference = run.copies.models["reference"]
-        assert isinstance(reference, adapter.BeforeAdapter) == bool(lora)
+        assert isinstance(reference, lora.AdapterDisabledPolicy) == bool(lora)
         episode = Episode(Example("x", "?"), 0, 0, [Turn([1, 5, 6], [7, 8, 2])])
         batch = models.batch_of([episode])
         before = run.policy.logprobs(batch)
@@ -312,9 +312,9 @@ def test_frozen_copies_and_critics_of_adapted_policies() -> None:
     policy = policy_of("builtin:tiny_t5", "separate", **LORA)
     batch = batch_for(policy)
     frozen = policy.frozen_copy()
-    assert frozen.parameters() == [] and not adapter.has_adapter(frozen.model) and not frozen.has_critic
+    assert frozen.parameters() == [] and not lora.has_adapter(frozen.model) and not frozen.has_critic
     assert torch.allclose(frozen.logprobs(batch), policy.logprobs(batch), rtol=0, atol=1e-4)
-    assert policy.critic is not None and adapter.has_adapter(policy.critic.model)
+    assert policy.critic is not None and lora.has_adapter(policy.critic.model)
     shared = {id(p) for p in policy.model.parameters()} & {id(p) for p in policy.critic.model.parameters()}
     assert not shared
     disturb(policy.parameters(), seed=9)

@@ -17,25 +17,25 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from lmgym import seeds
 from lmgym.algorithms.actor_critic import PPO
 from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.grpo import GRPO
 from lmgym.algorithms.supervised import Supervised
 from lmgym.batch import Batch
-from lmgym.engines.base import Completion, Request, Sampling
-from lmgym.engines.readers import EncoderDecoderReader
-from lmgym.engines.sampler import Sampler
+from lmgym.core import seeds
+from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
-from lmgym.policies.families import FAST_ENCODER_DECODERS
-from lmgym.policies.heads import add_critic
-from lmgym.policies.load import PolicySection, load_policy
-from lmgym.policies.policy import Policy
-from lmgym.rendering import source_ids
-from lmgym.rollout import Speaker, collect
-from lmgym.update import prepare
+from lmgym.inference.base import Completion, Request, Sampling
+from lmgym.inference.hf_cache import EncoderDecoderReader
+from lmgym.inference.sampler import Sampler
+from lmgym.models.distributions import add_critic
+from lmgym.models.families import FAST_ENCODER_DECODERS
+from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.policy import Policy
+from lmgym.rollouts.rollout import Actor, collect
+from lmgym.text.chat import source_ids
+from lmgym.types import Episode, Example, Turn
+from lmgym.updates.first_order import prepare
 from tests import models
 
 T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
@@ -121,7 +121,7 @@ def batch_of_rows(policy: Policy, count: int = 9, minimum: int = 0, **settings: 
         ids = torch.randint(3, 259, (length,), generator=random).tolist()
         if place % 3:
             ids[-1] = EOS
-        turn = Turn([*policy.decoder_start], ids, [-1.0] * length, minimum=minimum, source_ids=[*source])
+        turn = Turn([*policy.decoder_start], ids, [-1.0] * length, min_new_tokens=minimum, source_ids=[*source])
         group = place % len(SOURCES)
         score = float(torch.rand(1, generator=random))
         episodes.append(Episode(Example(f"x/{group}", "?"), group, place, [turn], score=score))
@@ -169,7 +169,7 @@ def test_scores_and_gradients_are_the_teacher_forced_ones(family: str, settings:
         batch = batch_of_rows(policy, **settings)
         expected = of_hugging_face(model, batch)
         assert float(expected.detach()[batch.actions].std()) > 0.5
-        scored = policy.score(batch).logprobs
+        scored = policy.compute_logprobs(batch).logprobs
         assert torch.allclose(scored, expected, rtol=0, atol=1e-4)
         for ours, their in zip(gradients(policy.model, scored), gradients(model, expected), strict=True):
             assert (ours is None) == (their is None)
@@ -194,7 +194,10 @@ def test_scores_are_the_loss_of_labels(family: str) -> None:
 def test_entropies_are_those_of_the_whole_distribution(family: str) -> None:
     policy = policy_of(family)
     batch = batch_of_rows(policy)
-    one, other = policy.score(batch, entropy=True).entropy, policy_of(family, fast=False).score(batch, entropy=True)
+    one, other = (
+        policy.compute_logprobs(batch, entropy=True).entropy,
+        policy_of(family, fast=False).score(batch, entropy=True),
+    )
     assert one is not None and other.entropy is not None
     assert torch.allclose(one, other.entropy, rtol=0, atol=1e-4) and float(one.detach().max()) > 0.5
 
@@ -268,9 +271,11 @@ def requests(policy: Policy, count: int = len(SOURCES)) -> list[Request]:
 
 
 def rescored(policy: Policy, asked: list[Request], answers: list[Completion], sampling: Sampling) -> list[float]:
-    """What `Policy.score` says of sampled ids, in their order."""
+    """What `Policy.compute_logprobs` says of sampled ids, in their order."""
     turns = [
-        Turn([*request.prompt_ids], answer.ids, minimum=sampling.min_new_tokens, source_ids=[*request.source_ids])
+        Turn(
+            [*request.prompt_ids], answer.ids, min_new_tokens=sampling.min_new_tokens, source_ids=[*request.source_ids]
+        )
         for request, answer in zip(asked, answers, strict=True)
     ]
     batch = models.batch_of(
@@ -412,9 +417,9 @@ class Quiz:
 
 def conversations(policy: Policy, count: int = 6) -> list[Episode]:
     prompts = [(place // 2, Example(f"x/{place // 2}", "Q" * (1 + place // 2))) for place in range(count)]
-    speaker = Speaker(Sampler(policy, 4), policy.tokenizer, decoder_start=policy.decoder_start)
+    actor = Actor(Sampler(policy, 4), policy.tokenizer, decoder_start=policy.decoder_start)
     sampling = Sampling(max_new_tokens=6, min_new_tokens=1, stop_ids=tuple(range(100, 140)))
-    return collect(prompts, speaker, sampling, (0, "test"), Quiz)
+    return collect(prompts, actor, sampling, (0, "test"), Quiz)
 
 
 @pytest.mark.parametrize("family", ["t5", "mbart"])
@@ -493,7 +498,7 @@ def test_a_source_is_encoded_once_and_so_is_the_first_step_of_its_answers(family
     assert (encoded, decoded) == ([distinct], [distinct, 18, 18])
     batch = batch_of_rows(policy, 18)
     with rows_seen(policy.model.get_encoder()) as encoded:
-        policy.score(batch)
+        policy.compute_logprobs(batch)
     assert encoded == [distinct]
 
 
@@ -512,7 +517,7 @@ def test_bf16_compute(family: str) -> None:
     difference = (torch.tensor(ours) - torch.tensor(rough)).abs()
     assert float(difference.mean()) < 0.1 < float(torch.tensor(ours).std())
     batch = batch_of_rows(policy)
-    scored = policy.score(batch).logprobs
+    scored = policy.compute_logprobs(batch).logprobs
     assert scored.dtype == torch.float32
     assert float((scored - exact.score(batch).logprobs).abs().max()) < 0.5
     assert float((scored - exact.score(batch).logprobs).abs().max()) > 0

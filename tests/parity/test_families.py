@@ -10,11 +10,11 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lmgym.batch import Batch
-from lmgym.engines.base import Completion, Request, Sampling
-from lmgym.engines.sampler import Sampler
-from lmgym.episode import Episode, Example, Turn
-from lmgym.policies.families import FAST_FAMILIES
-from lmgym.policies.policy import Policy
+from lmgym.inference.base import Completion, Request, Sampling
+from lmgym.inference.sampler import Sampler
+from lmgym.models.families import FAST_FAMILIES
+from lmgym.models.policy import Policy
+from lmgym.types import Episode, Example, Turn
 from tests import models
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -105,7 +105,7 @@ def test_scores_and_gradients_equal_hugging_faces(family: str) -> None:
     theirs = gradients(model, expected)
     assert float(expected.detach().std()) > 0.5
     for policy in [policy_of(family), policy_of(family, fast=False)][: 1 + (family in FAST)]:
-        scored = policy.score(batch).logprobs
+        scored = policy.compute_logprobs(batch).logprobs
         assert torch.allclose(scored, expected, rtol=1e-5, atol=1e-5)
         for ours, their in zip(gradients(model, scored), theirs, strict=True):
             assert (ours is None) == (their is None)
@@ -165,7 +165,7 @@ def test_the_model_is_left_as_it_was(family: str) -> None:
     model, ids = model_of(family), torch.tensor([PROMPTS[2]])
     before = model(input_ids=ids).logits
     policy = policy_of(family)
-    policy.score(batch_of_rows())
+    policy.compute_logprobs(batch_of_rows())
     greedy(policy, 64)
     assert torch.equal(model(input_ids=ids).logits, before)
 

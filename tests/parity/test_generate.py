@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from lmgym.engines.base import Completion, Decoding, Request
-from lmgym.engines.generate import KEYS, checked
-from lmgym.engines.sampler import Sampler
-from lmgym.errors import LmgymError
-from lmgym.policies.builtin import builtin_model
-from lmgym.policies.policy import Policy
-from lmgym.seeds import key
+from lmgym.core.errors import LmgymError
+from lmgym.core.seeds import key
+from lmgym.inference.base import Completion, Decoding, Request
+from lmgym.inference.hf_generate import KEYS, checked
+from lmgym.inference.sampler import Sampler
+from lmgym.models.builtin import builtin_model
+from lmgym.models.policy import Policy
 from tests import models, runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from lmgym.attention import PackedGroups
-from lmgym.config import build_config
-from lmgym.engines import captured
-from lmgym.engines.base import Request, Sampling
-from lmgym.engines.sampler import Sampler
-from lmgym.errors import LmgymError
-from lmgym.flex import FlexGroups, FlexRows
-from lmgym.parts import make_engine
-from lmgym.policies.load import PolicySection, load_policy
-from lmgym.policies.policy import Policy
+from lmgym.config.schema import build_config
+from lmgym.core.errors import LmgymError
+from lmgym.inference import cuda_graphs
+from lmgym.inference.base import Request, Sampling
+from lmgym.inference.sampler import Sampler
+from lmgym.models.attention.flex import FlexGroups, FlexRows
+from lmgym.models.attention.packed import PackedGroups
+from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.policy import Policy
+from lmgym.training.setup import make_engine
 from tests import models, runs
 from tests.parity.test_families import FAST, gradients, model_of, of_hugging_face, policy_of
 from tests.parity.test_sampler import requests
@@ -49,7 +49,7 @@ def test_flex_attention_scores_and_trains_as_hugging_face_does(
     batch = models.batch_of(episodes if shared else episodes[::3])
     expected = of_hugging_face(model, batch)
     policy.flex = True
-    scored = policy.score(batch).logprobs
+    scored = policy.compute_logprobs(batch).logprobs
     assert set(used) == {FlexGroups if shared else FlexRows}
     assert torch.allclose(scored, expected, rtol=1e-5, atol=1e-5)
     for ours, theirs in zip(gradients(model, scored), gradients(model, expected), strict=True):
@@ -83,9 +83,9 @@ def test_steps_of_fixed_shapes_sample_the_same_answers(
 ) -> None:
     """Answers leave and come, slots are compacted, and attention looks at several widths."""
     widths = set[int]()
-    step = captured.CapturedSteps._step
-    monkeypatch.setattr(captured, "WIDTH", 8)
-    monkeypatch.setattr(captured.CapturedSteps, "_step", lambda self, width: widths.add(width) or step(self, width))
+    step = cuda_graphs.CapturedSteps._step
+    monkeypatch.setattr(cuda_graphs, "WIDTH", 8)
+    monkeypatch.setattr(cuda_graphs.CapturedSteps, "_step", lambda self, width: widths.add(width) or step(self, width))
     asked, policy = requests(16), policy_of(family)
     if conversations:
         asked = [replace(request, conversation=number) for number, request in enumerate(asked)]
@@ -99,7 +99,7 @@ def test_steps_of_fixed_shapes_sample_the_same_answers(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @every_fast_family
 def test_a_replayed_graph_gives_what_the_step_gives(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured, "WIDTH", 16)
+    monkeypatch.setattr(cuda_graphs, "WIDTH", 16)
     replayed: list[int] = []
     replay = torch.cuda.CUDAGraph.replay
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda self: replayed.append(1) or replay(self))

@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from lmgym.engines import prepared
-from lmgym.engines.base import Request, Sampling
-from lmgym.engines.prepared import FIRST_STEP, PreparedLayers
-from lmgym.engines.sampler import Sampler
-from lmgym.policies.policy import Policy
+from lmgym.inference import mkl_linear
+from lmgym.inference.base import Request, Sampling
+from lmgym.inference.mkl_linear import FIRST_STEP, PreparedLayers
+from lmgym.inference.sampler import Sampler
+from lmgym.models.policy import Policy
 from tests import models
 from tests.parity import test_encoder_decoder as encoder_decoder
 from tests.parity import test_families as families
@@ -47,8 +47,8 @@ def test_a_prepared_layer_computes_the_same_for_any_number_of_rows(rows: int) ->
 @needs_mkl
 def test_steps_of_as_many_rows_are_prepared_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    through = prepared._through
-    monkeypatch.setattr(prepared, "_through", lambda layer, rows: asked.append(rows) or through(layer, rows))
+    through = mkl_linear._through
+    monkeypatch.setattr(mkl_linear, "_through", lambda layer, rows: asked.append(rows) or through(layer, rows))
     layers = PreparedLayers(policy())
     for rows in (8, 7, 7, 7, 6, 1, 1, 1):
         layers.expect(rows)
@@ -68,11 +68,11 @@ def test_answers_are_those_of_layers_that_are_not_prepared(family: str, monkeypa
         one, asked = families.policy_of(family), requests(24)
     sampling = Sampling(max_new_tokens=20, stop_ids=tuple(range(100, 130)))
     prepared_for: set[int] = set()
-    through = prepared._through
-    monkeypatch.setattr(prepared, "_through", lambda layer, rows: prepared_for.add(rows) or through(layer, rows))
+    through = mkl_linear._through
+    monkeypatch.setattr(mkl_linear, "_through", lambda layer, rows: prepared_for.add(rows) or through(layer, rows))
     found = Sampler(one).generate(asked, sampling)
     assert len(prepared_for) > 1 and not any("forward" in layer.__dict__ for layer in one.model.modules())
-    monkeypatch.setattr(prepared, "_available", lambda: False)
+    monkeypatch.setattr(mkl_linear, "_available", lambda: False)
     expected = Sampler(one).generate(asked, sampling)
     assert [answer.ids for answer in found] == [answer.ids for answer in expected]
     for ours, theirs in zip(found, expected, strict=True):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lmgym import registry
+from lmgym.core import registry
 from lmgym.logs.console import Console
 from tests import runs
 from tests.runs import assert_equal_runs, no_picture  # noqa: F401 (a fixture)

@@ -56,7 +56,7 @@ def test_a_step_draws_again_until_it_has_enough_groups(tmp_path: Path) -> None:
         mixed = sum(len({answer["score"] for answer in group}) > 1 for group in groups.values())
         assert mixed >= 4 or len(groups) == 16
         assert record["selected"] == min(mixed, 4) / len(groups)
-        assert record["groups/equal"] == pytest.approx(1 - mixed / len(groups))
+        assert record["zero_variance_groups"] == pytest.approx(1 - mixed / len(groups))
 
 
 def test_where_no_group_differs_a_step_moves_nothing_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -64,5 +64,5 @@ def test_where_no_group_differs_a_step_moves_nothing_and_the_run_goes_on(tmp_pat
     never = {"regex": {"pattern": "^never$"}}
     folder = runs.run(tmp_path / "run", algorithm={"name": "dapo", "group_size": 2}, rewards=never, steps=2)
     for record in [record for record in runs.records(folder / "metrics.jsonl") if record["kind"] == "train"]:
-        assert record["groups/equal"] == 1 and record["selected"] == 1 / 16
+        assert record["zero_variance_groups"] == 1 and record["selected"] == 1 / 16
         assert record["gradient_norm"] == 0 == record["rows/computed"]

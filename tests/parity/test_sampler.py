@@ -1,4 +1,4 @@
-"""The sampler: what it reports is what `Policy.score` says, a completion depends on its key only, draws follow the
+"""The sampler: what it reports is what `Policy.compute_logprobs` says, a completion depends on its key only, draws follow the
 distribution, and answers end where they should. Real pretrained models where ../shared has them."""
 
 import math
@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lmgym import seeds
 from lmgym.batch import collate
-from lmgym.engines.base import Completion, Request, Sampling
-from lmgym.engines.sampler import Sampler
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
-from lmgym.maths.draws import BLOCK, draw
-from lmgym.policies.policy import Policy
+from lmgym.core import seeds
+from lmgym.core.errors import LmgymError
+from lmgym.functional.sampling import BLOCK, draw
+from lmgym.inference.base import Completion, Request, Sampling
+from lmgym.inference.sampler import Sampler
+from lmgym.models.policy import Policy
+from lmgym.types import Episode, Example, Turn
 from tests import models
 
 PROMPTS = [(1, 40, 41), (1, 60), (1, *range(70, 90)), (1, 40, 41), (9,)]
@@ -38,7 +38,9 @@ def policy_of(kind: str = "llama", fast: bool = True, **settings: Any) -> Policy
 def gap(policy: Policy, asked: list[Request], answers: list[Completion], sampling: Sampling) -> float:
     """The largest difference between the reported log-probabilities and the policy's own."""
     episodes = [
-        Episode(Example("x", "?"), 0, n, [Turn([*request.prompt_ids], answer.ids, minimum=sampling.min_new_tokens)])
+        Episode(
+            Example("x", "?"), 0, n, [Turn([*request.prompt_ids], answer.ids, min_new_tokens=sampling.min_new_tokens)]
+        )
         for n, (request, answer) in enumerate(zip(asked, answers, strict=True))
     ]
     stops = {*policy.stop_ids, *sampling.stop_ids}
@@ -107,7 +109,7 @@ def test_a_shared_prompt_is_read_as_ones_own_is(
 ) -> None:
     """Prompts stored once for all their answers, of which some leave early and others come, until few are left, against
     slots that hold their prompts themselves, as those of conversations do."""
-    monkeypatch.setattr("lmgym.engines.decoding.WORTH_SHARING", worth)
+    monkeypatch.setattr("lmgym.inference.decoder.WORTH_SHARING", worth)
     policy, sampling = policy_of(kind), Sampling(max_new_tokens=14, stop_ids=tuple(range(50, 70)))
     shared = requests(20)
     own = [replace(request, conversation=n) for n, request in enumerate(shared)]

@@ -13,9 +13,9 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 
-from lmgym.episode import Example
-from lmgym.rewards.math_equal import math_equal
+from lmgym.rewards.maths.math_equal import math_equal
 from lmgym.rewards.workers import Workers, shared
+from lmgym.types import Example
 
 SECONDS = 1.0
 REFERENCES = (
@@ -128,7 +128,7 @@ def scores(pairs: list[tuple[str, str]], seconds: float = SECONDS) -> tuple[list
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         values = math_equal([text for text, _ in pairs], examples, seconds=seconds)
-    return values, shared("lmgym.rewards.math_equal:compare", None, 2.0)
+    return values, shared("lmgym.rewards.maths.math_equal:compare", None, 2.0)
 
 
 def main(start: int, stop: int) -> None:

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmgym.attention import PackedGroups, PackedRows
-from lmgym.blocks import BlockGroups, BlockRows
-from lmgym.policies.policy import Policy
+from lmgym.models.attention.cpu import BlockGroups, BlockRows
+from lmgym.models.attention.packed import PackedGroups, PackedRows
+from lmgym.models.policy import Policy
 from tests import models
 
 CPU = torch.device("cpu")

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmgym.envs.base import Step
-from lmgym.envs.calculator import BITS, LONGEST, calculate, format_number
 from lmgym.envs.stepwise import MOST_PIECES, StepwiseEnv
-from lmgym.episode import Example
+from lmgym.envs.tools.calculator import BITS, LONGEST, calculate, format_number
+from lmgym.types import Example
 
 PROBLEM = Example("a/0", "?")
 WRITTEN = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)>>")

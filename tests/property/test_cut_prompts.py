@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
-from lmgym.cli import main
-from lmgym.config import build_config
-from lmgym.errors import LmgymError
-from lmgym.preflight import check_model
-from lmgym.rendering import Cut, answer_ids, prompt_ids, source_ids
+from lmgym.cli.main import main
+from lmgym.config.schema import build_config
+from lmgym.core.errors import LmgymError
+from lmgym.text.chat import Cut, answer_ids, prompt_ids, source_ids
+from lmgym.training.preflight import check_model
 from tests import models, runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 

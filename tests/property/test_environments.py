@@ -13,18 +13,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmgym import seeds
 from lmgym.batch import Batch, collate
-from lmgym.engines.base import Sampling
-from lmgym.engines.sampler import Sampler
+from lmgym.core import seeds
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.envs.base import Step
-from lmgym.envs.side_by_side import Broken, InProcess, Opening, checked
+from lmgym.envs.vector import EnvFailure, InProcess, Opening, checked
 from lmgym.envs.workers import Workers
-from lmgym.episode import Episode, Example, Message
-from lmgym.errors import LmgymError
-from lmgym.policies.policy import Policy
-from lmgym.registry import register
-from lmgym.rollout import Speaker, collect, demonstrate
+from lmgym.inference.base import Sampling
+from lmgym.inference.sampler import Sampler
+from lmgym.models.policy import Policy
+from lmgym.rollouts.rollout import Actor, collect, demonstrate
+from lmgym.types import Episode, Example, Message
 from tests import models
 
 HERE = "tests.property.test_environments"
@@ -101,15 +101,15 @@ def policy() -> Policy:
 def played(rows: int, envs: Any, count: int = 16, **sampling: Any) -> list[Episode]:
     one = policy()
     prompts = [(place // 2, Example(f"x/{place // 2}", f"Question {place // 2}:")) for place in range(count)]
-    speaker = Speaker(Sampler(one, rows), one.tokenizer)
-    return collect(prompts, speaker, Sampling(max_new_tokens=5, **sampling), (0, "moods"), envs)
+    actor = Actor(Sampler(one, rows), one.tokenizer)
+    return collect(prompts, actor, Sampling(max_new_tokens=5, **sampling), (0, "moods"), envs)
 
 
 def essence(episodes: Sequence[Episode]) -> list[Any]:
     """Everything but the log-probabilities, whose last digits depend on who sits beside whom."""
     return [
         [(t.prompt_ids, t.action_ids, t.reward, t.restart, t.unfinished, t.continuation, t.stop) for t in e.turns]
-        + [e.terminated, e.score, e.broken]
+        + [e.terminated, e.score, e.error]
         for e in episodes
     ]
 
@@ -171,10 +171,10 @@ def test_a_message_in_pieces_is_one_text() -> None:
 
 def test_demonstrations_end_as_turns_do(workers: Workers) -> None:
     one = policy()
-    speaker = Speaker(Sampler(one, 4), one.tokenizer)
+    actor = Actor(Sampler(one, 4), one.tokenizer)
     prompts = [(place, Example(f"x/{place}", "Question:")) for place in range(6)]
     for envs in (Moody, workers):
-        for episode in demonstrate(prompts, speaker, (0, "test"), envs):
+        for episode in demonstrate(prompts, actor, (0, "test"), envs):
             for number, turn in enumerate(episode.turns):
                 assert turn.text == f"demo {number}" + ("\n" if number % 2 else "")
                 assert not turn.logprobs
@@ -196,16 +196,16 @@ KINDS = {
 def failing(envs: Any, kinds: Sequence[str]) -> list[Episode]:
     one = policy()
     prompts = [(place, Example(kind, "go")) for place, kind in enumerate(kinds)]
-    return collect(prompts, Speaker(Sampler(one, 16), one.tokenizer), Sampling(max_new_tokens=2), (0, "test"), envs)
+    return collect(prompts, Actor(Sampler(one, 16), one.tokenizer), Sampling(max_new_tokens=2), (0, "test"), envs)
 
 
 @pytest.mark.parametrize("where", ["here", "in processes"])
 def test_an_environment_that_fails_costs_its_own_episode(where: str) -> None:
     envs: Any = Failing if where == "here" else Workers("failing", plugins=[HERE], count=2)
     for kind, episode in zip(KINDS, failing(envs, list(KINDS)), strict=True):
-        assert KINDS[kind] in episode.broken and bool(episode.broken) == (kind != "fine")
+        assert KINDS[kind] in episode.error and bool(episode.error) == (kind != "fine")
         assert len(episode.turns) == {"fine": 3, "reset": 0}.get(kind, 2)
-        assert episode.trains == episode.terminated == (kind == "fine")
+        assert episode.selected == episode.terminated == (kind == "fine")
     if where != "here":
         envs.close()
 
@@ -218,7 +218,7 @@ def test_one_that_hangs_or_crashes_costs_its_own_episode() -> None:
     try:
         for kind, episode in zip(kinds, failing(envs, kinds), strict=True):
             wanted = {"hang": "did not answer within 2 s", "crash": "killed by SIGSEGV", "raise": "KeyError"}
-            assert wanted.get(kind, "") in episode.broken and bool(episode.broken) == (kind != "fine")
+            assert wanted.get(kind, "") in episode.error and bool(episode.error) == (kind != "fine")
             assert episode.score == (1.0 if kind == "fine" else 0.0)
     finally:
         envs.close()
@@ -250,9 +250,9 @@ def test_one_that_cannot_be_played_again_is_broken_and_not_falsified() -> None:
     envs = Workers("forgetful", plugins=[HERE], count=1)
     first, second, third = failing(envs, ["crash", "other", "steady"])
     envs.close()
-    assert "ended with status 3" in first.broken
-    assert "did not answer its seed and actions as it had before" in second.broken
-    assert not third.broken
+    assert "ended with status 3" in first.error
+    assert "did not answer its seed and actions as it had before" in second.error
+    assert not third.error
 
 
 def test_an_example_that_cannot_be_sent_is_refused() -> None:
@@ -294,7 +294,7 @@ def test_broken_and_opening_cross_the_pipe() -> None:
     envs = Workers("failing", plugins=[HERE], count=1)
     answers = envs.begin([(0, Example("reset", "go"), 0), (1, Example("fine", "go"), 0)])
     envs.close()
-    assert isinstance(answers[0], Broken) and "no board" in answers[0].message
+    assert isinstance(answers[0], EnvFailure) and "no board" in answers[0].message
     assert answers[1] == Opening("go")
 
 
@@ -315,9 +315,11 @@ def test_ended_environments_are_closed_together() -> None:
 
 def test_a_reward_does_not_see_an_episode_that_never_began() -> None:
     from lmgym.rewards.base import Reward, episodes
-    from lmgym.rollout import score
+    from lmgym.rollouts.rollout import apply_rewards
 
     last = Reward("last", 1.0, episodes(lambda seen: [float(len(episode.turns[-1].text)) for episode in seen]))
     found = failing(Failing, ["reset", "fine"])
-    score(found, [last])
-    assert found[0].parts == {"last": 0.0} and found[1].parts["last"] == len(found[1].turns[-1].text)
+    apply_rewards(found, [last])
+    assert found[0].reward_components == {"last": 0.0} and found[1].reward_components["last"] == len(
+        found[1].turns[-1].text
+    )

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmgym.batch import Batch, KeptSets
-from lmgym.maths import kept
-from lmgym.policies import fused
-from lmgym.policies.heads import action_logits, describe
+from lmgym.batch import Batch, SamplingMask
+from lmgym.functional import truncation
+from lmgym.models import fused_logprobs
+from lmgym.models.distributions import action_logits, describe
 from tests import models
 
 
@@ -20,7 +20,7 @@ def restricted(batch: Batch, seed: int, vocabulary: int) -> Batch:
     sets[torch.arange(count), batch.tokens[batch.actions]] = True
     index = torch.zeros(batch.actions.shape, dtype=torch.long)
     index[batch.actions] = torch.arange(count)
-    return batch.with_(kept_sets=KeptSets(kept.pack(sets)), kept=index)
+    return batch.replace(sampling_mask=SamplingMask(truncation.pack(sets)), kept=index)
 
 
 @given(
@@ -52,15 +52,15 @@ def test_fused_is_the_formula_and_its_gradient(seed, temperature, minimum, sets,
     expected = describe(logits, batch, row, column, entropy=True)
     wanted = torch.autograd.grad(expected, [hidden, weight], [by_logprob, by_entropy])
     scale = 1.0 if temperature == 0 else 1 / temperature
-    usual, fused.TILE = fused.TILE, tile
+    usual, fused_logprobs.TILE = fused_logprobs.TILE, tile
     try:
-        found = fused.Described.apply(
+        found = fused_logprobs.FusedLogprobs.apply(
             hidden, weight, bias, targets, lambda z, part: action_logits(z, batch, row[part], column[part]), scale,
             True, chunk,
         )  # fmt: skip
         gradients = torch.autograd.grad(found, [hidden, weight], [by_logprob, by_entropy])
     finally:
-        fused.TILE = usual
+        fused_logprobs.TILE = usual
     for ours, theirs in zip([*found, *gradients], [*expected, *wanted], strict=True):
         assert torch.isfinite(ours).all()
         assert models.relative(ours, theirs) < 1e-12
@@ -78,20 +78,20 @@ def test_a_kept_promise_changes_no_bit_and_a_broken_one_nothing(seed, temperatur
         torch.randn(size, 5, generator=generator).requires_grad_() for size in (len(row), models.VOCABULARY)
     )
     brought, other = torch.randn(2, len(row), generator=generator)
-    targets, usual = batch.tokens[row, column], fused.TILE
+    targets, usual = batch.tokens[row, column], fused_logprobs.TILE
 
-    def both(promised: torch.Tensor | None) -> list[torch.Tensor]:
-        logprobs, _ = fused.Described.apply(
+    def both(logprob_gradient: torch.Tensor | None) -> list[torch.Tensor]:
+        logprobs, _ = fused_logprobs.FusedLogprobs.apply(
             hidden, weight, None, targets, lambda z, part: action_logits(z, batch, row[part], column[part]),
-            1 / temperature, False, chunk, promised,
+            1 / temperature, False, chunk, logprob_gradient,
         )  # fmt: skip
         return [logprobs, *torch.autograd.grad(logprobs, [hidden, weight], brought)]
 
-    fused.TILE = tile
+    fused_logprobs.TILE = tile
     try:
         wanted, kept_promise, broken = both(None), both(brought.clone()), both(other)
     finally:
-        fused.TILE = usual
+        fused_logprobs.TILE = usual
     for expected, one, two in zip(wanted, kept_promise, broken, strict=True):
         assert torch.equal(expected, one) and torch.equal(expected, two)
 
@@ -101,7 +101,7 @@ def test_frozen_head_gets_no_gradient() -> None:
     batch = models.batch_of(models.episodes(0))
     row, column = batch.actions.nonzero(as_tuple=True)
     hidden, weight = torch.randn(len(row), 5, requires_grad=True), torch.randn(models.VOCABULARY, 5)
-    logprobs, entropy = fused.Described.apply(
+    logprobs, entropy = fused_logprobs.FusedLogprobs.apply(
         hidden, weight, None, batch.tokens[row, column], lambda z, part: z, 1.0, False, 7
     )
     assert len(entropy) == 0
@@ -114,6 +114,6 @@ def test_precision_of_the_products_and_of_the_rest(compute: torch.dtype) -> None
     """Log-probabilities come in fp32 whatever the product was computed in, and agree with one product for all."""
     hidden, weight = torch.randn(9, 16).to(compute), torch.randn(50, 16)
     targets = torch.arange(9)
-    logprobs, _ = fused.Described.apply(hidden, weight, None, targets, lambda z, part: z, 1.0, False, 4)
+    logprobs, _ = fused_logprobs.FusedLogprobs.apply(hidden, weight, None, targets, lambda z, part: z, 1.0, False, 4)
     expected = (hidden @ weight.to(compute).T).float().log_softmax(-1)[torch.arange(9), targets]
     assert logprobs.dtype == torch.float32 and torch.allclose(logprobs, expected, atol=1e-5)

@@ -10,21 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmgym.batch import collate
-from lmgym.engines.base import Sampling
-from lmgym.engines.sampler import Sampler
+from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
 from lmgym.envs.check import check_env
 from lmgym.envs.conversation import Conversation
 from lmgym.envs.games import LINES, GuessNumber, TicTacToe
-from lmgym.envs.side_by_side import InProcess
+from lmgym.envs.vector import InProcess
 from lmgym.envs.workers import Workers
-from lmgym.episode import Episode, Example
-from lmgym.errors import LmgymError
-from lmgym.policies.builtin import number_tokenizer
-from lmgym.policies.policy import Policy
-from lmgym.rendering import decode
-from lmgym.rollout import collect, demonstrate, groups_of
-from lmgym.seats import Speaker
+from lmgym.inference.base import Sampling
+from lmgym.inference.sampler import Sampler
+from lmgym.models.builtin import number_tokenizer
+from lmgym.models.policy import Policy
+from lmgym.rollouts.players import Actor
+from lmgym.rollouts.rollout import collect, demonstrate, groups_of
+from lmgym.text.chat import decode
+from lmgym.types import Episode, Example
 from tests import models, runs
 
 NUMBERS = number_tokenizer()
@@ -48,17 +48,17 @@ class Moves(Policy):
         return logits.fill_(-1e9).slice_scatter(keep, -1, 3 + self.lowest, 13)
 
 
-def player(lowest: int = 1) -> Speaker:
+def player(lowest: int = 1) -> Actor:
     one = Moves(policy().model, NUMBERS)
     one.lowest = lowest
-    return Speaker(Sampler(one, 8), NUMBERS)
+    return Actor(Sampler(one, 8), NUMBERS)
 
 
-def played(envs: Any, opponent: Speaker | None = None, games: int = 12) -> list[Episode]:
-    speaker = player()
-    speaker = Speaker(speaker.engine, NUMBERS, opponent=opponent)
+def played(envs: Any, opponent: Actor | None = None, games: int = 12) -> list[Episode]:
+    actor = player()
+    actor = Actor(actor.engine, NUMBERS, opponent=opponent)
     prompts = [(place // 2, Example(f"game/{place // 2}", "a game")) for place in range(games)]
-    return collect(prompts, speaker, Sampling(max_new_tokens=1), (0, "games"), envs)
+    return collect(prompts, actor, Sampling(max_new_tokens=1), (0, "games"), envs)
 
 
 def against(opponent: str) -> InProcess:
@@ -117,26 +117,26 @@ class Letters(Policy):
 
 
 def test_a_model_that_plays_the_user_is_read_and_does_not_train() -> None:
-    def speaks(first: str, seed: int, opponent: Speaker | None = None) -> Speaker:
+    def speaks(first: str, seed: int, opponent: Actor | None = None) -> Actor:
         policy = Letters(models.llama(seed), models.tokenizer())
         policy.first = first
-        return Speaker(Sampler(policy, 4), policy.tokenizer, opponent=opponent)
+        return Actor(Sampler(policy, 4), policy.tokenizer, opponent=opponent)
 
-    speaker = speaks("a", 0, opponent=speaks("w", 1))
+    actor = speaks("a", 0, opponent=speaks("w", 1))
     envs = InProcess(lambda: Conversation(user="frozen", max_turns=3, user_prompt="{prompt}"))  # type: ignore[arg-type]
     prompts = [(place, Example(f"talk/{place}", f"{place}?")) for place in range(6)]
     until = Sampling(max_new_tokens=30, min_new_tokens=2, stop=("d", "z"))
-    played = collect(prompts, speaker, until, (0, "talk"), envs)
+    played = collect(prompts, actor, until, (0, "talk"), envs)
     assert [len(episode.turns) for episode in played] == [3] * 6
     heard = set()
     for episode in played:
-        read = [decode(speaker.tokenizer, turn.prompt_ids) for turn in episode.turns]
+        read = [decode(actor.tokenizer, turn.prompt_ids) for turn in episode.turns]
         assert read[0] == episode.example.prompt
         assert all(set(turn.text) <= set("abcd") for turn in episode.turns)
         assert all(set(text.strip()) <= set("wxyz") and text for text in read[1:])
         heard |= set(read[1:])
     assert len(heard) > 6  # he answers what was said to him
-    own = Speaker(speaker.engine, speaker.tokenizer)
+    own = Actor(actor.engine, actor.tokenizer)
     with_himself = collect(prompts, own, until, (0, "talk"), envs)
     assert all(set(decode(own.tokenizer, e.turns[1].prompt_ids).strip()) <= set("abcd") for e in with_himself)
 
@@ -159,7 +159,7 @@ def test_what_the_other_side_says_does_not_train(opponent: str) -> None:
 def test_demonstrators_play_whole_games() -> None:
     prompts = [(place, Example(f"game/{place}", "a game")) for place in range(40)]
     episodes = demonstrate(prompts, player(), (0, "games"), against("self"))
-    assert len(episodes) == 80 and not any(episode.broken for episode in episodes)
+    assert len(episodes) == 80 and not any(episode.error for episode in episodes)
     scores = [episode.score for episode in episodes]
     assert sum(scores) == 0 and {1.0, -1.0} <= set(scores)
 

@@ -14,7 +14,6 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lmgym import update
 from lmgym.algorithms.actor_critic import A2C, PPO
 from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.distill import Distill
@@ -25,12 +24,13 @@ from lmgym.algorithms.reinforce_pp import ReinforcePlusPlus
 from lmgym.algorithms.reinforce_stable import ReinforceStable
 from lmgym.algorithms.replay import Replay
 from lmgym.algorithms.supervised import Supervised
-from lmgym.batch import Batch, Scored, collate
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
-from lmgym.policies import fused
-from lmgym.policies.policy import Policy
-from lmgym.update import Optimizer, OptimizerSection, first_order, prepare
+from lmgym.batch import Batch, PolicyOutputs, collate
+from lmgym.core.errors import LmgymError
+from lmgym.models import fused_logprobs
+from lmgym.models.policy import Policy
+from lmgym.types import Episode, Example, Turn
+from lmgym.updates import first_order
+from lmgym.updates.first_order import Optimizer, OptimizerSection, first_order, prepare
 from tests import models
 
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
@@ -100,7 +100,7 @@ def tokens_run(policy: Policy, batch: Batch) -> int:
     seen = []
     hook = policy.model.get_input_embeddings().register_forward_hook(lambda _, ids, out: seen.append(ids[0].numel()))
     with torch.no_grad(), hook:
-        policy.score(batch)
+        policy.compute_logprobs(batch)
     return sum(seen)
 
 
@@ -153,7 +153,7 @@ def test_answers_of_one_token_share_their_prompt() -> None:
     batch, policy = collate(answers), policy_of("gpt2")
     assert tokens_run(policy, batch) == 6
     assert [len(rows) for rows in cut(policy, 5).micro_batches(batch)] == [4, 4]
-    scored, expected = policy.score(batch).logprobs, policy_of("gpt2", fast=False).score(batch).logprobs
+    scored, expected = policy.compute_logprobs(batch).logprobs, policy_of("gpt2", fast=False).score(batch).logprobs
     assert torch.allclose(scored, expected, rtol=0, atol=1e-12) and bool((scored[batch.actions] < -1).all())
 
 
@@ -233,9 +233,9 @@ def test_rows_without_advantage_change_nothing_and_cost_nothing(name: str, model
     computed: list[int] = []
 
     class Counting(Policy):
-        def score(self, batch: Batch, *arguments: Any, **asked: Any) -> Scored:
+        def score(self, batch: Batch, *arguments: Any, **asked: Any) -> PolicyOutputs:
             computed.append(len(batch))
-            return super().score(batch, *arguments, **asked)
+            return super().compute_logprobs(batch, *arguments, **asked)
 
     class Everything(type(algorithm)):  # type: ignore[misc]
         def active(self, batch: Batch) -> Tensor:
@@ -264,7 +264,7 @@ def test_rows_without_advantage_change_nothing_and_cost_nothing(name: str, model
 def test_the_fast_path_is_the_plain_path(model: str, seed: int, minimum: int, temperature: float) -> None:
     batch = models.batch_of(models.episodes(seed, minimum=minimum, restarts=True), temperature=temperature)
     fast, plain = policy_of(model), policy_of(model, fast=False)
-    one, other = fast.score(batch, entropy=True), plain.score(batch, entropy=True)
+    one, other = fast.compute_logprobs(batch, entropy=True), plain.compute_logprobs(batch, entropy=True)
     assert torch.allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-6)
     assert torch.allclose(one.entropy, other.entropy, rtol=0, atol=1e-6)
     algorithm = GRPO(group_size=4)
@@ -290,7 +290,7 @@ def test_chunks_of_the_head(model: str, seed: int, size: int) -> None:
     for policy in (whole, chunked):
         keeper = models.KeepGradient(policy)
         keeper.zero_grad()
-        scored = policy.score(batch, entropy=True)
+        scored = policy.compute_logprobs(batch, entropy=True)
         (scored.logprobs.sum() + 0.3 * scored.entropy.sum()).backward()
         found.append((scored.logprobs.detach(), scored.entropy.detach(), keeper.flat().clone()))
     for one, other in zip(*found, strict=True):
@@ -310,11 +310,11 @@ def test_the_ratio_of_the_first_step_is_exactly_one(model: str, double: bool, se
     policy = Policy(network, models.tokenizer(), next(network.parameters()).dtype, tokens_per_forward=tokens)
     algorithm = GRPO(group_size=4, minibatches=2, kl_coefficient=0.1)
     batch = models.batch_of(models.episodes(seed))
-    batch = prepare(batch.with_(logprobs_old=batch.logprobs_sampler), policy, {"reference": policy}, algorithm)
+    batch = prepare(batch.replace(logprobs_old=batch.logprobs_sampler), policy, {"reference": policy}, algorithm)
     for minibatch in algorithm.minibatches_of(batch):
         _, metrics = models.gradient(algorithm, policy, minibatch, first=True)
         assert (metrics["ratio/mean"], metrics["ratio/clipped"], metrics["kl/old"]) == (1.0, 0.0, 0.0)
-        _, metrics = models.gradient(algorithm, policy, minibatch.with_(logprobs_old=minibatch.logprobs_sampler))
+        _, metrics = models.gradient(algorithm, policy, minibatch.replace(logprobs_old=minibatch.logprobs_sampler))
         assert metrics["ratio/mean"] != 1.0
 
 
@@ -333,31 +333,31 @@ def test_a_first_step_does_the_heads_work_once_and_what_it_promises_changes_no_b
     takes it over; elsewhere backward forms it. Never both."""
     made, given = [], []
 
-    class Counted(fused._Gradient):
+    class Counted(fused_logprobs._Gradient):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             made.append(1)
 
     class Heard(Policy):
-        def score(self, *arguments: Any, promised: Tensor | None = None, **named: Any) -> Scored:
-            given.append(promised is not None)
-            return super().score(*arguments, promised=promised, **named)
+        def score(self, *arguments: Any, logprob_gradient: Tensor | None = None, **named: Any) -> PolicyOutputs:
+            given.append(logprob_gradient is not None)
+            return super().compute_logprobs(*arguments, logprob_gradient=logprob_gradient, **named)
 
     algorithm, batch = ready(name, "llama", 5)
     policy = cut(policy_of("llama"), 10_000)
     policy.__class__ = Heard
-    monkeypatch.setattr(fused, "_Gradient", Counted)
+    monkeypatch.setattr(fused_logprobs, "_Gradient", Counted)
     told, metrics = models.gradient(algorithm, policy, batch, first=True)
     assert len(given) == len(made) == 1
     assert given == [name not in DEPENDING]
-    monkeypatch.setattr(update, "_promised", lambda *arguments: None)
+    monkeypatch.setattr(first_order, "constant_logprob_gradient", lambda *arguments: None)
     untold, same_metrics = models.gradient(algorithm, policy, batch, first=True)
     assert given[1:] == [False] and torch.equal(told, untold) and metrics == same_metrics
 
 
 def test_a_loss_of_values_alone_promises_nothing() -> None:
     class OnlyValues(PPO):
-        def loss(self, batch: Batch, new: Scored) -> Any:
+        def loss(self, batch: Batch, new: PolicyOutputs) -> Any:
             terms, metrics = super().loss(batch, new)
             return {"value": terms["value"]}, metrics
 
@@ -409,7 +409,7 @@ def test_only_actions_get_gradient_and_eos_is_one(name: str, seed: int) -> None:
     columns = {"logprobs_old": old, "logprobs_sampler": old, "logprobs_teacher": column(), "values": column()}
     if "kl" in name:
         columns["logprobs_ref"] = column()
-    batch = algorithm.advantages(batch.with_(**columns, last_values=torch.zeros(len(batch), dtype=torch.float64)))
+    batch = algorithm.advantages(batch.replace(**columns, last_values=torch.zeros(len(batch), dtype=torch.float64)))
     leaf = (old + 0.05 * column()).requires_grad_()  # inside the clip
     models.loss_of(algorithm, batch, leaf).backward()
     assert bool((leaf.grad[~batch.actions] == 0).all())
@@ -487,8 +487,8 @@ def test_temperature_and_excluded_stops(model: str, seed: int, temperature: floa
     allowed = ~torch.isin(batch.tokens, torch.tensor(batch.stop_ids)) | ~(
         batch.stop_excluded if batch.stop_excluded is not None else torch.zeros_like(batch.mask)
     )
-    batch = batch.with_(actions=batch.actions & allowed)  # an id 7 drawn where it could not be
-    scored = policy.score(batch, entropy=True)
+    batch = batch.replace(actions=batch.actions & allowed)  # an id 7 drawn where it could not be
+    scored = policy.compute_logprobs(batch, entropy=True)
     places = tuple(batch.actions.nonzero(as_tuple=True))
     found = []
     for logprobs, entropy in ((scored.logprobs[places], scored.entropy[places]), explicit(policy, batch)):
@@ -507,18 +507,18 @@ def test_temperature_and_excluded_stops(model: str, seed: int, temperature: floa
 def test_an_action_without_a_token_before_it_is_refused() -> None:
     batch = models.batch_of(models.episodes(0))
     with pytest.raises(LmgymError, match="no token before it"):
-        policy_of("gpt2").score(batch.with_(actions=batch.mask))
+        policy_of("gpt2").score(batch.replace(actions=batch.mask))
 
 
 def test_prepare_fills_what_is_needed_and_no_more() -> None:
     policy, reference = policy_of("gpt2"), policy_of("gpt2", 1)
-    batch = models.batch_of(models.episodes(0)).with_(logprobs_sampler=None)
+    batch = models.batch_of(models.episodes(0)).replace(logprobs_sampler=None)
     once = prepare(batch, policy, {}, GRPO(group_size=4))
     assert once.logprobs_old is None
     assert once.logprobs_ref is None
     full = prepare(batch, policy, {"reference": reference}, GRPO(group_size=4, epochs=2, kl_coefficient=0.1))
     assert full.logprobs_old is not None and full.logprobs_ref is not None
     with torch.no_grad():
-        assert torch.allclose(full.logprobs_old.double(), policy.score(batch).logprobs, atol=1e-6)
-        assert torch.allclose(full.logprobs_ref.double(), reference.score(batch).logprobs, atol=1e-6)
+        assert torch.allclose(full.logprobs_old.double(), policy.compute_logprobs(batch).logprobs, atol=1e-6)
+        assert torch.allclose(full.logprobs_ref.double(), reference.compute_logprobs(batch).logprobs, atol=1e-6)
         assert not torch.allclose(full.logprobs_ref, full.logprobs_old, atol=1e-2)

@@ -17,7 +17,7 @@ from torch import Tensor
 from lmgym.algorithms.grpo import GRPO
 from lmgym.algorithms.replay import Replay
 from lmgym.batch import Batch
-from lmgym.episode import Episode
+from lmgym.types import Episode
 from tests import models
 from tests.property import test_gradient as general
 
@@ -34,7 +34,7 @@ FAMILY: dict[str, Callable[[], GRPO]] = {
     "gspo": lambda: preset("gspo", clip_low=0.2, clip_high=0.2),
     "cispo": lambda: preset("cispo", clip_high=0.1),
     "sapo": lambda: preset("sapo"),
-    "dppo": lambda: preset("dppo", clip_low=0.01, clip_high=0.01, drift_coefficient=0.1),
+    "dppo": lambda: preset("dppo", clip_low=0.01, clip_high=0.01, squared_log_ratio_coefficient=0.1),
     "parts, masked": lambda: GRPO(group_size=4, normalise_parts=True, mask_truncated=True),
     "weighted, batch": lambda: GRPO(group_size=4, importance_cap=1.1, scale_rewards="batch", dual_clip=1.5),
     "weighted sequences": lambda: GRPO(group_size=4, importance_cap=1.1, importance_level="sequence"),
@@ -52,15 +52,18 @@ def dressed(conversations: list[Episode]) -> list[Episode]:
     """With parts, of which the environment pays what the two rewards leave of the score, and some cut off."""
     for place, episode in enumerate(conversations):
         equal = episode.group == conversations[-1].group
-        episode.parts = {"right": 0.5 if equal else float(place % 3), "brief": 0.25 if equal else float(place % 2)}
+        episode.reward_components = {
+            "right": 0.5 if equal else float(place % 3),
+            "brief": 0.25 if equal else float(place % 2),
+        }
         episode.terminated = place % 5 != 0
     return conversations
 
 
 def batch_of(conversations: list[Episode], **settings: Any) -> Batch:
     batch = models.batch_of(dressed(conversations), limit=16, weights=WEIGHTS, **settings)
-    assert batch.parts is not None
-    return batch.with_(parts=batch.parts.double())
+    assert batch.reward_components is not None
+    return batch.replace(reward_components=batch.reward_components.double())
 
 
 def ready(name: str, model: str, seed: int, **settings: Any) -> tuple[GRPO, Batch]:
@@ -70,7 +73,7 @@ def ready(name: str, model: str, seed: int, **settings: Any) -> tuple[GRPO, Batc
 
 
 def with_padding(batch: Batch, columns: int) -> Batch:
-    return replace(padded(batch.with_(parts=None), columns), parts=batch.parts)
+    return replace(padded(batch.replace(reward_components=None), columns), reward_components=batch.reward_components)
 
 
 padded = general.with_padding
@@ -183,7 +186,7 @@ def test_only_actions_get_gradient(name: str, seed: int) -> None:
         return -torch.rand(batch.tokens.shape, generator=random, dtype=torch.float64)
 
     old = column()
-    batch = batch.with_(logprobs_old=old, logprobs_sampler=old, logprobs_ref=column())
+    batch = batch.replace(logprobs_old=old, logprobs_sampler=old, logprobs_ref=column())
     batch = algorithm.advantages(batch)
     leaf = (old + 0.002 * column()).requires_grad_()  # inside every clip
     models.loss_of(algorithm, batch, leaf).backward()

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from lmgym import registry
-from lmgym.episode import Episode, Example, Turn
-from lmgym.errors import LmgymError
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import build, check_examples, evaluate
 from lmgym.rewards.check import SAMPLE_TEXTS, check_reward
 from lmgym.rewards.learned import forward, models
 from lmgym.rewards.learned.perplexity import windows
 from lmgym.rewards.learned.rows import Row, chat_ids, text_rows
+from lmgym.types import Episode, Example, Turn
 from tests import learned_models as tiny
 
 LONGEST = 4096

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmgym import registry
-from lmgym.episode import Example
+from lmgym.core import registry
 from lmgym.rewards.base import build
 from lmgym.rewards.check import check_reward
+from lmgym.types import Example
 
 INFINITE = math.inf
 RANGES = {
@@ -113,7 +113,7 @@ def test_metrics_keep_the_contract_of_a_reward(name: str, tmp_path: Path) -> Non
 EVERYTHING = """
 import json, sys
 from lmgym import registry
-from lmgym.episode import Example
+from lmgym.types import Example
 
 meta = {"concepts": ["cat"], "table": [("what", "the cat sat on it"), ("who", "a dog")], "overlap_subset": True}
 words = "the good cat and a very bad dog sat on big mat with no other dog or cat but not so good".split()

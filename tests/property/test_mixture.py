@@ -5,8 +5,8 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmgym.episode import Example
 from lmgym.tasks.stream import Stream, turn
+from lmgym.types import Example
 
 weights = st.lists(st.floats(0.01, 100) | st.integers(1, 9), min_size=1, max_size=6)
 sizes = st.lists(st.integers(1, 7), min_size=2, max_size=4)

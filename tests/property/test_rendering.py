@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from lmgym.engines.base import Completion, Request, Sampling
+from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
 from lmgym.envs.single_turn import SingleTurn
-from lmgym.episode import Episode, Example, Message
-from lmgym.errors import LmgymError
-from lmgym.rendering import answer_ids, decode, merged, plain_text, prompt_ids
-from lmgym.rollout import Speaker, collect, demonstrate
+from lmgym.inference.base import Completion, Request, Sampling
+from lmgym.rollouts.rollout import Actor, collect, demonstrate
+from lmgym.text.chat import answer_ids, decode, merged, plain_text, prompt_ids
+from lmgym.types import Episode, Example, Message
 from tests import models
 
 CHATML = (
@@ -169,7 +169,7 @@ class Script:
 def converse(tokenizer: Any, answers: list[list[list[int]]], **template: Any) -> tuple[list[Episode], Script]:
     engine = Script(answers, [tokenizer.eos_token_id])
     prompts = [(number, Example(f"x/{number}", f"Question {number}:")) for number in range(len(answers))]
-    return collect(prompts, Speaker(engine, tokenizer, template), Sampling(), (0, "test"), Quiz), engine
+    return collect(prompts, Actor(engine, tokenizer, template), Sampling(), (0, "test"), Quiz), engine
 
 
 def all_ids(episode: Episode) -> list[int]:
@@ -233,7 +233,7 @@ def test_the_keyword_arguments_of_the_template_arrive() -> None:
     (episode,), _ = converse(chat, [[answer] * 3])
     assert decode_all(episode.turns[0].prompt_ids).endswith("<|im_start|>assistant\n")
     examples = [(0, Example("x", "2+2?", references=("4",)))]
-    (shown,) = demonstrate(examples, Speaker(Script([], []), chat, {"mood": "calm"}), (0,))
+    (shown,) = demonstrate(examples, Actor(Script([], []), chat, {"mood": "calm"}), (0,))
     assert decode_all(shown.turns[0].prompt_ids).endswith("assistant\n(calm) ")
     assert decode_all(shown.turns[0].action_ids) == "4<|im_end|>"
 
@@ -257,7 +257,7 @@ def test_random_keys_are_functions_of_path_episode_and_turn() -> None:
 def test_a_full_context_ends_the_conversation() -> None:
     engine = Script([[[*ids_of("yes"), chat.eos_token_id]] * 3], [chat.eos_token_id])
     engine.context = 110
-    (episode,) = collect([(0, Example("x", "Question:"))], Speaker(engine, chat), Sampling(), (0,), Quiz)
+    (episode,) = collect([(0, Example("x", "Question:"))], Actor(engine, chat), Sampling(), (0,), Quiz)
     assert len(episode.turns) == 2
     assert (episode.turns[-1].stop, episode.terminated, episode.truncated) == ("context", False, True)
 
@@ -279,7 +279,7 @@ def test_templates_that_cannot_serve_are_named() -> None:
 
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(LmgymError, match="prompt of example x has no token"):
-        collect([(0, Example("x", ""))], Speaker(Script([], []), merging_tokenizer()), Sampling(), (0,), SingleTurn)
+        collect([(0, Example("x", ""))], Actor(Script([], []), merging_tokenizer()), Sampling(), (0,), SingleTurn)
 
 
 # Templates that refuse

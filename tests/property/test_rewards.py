@@ -6,9 +6,9 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmgym.episode import Example
-from lmgym.rewards.form import length, lexical_richness, split_words, type_token_ratio
-from lmgym.rewards.maths import answer_format, extract_answer, final_answer, normalise_number, same_answer
+from lmgym.rewards.maths.final_answer import answer_format, extract_answer, final_answer, normalise_number, same_answer
+from lmgym.rewards.text.form import length, lexical_richness, split_words, type_token_ratio
+from lmgym.types import Example
 
 SENTENCES: list[Callable[[str], str]] = [
     lambda number: f"#### {number}",

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmgym import seeds
+from lmgym.core import seeds
 
 keys = st.integers(0, 2**64 - 1)
 parts = st.lists(st.one_of(st.integers(0, 2**63), st.text(max_size=6)), min_size=1, max_size=5)

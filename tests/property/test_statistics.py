@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from lmgym import statistics
-from lmgym.statistics import clustered_bootstrap, do_not_overlap, mean_interval, pass_at_k, wilson
+from lmgym.stats import intervals
+from lmgym.stats.intervals import clustered_bootstrap, do_not_overlap, mean_interval, pass_at_k, wilson
 
 shares = some.integers(1, 2000).flatmap(lambda trials: some.tuples(some.integers(0, trials), some.just(trials)))
 confidences = some.floats(0.5, 0.999)
@@ -86,7 +86,7 @@ def test_seeds_differ_and_large_sets_are_drawn_in_pieces(monkeypatch: pytest.Mon
     values = [[float(number % 7)] for number in range(50)]
     interval = clustered_bootstrap(values, seed=0)
     assert interval != clustered_bootstrap(values, seed=1)
-    monkeypatch.setattr(statistics, "CELLS", 120)  # two resamples of fifty prompts at a time
+    monkeypatch.setattr(intervals, "CELLS", 120)  # two resamples of fifty prompts at a time
     assert clustered_bootstrap(values, seed=0) == interval
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 from lmgym.tasks.base import load
 from lmgym.tasks.stream import Stream, priorities
+from lmgym.types import Example
 
 sizes = st.integers(1, 23)
 

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lmgym.envs import snippets
+from lmgym.core.errors import LmgymError
 from lmgym.envs.conversation import Conversation
-from lmgym.envs.snippet_kernel import CALLS, OPENS
-from lmgym.envs.snippets import Limits, protection, python_within, require, run
-from lmgym.envs.tool_calls import Call, Unreadable, parse_calls
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
+from lmgym.envs.tools.parsing import Call, Unreadable, parse_calls
+from lmgym.envs.tools.sandbox import runner
+from lmgym.envs.tools.sandbox.kernel import CALLS, OPENS
+from lmgym.envs.tools.sandbox.runner import Limits, protection, python_within, require, run
+from lmgym.types import Example
 
 HERE = "tests.property.test_tools"
 QUESTION = Example("a/0", "Hello")
@@ -198,8 +198,8 @@ def without_kernel(
 ) -> Iterator[Path]:
     """As on a machine whose kernel offers nothing: snippet_kernel.py cannot be imported."""
     script = tmp_path_factory.mktemp("script") / "snippet_process.py"
-    script.write_text(snippets.SCRIPT.read_text())
-    monkeypatch.setattr(snippets, "SCRIPT", script)
+    script.write_text(runner.SCRIPT.read_text())
+    monkeypatch.setattr(runner, "SCRIPT", script)
     protection.cache_clear()
     yield scratch
     protection.cache_clear()
@@ -295,7 +295,7 @@ def test_much_output_keeps_both_ends(scratch: Path) -> None:
     assert len(result) <= 500 and result.startswith("0\n1\n2\n")
     assert result.endswith("199999\nZeroDivisionError: division by zero (line 2)") and "left out" in result
     endless = "while True: print('x' * 10000)"
-    output, _ = snippets._process(endless, Limits(seconds=1.0, max_output=500))
+    output, _ = runner._process(endless, Limits(seconds=1.0, max_output=500))
     assert len(output) < 100_000  # of some hundred megabytes
 
 
@@ -352,10 +352,10 @@ def test_the_kernel_alone_refuses_it(tmp_path: Path) -> None:
             sys.executable,
             "-c",
             KERNEL,
-            str(snippets.SCRIPT.parent),
+            str(runner.SCRIPT.parent),
             str(folder),
             str(outside),
-            "\n".join(snippets._readable()),
+            "\n".join(runner._readable()),
         ],
         capture_output=True,
         text=True,
@@ -389,11 +389,9 @@ def test_without_the_kernel_nothing_runs_unless_asked_for(without_kernel: Path) 
 
 def test_what_a_snippet_started_ends_with_it(without_kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where neither kernel nor audit hook is in the way, children die with the process group."""
-    script = (
-        snippets.SCRIPT.read_text().replace("sys.addaudithook(auditor", "(auditor").replace('"RLIMIT_NPROC": 0,', "")
-    )
-    assert script != snippets.SCRIPT.read_text()
-    snippets.SCRIPT.write_text(script)
+    script = runner.SCRIPT.read_text().replace("sys.addaudithook(auditor", "(auditor").replace('"RLIMIT_NPROC": 0,', "")
+    assert script != runner.SCRIPT.read_text()
+    runner.SCRIPT.write_text(script)
     code = "import subprocess\nprint(subprocess.Popen(['sleep', '1000'], stdout=-3).pid)"
     child = int(run(code, Limits(isolation="process", wall_seconds=20.0)))
     for _ in range(100):  # it has been killed, but may take a moment to die

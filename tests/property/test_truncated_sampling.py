@@ -19,15 +19,15 @@ from transformers import GenerationConfig
 from lmgym.algorithms.actor_critic import PPO
 from lmgym.algorithms.grpo import GRPO
 from lmgym.batch import Batch, collate
-from lmgym.engines.base import Completion, Request, Sampling
-from lmgym.engines.sampler import Sampler
-from lmgym.episode import Episode, Example, Turn
-from lmgym.maths import kept
-from lmgym.policies.builtin import builtin_model
-from lmgym.policies.heads import describe
-from lmgym.policies.policy import Policy
-from lmgym.seeds import key
-from lmgym.update import prepare
+from lmgym.core.seeds import key
+from lmgym.functional import truncation
+from lmgym.inference.base import Completion, Request, Sampling
+from lmgym.inference.sampler import Sampler
+from lmgym.models.builtin import builtin_model
+from lmgym.models.distributions import describe
+from lmgym.models.policy import Policy
+from lmgym.types import Episode, Example, Turn
+from lmgym.updates.first_order import prepare
 from tests import models, runs
 from tests.parity.test_resume import Interrupting
 from tests.runs import assert_equal_runs, no_picture  # noqa: F401 (a fixture)
@@ -72,7 +72,7 @@ def batch_of(asked: list[Request], answers: list[Completion], policy: Policy, sa
                     [*request.prompt_ids],
                     answer.ids,
                     answer.logprobs,
-                    minimum=sampling.min_new_tokens,
+                    min_new_tokens=sampling.min_new_tokens,
                     source_ids=[*request.source_ids],
                     kept=answer.kept,
                     reward=float(answer.ids[0] % 3),
@@ -93,7 +93,7 @@ def by_hand(policy: Policy, request: Request, answer: Completion, sampling: Samp
     if request.source_ids:
         inputs = {"input_ids": torch.tensor([request.source_ids]), "decoder_input_ids": ids}
     logits = policy.model(**inputs).logits[0, len(request.prompt_ids) - 1 : -1].double() / sampling.temperature
-    sets = kept.unpack(torch.from_numpy(answer.kept), policy.vocabulary)
+    sets = truncation.unpack(torch.from_numpy(answer.kept), policy.vocabulary)
     return logits.masked_fill(~sets, float("-inf")).log_softmax(-1).gather(1, torch.tensor(answer.ids)[:, None])[:, 0]
 
 
@@ -109,15 +109,15 @@ def test_what_is_sampled_is_what_is_scored(name: str, kind: str, fast: bool) -> 
     answers = Sampler(policy, 6).generate(asked, sampling)
     batch = batch_of(asked, answers, policy, sampling)
     row, column = batch.actions.nonzero(as_tuple=True)
-    assert batch.kept_sets is not None and batch.logprobs_sampler is not None
-    sets = kept.unpack(batch.kept_sets.bits[batch.kept[row, column]], policy.vocabulary)
+    assert batch.sampling_mask is not None and batch.logprobs_sampler is not None
+    sets = truncation.unpack(batch.sampling_mask.bits[batch.kept[row, column]], policy.vocabulary)
     assert (
         bool(sets.gather(1, batch.tokens[row, column][:, None]).all()) and 1 < float(sets.sum(1).double().mean()) < 150
     )
     early = batch.stop_excluded[row, column] if batch.stop_excluded is not None else torch.zeros(len(row), dtype=bool)
     assert not bool(sets[early][:, list(policy.stop_ids)].any())  # excluded first, then truncated
     assert float((policy.logprobs(batch) - batch.logprobs_sampler).abs().max()) < 1e-4
-    plain = policy.logprobs(batch.with_(kept_sets=None, kept=None))
+    plain = policy.logprobs(batch.replace(sampling_mask=None, kept=None))
     assert float((plain - batch.logprobs_sampler)[row, column].mean()) < -0.05  # and not those of the whole vocabulary
     prepared = prepare(batch, policy, {"reference": reference}, GRPO(group_size=4, kl_coefficient=0.1, epochs=2))
     for column_of, who in ((prepared.logprobs_old, policy), (prepared.logprobs_ref, reference)):
@@ -140,8 +140,8 @@ def test_the_sets_are_those_of_the_policys_own_distribution(kind: str, fast: boo
         with torch.no_grad():
             logits = policy.model(**inputs).logits[0, len(request.prompt_ids) - 1 : -1].double()
         logits[: sampling.min_new_tokens, list(policy.stop_ids)] = float("-inf")
-        expected = kept.truncated(logits / sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        found = kept.unpack(torch.from_numpy(answer.kept), policy.vocabulary)
+        expected = truncation.truncated(logits / sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+        found = truncation.unpack(torch.from_numpy(answer.kept), policy.vocabulary)
         for ids_of, inside, own in zip(*expected, found, strict=True):
             different += len(set(ids_of[inside].tolist()) ^ set(own.nonzero()[:, 0].tolist()))
             total += int(own.sum())
@@ -209,7 +209,7 @@ def sampled_batch(kind: str, name: str, seed: int) -> Batch:
     sampling = Sampling(max_new_tokens=7, **RULES[name])
     asked = [replace(request, key=key(seed, n)) for n, request in enumerate(requests_of(policy, 15))]
     batch = batch_of(asked, Sampler(policy, 15).generate(asked, sampling), policy, sampling)
-    return batch.with_(score=batch.score.double(), rewards=batch.rewards.double())
+    return batch.replace(score=batch.score.double(), rewards=batch.rewards.double())
 
 
 @pytest.mark.parametrize(("kind", "name"), [("llama", "top k"), ("t5", "top k"), ("llama", "all"), ("t5", "min p")])
@@ -221,7 +221,7 @@ def test_micro_batches_rows_and_the_first_ratio(name: str, kind: str, seed: int,
     batch = prepare(sampled_batch(kind, name, seed), policy, {"reference": reference}, algorithm)
     _, metrics = models.gradient(algorithm, policy, batch, first=True)
     assert (metrics["ratio/mean"], metrics["ratio/clipped"]) == (1.0, 0.0)
-    batch = batch.with_(logprobs_old=batch.logprobs_old + 0.3 * torch.sin(1000 * batch.logprobs_old) * batch.actions)
+    batch = batch.replace(logprobs_old=batch.logprobs_old + 0.3 * torch.sin(1000 * batch.logprobs_old) * batch.actions)
     whole, metrics = models.gradient(algorithm, policy, batch)
     small = policy.__class__.__new__(policy.__class__)
     small.__dict__ = {**policy.__dict__, "tokens_per_forward": tokens}
@@ -230,7 +230,7 @@ def test_micro_batches_rows_and_the_first_ratio(name: str, kind: str, seed: int,
     shuffled, _ = models.gradient(algorithm, policy, batch[order])
     assert float(whole.norm()) > 0 and metrics == pytest.approx(part_metrics, rel=1e-5, abs=1e-9)
     assert models.relative(whole, parts) < 1e-6 and models.relative(whole, shuffled) < 1e-6
-    free, _ = models.gradient(algorithm, policy, batch.with_(kept_sets=None, kept=None))
+    free, _ = models.gradient(algorithm, policy, batch.replace(sampling_mask=None, kept=None))
     assert models.relative(whole, free) > 1e-3
 
 
@@ -238,7 +238,7 @@ def test_micro_batches_rows_and_the_first_ratio(name: str, kind: str, seed: int,
 def test_tokens_outside_the_set_have_no_gradient(name: str) -> None:
     batch = sampled_batch("llama", name, 0)
     row, column = batch.actions.nonzero(as_tuple=True)
-    sets = kept.unpack(batch.kept_sets.bits[batch.kept[row, column]], models.VOCABULARY)
+    sets = truncation.unpack(batch.sampling_mask.bits[batch.kept[row, column]], models.VOCABULARY)
     logits = torch.randn(
         sets.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True
     )
@@ -277,7 +277,11 @@ def test_runs_resume_bit_for_bit(name: str, tmp_path: Path) -> None:
     runs.run(halves, **changes)
     assert_equal_runs(whole, halves)
     records = [record for record in runs.records(whole / "metrics.jsonl") if record["kind"] == "train"]
-    assert all(record["mismatch/mean"] < 1e-4 for record in records if "mismatch/mean" in record and name != "replay")
+    assert all(
+        record["sampler_logprob_gap"] < 1e-4
+        for record in records
+        if "sampler_logprob_gap" in record and name != "replay"
+    )
     assert all(record["gradient_norm"] > 0 for record in records)
     assert all(record["entropy"] < np.log(41) for record in records)
     changes["sampling"] = {"max_new_tokens": 6, "temperature": 1.2}

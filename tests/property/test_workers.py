@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.workers import Failure, Workers, close_shared, shared
 
 ODD = "tests.property.odd_functions:odd"

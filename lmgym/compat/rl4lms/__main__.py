@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,10 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _train(given: argparse.Namespace) -> int:
     from lmgym.compat.rl4lms.files import recipes
     from lmgym.compat.rl4lms.schema import is_rl4lms
-    from lmgym.config import check_same_recipe, load_config
+    from lmgym.config.schema import check_same_recipe, load_config
+    from lmgym.config.yaml import read_yaml
     from lmgym.experiments.sweep import is_finished
-    from lmgym.train import train
-    from lmgym.tree import read_yaml
+    from lmgym.training.loop import train
 
     path = Path(given.config_path)
     if not is_rl4lms(read_yaml(path)):

@@ -4,8 +4,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lmgym import registry
-from lmgym.errors import LmgymError
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import OPTIONS as REWARD_OPTIONS
 from lmgym.tasks.base import OPTIONS as TASK_OPTIONS
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from lmgym import registry
 from lmgym.compat.rl4lms import convert_rewards
 from lmgym.compat.rl4lms.convert_algorithm import algorithm, family
 from lmgym.compat.rl4lms.convert_generation import evaluation, lengths, rollout
@@ -12,9 +11,10 @@ from lmgym.compat.rl4lms.convert_supervised import supervised
 from lmgym.compat.rl4lms.convert_task import NO_TEST_REFERENCES, task
 from lmgym.compat.rl4lms.registries import PolicyRegistry
 from lmgym.compat.rl4lms.schema import Conversion, Section
-from lmgym.errors import LmgymError
-from lmgym.experiments.expansion import expand
-from lmgym.tree import read_yaml, write_yaml
+from lmgym.config.yaml import read_yaml, write_yaml
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
+from lmgym.experiments.grid import expand
 
 ALL = 1_000_000  # RL4LMs evaluates on whole splits
 POLICIES = {

@@ -8,9 +8,9 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from lmgym import registry
 from lmgym.compat.rl4lms.schema import Conversion, Section, is_added
-from lmgym.errors import LmgymError
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 
 DEFAULTS: dict[str, dict[str, Any]] = {  # RL4LMs' own, where a key is left out
     "nlpo": {"n_steps": 2048, "batch_size": 64, "n_epochs": 10, "learning_rate": 3e-4},

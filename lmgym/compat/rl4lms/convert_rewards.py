@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lmgym import registry
 from lmgym.compat.rl4lms.classes import recipe_arguments
 from lmgym.compat.rl4lms.registries import MetricRegistry
 from lmgym.compat.rl4lms.reward_arguments import METRICS, REWARDS, Named
 from lmgym.compat.rl4lms.schema import Conversion, Section, identified, is_added
-from lmgym.errors import LmgymError
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 
 
 def rewards(value: Any, conversion: Conversion) -> dict[str, Any]:

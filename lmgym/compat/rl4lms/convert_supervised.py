@@ -5,7 +5,7 @@ from typing import Any
 
 from lmgym.compat.rl4lms.convert_task import EXAMPLES
 from lmgym.compat.rl4lms.schema import Conversion, Section
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 from lmgym.tasks.base import load
 
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from lmgym import registry
 from lmgym.compat.rl4lms.classes import recipe_arguments
 from lmgym.compat.rl4lms.schema import Conversion, Section, identified, is_added
-from lmgym.errors import LmgymError
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 
 NO_TEST_REFERENCES = ("common_gen", "totto")  # whose authors keep the references of test to themselves
 EXAMPLES = {  # references to train on, as the data's authors count them; each is an example of its own to RL4LMs

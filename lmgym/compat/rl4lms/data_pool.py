@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmgym.compat.rl4lms.classes import bases, present, theirs
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 from lmgym.tasks.base import MissingSplit, check_split
+from lmgym.types import Example
 
 SPLITS = {"train": "train", "validation": "val", "test": "test"}  # lmgym's names and RL4LMs'
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from lmgym import registry
 from lmgym.compat.rl4lms.convert import conversions, text
-from lmgym.config import build_config
-from lmgym.errors import LmgymError
-from lmgym.tree import apply_override
+from lmgym.config.schema import build_config
+from lmgym.config.yaml import apply_override
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 
 
 @contextmanager

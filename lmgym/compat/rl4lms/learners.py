@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 
 BASES_OF_SB3 = ("BaseAlgorithm", "OnPolicyAlgorithm", "OffPolicyAlgorithm")
 
@@ -56,9 +56,9 @@ def check_wrapper(id: str, wrapper: Any) -> None:
 
 def check_policy(id: str, policy: Any) -> None:
     """Settings are checked, a class of transformers' is made known to it; anything else raises LmgymError."""
-    from lmgym.policies.load import PolicySection
-    from lmgym.policies.own_models import is_model_class, make_known
-    from lmgym.sections import build
+    from lmgym.config.build import build
+    from lmgym.models.custom_architectures import is_model_class, make_known
+    from lmgym.models.load import PolicySection
 
     if isinstance(policy, Mapping):
         build(PolicySection, policy, "policy.")

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmgym.compat.rl4lms.classes import Maker, need_class, present, theirs
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import suggest
-from lmgym.rendering import messages_of, plain_text
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import suggest
+from lmgym.text.chat import messages_of, plain_text
+from lmgym.types import Example
 
 Values = Mapping[str, tuple[Sequence[float] | None, float]]
 

@@ -3,19 +3,19 @@
     from lmgym.compat.rl4lms.registries import DataPoolRegistry     # in place of rl4lms.envs.text_generation.registry
 
 What is added lives in this process, so the module that adds it is named in the recipe's `plugins:`. lmgym's own tasks,
-rewards and algorithms have no class to be had from `get`; `lmgym.registry` knows them.
+rewards and algorithms have no class to be had from `get`; `lmgym.core.registry` knows them.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from lmgym import registry
 from lmgym.compat.rl4lms import learners
 from lmgym.compat.rl4lms.data_pool import TextGenPool, task_of
 from lmgym.compat.rl4lms.metric import metric_of
 from lmgym.compat.rl4lms.reward import reward_of
-from lmgym.errors import LmgymError
-from lmgym.names import BUILTIN
+from lmgym.core import registry
+from lmgym.core.builtins import BUILTIN
+from lmgym.core.errors import LmgymError
 
 
 class DataPoolRegistry:

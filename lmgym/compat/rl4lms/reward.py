@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmgym.compat.rl4lms.classes import Maker, bases, need_class, present, theirs
-from lmgym.episode import Episode, Example
-from lmgym.errors import LmgymError
-from lmgym.rendering import messages_of, plain_text
-from lmgym.rewards.tokens import beginnings, each_token
+from lmgym.core.errors import LmgymError
+from lmgym.rewards.token_credit import beginnings, each_token
+from lmgym.text.chat import messages_of, plain_text
+from lmgym.types import Episode, Example
 
 
 @dataclass(frozen=True)

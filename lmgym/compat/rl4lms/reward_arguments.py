@@ -6,9 +6,9 @@ Each function reads the arguments of one id and returns {name: arguments} of lmg
 from collections.abc import Callable
 from typing import Any
 
-from lmgym import registry
 from lmgym.compat.rl4lms.schema import Conversion, Section
-from lmgym.errors import LmgymError
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 
 Named = dict[str, dict[str, Any]]  # a reward's name -> its arguments
 Reader = Callable[[Section, Conversion], Named]

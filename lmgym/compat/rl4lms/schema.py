@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmgym import registry
-from lmgym.errors import LmgymError
-from lmgym.names import BUILTIN
-from lmgym.tree import read_yaml
+from lmgym.config.yaml import read_yaml
+from lmgym.core import registry
+from lmgym.core.builtins import BUILTIN
+from lmgym.core.errors import LmgymError
 
 ROOTS = ("tokenizer", "reward_fn", "datapool", "env", "alg", "train_evaluation")
 

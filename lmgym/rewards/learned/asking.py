@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lmgym.episode import Episode, Example, Message
-from lmgym.errors import LmgymError
-from lmgym.registry import suggest
-from lmgym.rendering import messages_of, plain_text
-from lmgym.rewards.maths import final_answer
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import suggest
+from lmgym.rewards.maths.final_answer import final_answer
+from lmgym.text.chat import messages_of, plain_text
+from lmgym.types import Episode, Example, Message
 
 Per = Literal["answer", "turn", "last"]
 FIELDS = ("prompt", "before", "answer", "reference", "question")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 
 FOR_NOW = (408, 409, 425, 429)  # and 5xx: the same request may succeed later
 LONGEST_WAIT = 60.0  # seconds, whatever a server asks for

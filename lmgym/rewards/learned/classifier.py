@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register, suggest
-from lmgym.rendering import messages_of, plain_text
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register, suggest
 from lmgym.rewards.learned import forward
 from lmgym.rewards.learned.models import Compute, Device, Scorer, load
 from lmgym.rewards.learned.rows import Row, Truncation, chat_ids, fitted, text_rows
+from lmgym.text.chat import messages_of, plain_text
+from lmgym.types import Example
 
 Layout = Literal["auto", "chat", "pair", "joined"]
 

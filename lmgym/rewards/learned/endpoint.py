@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.rewards.learned.asking import SYSTEM, Item, check_template, messages
 from lmgym.rewards.learned.chat import Endpoint, ask
 from lmgym.rewards.learned.rows import clean
-from lmgym.rewards.thinking import without_thinking
+from lmgym.rewards.views import without_thinking
+from lmgym.types import Example
 
 TEMPLATE = "Problem:\n{prompt}\n\nSolution:\n{answer}\n\nHow good is the solution, from 1 to 10? Give the number only."
 OUT_OF = re.compile(r"(?:/|\bout of\b)\s*[0-9]+(?:\.[0-9]+)?", re.IGNORECASE)

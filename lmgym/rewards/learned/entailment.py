@@ -6,15 +6,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register, suggest
-from lmgym.rendering import messages_of, plain_text
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register, suggest
 from lmgym.rewards.learned import forward
 from lmgym.rewards.learned.classifier import probabilities
 from lmgym.rewards.learned.models import Compute, Device, Scorer, load
 from lmgym.rewards.learned.rows import Truncation, text_rows
-from lmgym.rewards.sentences import sentences
+from lmgym.rewards.text.sentences import sentences
+from lmgym.text.chat import messages_of, plain_text
+from lmgym.types import Example
 
 Pooling = Literal["max", "mean", "min"]
 SHORTEST = 11  # characters of a sentence that counts, as in SummaC

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.learned.models import Scorer
 from lmgym.rewards.learned.rows import Row
 

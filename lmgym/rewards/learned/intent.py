@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register
-from lmgym.rendering import messages_of, plain_text
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.rewards.learned import forward
 from lmgym.rewards.learned.models import Compute, Device, Scorer, load
 from lmgym.rewards.learned.rows import Truncation, text_rows
-from lmgym.rewards.meteor import meteor, meteor_stem
+from lmgym.rewards.text.meteor import meteor, meteor_stem
+from lmgym.text.chat import messages_of, plain_text
+from lmgym.types import Example
 
 NAMES = {1: "inform", 2: "question", 3: "directive", 4: "commissive"}
 Context = Literal["last", "none", "all"]

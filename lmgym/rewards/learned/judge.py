@@ -5,9 +5,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lmgym.episode import Episode, Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.rewards.base import episodes as of_episodes
 from lmgym.rewards.learned import forward
 from lmgym.rewards.learned.asking import (
@@ -23,7 +22,8 @@ from lmgym.rewards.learned.asking import (
 )
 from lmgym.rewards.learned.models import Compute, Device, Scorer, load
 from lmgym.rewards.learned.rows import Row, Truncation, chat_ids, fitted, plain_ids
-from lmgym.rewards.maths import final_answer
+from lmgym.rewards.maths.final_answer import final_answer
+from lmgym.types import Episode, Example
 
 
 @register("reward", "judge_score")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from lmgym.errors import LmgymError
+from lmgym.core.errors import LmgymError
 
 Kind = Literal["classifier", "encoder", "causal"]
 Device = Literal["auto", "cpu", "cuda", "mps"]

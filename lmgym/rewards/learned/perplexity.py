@@ -6,15 +6,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register
-from lmgym.rendering import messages_of
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.rewards.learned import forward
 from lmgym.rewards.learned.models import Compute, Device, Scorer, load
 from lmgym.rewards.learned.rows import Row, chat_ids, plain_ids, text_rows
-from lmgym.rewards.references import corpus_of
-from lmgym.statistics import Summed
+from lmgym.rewards.text.references import corpus_of
+from lmgym.stats.intervals import SufficientStatistics
+from lmgym.text.chat import messages_of
+from lmgym.types import Example
 
 Form = Literal["perplexity", "log_likelihood"]
 
@@ -73,10 +73,12 @@ def _corpus_sums(
     device: Device = "auto",
     compute: Compute = "float32",
     tokens_per_forward: int = 4096,
-) -> Summed:
+) -> SufficientStatistics:
     scorer, width, step = _settings(model, revision, device, compute, stride, window)
     rows = np.array(_sums(scorer, texts, examples, with_prompt, width, step, tokens_per_forward), float).reshape(-1, 2)
-    return Summed(rows, lambda sums: np.array([_value(form, total, int(count), scorer) for total, count in sums]))
+    return SufficientStatistics(
+        rows, lambda sums: np.array([_value(form, total, int(count), scorer) for total, count in sums])
+    )
 
 
 def _check(examples: Sequence[Example], **arguments: Any) -> None:

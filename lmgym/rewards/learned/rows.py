@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lmgym.episode import Message
-from lmgym.errors import LmgymError
-from lmgym.rendering import plain_text
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.learned.models import Scorer
+from lmgym.text.chat import plain_text
+from lmgym.types import Message
 
 Truncation = Literal["refuse", "left", "right"]
 PREFIXED = ("GPT2Tokenizer", "RobertaTokenizer")  # a word's token begins with its space

@@ -7,14 +7,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from lmgym.episode import Example
-from lmgym.errors import LmgymError
-from lmgym.registry import register
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.rewards.learned import forward
 from lmgym.rewards.learned.classifier import check_scalar
 from lmgym.rewards.learned.models import Compute, Device, Scorer, load
 from lmgym.rewards.learned.rows import Row, Truncation, spaced, text_rows
-from lmgym.rewards.references import references_of
+from lmgym.rewards.text.references import references_of
+from lmgym.types import Example
 
 Part = Literal["f1", "precision", "recall"]
 

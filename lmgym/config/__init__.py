@@ -1,0 +1,1 @@
+"""A recipe: YAML and overrides to a strict, typed tree, and back."""

@@ -1,0 +1,151 @@
+"""A recipe as a plain tree: reading YAML strictly, `key=value` overrides, merging a stage over the defaults, writing.
+
+Nothing here knows what the keys mean; config.py builds the typed tree.
+"""
+
+from collections.abc import Collection, Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import suggest
+
+NAMED = ("algorithm", "env", "task")  # sections that may be written as a name alone
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The file's tree. Raises LmgymError for a missing or malformed file, or one that gives a key twice."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise LmgymError(f"there is no recipe {path}") from error
+    except (IsADirectoryError, UnicodeDecodeError, PermissionError) as error:
+        raise LmgymError(f"{path} is not a readable YAML file: {error}") from error
+    try:
+        tree = yaml.load(text, _StrictLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: 2025-02-30 is no date
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        reason = getattr(error, "problem", None) or str(error).split("\n")[0]
+        raise LmgymError(f"{where}: not valid YAML: {reason}") from error
+    if not isinstance(tree, dict):
+        holds = "it is empty" if tree is None else f"not {type(tree).__name__}"
+        raise LmgymError(f"{path}: a recipe is a mapping of keys to values; {holds}")
+    return tree
+
+
+def apply_override(tree: dict[str, Any], override: str, stage_keys: Collection[str]) -> None:
+    """Set one dotted key in place. A stage is named by its name or its number; where there is only one, its keys stand
+    for themselves too.
+
+    Example: apply_override(tree, "stages.rl.optimizer.learning_rate=1e-4", STAGE_KEYS)
+    """
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise LmgymError(f"'{override}' is not an override; write key=value, such as steps=20")
+    try:
+        value = yaml.load(text, _StrictLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise LmgymError(f"override {key}: '{text}' is not a YAML value") from error
+    set_key(tree, key, value, stage_keys)
+
+
+def set_key(tree: dict[str, Any], key: str, value: Any, stage_keys: Collection[str]) -> None:
+    """Set one dotted key in place to a value, as an override does."""
+    *parents, last = key.split(".")
+    stages: Any = tree.get("stages")
+    alone = isinstance(stages, list) and len(stages) == 1 and isinstance(stages[0], dict)
+    node: Any = stages[0] if alone and key.split(".")[0] in stage_keys else tree
+    for depth, part in enumerate(parents):
+        if isinstance(node, list):
+            node = node[_stage_index(node, part, key)]
+        else:
+            if isinstance(node.get(part), str) and part in NAMED:
+                node[part] = {"name": node[part]}  # `task: gsm8k` grows into a section
+            node = node.setdefault(part, {})
+        if not isinstance(node, (dict, list)):
+            raise LmgymError(f"override {key}: '{'.'.join(parents[: depth + 1])}' is a value, not a section")
+    if isinstance(node, list):
+        raise LmgymError(f"override {key}: name a key inside the stage, such as stages.{last}.steps")
+    node[last] = value
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections merge key by key; a section with another `name`, and `rewards`, replace the base's."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = {"name": merged[key]} if key in NAMED and isinstance(merged.get(key), str) else merged.get(key)
+        new = {"name": value} if key in NAMED and isinstance(value, str) else value
+        if (
+            isinstance(old, dict)
+            and isinstance(new, dict)
+            and key != "rewards"
+            and new.get("name") in (None, old.get("name"))
+        ):
+            merged[key] = merge(old, new)
+        else:
+            merged[key] = new
+    return merged
+
+
+def check_heard(tree: Mapping[str, Any], overrides: list[str], stage_keys: Collection[str]) -> None:
+    """Refuse a top-level override that every stage answers with a value of its own, rather than ignore it."""
+    stages = tree.get("stages") or []
+    base = {key: value for key, value in tree.items() if key in stage_keys}
+    for key in dict.fromkeys(override.partition("=")[0] for override in overrides):
+        path = key.split(".")
+        if path[0] not in stage_keys or len(stages) < 2:
+            continue
+        if all(_at(merge(base, stage), path) != _at(base, path) for stage in stages):
+            names = [stage.get("name", number) for number, stage in enumerate(stages)]
+            keys = " or ".join(f"stages.{name}.{key}" for name in names)
+            raise LmgymError(f"override {key}: every stage sets its own; write {keys}")
+
+
+def write_yaml(tree: Mapping[str, Any]) -> str:
+    """The tree as YAML that reads back equal."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+def _at(tree: Any, path: list[str]) -> Any:
+    for part in path:
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def _stage_index(stages: list[Any], part: str, key: str) -> int:
+    names = [str(stage.get("name", n)) if isinstance(stage, dict) else str(n) for n, stage in enumerate(stages)]
+    if part in names:
+        return names.index(part)
+    if part.isdigit() and int(part) < len(stages):
+        return int(part)
+    raise LmgymError(f"override {key}: there is no stage '{part}'; {suggest(part, names)}")
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that is given twice, which YAML would silently let win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = key_node.value if key_node.tag.endswith(":merge") else self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key '{key}' is given twice", key_node.start_mark
+                )
+            if isinstance(key, Hashable):
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes texts with Unicode's own line ends, which the library would write bare and read back as a line feed."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = '"' if any(end in text for end in "\x85\u2028\u2029") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)

@@ -1,0 +1,196 @@
+"""Name -> object: every algorithm, task, reward, environment and engine that a recipe can name.
+
+The built-ins are one literal table, so that `lmgym list` answers without importing torch; a test holds the
+table against the decorators. A plug-in is found by `@register` in a module that the recipe's `plugins:` names,
+by an entry point of the group `lmgym.KIND`, or directly as "module:attribute".
+"""
+
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lmgym.core.availability import availability_of
+from lmgym.core.builtins import BUILTIN, Entry
+from lmgym.core.errors import LmgymError
+
+T = TypeVar("T")
+
+_registered: dict[str, dict[str, Any]] = {kind: {} for kind in BUILTIN}
+
+
+def register(kind: str, name: str) -> Callable[[T], T]:
+    """Class or function decorator: make the object available to recipes as `name`.
+
+    Example:
+        >>> @register("reward", "shout")
+        ... def shout(texts, examples):
+        ...     return [float(text.isupper()) for text in texts]
+    """
+    _check_kind(kind)
+
+    def keep(thing: T) -> T:
+        earlier = _registered[kind].get(name)
+        if earlier is not None and _identity(earlier) != _identity(thing):
+            raise LmgymError(f"{kind} '{name}' is already registered by {_identity(earlier)}; choose another name")
+        _registered[kind][name] = thing
+        return thing
+
+    return keep
+
+
+def get(kind: str, name: str) -> Any:
+    """The object registered as `name`, or the attribute that "module:attribute" points to.
+
+    Raises LmgymError, with the nearest valid name, if there is none.
+    """
+    _check_kind(kind)
+    if ":" in name:
+        return load_attribute(name, f"{kind} '{name}'")
+    if name in _registered[kind]:
+        return _registered[kind][name]
+    if name in BUILTIN[kind]:
+        return load_attribute(BUILTIN[kind][name].target, f"{kind} '{name}'")
+    for point in importlib.metadata.entry_points(group=f"lmgym.{kind}"):
+        if point.name == name:
+            return point.load()
+    raise LmgymError(f"unknown {kind} '{name}'; {suggest(name, names(kind))}")
+
+
+def name_of(kind: str, thing: Any) -> str:
+    """The name under which this object is registered, else "module:attribute"."""
+    _check_kind(kind)
+    return next((name for name, other in _registered[kind].items() if other is thing), _identity(thing))
+
+
+def names(kind: str) -> list[str]:
+    """Every name of this kind, sorted: built in, registered, or brought by an entry point."""
+    _check_kind(kind)
+    points = [point.name for point in importlib.metadata.entry_points(group=f"lmgym.{kind}")]
+    return sorted({*BUILTIN[kind], *_registered[kind], *points})
+
+
+def describe(kind: str) -> list[dict[str, str]]:
+    """One row per name for `lmgym list`: name, summary, needs, target, and whether it runs here (see availability.availability_of):
+    "yes", "given" or "no", with `how` to make it run."""
+    rows = []
+    for name in names(kind):
+        entry = BUILTIN[kind].get(name)
+        if entry is None:
+            thing = _registered[kind].get(name)
+            summary = (getattr(thing, "__doc__", None) or "").strip().split("\n")[0]
+            entry = Entry(_identity(thing) if thing else f"entry point lmgym.{kind}", summary)
+        found = availability_of(entry.needs)
+        row = {"name": name, "summary": entry.summary, "needs": entry.needs, "target": entry.target}
+        rows.append(row | {"runs": found.runs, "how": found.how})
+    return rows
+
+
+def suggest(word: str, valid: Iterable[str]) -> str:
+    """The end of an error sentence: "did you mean 'x'?" and the valid words.
+
+    Example:
+        >>> suggest("stepz", ["steps", "seed"])
+        "did you mean 'steps'? Valid: seed, steps."
+    """
+    valid = sorted(valid)
+    near = difflib.get_close_matches(word, valid, n=3)
+    near.sort(key=lambda other: sorted(other) != sorted(word))  # gpro: grpo, before the equally near gspo
+    return (f"did you mean '{near[0]}'? " if near else "") + f"Valid: {', '.join(valid) or '(none)'}."
+
+
+def check_arguments(
+    function: Callable[..., Any], arguments: Mapping[str, Any], key: str, given: int, also: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The keyword arguments for a function, checked against its signature, its first `given` parameters apart.
+
+    Values are held against the type hints, where there are any, and converted as the rest of a recipe is ("1e-3",
+    which YAML reads as text, becomes a number). Raises LmgymError for an unknown, missing or wrong one; `key` is the
+    section of the recipe that the sentence names, `also` are further keys that it may hold.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes = [p for p in parameters if p.name not in positional[:given]]
+    named = {p.name: p for p in takes if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    for name in arguments:
+        if name not in named and not any(p.kind is p.VAR_KEYWORD for p in takes):
+            raise LmgymError(f"unknown key '{key}.{name}'; {suggest(str(name), {*named, *also})}")
+    for name, parameter in named.items():
+        if parameter.default is parameter.empty and name not in arguments:
+            raise LmgymError(f"key '{key}.{name}' is missing; '{key}' needs it")
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError):  # hints that only its author can resolve
+        hints = {}
+    return {name: converted(hints.get(name, Any), value, f"{key}.{name}") for name, value in arguments.items()}
+
+
+def converted(hint: Any, value: Any, key: str) -> Any:
+    """The value as its type hint wants it ("1e-3" becomes a number); LmgymError naming `key` if it cannot be."""
+    from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+    if hint in (int, float) and isinstance(value, bool):
+        raise LmgymError(f"key '{key}' must be a number, got {value}")
+    try:
+        return TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join([key, *map(str, problem["loc"])])
+        reason = problem["msg"]
+        raise LmgymError(f"key '{where}': {reason[0].lower() + reason[1:]}, got {problem['input']!r}") from None
+    except PydanticUserError:  # a class that pydantic does not know
+        return value
+
+
+def load_plugin(plugin: str) -> None:
+    """Import a module by dotted name or a file by path, so that its `@register` decorators run."""
+    if plugin.endswith(".py"):
+        path = Path(plugin)
+        if not path.is_file():
+            raise LmgymError(f"plugins: there is no file {plugin}")
+        name = "lmgym_plugin_" + path.stem
+        if name in sys.modules:
+            return
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        return
+    _import(plugin, f"plugins: '{plugin}'")
+
+
+def load_attribute(target: str, wanted_as: str) -> Any:
+    """What "module:attribute" points to; LmgymError, beginning with `wanted_as`, if there is none."""
+    module_name, _, attribute = target.partition(":")
+    module = _import(module_name, wanted_as)
+    if not hasattr(module, attribute):
+        valid = [word for word in dir(module) if not word.startswith("_")]
+        raise LmgymError(f"{wanted_as}: module {module_name} has no '{attribute}'; {suggest(attribute, valid)}")
+    return getattr(module, attribute)
+
+
+def _import(module_name: str, wanted_as: str) -> Any:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # a user's module usually lies beside the recipe's command
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise LmgymError(
+            f"{wanted_as}: there is no module '{error.name}' (looked in the current folder too)"
+        ) from error
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in BUILTIN:
+        raise LmgymError(f"unknown kind '{kind}'; {suggest(kind, BUILTIN)}")
+
+
+def _identity(thing: Any) -> str:
+    return f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__qualname__', repr(thing))}"

@@ -1,0 +1,1 @@
+"""Tools that a model calls: schema, parsing, a calculator, a sandbox."""

@@ -1,0 +1,1 @@
+"""A model's Python snippet in a process of its own, within limits."""

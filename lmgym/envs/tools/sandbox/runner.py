@@ -1,0 +1,239 @@
+"""The tool `python`: runs a model's Python snippet in a process of its own, within limits.
+
+What each layer holds against (Linux; `protection()` says which of them this machine has):
+
+- limits (every Unix): processor time, time by the clock, address space (Linux), size and number of files, no further
+  process, no core dump; a fresh interpreter without site-packages and environment; what it leaves behind is killed and
+  deleted. The limit of processes does not bind root.
+- "files" (Landlock, Linux 5.13): the kernel lets the process open nothing outside of its own folder and the standard
+  library, system libraries included. File names and sizes elsewhere can still be asked for.
+- "system calls" (seccomp): the kernel refuses processes and threads, programs, sockets, signals, mounts, changes of
+  owners and permissions; the process has no capabilities, root or not.
+- "network and folder" (namespaces): no network device; the folder is a file system in memory of limited size. Without
+  it the folder is an ordinary one, whose files are limited in size each, but not in number.
+- an audit hook: refuses the same in plain words. It is a courtesy and no boundary: Python code that means to can get
+  round it.
+
+None of this holds against a fault of the kernel, nor hides the processor's side channels. Where the text of a model may
+be written by somebody hostile, run the whole training in a container or a virtual machine besides.
+"""
+
+import math
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
+from lmgym.envs.tools.schema import cut
+
+SCRIPT = Path(__file__).with_name("snippet_process.py")
+NOT_SET_UP = 117  # as in snippet_process.py
+LAYERS = ("network and folder", "files", "system calls")  # as in snippet_process.py
+SYSTEM = (
+    "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo",
+    "/dev/null", "/dev/urandom",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a snippet may use, and what happens where the kernel cannot hold it.
+
+    `seconds` of processor time and `wall_seconds` by the clock (starting included), `memory_mib` of address space (a
+    bare interpreter takes 50), `folder_mib` of files, `max_source` characters of code, `max_output` characters back.
+    `isolation: kernel` refuses to work where the kernel enforces neither files nor system calls; `process` goes on with
+    the other layers.
+
+    Example: Limits(seconds=2.0, memory_mib=256)
+    """
+
+    seconds: float = 5.0
+    wall_seconds: float = 20.0
+    memory_mib: int = 512
+    folder_mib: int = 16
+    max_source: int = 50_000
+    max_output: int = 4_000
+    isolation: Literal["kernel", "process"] = "kernel"
+
+    def __post_init__(self) -> None:
+        least = {"seconds": 0.01, "wall_seconds": 0.1, "memory_mib": 64, "folder_mib": 1, "max_source": 1}
+        for name, bound in {**least, "max_output": 100}.items():
+            value = getattr(self, name)
+            if not (value >= bound and math.isfinite(value)):
+                raise LmgymError(f"the limit '{name}' of python snippets must be at least {bound:g}, not {value}")
+
+
+@register("tool", "python")
+def python(code: str) -> str:
+    """Runs Python code and returns what it prints, then the value of its last line if that is an expression. Each call
+    starts anew: no variable and no file is kept, and there is no network and no package beyond the standard library.
+
+    Args:
+        code: the source, one or more lines
+    """
+    return run(code, Limits())
+
+
+def python_within(limits: Limits) -> Callable[[str], str]:
+    """The tool `python` with limits of its own. Raises LmgymError where the isolation that they ask for is missing."""
+    require(limits)
+
+    def python(code: str) -> str:
+        return run(code, limits)
+
+    python.__doc__ = globals()["python"].__doc__
+    return python
+
+
+def require(limits: Limits) -> None:
+    """Raise LmgymError if the limits ask for isolation by the kernel and it gives none."""
+    missing = [name for name in ("files", "system calls") if not protection()[name]]
+    if limits.isolation == "kernel" and missing:
+        raise LmgymError(
+            f"the tool 'python' cannot be isolated on this machine: the kernel enforces no limits on "
+            f"{' and '.join(missing)} (Linux 5.13 with Landlock and seccomp does); run in a container of your own and "
+            "say `isolation: process`, or leave the tool out"
+        )
+
+
+@cache
+def protection() -> dict[str, bool]:
+    """Which layers the kernel enforces here, found by starting one process: see the top of this file.
+
+    Example:
+        >>> protection()
+        {'network and folder': True, 'files': True, 'system calls': True}
+    """
+    output, why = _process("", Limits(isolation="process"), report=True)
+    if why:
+        raise LmgymError(f"a process for python snippets cannot start here: {why}: {output[-300:]!r}")
+    holding = output.decode().splitlines()
+    return {layer: layer in holding for layer in LAYERS}
+
+
+def run(source: str, limits: Limits) -> str:
+    """What the snippet prints, then the value of its last expression or the last line of its error; `max_output`
+    characters at most. Never raises on account of the snippet.
+
+    It must not be trusted more than any text of the model. The folder that it runs in is deleted.
+
+    Example:
+        >>> run("x = 6\\nprint('so')\\nx * 7", Limits())
+        'so\\n42'
+    """
+    if len(source) > limits.max_source:
+        return f"error: the code has {len(source)} characters; at most {limits.max_source} are run"
+    output, why = _process(source, limits)
+    text = output.decode("utf-8", "replace").rstrip("\n")
+    if why:
+        text = f"{text}\nerror: {why}".lstrip("\n")
+    return cut(text or "(no output)", limits.max_output)
+
+
+def _process(source: str, limits: Limits, report: bool = False) -> tuple[bytes, str]:
+    """Start the interpreter, read its output, end it and its folder; the output and why it failed, if it did."""
+    folder = tempfile.mkdtemp(prefix="lmgym-snippet-")
+    mode = "report" if report else limits.isolation
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}  # may be needed
+    numbers = [str(number) for number in (limits.seconds, limits.memory_mib, limits.folder_mib)]
+    try:
+        with tempfile.TemporaryFile() as file:
+            file.write(source.encode("utf-8", "surrogatepass"))
+            file.seek(0)
+            # -P -s -S and an empty environment are what -I -S does, but for the one order of sets in every run.
+            options = ["-P", "-s", "-S", "-B", "-X", "utf8"]
+            process = subprocess.Popen(
+                [sys.executable, *options, str(SCRIPT), mode, folder, "\n".join(_readable()), *numbers],
+                cwd=folder,
+                env={"PYTHONHASHSEED": "0", **kept},
+                stdin=file,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            output, late = _output(process, limits.wall_seconds, 8 * limits.max_output)
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # and what it started; its number is ours until `wait`
+            code = process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+    finally:
+        _delete(folder)
+    output = output.replace(os.fsencode(folder), b"/tmp/snippet")  # whose real name is another one each time
+    return output, f"it did not finish within {limits.wall_seconds:g} s" if late else _reason(code, limits)
+
+
+def _output(process: subprocess.Popen[bytes], seconds: float, most: int) -> tuple[bytes, bool]:
+    """The first and the last `most` bytes that it writes until it ends, and whether it had to be interrupted."""
+    assert process.stdout is not None
+    deadline, output = time.monotonic() + seconds, bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while (left := deadline - time.monotonic()) > 0:
+            if not selector.select(min(left, 0.2)):
+                if _ended(process):  # and a child of it holds on to its output
+                    break
+                continue
+            piece = os.read(process.stdout.fileno(), 65536)
+            if not piece:
+                break
+            output += piece
+            if len(output) > 4 * most:
+                del output[most:-most]
+    while not _ended(process):  # it may have closed its output and go on
+        if time.monotonic() >= deadline:
+            return bytes(output), True
+        time.sleep(0.001)
+    return bytes(output), False
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has ended, without letting go of its number where the system can say so."""
+    if hasattr(os, "waitid"):
+        try:
+            return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # somebody else has asked for it
+            return True
+    return process.poll() is not None
+
+
+def _reason(code: int, limits: Limits) -> str:
+    """What the exit status says that the output does not."""
+    if code == NOT_SET_UP:
+        return "the snippet was not run, since it could not be isolated"
+    if -code in (signal.SIGPROF, signal.SIGXCPU):
+        return f"it took more than {limits.seconds:g} s of processor time"
+    if code < 0:
+        return f"its process was killed ({signal.Signals(-code).name})"
+    return f"its process ended with status {code}" if code > 1 else ""
+
+
+@cache
+def _readable() -> list[str]:
+    """What a snippet may read besides its folder: the standard library and what its modules link to."""
+    prefix = Path(sys.base_prefix) / "lib"
+    own = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(prefix)]
+    return [path for path in dict.fromkeys([*own, *SYSTEM]) if Path(path).exists()]
+
+
+def _delete(folder: str) -> None:
+    """Remove the folder, whatever was made of it: it may be locked, or deeper than Python's own removal can go."""
+    with suppress(OSError):
+        os.rmdir(folder)  # nearly always: its files were in memory
+    if os.path.lexists(folder):
+        for command in (["chmod", "-R", "u+rwx", folder], ["rm", "-rf", "--", folder]):
+            subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)

@@ -1,0 +1,285 @@
+"""Python functions as tools: their schema, and what a call comes to. What counts as a call: tool_calls.py.
+
+A call that cannot be read or made, and a tool that fails, is answered by `{"error": "..."}`, which goes back to the
+model; nothing of it raises.
+"""
+
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, Union
+
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register, suggest
+from lmgym.envs.tools.calculator import LONGEST, calculate, format_number
+from lmgym.envs.tools.parsing import Call, Unreadable, shorter
+from lmgym.types import Example
+
+PLAIN: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+PARAMETERS = re.compile(r"^[ \t]*(?:Args|Arguments|Parameters):[ \t]*$", re.MULTILINE)
+SECTION = re.compile(r"^[ \t]*(?:Returns|Return|Yields|Raises|Examples?|Notes?):[ \t]*$", re.MULTILINE)
+ENTRY = re.compile(r"^(\s*)(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that a model can call. `given` is the parameter that the environment fills in with the episode's
+    example, where there is one; the model does not see it.
+
+    Example: tool("python").schema["function"]["name"] == "python"
+    """
+
+    name: str
+    function: Callable[..., Any]
+    schema: dict[str, Any]
+    validators: Mapping[str, Any]  # pydantic's TypeAdapter of each parameter that the model fills in
+    required: tuple[str, ...]
+    given: str | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What goes back to the model. `invalid`: nothing was called, as the call was wrong; `failed`: the tool raised.
+
+    Example: Answer("42")
+    """
+
+    text: str
+    invalid: bool = False
+    failed: bool = False
+
+
+def tool(name: str) -> Tool:
+    """The tool registered under a name (`@register("tool", "name")`), or the function "module:function".
+
+    Raises LmgymError where there is none, or its signature is none that a model can be told.
+    """
+    return _prepared(registry.get("tool", name))
+
+
+def prepare(function: Callable[..., Any]) -> Tool:
+    """A function as a tool; see `schema` for what it must be like."""
+    from pydantic import TypeAdapter
+
+    hints = _hints(function)
+    parameters = inspect.signature(function).parameters
+    given = next((name for name in parameters if hints.get(name) is Example), None)
+    seen = [name for name in parameters if name != given]
+    return Tool(
+        name=function.__name__,
+        function=function,
+        schema=schema(function),
+        validators={name: TypeAdapter(hints[name]) for name in seen},
+        required=tuple(name for name in seen if parameters[name].default is inspect.Parameter.empty),
+        given=given,
+    )
+
+
+_prepared = cache(prepare)
+
+
+def schema(function: Callable[..., Any]) -> dict[str, Any]:
+    """The function as chat templates and OpenAI's interface describe one: name, description, parameters as JSON Schema.
+
+    Types come from the signature: str, int, float, bool, None, list, dict with string keys, Literal, Optional, unions
+    and Any. A parameter with a default is not required. Description and those of the parameters come from the
+    docstring, which must have a sentence, and may have a section `Args:`. A parameter of type Example is left out:
+    the environment fills it in. Raises LmgymError for anything else.
+
+    Example:
+        >>> schema(python)["function"]["parameters"]["required"]
+        ['code']
+    """
+    where = f"tool '{getattr(function, '__name__', function)}'"
+    description, documented = _docstring(inspect.getdoc(function) or "")
+    if not description:
+        raise LmgymError(f"{where} has no docstring; the model needs a sentence that says what it does")
+    hints, properties, required = _hints(function), dict[str, Any](), []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise LmgymError(f"{where}: parameter '{name}' cannot be given by name; * and / have no JSON")
+        if name not in hints:
+            raise LmgymError(f"{where}: parameter '{name}' has no type; write one, such as {name}: str")
+        if hints[name] is Example:
+            continue
+        properties[name] = _type(hints[name], f"{where}: parameter '{name}'")
+        if name in documented:
+            properties[name]["description"] = documented[name]
+        if parameter.default is parameter.empty:
+            required.append(name)
+    parameters: dict[str, Any] = {"type": "object", "properties": properties}
+    if required:
+        parameters["required"] = required
+    return {
+        "type": "function",
+        "function": {"name": function.__name__, "description": description, "parameters": parameters},
+    }
+
+
+def answer(call: Call | Unreadable, tools: Mapping[str, Tool], example: Example, max_result_chars: int) -> Answer:
+    """Make a call and write down what it comes to: text as it is, anything else as JSON, an error as {"error": ...};
+    `max_result_chars` characters at most. Raises nothing that a tool or a model does.
+
+    Example:
+        >>> answer(Call("sqrt", {}), {"python": tool("python")}, example, 1000).text
+        '{"error": "there is no tool \\'sqrt\\'; Valid: python."}'
+    """
+    if isinstance(call, Unreadable):
+        return Answer(_error(call.reason, max_result_chars), invalid=True)
+    arguments, problem = _checked(call, tools)
+    if problem:
+        return Answer(_error(problem, max_result_chars), invalid=True)
+    chosen = tools[call.name]
+    given = {chosen.given: example} if chosen.given else {}
+    try:
+        text = _text(chosen.function(**arguments, **given))
+    except (Exception, SystemExit) as error:
+        return Answer(_error(in_words(error), max_result_chars), failed=True)
+    return Answer(cut(text, max_result_chars))
+
+
+def cut(text: str, most: int) -> str:
+    """The text, or its beginning and its end with a note between them, `most` characters in all; half surrogates, which
+    no tokenizer takes, as question marks.
+
+    Example:
+        >>> cut("0123456789" * 100, 60)
+        '01234567\\n[... 984 of 1000 characters left out ...]\\n23456789'
+    """
+    if len(text) > most:
+        note = f"\n[... {len(text)} of {len(text)} characters left out ...]\n"
+        kept = max(most - len(note), 0)
+        note = f"\n[... {len(text) - kept} of {len(text)} characters left out ...]\n"[: most - kept]
+        text = text[: kept // 2] + note + text[len(text) - (kept - kept // 2) :]
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def in_words(error: BaseException) -> str:
+    """Type and message of an exception, as Python writes them under a traceback."""
+    try:
+        return f"{type(error).__name__}: {error}".removesuffix(": ")
+    except Exception:  # its own __str__ fails
+        return type(error).__name__
+
+
+@register("tool", "calculator")
+def calculator(expression: str) -> str:
+    """Computes an arithmetic expression exactly: numbers, + - * / // ^, brackets and percent.
+
+    Args:
+        expression: such as (3 + 4.5) * 2
+    """
+    value = calculate(expression)
+    if value is None:
+        raise ValueError(f"this is no arithmetic, divides by zero, is longer than {LONGEST} characters, or too large")
+    return format_number(value, decimals=10)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    name = getattr(function, "__name__", None)
+    if name is None or not callable(function) or isinstance(function, type):
+        raise LmgymError(f"a tool must be a function, not {function!r}")
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError) as error:
+        raise LmgymError(f"tool '{name}': its type hints cannot be read: {error}") from None
+    hints.pop("return", None)
+    return hints
+
+
+def _type(hint: Any, where: str) -> dict[str, Any]:
+    """A type hint as JSON Schema."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return {}
+    if hint in PLAIN:
+        return {"type": PLAIN[hint]}
+    if hint is list or origin is list:
+        return {"type": "array", **({"items": _type(inner[0], where)} if inner else {})}
+    if hint is dict or (origin is dict and inner[0] is str):
+        return {"type": "object", **({"additionalProperties": _type(inner[1], where)} if inner else {})}
+    if origin is Literal:
+        kinds = list(dict.fromkeys(PLAIN.get(type(value), "") for value in inner))
+        if all(kinds):
+            return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": list(inner)}
+    if origin in (Union, types.UnionType):
+        return _any_of([_type(one, where) for one in inner])
+    raise LmgymError(
+        f"{where} has a type that JSON does not know, {hint}; use str, int, float, bool, list, dict[str, ...], "
+        "Literal, or a union of these"
+    )
+
+
+def _any_of(choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """Plain types side by side as a list of types; an enumeration may be null; the rest as it is."""
+    if all(set(choice) == {"type"} for choice in choices):
+        return {"type": [choice["type"] for choice in choices]}
+    real = [choice for choice in choices if choice != {"type": "null"}]
+    if len(real) == 1 and isinstance(real[0].get("type"), str):
+        (only,) = real
+        nullable = {**only, "type": [only["type"], "null"]}
+        return {**nullable, "enum": [*only["enum"], None]} if "enum" in only else nullable
+    return {"anyOf": choices}
+
+
+def _docstring(text: str) -> tuple[str, dict[str, str]]:
+    """The description, and what the section `Args:` says of each parameter."""
+    head, *rest = PARAMETERS.split(text, maxsplit=1)
+    described = SECTION.split(head, maxsplit=1)[0].strip()
+    documented, indent, name = dict[str, str](), 0, ""
+    for line in SECTION.split(rest[0], maxsplit=1)[0].splitlines() if rest else []:
+        match = ENTRY.match(line)
+        if match and (not documented or len(match[1]) <= indent):
+            indent, name = len(match[1]), match[2]
+            documented[name] = match[3].strip()
+        elif name and line.strip():
+            documented[name] = f"{documented[name]} {line.strip()}".strip()
+    return described, {name: text for name, text in documented.items() if text}
+
+
+def _checked(call: Call, tools: Mapping[str, Tool]) -> tuple[dict[str, Any], str]:
+    """The arguments as the function's types want them, and what is wrong with the call; empty if nothing is."""
+    from pydantic import ValidationError
+
+    if call.name not in tools:
+        return {}, f"there is no tool '{shorter(call.name)}'; {suggest(shorter(call.name), tools)}"
+    chosen = tools[call.name]
+    for name in call.arguments:
+        if name not in chosen.validators:
+            return {}, f"{call.name} has no argument '{shorter(name)}'; {suggest(shorter(name), chosen.validators)}"
+    for name in chosen.required:
+        if name not in call.arguments:
+            return {}, f"{call.name} needs the argument '{name}'"
+    arguments = {}
+    for name, value in call.arguments.items():
+        try:
+            arguments[name] = chosen.validators[name].validate_python(value, strict=True)
+        except ValidationError as error:
+            problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            where = ".".join(shorter(str(part)) for part in (name, *problem["loc"]))
+            return {}, f"argument '{where}' of {call.name}: {shorter(problem['msg'])}"
+        except (OverflowError, ValueError) as error:  # a whole number that no float can hold
+            return {}, f"argument '{name}' of {call.name}: {shorter(str(error))}"
+    return arguments, ""
+
+
+def _text(result: Any) -> str:
+    from pydantic_core import to_jsonable_python
+
+    if isinstance(result, str):
+        return result
+    return json.dumps(to_jsonable_python(result, fallback=str), ensure_ascii=False)
+
+
+def _error(message: str, most: int) -> str:
+    """An error as JSON, shortened where it would be longer than `most`."""
+    text = json.dumps({"error": message}, ensure_ascii=False)
+    if len(text) > most:
+        text = json.dumps({"error": cut(message, max(most // 2 - 20, 0))}, ensure_ascii=False)
+    return cut(text, most)

@@ -1,0 +1,162 @@
+"""What the words of `lmgym compare A B` name, and whether the two can be compared: asked the same, in the same way.
+
+Each is a run folder (its newest weights), a model folder (one of a run's checkpoints/, best/ or final/, or any other),
+a recipe (its model as it is), a built-in model or a Hub id. What the recipes say of the evaluation must agree; a model
+without a recipe is asked as the other one is.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lmgym.config.schema import Config, load_config
+from lmgym.core.errors import LmgymError
+from lmgym.models.builtin import is_builtin
+from lmgym.models.load import PolicySection
+from lmgym.rewards.base import Reward, build
+from lmgym.training import checkpoint
+from lmgym.training.setup import held_out_examples, newest_model, read_machine
+from lmgym.types import Example
+
+
+@dataclass
+class Side:
+    """One of the two: what the user called it, how it is asked, and where its weights are (None: the model that the
+    recipe names). `compute` and `threads` are those of its run, if it is one.
+
+    Example: Side("runs/a/best", config, weights=Path("runs/a/best"), compute="float32", threads=2)
+    """
+
+    name: str
+    config: Config
+    weights: Path | None = None
+    compute: str | None = None
+    threads: int | None = None
+
+
+def find(first: str, second: str, overrides: Sequence[str]) -> tuple[Side, Side]:
+    """The two sides that two words of the command line name. Raises LmgymError where one is nothing that can be
+    compared, or neither says how it is asked."""
+    found = [_find(name, list(overrides)) for name in (first, second)]
+    known = next((side for side in found if side), None)
+    if known is None:
+        raise LmgymError(f"neither {first} nor {second} names a task; at least one must be a run or a recipe")
+    one, other = (
+        side or Side(name, replace(known.config, policy=_base_section(known.config.policy, name)))
+        for side, name in zip(found, (first, second), strict=True)
+    )
+    return one, other
+
+
+def _find(name: str, overrides: list[str]) -> Side | None:
+    """A run, a model in a run's folder, or a recipe; None for a model that has no recipe."""
+    path = Path(name)
+    if path.is_file() or path.suffix in (".yaml", ".yml"):
+        config = load_config(path, overrides)
+        return Side(name, config, compute=None if config.policy.compute == "auto" else config.policy.compute)
+    if not path.is_dir():
+        if is_builtin(name) or path.parent == Path(".") or not path.parent.is_dir():  # else it is a mistyped path
+            return None
+        raise LmgymError(f"there is no run, model folder or recipe {name}")
+    model = any((path / file).is_file() for file in ("config.json", "adapter_config.json"))
+    run = next((at for at in (path, *path.absolute().parents[:2]) if (at / "recipe.yaml").is_file()), None)
+    if run != path and not model:
+        raise LmgymError(f"{name} is a folder without a recipe.yaml or a config.json: neither a run nor a model")
+    if run is None:
+        return None
+    if (path / "manifest.json").is_file() and (problem := checkpoint.damage(path)):
+        raise LmgymError(f"checkpoint {name} is damaged ({problem}); compare another one")
+    config = load_config(run / "recipe.yaml", overrides)
+    machine = read_machine(run, config)
+    compute = machine["compute"] if config.policy.compute == "auto" else config.policy.compute
+    return Side(name, config, newest_model(run) if run == path else path, compute, machine["threads"])
+
+
+def _base_section(section: PolicySection, model: str) -> PolicySection:
+    """The policy section of a model without a recipe beside `section`'s; of the same name, it is that model as it was
+    before training."""
+    section = replace(section, lora_rank=None, lora_alpha=None, quantise=None)
+    if model == section.model:
+        return section
+    alike = is_builtin(model) and is_builtin(section.model)  # then the tokenizer is one of ours, and both know it
+    other = replace(section, model=model, revision=None, architecture={}, context_start_token=None, eos_token=None)
+    return replace(other, tokenizer=section.tokenizer if alike else None)
+
+
+def choose_split(sides: Sequence[Side], overrides: Sequence[str], split: str | None) -> None:
+    """Set the split that is asked: the one given, by name or by override, else the recipe's evaluation.final_split,
+    else its evaluation.split."""
+    given = any(override.startswith("evaluation.split=") for override in overrides)
+    for side in sides:
+        section = side.config.evaluation
+        wanted = split or (section.split if given else section.final_split or section.split)
+        side.config = replace(side.config, evaluation=replace(section, split=wanted))
+
+
+def check_same_question(one: Side, other: Side) -> None:
+    """Raise LmgymError unless the two are asked on the same split and decoded alike."""
+    questions = []
+    for side in (one, other):
+        section, stage = side.config.evaluation, side.config.stages[-1]
+        decoding = asdict(section.decoding(stage.sampling))
+        homes = {key: "sampling" if key.startswith("stop") else "evaluation" for key in decoding if key != "kept_gib"}
+        question = {f"{home}.{key}": decoding[key] for key, home in homes.items()}
+        question |= {f"evaluation.{key}": getattr(section, key) for key in ("split", "samples", "examples")}
+        questions.append(question | {"env": stage.env, "policy.compute": side.compute})
+    for key, value in questions[0].items():
+        if key == "policy.compute" and None in (value, questions[1][key]):
+            continue  # it is decoded in the other one's precision
+        if value != questions[1][key]:
+            raise _unlike(one, other, key, value, questions[1][key])
+
+
+def _unlike(one: Side, other: Side, key: str, value: Any, others: Any) -> LmgymError:
+    return LmgymError(
+        f"{one.name} and {other.name} are not asked alike: {key} is {value!r} for the one and {others!r} for the "
+        f"other; an override such as {key}={json.dumps(value)} sets it for both"
+    )
+
+
+def same_examples(one: Side, other: Side) -> list[Example]:
+    """What both are asked. Raises LmgymError where the examples differ, or where one side trained on the split."""
+    tasks = [side.config.evaluation.task or side.config.stages[-1].task for side in (one, other)]
+    if tasks[0]["name"] != tasks[1]["name"]:
+        raise LmgymError(
+            f"{one.name} is asked about task {tasks[0]['name']} and {other.name} about {tasks[1]['name']}; a "
+            "comparison is of the same examples, and evaluation.task.name=NAME names one task for both"
+        )
+    seed = one.config.seed  # which draws random shots
+    asked = [held_out_examples(replace(side.config, seed=seed)) for side in (one, other)]
+    if asked[0] != asked[1]:
+        keys = [key for key in {**tasks[0], **tasks[1]} if key != "split" and tasks[0].get(key) != tasks[1].get(key)]
+        if keys:
+            raise _unlike(one, other, f"task.{keys[0]}", tasks[0].get(keys[0]), tasks[1].get(keys[0]))
+        raise LmgymError(f"task {tasks[0]['name']} gives {one.name} and {other.name} different examples")
+    return asked[0]
+
+
+def common_rewards(one: Side, other: Side) -> tuple[list[Reward], list[str]]:
+    """All rewards and metrics of both, and a note where their sum means two things, so that it is not compared."""
+    merged: dict[str, dict[str, Any]] = {}
+    weights: list[dict[str, float]] = []
+    for side in (one, other):
+        stage, own = side.config.stages[-1], {}
+        for name, value in {**stage.rewards, **side.config.evaluation.metrics}.items():
+            arguments = dict(value) if isinstance(value, Mapping) else {"weight": value}
+            weight = arguments.pop("weight", 1.0)
+            if name in stage.rewards:
+                own[name] = float(weight)
+            if merged.setdefault(name, arguments) != arguments:
+                home = "rewards" if name in stage.rewards else "evaluation.metrics"
+                raise _unlike(one, other, f"{home}.{name}", merged[name], arguments)
+        weights.append({name: weight for name, weight in own.items() if weight})
+    same = weights[0] == weights[1]
+    notes = (
+        []
+        if same
+        else [f"the reward is not compared: {one.name} weighs its parts {weights[0]}, {other.name} {weights[1]}"]
+    )
+    parts = {name: {**arguments, "weight": weights[0].get(name, 0.0)} for name, arguments in merged.items()}
+    return build(parts), notes

@@ -1,0 +1,101 @@
+"""Run folders trained side by side, each by a `lmgym train FOLDER` of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from lmgym.config.schema import Config, dump
+from lmgym.logs.console import Console
+from lmgym.logs.formatting import duration
+from lmgym.logs.writer import disk_errors
+from lmgym.training import checkpoint
+
+LOG = "log.txt"  # in the run folder
+Process: TypeAlias = "subprocess.Popen[bytes]"
+
+
+def side_by_side(
+    configs: Mapping[str, Config], jobs: int, is_finished: Callable[[Config], bool], console: Console
+) -> tuple[dict[str, str], bool]:
+    """Train each config in its folder, `jobs` at a time; returns what went wrong by label, and whether a signal stopped
+    it. Ctrl-C is handed on to each process, which finishes its step and saves; a second one ends them at once.
+
+    Example: side_by_side({"seed-0": config}, jobs=2, is_finished=is_finished, console=console)
+    """
+    failed: dict[str, str] = {}
+    waiting = list(configs)
+    running: dict[str, tuple[Process, float]] = {}
+    with _signals_to(running) as stopping:
+        while running or (waiting and not stopping):
+            while waiting and len(running) < jobs and not stopping:
+                label = waiting.pop(0)
+                process, log = _start(configs[label], jobs)
+                running[label] = process, time.monotonic()
+                if stopping:  # the signal came before the line above
+                    process.send_signal(signal.SIGINT)
+                console.say(f"{label}: started, its output is in {log}")
+            for label, (process, began) in list(running.items()):
+                if process.poll() is None:
+                    continue
+                del running[label]
+                took = duration(time.monotonic() - began)
+                if is_finished(configs[label]):
+                    console.say(f"{label}: finished in {took}")
+                elif not stopping:
+                    failed[label] = _last_words(Path(configs[label].out or "") / LOG, process.returncode)
+                    console.say(f"{label}: failed after {took}")
+            time.sleep(0.05)
+    return failed, bool(stopping)
+
+
+def _start(config: Config, jobs: int) -> tuple[Process, Path]:
+    folder = Path(config.out or "")
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoint.write_text(folder / "recipe.yaml", dump(config))
+        # Threads are chosen once per run and kept; all cores for each would be too many.
+        threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))} | dict(os.environ)
+        with open(folder / LOG, "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "lmgym.cli.main", "train", str(folder)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=threads,
+                process_group=0,  # a terminal's Ctrl-C reaches this process alone, which hands it on
+            )  # fmt: skip
+    return process, folder / LOG
+
+
+@contextmanager
+def _signals_to(running: Mapping[str, tuple[Process, float]]) -> Iterator[list[int]]:
+    """Hand Ctrl-C, SIGTERM and a closed terminal on to the running processes, as Ctrl-C; yields those that came."""
+    came: list[int] = []
+
+    def hand_on(number: int, frame: Any) -> None:
+        came.append(number)
+        for process, _ in list(running.values()):
+            process.send_signal(signal.SIGINT)
+
+    before: dict[int, Any] = {}
+    with suppress(ValueError):  # not in the main thread: whoever called us has the signals
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            before[number] = signal.signal(number, hand_on)
+    try:
+        yield came
+    finally:
+        for process, _ in running.values():  # only where this very code has failed
+            process.send_signal(signal.SIGINT)
+            process.wait()
+        for known, handler in before.items():
+            signal.signal(known, handler)
+
+
+def _last_words(log: Path, status: int) -> str:
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    said = next((line for line in reversed(lines) if line.startswith("lmgym: ")), lines[-1] if lines else "no word")
+    how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+    return f"{said.removeprefix('lmgym: ')} ({how}; {log})"

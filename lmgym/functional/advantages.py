@@ -1,0 +1,260 @@
+"""Credit: from scores and rewards to advantages. Tensors in, tensors out."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Scale = Literal["none", "group", "batch"]
+
+
+def group_means(
+    score: Float[Tensor, " N"], episode: Int[Tensor, " N"], group: Int[Tensor, " N"]
+) -> Float[Tensor, " N"]:
+    """Mean score of each row's group, every episode counted once."""
+    first = first_rows(episode)
+    _, inverse = torch.unique(group, return_inverse=True)
+    return (sums(score * first, inverse) / sums(first.to(score.dtype), inverse))[inverse]
+
+
+def group_centred(
+    score: Float[Tensor, " N"],
+    episode: Int[Tensor, " N"],
+    group: Int[Tensor, " N"],
+    scale: Scale = "none",
+    epsilon: float = 1e-4,
+) -> Float[Tensor, " N"]:
+    """A = R - mean(R of the group) (Dr. GRPO, arXiv 2503.20783, section 3), or that over (a deviation + epsilon).
+
+    group: the standard deviation of the group's scores (GRPO, arXiv 2402.03300, section 4.1.2); batch: of all scores
+    (arXiv 2508.08221). Unbiased, with TRL's epsilon. A group of one, or of equal scores, gets exactly zero.
+
+    Example:
+        >>> group_centred(torch.tensor([1., .5, 0., .5]), torch.arange(4), torch.zeros(4, dtype=torch.long))
+        tensor([ 0.5000,  0.0000, -0.5000,  0.0000])
+    """
+    first = first_rows(episode)
+    _, inverse = torch.unique(group, return_inverse=True)
+    centred = torch.where(_alike(score, inverse), 0.0, score - group_means(score, episode, group))
+    if scale == "none":
+        return centred
+    if scale == "batch":
+        return centred / (deviation(score[first]) + epsilon)
+    counts = sums(first.to(score.dtype), inverse)
+    variance = sums(centred**2 * first, inverse) / (counts - 1).clamp(min=1)
+    return centred / (variance.sqrt() + epsilon)[inverse]
+
+
+def leave_one_out(
+    score: Float[Tensor, " N"], episode: Int[Tensor, " N"], group: Int[Tensor, " N"]
+) -> Float[Tensor, " N"]:
+    """A_i = R_i - mean of the other scores of its group (RLOO, arXiv 2402.14740, eq. 8). A group of one gets zero.
+
+    Equals group_centred times n / (n - 1).
+
+    Example:
+        >>> leave_one_out(torch.tensor([1., .5, 0., .5]), torch.arange(4), torch.zeros(4, dtype=torch.long))
+        tensor([ 0.6667,  0.0000, -0.6667,  0.0000])
+    """
+    first = first_rows(episode)
+    _, inverse = torch.unique(group, return_inverse=True)
+    counts = sums(first.to(score.dtype), inverse)[inverse]
+    centred = torch.where(_alike(score, inverse), 0.0, score - group_means(score, episode, group))
+    return centred * counts / (counts - 1).clamp(min=1)
+
+
+def deviation(values: Float[Tensor, " E"]) -> Float[Tensor, ""]:
+    """The unbiased standard deviation; 0 for a single value or none."""
+    return values.std() if len(values) > 1 else values.new_zeros(())
+
+
+def batch_mean(score: Float[Tensor, " N"], episode: Int[Tensor, " N"]) -> Float[Tensor, ""]:
+    """Mean score of the batch, every episode counted once."""
+    first = first_rows(episode)
+    return (score * first).sum() / first.sum()
+
+
+def discounted_returns(
+    rewards: Float[Tensor, "N T"], actions: Bool[Tensor, "N T"], gamma: float
+) -> Float[Tensor, "N T"]:
+    """G_t = r_t + gamma * G_{t+1} over the actions of a row (Sutton & Barto 2018, eq. 3.9); zero elsewhere.
+
+    One step is one action; the prompt and environment tokens between actions neither discount nor earn. To discount
+    over turns or lines (LLM_RL), give one column per step.
+
+    Example:
+        >>> discounted_returns(torch.tensor([[0., 0., 0., 1.]]), torch.ones(1, 4, dtype=torch.bool), 0.99)
+        tensor([[0.9703, 0.9801, 0.9900, 1.0000]])
+    """
+    returns = torch.zeros_like(rewards)
+    following = torch.zeros_like(rewards[:, 0])
+    for t in reversed(range(rewards.shape[1])):
+        here = rewards[:, t] + gamma * following
+        following = torch.where(actions[:, t], here, following)
+        returns[:, t] = torch.where(actions[:, t], here, torch.zeros_like(here))
+    return returns
+
+
+def gae(
+    rewards: Float[Tensor, "E L"],
+    values: Float[Tensor, "E L"],
+    steps: Bool[Tensor, "E L"],
+    last_values: Float[Tensor, " E"],
+    gamma: float | Float[Tensor, "E L"],
+    gae_lambda: float | Float[Tensor, "E L"],
+) -> tuple[Float[Tensor, "E L"], Float[Tensor, "E L"]]:
+    """Generalised advantages and returns (arXiv 1506.02438, eq. 16), zero where there is no step.
+
+    delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lambda A_{t+1}, return_t = A_t + V_t. One row is one
+    episode; its steps start at column 0 without a gap, and what stands to their right is not read. `last_values` is
+    the value behind the last step: 0 where the episode terminated, the critic's where it was cut off. A gamma or lambda
+    per step is that of the way from it to the next (functional/turn_discounts.py: `per_turn`).
+
+    Example:
+        >>> gae(torch.tensor([[0., 1.]]), torch.tensor([[.5, .6]]), torch.ones(1, 2).bool(), torch.zeros(1), 0.99, 0.95)
+        (tensor([[0.4702, 0.4000]]), tensor([[0.9702, 1.0000]]))
+    """
+    last = last_values[:, None]
+    continues = torch.cat([steps[:, 1:], torch.zeros_like(steps[:, :1])], 1)
+    following = torch.where(continues, torch.cat([values[:, 1:], last], 1), last)
+    discount = gamma * torch.ones_like(rewards)
+    decay = discount * gae_lambda
+    deltas = torch.where(steps, rewards + discount * following - values, 0.0)
+    advantages = torch.zeros_like(deltas)
+    ahead = torch.zeros_like(last_values)
+    for t in reversed(range(steps.shape[1])):
+        ahead = deltas[:, t] + decay[:, t] * ahead
+        advantages[:, t] = ahead
+    return advantages, torch.where(steps, advantages + values, 0.0)
+
+
+def episode_steps(
+    actions: Bool[Tensor, "N T"], episode: Int[Tensor, " N"]
+) -> tuple[Int[Tensor, "E L"], Int[Tensor, "E L"], Bool[Tensor, "E L"]]:
+    """Where each episode's actions stand: row, column and whether there is such a step.
+
+    `values[row, column]` is the column `values` [N T] as one line of actions for each episode, which is what `gae`
+    reads. Episodes are in the order of their numbers; all rows of one are chained in the order of the rows. E episodes,
+    L actions in the longest. Places without a step point at row 0, column 0.
+
+    Example: episode 7 has two rows, of two actions and one:
+        >>> row, column, steps = episode_steps(torch.tensor([[0, 1, 1], [0, 0, 1]]).bool(), torch.tensor([7, 7]))
+        >>> row, column
+        (tensor([[0, 0, 1]]), tensor([[1, 2, 2]]))
+    """
+    numbers, inverse = torch.unique(episode, return_inverse=True)
+    row, column = actions.nonzero(as_tuple=True)
+    order = torch.argsort(inverse[row], stable=True)  # nonzero goes by rows, so an episode's rows stay in order
+    row, column = row[order], column[order]
+    owner = inverse[row]
+    counts = torch.bincount(owner, minlength=len(numbers))
+    place = torch.arange(len(owner), device=owner.device) - (counts.cumsum(0) - counts)[owner]
+    steps = torch.arange(int(counts.max()), device=owner.device) < counts[:, None]
+    empty = torch.zeros(steps.shape, dtype=row.dtype, device=row.device)
+    return empty.index_put((owner, place), row), empty.index_put((owner, place), column), steps
+
+
+def scatter_steps(
+    dense: Float[Tensor, "E L"],
+    row: Int[Tensor, "E L"],
+    column: Int[Tensor, "E L"],
+    steps: Bool[Tensor, "E L"],
+    shape: tuple[int, int],
+) -> Float[Tensor, "N T"]:
+    """The way back from `episode_steps`: one line per episode to a column [N T] of `shape`, zero elsewhere.
+
+    Example:
+        >>> actions = torch.tensor([[0, 1, 1], [0, 0, 1]]).bool()
+        >>> row, column, steps = episode_steps(actions, torch.tensor([7, 7]))
+        >>> scatter_steps(torch.tensor([[.1, .2, .3]]), row, column, steps, (2, 3))
+        tensor([[0.0000, 0.1000, 0.2000],
+                [0.0000, 0.0000, 0.3000]])
+    """
+    return dense.new_zeros(shape).index_put((row[steps], column[steps]), dense[steps])
+
+
+def whiten(
+    values: Float[Tensor, "*S"],
+    mask: Bool[Tensor, "*S"],
+    shift_mean: bool = True,
+    unbiased: bool = True,
+    epsilon: float = 1e-8,
+    inside_root: bool = False,
+) -> Float[Tensor, "*S"]:
+    """(x - mean) / (standard deviation + epsilon) over the True places of the mask, zero elsewhere.
+
+    Unbiased (n - 1): advantages of a minibatch in stable-baselines3 and RL4LMs. Not unbiased: RL4LMs' norm_reward.
+    `inside_root` divides by sqrt(variance + epsilon), as TRL does. Without `shift_mean` the mean is put back, so only
+    the scale changes (TRL's whitened rewards). A single value differs from its mean by zero, and zero it becomes.
+
+    Example:
+        >>> whiten(torch.tensor([0., 0., 1., -.1]), torch.ones(4, dtype=torch.bool), unbiased=False)
+        tensor([-0.5008, -0.5008,  1.7249, -0.7233])
+    """
+    count = mask.sum()
+    mean = torch.where(mask, values, 0.0).sum() / count.clamp(min=1)
+    centred = torch.where(mask, values - mean, 0.0)
+    variance = (centred**2).sum() / (count - int(unbiased)).clamp(min=1)
+    scaled = centred / ((variance + epsilon).sqrt() if inside_root else variance.sqrt() + epsilon)
+    return scaled if shift_mean else torch.where(mask, scaled + mean, 0.0)
+
+
+def explained_variance(
+    values: Float[Tensor, "*S"], returns: Float[Tensor, "*S"], mask: Bool[Tensor, "*S"]
+) -> Float[Tensor, ""]:
+    """1 - Var(returns - values) / Var(returns) over the True places of the mask (stable-baselines3).
+
+    1: the critic is exact up to a constant; 0: no better than a constant; below: worse. NaN where the returns do not
+    vary.
+
+    Example:
+        >>> explained_variance(torch.tensor([0., 1.]), torch.tensor([0., 2.]), torch.ones(2, dtype=torch.bool))
+        tensor(0.7500)
+    """
+    true, missed = returns[mask], (returns - values)[mask]
+    if not len(true) or true.min() == true.max():
+        return true.new_tensor(float("nan"))
+    return 1 - missed.var(correction=0) / true.var(correction=0)
+
+
+def first_rows(episode: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
+    """True at the first row of each episode, so that statistics count an episode once."""
+    unique, inverse = torch.unique(episode, return_inverse=True)
+    rows = torch.arange(len(episode), device=episode.device)
+    first = torch.full((len(unique),), len(episode), device=episode.device).scatter_reduce(0, inverse, rows, "amin")
+    return first[inverse] == rows
+
+
+def sums(values: Float[Tensor, " N"], inverse: Int[Tensor, " N"]) -> Float[Tensor, " G"]:
+    """Sum of the values by their number in `inverse`.
+
+    Example:
+        >>> sums(torch.tensor([1., 2., 4.]), torch.tensor([0, 1, 0]))
+        tensor([5., 2.])
+    """
+    return torch.zeros(int(inverse.max()) + 1, dtype=values.dtype, device=values.device).index_add(0, inverse, values)
+
+
+def _alike(score: Float[Tensor, " N"], inverse: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
+    """True in groups without any difference: a mean of equal numbers may be off by a rounding, which is no credit."""
+    empty = score.new_zeros(int(inverse.max()) + 1)
+    least, most = (empty.scatter_reduce(0, inverse, score, how, include_self=False) for how in ("amin", "amax"))
+    return (least == most)[inverse]
+
+
+def placed_on_last(
+    score: Float[Tensor, " N"], actions: Bool[Tensor, "N T"], episode: Int[Tensor, " N"]
+) -> Float[Tensor, "N T"]:
+    """A number per episode, given on each of its rows, written to the episode's last action; zero elsewhere.
+
+    Example: one episode of two rows:
+        >>> actions = torch.tensor([[1, 1], [1, 0]]).bool()
+        >>> placed_on_last(torch.tensor([.5, .5]), actions, torch.tensor([3, 3]))
+        tensor([[0.0000, 0.0000],
+                [0.5000, 0.0000]])
+    """
+    row, column, steps = episode_steps(actions, episode)
+    last = steps.sum(1, keepdim=True) - 1
+    where = (row.gather(1, last)[:, 0], column.gather(1, last)[:, 0])
+    return score.new_zeros(actions.shape).index_put(where, score[where[0]])

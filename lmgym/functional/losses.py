@@ -1,0 +1,168 @@
+"""Per-token loss terms, to be minimised. No reduction happens here."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+ValueClip = Literal["clipped", "max"]
+Level = Literal["token", "sequence"]
+
+
+def policy_gradient(logprobs: Float[Tensor, "N T"], advantages: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    """-A log pi: its gradient is the score-function estimator (REINFORCE, Williams 1992, eq. 4)."""
+    return -advantages * logprobs
+
+
+def log_ratio(new: Float[Tensor, "N T"], old: Float[Tensor, "N T"], bound: float = 20.0) -> Float[Tensor, "N T"]:
+    """log pi_new - log pi_old, clamped to +-bound so that one broken token cannot overflow the exponential."""
+    return (new - old).clamp(-bound, bound)
+
+
+def sequence_log_ratio(
+    new: Float[Tensor, "N T"], old: Float[Tensor, "N T"], actions: Bool[Tensor, "N T"]
+) -> Float[Tensor, "N T"]:
+    """The mean of a row's log-ratios, on each of its actions; zero elsewhere.
+
+    Its exponential is GSPO's ratio (arXiv 2507.18071, section 4.1): that of the whole row's probabilities, to the power
+    of 1 / actions.
+
+    Example:
+        >>> actions = torch.tensor([[0, 1, 1]]).bool()
+        >>> sequence_log_ratio(torch.tensor([[0., -1., -2.]]), torch.tensor([[0., -1.5, -2.1]]), actions)
+        tensor([[0.0000, 0.3000, 0.3000]])
+    """
+    total = (log_ratio(new, old) * actions).sum(1, keepdim=True)
+    return total / actions.sum(1, keepdim=True).clamp(min=1) * actions
+
+
+def importance_ratio(
+    old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"], actions: Bool[Tensor, "N T"], level: Level
+) -> Float[Tensor, "N T"]:
+    """pi_old / mu: by how much the sampler's distribution mu missed the trainer's, for the same weights. A number.
+
+    token: of each action. sequence: of the whole row, the product over its actions, on each of them. To be truncated
+    by the caller (IMPALA, arXiv 1802.01561, section 4.1). 1 where there is no action.
+
+    Example:
+        >>> old, sampler = torch.tensor([[-1., -2.]]), torch.tensor([[-1.2, -1.9]])
+        >>> importance_ratio(old, sampler, torch.ones(1, 2).bool(), "sequence")
+        tensor([[1.1052, 1.1052]])
+    """
+    difference = log_ratio(old.detach(), sampler) * actions
+    if level == "sequence":
+        difference = difference.sum(1, keepdim=True).clamp(-20.0, 20.0) * actions
+    return difference.exp()
+
+
+def clipped_surrogate(
+    ratio: Float[Tensor, "N T"],
+    advantages: Float[Tensor, "N T"],
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> Float[Tensor, "N T"]:
+    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) (PPO, arXiv 1707.06347, eq. 7; unequal bounds: DAPO, arXiv
+    2503.14476, eq. 10); with `dual_clip` c never above -c A where A < 0 (arXiv 1912.09729).
+
+    Example:
+        >>> clipped_surrogate(torch.tensor([[1.5, 0.5]]), torch.tensor([[1., 1.]]), 0.2, 0.28)
+        tensor([[-1.2800, -0.5000]])
+    """
+    surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+    if dual_clip is not None:
+        surrogate = torch.where(advantages < 0, torch.maximum(surrogate, dual_clip * advantages), surrogate)
+    return -surrogate
+
+
+def clipped(
+    ratio: Float[Tensor, "N T"],
+    advantages: Float[Tensor, "N T"],
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> Float[Tensor, "N T"]:
+    """1 where a bound is what `clipped_surrogate` chose, so that the token has no gradient; else 0."""
+    too_high = (ratio > 1 + clip_high) & (advantages > 0)
+    too_low = (ratio < 1 - clip_low) & (advantages < 0)
+    if dual_clip is not None:
+        too_low = too_low | ((ratio > dual_clip) & (advantages < 0))
+    return (too_high | too_low).to(ratio.dtype)
+
+
+def clipped_weight(ratio: Float[Tensor, "N T"], clip_low: float, clip_high: float) -> Float[Tensor, "N T"]:
+    """clip(r, 1 - clip_low, 1 + clip_high) as a number: CISPO's weight of a token's policy gradient (MiniMax-M1, arXiv
+    2506.13585, eq. 4 and 5). The paper has no lower bound: clip_low 1.
+
+    Example:
+        >>> clipped_weight(torch.tensor([[7., 0.5]]), 1.0, 4.0)
+        tensor([[5.0000, 0.5000]])
+    """
+    return ratio.detach().clamp(1 - clip_low, 1 + clip_high)
+
+
+def soft_gate(
+    ratio: Float[Tensor, "N T"], advantages: Float[Tensor, "N T"], positive: float, negative: float
+) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"]]:
+    """g = (4 / tau) sigmoid(tau (r - 1)), tau = positive where A > 0, else negative; and its slope in r.
+
+    -g A takes the place of the clipped surrogate in SAPO (arXiv 2511.20347, section 3). The slope is 1 at r = 1, like
+    the unclipped surrogate's, and falls to 0 on both sides, the faster the higher tau.
+
+    Example:
+        >>> gate, slope = soft_gate(torch.tensor([[1., 3.]]), torch.tensor([[1., 1.]]), 1.0, 1.05)
+        >>> gate, slope
+        (tensor([[2.0000, 3.5232]]), tensor([[1.0000, 0.4200]]))
+    """
+    tau = torch.where(advantages > 0, ratio.new_tensor(positive), ratio.new_tensor(negative))
+    opened = torch.sigmoid(tau * (ratio - 1))
+    return 4 / tau * opened, (4 * opened * (1 - opened)).detach()
+
+
+def dppo_mask(
+    new: Float[Tensor, "N T"],
+    old: Float[Tensor, "N T"],
+    advantages: Float[Tensor, "N T"],
+    low: float,
+    high: float,
+) -> Bool[Tensor, "N T"]:
+    """Whether a token's probability has already changed by more than `high` upwards where A > 0, or by more than `low`
+    downwards where A < 0: |pi_new - pi_old| is the total variation between "this token" and "any other one".
+
+    DPPO's Binary-TV mask (arXiv 2602.04879), and prime-rl's with both bounds at 0.2. `old` is the sampler there.
+
+    Example:
+        >>> new, old = torch.tensor([[.9, .9, .02]]).log(), torch.tensor([[.6, .8, .001]]).log()
+        >>> dppo_mask(new, old, torch.ones(1, 3), 0.2, 0.2)
+        tensor([[ True, False, False]])
+    """
+    change = new.detach().exp() - old.exp()
+    return ((advantages > 0) & (change > high)) | ((advantages < 0) & (change < -low))
+
+
+def value_loss(
+    new: Float[Tensor, "N T"],
+    old: Float[Tensor, "N T"],
+    returns: Float[Tensor, "N T"],
+    clip: float | None = None,
+    form: ValueClip = "clipped",
+) -> Float[Tensor, "N T"]:
+    """(V - return)^2, not halved; with `clip`, V may leave the value at sampling time by `clip` at most.
+
+    clipped: the error of V_old + clamp(V - V_old, -clip, clip) alone, so a value outside has no gradient
+    (stable-baselines3, RL4LMs). max: the larger of the errors of V and of the clipped V, so that only a value which
+    went too far the right way has none (OpenAI's PPO2, TRL). TRL halves it: give its coefficient times 0.5. Without
+    `clip`, `old` and `form` are not read.
+
+    Example:
+        >>> value_loss(torch.tensor([[1., .5]]), torch.tensor([[.5, .6]]), torch.tensor([[1.2, .4]]), clip=0.2)
+        tensor([[0.2500, 0.0100]])
+    """
+    if form not in ("clipped", "max"):
+        raise ValueError(f"form '{form}' is not one of clipped, max")
+    error = (new - returns) ** 2
+    if clip is None:
+        return error
+    clipped_error = (old + (new - old).clamp(-clip, clip) - returns) ** 2
+    return clipped_error if form == "clipped" else torch.maximum(error, clipped_error)

@@ -1,0 +1,96 @@
+"""Credit by turns: an episode's answers are its steps, as a step of reasoning is in LLM_RL. Tensors in, tensors out.
+
+`Batch.turn` [N T] numbers the turns of an episode: actions of one number are one step, whatever stands between them
+(a calculator's result in the middle of a line), and two turns with no token between them are two.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lmgym.functional.advantages import episode_steps, scatter_steps, sums
+
+
+def turn_lengths(
+    actions: Bool[Tensor, "N T"], turn: Int[Tensor, "N T"], episode: Int[Tensor, " N"]
+) -> Float[Tensor, "N T"]:
+    """Number of actions in each action's turn, zero elsewhere.
+
+    Example: turns of two actions and of one:
+        >>> turn_lengths(torch.tensor([[0, 1, 1, 0, 1]]).bool(), torch.tensor([[0, 0, 0, 0, 1]]), torch.zeros(1).long())
+        tensor([[0., 2., 2., 0., 1.]])
+    """
+    place = _turn_of_episode(turn, episode)
+    counts = sums(actions.to(torch.get_default_dtype()).flatten(), place.flatten())
+    return counts[place] * actions
+
+
+def turn_returns(
+    rewards: Float[Tensor, "N T"],
+    actions: Bool[Tensor, "N T"],
+    turn: Int[Tensor, "N T"],
+    episode: Int[Tensor, " N"],
+    gamma: float,
+) -> Float[Tensor, "N T"]:
+    """G_k = r_k + gamma * G_{k+1} over the turns of an episode, on each action of turn k; zero elsewhere.
+
+    LLM_RL's stepwise returns (Sutton & Barto 2018, eq. 3.9, with a turn as the step): only the step from one turn to
+    the next discounts. A reward inside a turn reaches the actions up to its own. Rows of one episode are chained.
+
+    Example: a turn of two actions that earns nothing, then one of one action that earns 1:
+        >>> turn_returns(torch.tensor([[0., 0., 0., 1.]]), torch.tensor([[1, 1, 0, 1]]).bool(),
+        ...              torch.tensor([[0, 0, 0, 1]]), torch.zeros(1).long(), 0.99)
+        tensor([[0.9900, 0.9900, 0.0000, 1.0000]])
+    """
+    row, column, steps = episode_steps(actions, episode)
+    discount = per_turn(turn[row, column], gamma).to(rewards.dtype)
+    dense = torch.where(steps, rewards[row, column], 0.0)
+    for t in reversed(range(steps.shape[1] - 1)):
+        dense[:, t] += discount[:, t] * dense[:, t + 1]
+    return scatter_steps(dense, row, column, steps, (actions.shape[0], actions.shape[1]))
+
+
+def per_turn(turn: Int[Tensor, "E L"], factor: float) -> Float[Tensor, "E L"]:
+    """`factor` at the last action of each turn, where the next one begins, and 1 inside a turn: a discount per turn as
+    one per action. The last column is `factor`, for what stands behind the episode.
+
+    Example:
+        >>> per_turn(torch.tensor([[0, 0, 1]]), 0.5)
+        tensor([[1.0000, 0.5000, 0.5000]])
+    """
+    ends = torch.ones_like(turn, dtype=torch.bool)
+    ends[:, :-1] = turn[:, 1:] != turn[:, :-1]
+    return torch.where(ends, factor, 1.0)
+
+
+def turn_means(
+    returns: Float[Tensor, "N T"],
+    actions: Bool[Tensor, "N T"],
+    turn: Int[Tensor, "N T"],
+    episode: Int[Tensor, " N"],
+    group: Int[Tensor, " N"],
+) -> Float[Tensor, " N"]:
+    """Mean return of the turns of each row's group. A turn counts once, by the return of its first action.
+
+    Exact where all are equal, so that returns less their mean are then zero.
+
+    Example: a turn of two actions worth 1 and one of one action worth 0:
+        >>> turn_means(torch.tensor([[1., 1.], [0., 0.]]), torch.tensor([[1, 1], [1, 0]]).bool(),
+        ...            torch.zeros(2, 2).long(), torch.tensor([0, 1]), torch.zeros(2).long())
+        tensor([0.5000, 0.5000])
+    """
+    row, column, steps = episode_steps(actions, episode)
+    numbers = turn[row, column]
+    begins = steps.clone()
+    begins[:, 1:] &= numbers[:, 1:] != numbers[:, :-1]
+    _, inverse = torch.unique(group, return_inverse=True)
+    places, values = inverse[row[begins]], returns[row[begins], column[begins]]
+    least = values.new_zeros(int(inverse.max()) + 1).scatter_reduce(0, places, values, "amin", include_self=False)
+    above, counts = (sums(one, places) for one in (values - least[places], torch.ones_like(values)))
+    return (least + above / counts)[inverse]
+
+
+def _turn_of_episode(turn: Int[Tensor, "N T"], episode: Int[Tensor, " N"]) -> Int[Tensor, "N T"]:
+    """One number for each turn of each episode."""
+    _, inverse = torch.unique(episode, return_inverse=True)
+    return inverse[:, None] * (turn.max() + 1) + turn

@@ -1,0 +1,204 @@
+"""What an engine is: prompts of ids in, completions of ids with log-probabilities out. It knows no text task.
+
+An engine never sees an environment or a reward. `Sampling` is also the `sampling:` section of a recipe.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NoReturn, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from lmgym.core.errors import LmgymError
+from lmgym.types import Restriction
+
+
+@dataclass(kw_only=True)
+class Sampling:
+    """How answers are drawn.
+
+    Where top_k, top_p or min_p is given, sampling is truncated: with temperature applied and excluded ids removed, the
+    top_k likeliest tokens are kept, of these the likeliest that hold top_p of their mass, and of these the ones whose
+    probability is at least min_p times the highest. That is Hugging Face's order. Equally likely tokens are kept or
+    dropped together. The set of each token travels with its answer, and everything that is scored later is renormalised
+    on it.
+
+    Example: Sampling(temperature=1.0, max_new_tokens=256, stop=("\n\n",), top_k=50)
+    """
+
+    section: ClassVar[str] = "sampling"  # of a recipe, as errors name it
+    elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("generation", "beams", "num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size"),
+        "training has to know with what probability each token was sampled, which beams and Hugging Face's `generate` "
+        "do not tell; write it in the evaluation, such as evaluation: {generation: {num_beams: 4}}",
+    )
+    """Keys that belong to another section, and what to say of them."""
+
+    temperature: float = 1.0
+    """Logits are divided by it, in sampling and in scoring. 0 is greedy (evaluation only)."""
+    max_new_tokens: int = 256
+    min_new_tokens: int = 0
+    """The end-of-sequence and stop ids are excluded from this many first tokens, in sampling and in scoring."""
+    stop: tuple[str, ...] = ()
+    """Strings that end an answer; the whole token that completes one is kept."""
+    stop_ids: tuple[int, ...] = ()
+    """Token ids that end an answer, besides the model's own."""
+    top_k: int | None = None
+    """Only this many of the likeliest tokens are drawn from."""
+    top_p: float | None = None
+    """Only the likeliest tokens that hold this share of the probability are drawn from (arXiv 1904.09751)."""
+    min_p: float | None = None
+    """Only tokens at least this many times as likely as the likeliest are drawn from (arXiv 2407.01082)."""
+    kept_gib: float = 4.0
+    """Most memory in GiB that the kept sets of a step's answers may take, one turn of each; above it a run is
+    refused."""
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            self._refuse("temperature", "must be 0 (greedy) or more")
+        if self.max_new_tokens < 1:
+            self._refuse("max_new_tokens", "must be at least 1")
+        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
+            self._refuse("min_new_tokens", f"must lie between 0 and max_new_tokens ({self.max_new_tokens})")
+        if any(not text for text in self.stop):
+            raise LmgymError(
+                f"{self.section}.stop holds an empty string, which would end every answer at once; remove it"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            self._refuse("top_k", "must be at least 1; to draw from the whole vocabulary, leave it out")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            self._refuse("top_p", "is a share of the probability, above 0 and at most 1")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            self._refuse("min_p", "is a share of the likeliest token's probability, from 0 to 1")
+        if not self.kept_gib > 0:
+            self._refuse("kept_gib", "must be above 0")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether tokens are drawn from a part of the vocabulary only (greedy answers are not drawn)."""
+        cut = self.top_k is not None or (self.top_p is not None and self.top_p < 1) or bool(self.min_p)
+        return cut and self.temperature > 0
+
+    def kept_bytes(self, vocabulary: int) -> int:
+        """Bytes that the kept set of one sampled token takes at most: one bit for each token of the vocabulary, or with
+        top_k 4 for each token kept where that is less (tokens as likely as the last add 4 each, up to the bits).
+
+        Example:
+            >>> [one.kept_bytes(151_936) for one in (Sampling(top_p=0.9), Sampling(top_k=50), Sampling())]
+            [18992, 200, 0]
+        """
+        if not self.truncates:
+            return 0
+        bits = -(-vocabulary // 8)
+        return bits if self.top_k is None else min(bits, 4 * self.top_k)
+
+    def check_vocabulary(self, size: int) -> None:
+        """Raise LmgymError where the fields do not go with a vocabulary of `size`."""
+        if self.top_k is not None and self.top_k > size:
+            raise LmgymError(
+                f"{self.section}.top_k is {self.top_k}, and the model's vocabulary has {size} tokens, so nothing would "
+                "be cut off; lower it, or leave it out"
+            )
+
+    def _refuse(self, key: str, rule: str) -> NoReturn:
+        raise LmgymError(f"{self.section}.{key} is {getattr(self, key)}; it {rule}")
+
+
+@dataclass(kw_only=True)
+class Decoding(Sampling):
+    """How the answers of an evaluation come about: greedily, by sampling, or through Hugging Face's `generate`. Nothing
+    is trained on them, so no kept set is stored.
+
+    Example: beam search: Decoding(temperature=0.0, generation={"num_beams": 4, "length_penalty": 0.6})
+    """
+
+    section: ClassVar[str] = "evaluation"
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """Where there is any: Hugging Face's `generate` decodes, with these keys of its GenerationConfig
+    (inference/hf_generate.py)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = [key for key in ("top_k", "top_p", "min_p") if getattr(self, key) is not None]
+        if given and self.temperature == 0:
+            raise LmgymError(
+                f"evaluation.{given[0]} is {getattr(self, given[0])}, and evaluation.temperature is 0, where nothing "
+                "is drawn; write temperature: 1.0 or so, or leave it out"
+            )
+
+
+@dataclass(frozen=True)
+class Request:
+    """One answer wanted: the prompt's ids, and the 64-bit key that fixes its random numbers.
+
+    An encoder-decoder model reads `source_ids`; `prompt_ids` are then the decoder's first tokens. `stop` are strings
+    that end this answer, besides those of the sampling. A `conversation` is a number for prompts that each begin with
+    the one before and its answer: the engine may keep what it has computed of it until it is told to `forget` it. It
+    changes speed and nothing else.
+
+    Example: Request(prompt_ids=(5, 6), key=seeds.key(0, "sampling", 3, 0, 17))
+    """
+
+    prompt_ids: tuple[int, ...]
+    key: int
+    source_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    conversation: int | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer: exactly the sampled ids, their log-probabilities (nats, temperature applied; none where Hugging
+    Face's `generate` decoded), and why it ended.
+
+    Example: Completion(ids=[7, 2], logprobs=[-0.5, -0.1], stop="eos")
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    stop: str  # "eos" | "stop" | "length" | "context"
+    kept: npt.NDArray[np.uint8] | npt.NDArray[np.int32] | None = (
+        None  # one set a token (functional/truncation.py), if restricted
+    )
+
+
+class Engine(Protocol):
+    """Anything that samples from the policy's weights.
+
+    Contract: completions come in the order of the requests; a completion's random numbers depend on its key only;
+    temperature 0 is argmax; the reported log-probabilities are those of the distribution that was sampled, on the
+    kept set where sampling is truncated or restricted. The model's own generation_config says which ids end an answer,
+    and nothing else of it is obeyed. Raises LmgymError for a `Decoding` that the engine has no way to do.
+    """
+
+    @property
+    def context(self) -> int | None:
+        """Most tokens of prompt and answer together, or None if there is no limit."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """Answers that are decoded side by side."""
+        ...
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        restriction: Restriction | None = None,
+        ended: Callable[[int, list[int]], None] | None = None,
+    ) -> list[Completion]:
+        """`ended` is called with place and ids of an answer when it has ended while others go on, in any order, where
+        the engine sees that."""
+        ...
+
+    def forget(self, conversations: Sequence[int]) -> None:
+        """These conversations are over."""
+        ...
+
+    def load(self, policy: Any, version: int) -> None:
+        """Take over the policy's weights after an update."""
+        ...

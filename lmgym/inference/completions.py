@@ -1,0 +1,91 @@
+"""The answers of one call of an engine as they grow: which requests can be answered at all, what ends an answer, and
+what is kept of it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lmgym.core.errors import LmgymError
+from lmgym.functional import truncation
+from lmgym.inference.base import Completion, Decoding, Request, Sampling
+from lmgym.text.chat import decode
+
+
+def check_request(policy: Any, request: Request) -> None:
+    """Raise LmgymError for a prompt that is empty or leaves no room to answer."""
+    context = policy.context
+    if not request.prompt_ids or (policy.encoder_decoder and not request.source_ids):
+        raise LmgymError("a prompt has no token at all; give it some text, or a tokenizer with a BOS token")
+    if context is not None and len(request.source_ids) > context:
+        raise LmgymError(
+            f"a prompt has {len(request.source_ids)} tokens, and the encoder reads {context} at most; shorten the "
+            "prompts or take a model with a longer context"
+        )
+    if context is not None and len(request.prompt_ids) >= context:
+        raise LmgymError(
+            f"a prompt has {len(request.prompt_ids)} tokens, and the model reads {context} at most, answer "
+            "included; shorten the prompts or take a model with a longer context"
+        )
+
+
+class Answers:
+    """One answer for each request, token by token.
+
+    An answer ends with a stop id, with the token that completes a stop string, or at its limit, which is
+    `max_new_tokens` or the end of the model's context. `stops` says why, and is "" while it is open.
+
+    Example: answers.add(0, token=7, logprob=-0.5); answers.stops[0]
+    """
+
+    def __init__(self, policy: Any, requests: Sequence[Request], sampling: Sampling) -> None:
+        self.policy, self.requests, self.sampling = policy, requests, sampling
+        room = [
+            policy.context - len(request.prompt_ids) if policy.context else sampling.max_new_tokens
+            for request in requests
+        ]
+        self.limits = [min(sampling.max_new_tokens, space) for space in room]
+        self.stop_ids = {*policy.stop_ids, *sampling.stop_ids}
+        self.stop_texts = [(*sampling.stop, *request.stop) for request in requests]
+        longest = max((len(text.encode()) for texts in self.stop_texts for text in texts), default=0)
+        self.tail = longest + 4  # a token may be a single byte
+        self.stops = [""] * len(requests)
+        self.ids: list[list[int]] = [[] for _ in requests]
+        self.logprobs: list[list[float]] = [[] for _ in requests]
+        self.kept: list[list[truncation.Sets]] = [[] for _ in requests]
+        self.kept_bytes = 0
+        self.keeps_sets = not isinstance(sampling, Decoding)
+
+    def add(self, request: int, token: int, logprob: float | None = None) -> None:
+        """The next token of an open answer, with its log-probability if it has one."""
+        ids = self.ids[request]
+        ids.append(token)
+        if logprob is not None:
+            self.logprobs[request].append(logprob)
+        if token in self.stop_ids:
+            self.stops[request] = "eos" if token in self.policy.stop_ids else "stop"
+        elif self.stop_texts[request] and self.holds_stop(request, ids):
+            self.stops[request] = "stop"
+        elif len(ids) >= self.limits[request]:
+            self.stops[request] = "length" if len(ids) >= self.sampling.max_new_tokens else "context"
+
+    def add_sets(self, requests: Sequence[int], candidates: truncation.Candidates) -> None:
+        """What the next token of these answers is drawn from. Raises LmgymError above `sampling.kept_gib`."""
+        if not self.keeps_sets:
+            return
+        for request, own in zip(requests, truncation.stored(candidates, self.policy.vocabulary), strict=True):
+            self.kept[request].append(own)
+            self.kept_bytes += own.nbytes
+        if self.kept_bytes > self.sampling.kept_gib * 2**30:
+            raise LmgymError(
+                f"the kept sets of {len(self.requests)} answers take more than sampling.kept_gib "
+                f"({self.sampling.kept_gib}); raise it, or lower sampling.top_k, prompts_per_step or max_new_tokens"
+            )
+
+    def holds_stop(self, request: int, ids: Sequence[int]) -> bool:
+        """Whether an answer, whose last token is new, has come to a stop string."""
+        text = decode(self.policy.tokenizer, list(ids[-self.tail :]))
+        return any(stop in text for stop in self.stop_texts[request])
+
+    def completions(self) -> list[Completion]:
+        """All answers, in the order of the requests."""
+        sets = [truncation.joined(own) if own else None for own in self.kept]
+        return [Completion(*parts) for parts in zip(self.ids, self.logprobs, self.stops, sets, strict=True)]

@@ -1,0 +1,216 @@
+"""Hugging Face's `generate` for evaluations: beam search, penalties, and whatever else its GenerationConfig can say.
+
+Nothing is trained on such answers, so they have no log-probabilities. Of the model's own generation_config only the
+ids that end an answer are obeyed, and the first tokens of an encoder-decoder's answers (`Policy.decoder_start`):
+a top_k or a number of beams that a checkpoint brings along would change results without a word in the recipe.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import converted, suggest
+from lmgym.inference.base import Completion, Decoding, Request
+from lmgym.inference.completions import Answers
+
+KEYS: dict[str, Any] = {
+    "num_beams": int,
+    "length_penalty": float,
+    "early_stopping": Literal[True, False, "never"],
+    "no_repeat_ngram_size": int,
+    "encoder_no_repeat_ngram_size": int,
+    "repetition_penalty": float,
+    "encoder_repetition_penalty": float,
+    "exponential_decay_length_penalty": tuple[int, float],
+    "bad_words_ids": list[list[int]],
+    "suppress_tokens": list[int],
+    "begin_suppress_tokens": list[int],
+    "forced_eos_token_id": int,
+    "renormalize_logits": bool,
+    "remove_invalid_values": bool,
+    "typical_p": float,
+    "epsilon_cutoff": float,
+    "eta_cutoff": float,
+}
+OF_BEAMS = ("length_penalty", "early_stopping")
+OF_DRAWS = ("typical_p", "epsilon_cutoff", "eta_cutoff")
+LOOK_BACK = {"no_repeat_ngram_size", "repetition_penalty"}
+LOOK_AT_PROMPT = {"encoder_no_repeat_ngram_size", "encoder_repetition_penalty"}
+ELSEWHERE = {  # keys of GenerationConfig that have a place of their own in a recipe
+    "do_sample": "evaluation.temperature above 0",
+    "temperature": "evaluation.temperature",
+    "top_k": "evaluation.top_k",
+    "top_p": "evaluation.top_p",
+    "min_p": "evaluation.min_p",
+    "max_new_tokens": "evaluation.max_new_tokens",
+    "max_length": "evaluation.max_new_tokens",
+    "min_new_tokens": "evaluation.min_new_tokens",
+    "min_length": "evaluation.min_new_tokens",
+    "num_return_sequences": "evaluation.samples",
+    "stop_strings": "sampling.stop",
+    "eos_token_id": "sampling.stop_ids",
+    "decoder_start_token_id": "policy.context_start_token",
+    "forced_bos_token_id": "policy.context_start_token",
+}
+
+
+def checked(generation: Mapping[str, Any], temperature: float) -> dict[str, Any]:
+    """The keys and values of `evaluation.generation`, as GenerationConfig wants them.
+
+    Raises LmgymError for an unknown key or a wrong value, and for one that would have no effect.
+
+    Example: checked({"num_beams": 4, "length_penalty": "0.6"}, 0.0) -> {"num_beams": 4, "length_penalty": 0.6}
+    """
+    values = {}
+    for key, value in generation.items():
+        if key in ELSEWHERE:
+            raise LmgymError(f"evaluation.generation.{key} has a place of its own; write {ELSEWHERE[key]}")
+        if key not in KEYS:
+            raise LmgymError(f"unknown key 'evaluation.generation.{key}'; {suggest(str(key), KEYS)}")
+        values[key] = converted(KEYS[key], value, f"evaluation.generation.{key}")
+    beams = values.get("num_beams", 1)
+    if beams < 1:
+        raise LmgymError(f"evaluation.generation.num_beams is {beams}; it must be at least 1")
+    for key in OF_BEAMS:
+        if key in values and beams == 1:
+            raise LmgymError(f"evaluation.generation.{key} is about beams; give num_beams above 1 with it")
+    for key in OF_DRAWS:
+        if key in values and temperature == 0:
+            raise LmgymError(
+                f"evaluation.generation.{key} is about sampling, and evaluation.temperature is 0; write temperature: "
+                "1.0 or so with it"
+            )
+    try:
+        GenerationConfig(**values)
+    except ValueError as error:
+        raise LmgymError(f"evaluation.generation: {' '.join(str(error).split())[:300]}") from error
+    return values
+
+
+def generate(policy: Any, requests: Sequence[Request], decoding: Decoding, rows: int) -> list[Completion]:
+    """One completion per request, in order, whose ids are those of the model's own `generate`.
+
+    With temperature 0 an answer depends on its request only; above, torch's generator is seeded for each block of
+    answers by the key of its first request, so evaluations repeat, but an answer depends on those beside it.
+    Raises LmgymError where Hugging Face refuses.
+    """
+    answers = Answers(policy, requests, decoding)
+    settings = checked(decoding.generation, decoding.temperature)
+    for block in _blocks(policy, answers, settings, max(rows // settings.get("num_beams", 1), 1)):
+        inputs, start = _inputs(policy, [requests[request] for request in block])
+        config = _configuration(policy, answers, settings, answers.limits[block[0]])
+        stops = StoppingCriteriaList([_StopStrings(answers, block[0], start)] if answers.stop_texts[block[0]] else [])
+        try:
+            with _blank_configuration(policy.model), _seeded(requests[block[0]].key, policy.device, decoding):
+                output = policy.model.generate(**inputs, generation_config=config, stopping_criteria=stops)
+        except ValueError as error:
+            raise LmgymError(f"evaluation.generation: {' '.join(str(error).split())[:300]}") from error
+        for request, ids in zip(block, output[:, start:].tolist(), strict=True):
+            _take(answers, request, ids)
+    return answers.completions()
+
+
+def _take(answers: Answers, request: int, ids: list[int]) -> None:
+    """An answer up to its end, without the padding behind it."""
+    for token in ids:
+        if answers.stops[request]:
+            return
+        answers.add(request, token)
+
+
+def _blocks(policy: Any, answers: Answers, settings: Mapping[str, Any], rows: int) -> list[list[int]]:
+    """Requests that are decoded side by side: they end at the same length at most and with the same strings, and are of
+    one length where padding would be read (left padding is exact for the families of the fast path, and right padding
+    for encoders)."""
+    read = LOOK_AT_PROMPT if policy.encoder_decoder else LOOK_AT_PROMPT | LOOK_BACK
+    exact = bool(settings.keys() & read) or not (policy.fast or policy.encoder_decoder)
+    lengths = [len(one.source_ids or one.prompt_ids) for one in answers.requests]
+    kinds = [
+        (limit, length if exact else 0, stop)
+        for limit, length, stop in zip(answers.limits, lengths, answers.stop_texts, strict=True)
+    ]
+    blocks: list[list[int]] = []
+    for request in sorted(range(len(lengths)), key=lambda place: (kinds[place], lengths[place])):
+        last = blocks[-1] if blocks else []
+        fits = last and len(last) < rows and kinds[last[0]] == kinds[request]
+        if fits and (len(last) + 1) * lengths[request] <= policy.tokens_per_forward:
+            last.append(request)
+        else:
+            blocks.append([request])
+    return blocks
+
+
+def _inputs(policy: Any, requests: Sequence[Request]) -> tuple[dict[str, Tensor], int]:
+    """The arguments of `generate`, and the column at which answers begin."""
+    read = [one.source_ids if policy.encoder_decoder else one.prompt_ids for one in requests]
+    longest = max(map(len, read))
+    ids = torch.full((len(read), longest), policy.pad_id)
+    mask = torch.zeros_like(ids)
+    for row, own in enumerate(read):
+        place = slice(0, len(own)) if policy.encoder_decoder else slice(longest - len(own), longest)
+        ids[row, place], mask[row, place] = torch.tensor(own), 1
+    inputs = {"inputs": ids.to(policy.device), "attention_mask": mask.to(policy.device)}
+    if not policy.encoder_decoder:
+        return inputs, longest
+    inputs["decoder_input_ids"] = torch.tensor([one.prompt_ids for one in requests], device=policy.device)
+    return inputs, len(requests[0].prompt_ids)
+
+
+def _configuration(policy: Any, answers: Answers, settings: Mapping[str, Any], limit: int) -> GenerationConfig:
+    decoding = answers.sampling
+    draws: dict[str, Any] = {"do_sample": False}
+    if decoding.temperature > 0:
+        draws = {
+            "do_sample": True,
+            "temperature": decoding.temperature,
+            "top_k": decoding.top_k or 0,  # left out, it would be 50
+            "top_p": 1.0 if decoding.top_p is None else decoding.top_p,
+            "min_p": decoding.min_p,
+        }
+    return GenerationConfig(
+        max_new_tokens=limit,
+        min_new_tokens=min(decoding.min_new_tokens, limit),
+        eos_token_id=sorted(answers.stop_ids),
+        pad_token_id=policy.pad_id,
+        decoder_start_token_id=policy.decoder_start[0] if policy.encoder_decoder else None,
+        **draws,
+        **settings,
+    )
+
+
+class _StopStrings(StoppingCriteria):
+    """Ends an answer (or a beam) with the token that completes a stop string, as lmgym's sampler does."""
+
+    def __init__(self, answers: Answers, request: int, start: int) -> None:
+        self.answers, self.request, self.start = answers, request, start
+
+    def __call__(self, input_ids: Int[Tensor, "R L"], scores: Any, **kwargs: Any) -> Bool[Tensor, " R"]:  # type: ignore[override]
+        ended = [self.answers.holds_stop(self.request, ids) for ids in input_ids[:, self.start :].tolist()]
+        return torch.tensor(ended, device=input_ids.device)
+
+
+@contextmanager
+def _blank_configuration(model: Any) -> Iterator[None]:
+    """Within it the model has no generation_config of its own, from which `generate` would fill what it is not told."""
+    own, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+@contextmanager
+def _seeded(key: int, device: torch.device, decoding: Decoding) -> Iterator[None]:
+    """torch's generators as a function of the key, and afterwards as they were."""
+    if decoding.temperature == 0:
+        yield
+        return
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(key & 0x7FFFFFFFFFFFFFFF)
+        yield

@@ -1,0 +1,71 @@
+"""attention.py's layouts of packed tokens through torch's flex attention: one kernel over the packed row, which skips
+blocks of other rows; nothing is padded, no prompt is expanded to its answers (arXiv 2412.05496).
+
+Meant for a GPU, where the kernel is compiled. Elsewhere torch has no gradient of it; the same mask then goes, whole, to
+its usual kernel, in time and memory that grow with the square of the packed row, which does for tests.
+"""
+
+from collections.abc import Callable
+from functools import cache, cached_property
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Int
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask, flex_attention
+
+from lmgym.models.attention.packed import PackedGroups, PackedRows, per_query_head
+
+
+class FlexRows(PackedRows):
+    """PackedRows of scoring: no cache."""
+
+    @cached_property
+    def allowed(self) -> BlockMask | Bool[Tensor, "1 1 L L"]:
+        row = self.places // self.longest
+        return _mask(row, row)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        return _attend(query, key, value, self.allowed, scale)
+
+
+class FlexGroups(PackedGroups):
+    """PackedGroups: own tokens see their prompt where it stands."""
+
+    @cached_property
+    def allowed(self) -> BlockMask | Bool[Tensor, "1 1 L L"]:
+        prompt, own = self.prompts.places // self.prompts.longest, self.own.places // self.own.longest
+        row = torch.cat([prompt, own + self.prompts.rows])
+        return _mask(row, torch.cat([prompt, self.prompt_of_row[own]]))
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        return _attend(query, key, value, self.allowed, scale)
+
+
+def _mask(row: Int[Tensor, " L"], prompt: Int[Tensor, " L"]) -> BlockMask | Bool[Tensor, "1 1 L L"]:
+    """Each token attends to those of its own row and of its prompt that do not stand behind it. `row` says whose each
+    token is, `prompt` which row is its prompt's (a prompt is its own)."""
+
+    def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & ((row[key] == row[query]) | (row[key] == prompt[query]))
+
+    if row.device.type == "cuda":
+        return create_block_mask(allowed, None, None, len(row), len(row), device=row.device, _compile=True)
+    return create_mask(allowed, None, None, len(row), len(row), device=row.device)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask | Bool[Tensor, "1 1 L L"], scale: float | None
+) -> Tensor:
+    if isinstance(mask, BlockMask):
+        shared = query.shape[1] != key.shape[1]
+        out = _compiled()(query, key, value, block_mask=mask, scale=scale, enable_gqa=shared)
+    else:
+        keys, values = per_query_head(query, key, value)
+        out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+    return out.transpose(1, 2)
+
+
+@cache
+def _compiled() -> Callable[..., Tensor]:
+    return torch.compile(flex_attention, dynamic=True)  # type: ignore[no-any-return]

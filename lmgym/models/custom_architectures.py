@@ -1,0 +1,36 @@
+"""Models of a user's own architecture: a class of transformers' interface, found by the `model_type` of a folder."""
+
+from typing import Any
+
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+
+from lmgym.core.errors import LmgymError
+
+
+def is_model_class(thing: Any) -> bool:
+    """Whether `thing` is a model class of transformers' interface."""
+    return isinstance(thing, type) and issubclass(thing, PreTrainedModel)
+
+
+def make_known(cls: type[PreTrainedModel]) -> None:
+    """Let `policy.model` name folders of this architecture: those whose config.json has the class's model_type.
+
+    Raises LmgymError for a class without a configuration class of its own, or of a model_type that transformers has.
+
+    Example: a causal model
+        >>> make_known(MyModel)     # MyModel.config_class = MyConfig, MyConfig.model_type = "my_model"
+        >>> MyModel(MyConfig()).save_pretrained("models/mine")     # and a tokenizer beside it
+    """
+    config: Any = getattr(cls, "config_class", None)
+    model_type = getattr(config, "model_type", "")
+    if not model_type:
+        raise LmgymError(f"{cls.__name__} has no config_class with a model_type, by which its folders would be known")
+    encoder_decoder = bool(getattr(config(), "is_encoder_decoder", False))
+    auto: Any = AutoModelForSeq2SeqLM if encoder_decoder else AutoModelForCausalLM
+    try:
+        AutoConfig.register(model_type, config, exist_ok=False)
+        auto.register(config, cls, exist_ok=False)
+    except ValueError as error:
+        raise LmgymError(
+            f"{cls.__name__}: transformers knows the model_type '{model_type}' already ({error})"
+        ) from error

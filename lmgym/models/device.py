@@ -1,0 +1,79 @@
+"""Where a policy computes and how precisely, chosen once for a run."""
+
+import os
+import time
+
+import torch
+
+from lmgym.core.errors import LmgymError
+
+SMALL = 10_000_000  # parameters below which bf16 costs more in conversions than it saves
+
+
+def choose_device(wanted: str) -> torch.device:
+    """The device asked for, or the best one here; LmgymError if it is not there."""
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if wanted == "auto":
+        wanted = "cuda" if cuda else "mps" if mps else "cpu"
+    if (wanted == "cuda" and not cuda) or (wanted == "mps" and not mps):
+        raise LmgymError(f"policy.device: there is no {wanted} device here; write device: auto or cpu")
+    return torch.device(wanted)
+
+
+def choose_compute(wanted: str, device: torch.device, parameters: int) -> torch.dtype:
+    """The precision of forward passes. `auto` probes the machine once; the run folder keeps the answer."""
+    if wanted == "auto":
+        fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        if device.type == "cpu" and parameters >= SMALL:
+            fast = bf16_speedup() > 1.5
+        wanted = "bfloat16" if fast else "float32"
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted]
+
+
+def bf16_speedup(size: int = 512, repeats: int = 5) -> float:
+    """How many times faster this CPU multiplies bf16 matrices than fp32 ones (best of some repeats each)."""
+    best = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        matrix = torch.randn(size, size).to(dtype)
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            matrix @ matrix
+            times.append(time.perf_counter() - start)
+        best[dtype] = min(times)
+    return best[torch.float32] / best[torch.bfloat16]
+
+
+def choose_tokens_per_forward(wanted: int | None, kind: str) -> int:
+    """The bound on the tokens of a forward pass; on a CPU more than its default are not faster (docs/log.md).
+
+    Example:
+        >>> choose_tokens_per_forward(None, "cpu"), choose_tokens_per_forward(None, "cuda")
+        (4096, 16384)
+    """
+    if wanted is not None:
+        return wanted
+    return 4096 if kind == "cpu" else 16384
+
+
+def expected_device(device: str, compute: str, parameters: int) -> tuple[str, int]:
+    """The kind of device that a recipe asks for, which need not be here, and the bytes of a number in its forward
+    pass.
+
+    Example:
+        >>> expected_device("cuda", "auto", 7_000_000_000)
+        ('cuda', 2)
+    """
+    kind = choose_device("auto").type if device == "auto" else device
+    if compute == "auto" and kind == "cuda":
+        return kind, 2
+    return kind, choose_compute(compute, torch.device(kind), parameters).itemsize
+
+
+def memory_here(kind: str) -> int | None:
+    """Bytes of memory that a device of this kind has, or None where it is not here or does not say."""
+    if kind == "cuda":
+        return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+    if kind == "cpu" and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None

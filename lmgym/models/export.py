@@ -1,0 +1,99 @@
+"""A trained model as others take it: without lmgym's own files, adapters merged or in peft's format; and the Hub."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+
+from lmgym.core.errors import LmgymError
+from lmgym.models import lora
+from lmgym.models.builtin import is_builtin
+from lmgym.models.load import PolicySection, load_policy, read_model_info
+from lmgym.models.policy import VALUE_HEAD
+
+# What stands in a checkpoint beside the model: the optimizer's moments, the state of the run, the value function.
+OWN = ("optimizer.safetensors", "algorithm.json", "state.json", "manifest.json", VALUE_HEAD, "critic")
+
+
+def is_adapter(source: Path) -> bool:
+    """True if a model folder holds adapters, and not a whole model."""
+    return (source / lora.CONFIG).is_file()
+
+
+def copy_model(source: Path, folder: Path, section: PolicySection) -> None:
+    """The model or the adapters of `source` as they are, with the tokenizer. Adapters name their base, so that peft
+    finds it."""
+    for path in source.iterdir():
+        if path.name not in OWN and path.is_file():
+            shutil.copyfile(path, folder / path.name)
+    if is_adapter(folder):
+        config = json.loads((folder / lora.CONFIG).read_text(encoding="utf-8"))
+        kind = "SEQ_2_SEQ_LM" if read_model_info(section).encoder_decoder else "CAUSAL_LM"
+        config |= {"base_model_name_or_path": section.model, "revision": section.revision, "task_type": kind}
+        (folder / lora.CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def merge_model(source: Path, folder: Path, section: PolicySection, seed: int) -> None:
+    """The base with the adapters of `source` added to its weights, in fp32, and the tokenizer; any plain transformers
+    reads it. Over a packed base, to the weights that its codes stand for: these are what was trained beside."""
+    policy = load_policy(section, seed, source)
+    lora.merged(policy.model).save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+
+
+def check_mergeable(source: Path, section: PolicySection, merge: bool, push: bool) -> None:
+    """Raise LmgymError where merging means nothing, or where adapters alone would be of no use."""
+    if merge and not is_adapter(source):
+        raise LmgymError(f"{source} holds a whole model and no adapters, so there is nothing to merge; remove --merge")
+    if merge or not is_adapter(source):
+        return
+    if is_builtin(section.model):
+        raise LmgymError(
+            f"the adapters in {source} stand beside {section.model}, which no other program has; add --merge"
+        )
+    if push and Path(section.model).exists():
+        raise LmgymError(
+            f"the adapters in {source} stand beside {section.model}, a folder that nobody else has; add --merge"
+        )
+
+
+def check_hub(repository: str) -> None:
+    """Raise LmgymError unless `repository` ("owner/name") is free and there is a token that can make it.
+
+    The token is found by huggingface_hub itself, as its documentation says.
+    """
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise LmgymError(f"--push: '{repository}' is no name on the Hub; write OWNER/NAME, such as me/my-model")
+    try:
+        HfApi().whoami()
+        exists = HfApi().repo_exists(repository)
+    except Exception as error:  # what the Hub client and its network library raise has no common name
+        raise _refused(repository, error) from error
+    if exists:
+        raise LmgymError(
+            f"--push: {repository} is on the Hub already, and is left as it is; choose another name, or delete it there"
+        )
+
+
+def push(folder: Path, repository: str, message: str) -> str:
+    """Make a private repository of a folder on the Hub; returns its address. Raises LmgymError where the Hub refuses;
+    the folder stays."""
+    try:
+        HfApi().create_repo(repository, private=True)
+        return str(HfApi().upload_folder(repo_id=repository, folder_path=folder, commit_message=message).repo_url)
+    except Exception as error:  # see check_hub
+        raise _refused(repository, error) from error
+
+
+def _refused(repository: str, error: Exception) -> LmgymError:
+    reason = " ".join(str(error).split())[:300]
+    if isinstance(error, LocalTokenNotFoundError):
+        return LmgymError(
+            f"--push: there is no token of the Hub here, so {repository} cannot be made; run `hf auth login` first"
+        )
+    if isinstance(error, HfHubHTTPError):
+        return LmgymError(f"--push: the Hub refused {repository} ({reason})")
+    return LmgymError(f"--push: the Hub cannot be reached for {repository} ({reason})")

@@ -1,0 +1,304 @@
+"""From a name to a Policy: Hugging Face Hub id, local folder, or `builtin:tiny`; device and precision chosen once."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from lmgym.core import seeds
+from lmgym.core.errors import LmgymError
+from lmgym.models import lora, quantization
+from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
+from lmgym.models.device import choose_compute, choose_device
+from lmgym.models.distributions import add_critic
+from lmgym.models.forward import layers_of
+from lmgym.models.policy import VALUE_HEAD, Policy
+from lmgym.text.chat import Cut
+
+transformers_logging.disable_progress_bar()
+
+
+@dataclass(kw_only=True)
+class PolicySection:
+    """The `policy:` section of a recipe.
+
+    Example: PolicySection(model="Qwen/Qwen2.5-0.5B-Instruct", device="cuda")
+    """
+
+    model: str = BUILTIN
+    """Hub id or local folder of a causal or encoder-decoder LM, or a small random one: builtin:tiny (a Llama),
+    builtin:tiny_gpt2, builtin:tiny_t5, builtin:tiny_bart."""
+    revision: str | None = None
+    """Branch, tag or commit on the Hub."""
+    tokenizer: str | None = None
+    """Hub id or folder of the tokenizer, where it is not the model's; builtin:bytes or builtin:numbers for built-in
+    models."""
+    eos_token: str | None = None
+    """End-of-sequence token, for a tokenizer that does not name one."""
+    context_start_token: int | str | None = None
+    """First token of an encoder-decoder's answers, where it is not the model's own decoder_start_token_id."""
+    critic: Literal["head", "separate", "none"] = "head"
+    """Value function, for algorithms that need one: a linear head on the policy's own trunk, or on a copy of it that
+    trains apart."""
+    lora_rank: int | None = None
+    """Train LoRA adapters (arXiv 2106.09685) of this rank instead of the model's own weights; needs lmgym[lora]."""
+    lora_alpha: float | None = None
+    """The adapters' update is scaled by alpha / rank; 2 * rank if left out."""
+    lora_targets: list[str] | str = "all-linear"
+    """Names of the linear layers with adapters; all-linear: every one but the LM head."""
+    quantise: quantization.Bits | None = None
+    """Pack the linear layers below the adapters into 4bit (NF4, arXiv 2305.14314) or 8bit (one scale a row); needs
+    lora_rank, and lmgym[quantised]."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    compute: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of forward passes; the parameters themselves stay fp32. auto: bf16 where a short probe finds it
+    fast."""
+    tokens_per_forward: int | None = None
+    """Bound on the tokens of one forward pass (memory, not results): those that are run where nothing is padded, each
+    prompt once (packed rows on a CPU and with flex attention), and rows by the longest of them elsewhere. Left out:
+    4,096 on a CPU, where more are no faster, and 16,384 elsewhere."""
+    activation_checkpointing: bool = False
+    """Keep only what enters each layer, and compute the layer again in backward: less memory, one more forward pass
+    in time, the same gradients."""
+    path: Literal["auto", "fast", "plain"] = "auto"
+    """fast: packed rows, own KV cache; plain: Hugging Face's padded forward."""
+    attention: Literal["padded", "flex"] = "padded"
+    """Of packed rows, in scoring and training: padded to the longest for torch's usual kernel, or through flex
+    attention, which is made for GPUs and not measured on one yet."""
+    template: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the tokenizer's chat template."""
+    max_prompt_tokens: int | None = None
+    """A longer prompt is cut to so many tokens, those that the tokenizer puts around a text included; `lmgym check` and
+    the run's log say how many are. A chat is not cut but refused."""
+    truncation_side: Literal["left", "right"] = "left"
+    """Where a prompt is cut: left loses its beginning, right its end."""
+    max_reference_tokens: int | None = None
+    """A longer reference is imitated up to so many tokens, its end of sequence is then not; the run's log says how many
+    are."""
+    architecture: dict[str, Any] = field(default_factory=dict)
+    """Configuration fields of a built-in model, such as hidden_size."""
+
+    @property
+    def cut(self) -> Cut | None:
+        """How prompts that are too long are cut; None where they are not."""
+        return None if self.max_prompt_tokens is None else Cut(self.max_prompt_tokens, self.truncation_side)
+
+    def __post_init__(self) -> None:
+        if self.quantise is not None and self.lora_rank is None:
+            raise LmgymError(
+                "policy.quantise packs weights that then cannot train; add policy.lora_rank (16, say) to train "
+                "adapters beside them, or remove policy.quantise"
+            )
+
+
+def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = None) -> Policy:
+    """The policy that a recipe asks for; its weights come from `folder` where one is given (a checkpoint).
+
+    Raises LmgymError if the model or tokenizer cannot be had, or the tokenizer has no end-of-sequence token.
+    """
+    device = choose_device(section.device)
+    _check_section(section)
+    adapted = folder is not None and (folder / lora.CONFIG).is_file()
+    compute = None
+    if folder is not None and not adapted:
+        model, tokenizer = _load(section, str(folder), str(folder))
+    elif section.quantise is not None:
+        shapes = skeleton(section)
+        quantization.check_layers(shapes, section.quantise, device)
+        compute = choose_compute(section.compute, device, sum(p.numel() for p in shapes.parameters()))
+        packing = quantization.loading(section.quantise, compute, device)
+        model, tokenizer = _load(section, section.model, section.tokenizer or section.model, packing)
+    else:
+        model, tokenizer = _base(section, seed)
+    if adapted and folder is not None:
+        lora.load_lora(model, folder)
+    elif folder is None and section.lora_rank is not None:
+        alpha = section.lora_alpha or 2 * section.lora_rank
+        lora.add_lora(model, section.lora_rank, alpha, section.lora_targets, seeds.key(seed, "lora"))
+    if section.eos_token is not None:
+        if section.eos_token not in tokenizer.get_vocab():
+            raise LmgymError(f"policy.eos_token: '{section.eos_token}' is not in the vocabulary of {section.model}")
+        tokenizer.eos_token = section.eos_token
+    if tokenizer.eos_token_id is None:
+        raise LmgymError(
+            f"policy.model: the tokenizer of {section.model} has no end-of-sequence token, so no answer could "
+            "ever end; name one of its tokens with policy.eos_token"
+        )
+    compute = compute or choose_compute(section.compute, device, sum(p.numel() for p in model.parameters()))
+    start = _decoder_start(section, model, tokenizer)
+    if not quantization.is_quantised(model):  # which is there already, and not to be moved
+        model = model.to(device)
+    again = section.activation_checkpointing
+    if again and not layers_of(model):
+        raise LmgymError(
+            f"policy.activation_checkpointing: transformers knows no layers of {model.config.model_type} that could be "
+            "computed again; remove it"
+        )
+    policy = Policy(model, tokenizer, compute, section.tokens_per_forward, None, start, again)
+    if section.path == "fast" and not policy.fast:
+        raise LmgymError(
+            f"policy.path: the fast path does not serve {model.config.model_type}; write path: auto or plain"
+        )
+    policy.fast = policy.fast and section.path != "plain"
+    policy.flex = section.attention == "flex"
+    if policy.flex and (policy.encoder_decoder or not policy.fast):
+        raise LmgymError(
+            f"policy.attention: flex attention is for packed rows, and the path of {model.config.model_type} here has "
+            "none; write attention: padded"
+        )
+    if folder is not None:
+        _load_critic(policy, section, seed, folder)
+    return policy
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a model's configuration says before any weight is loaded.
+
+    Example: ModelInfo(encoder_decoder=True, vocabulary=32128)
+    """
+
+    encoder_decoder: bool
+    vocabulary: int
+
+
+def read_model_info(section: PolicySection) -> ModelInfo:
+    """Read a model's configuration only. Raises LmgymError if there is none."""
+    _check_section(section)
+    if is_builtin(section.model):
+        model = builtin_model(section.model, builtin_tokenizer(section.tokenizer or "builtin:bytes"), {}, 0)
+        return ModelInfo(bool(model.config.is_encoder_decoder), int(model.config.vocab_size))
+    config = _config(section.model, section.revision)
+    vocabulary = getattr(config.get_text_config(decoder=True), "vocab_size", None) or 0
+    return ModelInfo(bool(getattr(config, "is_encoder_decoder", False)), int(vocabulary))
+
+
+def skeleton(section: PolicySection) -> Any:
+    """The model of a recipe without weights (on torch's meta device): shapes of the base, before adapters and packing.
+
+    Example:
+        >>> sum(p.numel() for p in skeleton(PolicySection(model="Qwen/Qwen2.5-0.5B-Instruct")).parameters())
+        494032768
+    """
+    if is_builtin(section.model):
+        tokenizer = builtin_tokenizer(section.tokenizer or "builtin:bytes")
+        with torch.device("meta"):
+            return builtin_model(section.model, tokenizer, section.architecture, 0)
+    config = _config(section.model, section.revision)
+    kind: Any = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
+    with torch.device("meta"):
+        return kind.from_config(config, dtype=torch.float32)
+
+
+def load_tokenizer(section: PolicySection) -> Any:
+    """The tokenizer that a recipe asks for."""
+    if is_builtin(section.model):
+        return builtin_tokenizer(section.tokenizer or "builtin:bytes")
+    name = section.tokenizer or section.model
+    return AutoTokenizer.from_pretrained(name, revision=section.revision if name == section.model else None)
+
+
+def _check_section(section: PolicySection) -> None:
+    """Raise LmgymError where keys of the section do not go together, or not with this machine."""
+    builtin = is_builtin(section.model)
+    if section.quantise is not None:
+        if builtin:
+            raise LmgymError(
+                f"policy.quantise: {section.model} is a few megabytes of random numbers, nothing to pack; remove it, "
+                "or name a model folder or a Hub id"
+            )
+        quantization.check_possible(choose_device(section.device))
+    if section.architecture and not builtin:
+        raise LmgymError("policy.architecture changes built-in models only; remove it, or change the model's folder")
+    if builtin and section.tokenizer is not None and not is_builtin(section.tokenizer):
+        raise LmgymError(
+            f"policy.tokenizer: {section.model} speaks builtin:bytes or builtin:numbers, not {section.tokenizer}"
+        )
+
+
+def _base(section: PolicySection, seed: int) -> tuple[Any, Any]:
+    """The model as it was before any training, and its tokenizer."""
+    if is_builtin(section.model):
+        tokenizer = builtin_tokenizer(section.tokenizer or "builtin:bytes")
+        return builtin_model(section.model, tokenizer, section.architecture, seed), tokenizer
+    return _load(section, section.model, section.tokenizer or section.model)
+
+
+def _config(model: str, revision: str | None) -> Any:
+    try:
+        config = AutoConfig.from_pretrained(model, revision=revision)
+    except Exception as error:  # what transformers and the Hub client raise has no common name
+        raise _cannot_load(model, error) from error
+    if getattr(config, "quantization_config", None) is not None:
+        raise LmgymError(
+            f"policy.model: the weights of {model} are stored packed, and lmgym trains beside its own packing only; "
+            "name the model that it was made from, with policy.quantise: 4bit or 8bit"
+        )
+    return config
+
+
+def _cannot_load(model: str, error: Exception) -> LmgymError:
+    reason = " ".join(str(error).split())[:300]
+    return LmgymError(
+        f"policy.model: could not load '{model}': not a model folder here, and the Hub did not give it ({reason})"
+    )
+
+
+def _load(section: PolicySection, model: str, tokenizer: str, packing: dict[str, Any] | None = None) -> tuple[Any, Any]:
+    """A model and its tokenizer, from a folder or the Hub: parameters in fp32, unless `packing` says otherwise."""
+    revision = section.revision if model == section.model else None
+    config = _config(model, revision)
+    kind: Any = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
+    try:
+        loaded = kind.from_pretrained(model, revision=revision, **(packing or {"dtype": torch.float32}))
+        words = AutoTokenizer.from_pretrained(tokenizer, revision=revision if tokenizer == model else None)
+    except Exception as error:  # what transformers, the Hub client, safetensors and tokenizers raise has no common name
+        raise _cannot_load(model, error) from error
+    if packing is not None:
+        quantization.freeze_quantized(loaded)
+    else:
+        for parameter in loaded.parameters():  # from the odd addresses of a mapped file to aligned ones: products
+            parameter.data = parameter.data.clone()  # round by alignment, and a resumed run must round as before
+    for key in ("is_local", "local_files_only"):  # transformers would save with the tokenizer how it was loaded
+        words.init_kwargs.pop(key, None)
+    return loaded, words
+
+
+def _load_critic(policy: Policy, section: PolicySection, seed: int, folder: Path) -> None:
+    """Put back the value function that a checkpoint holds, if it holds one."""
+    if (folder / VALUE_HEAD).is_file():
+        add_critic(policy, separate=False)
+        assert policy.value_head is not None
+        weight = load_file(folder / VALUE_HEAD)["weight"].clone()
+        policy.value_head.weight.data = weight.to(policy.device)
+    if (folder / "critic").is_dir():
+        compute: Any = str(policy.compute).removeprefix("torch.")
+        policy.critic = load_policy(replace(section, compute=compute), seed, folder / "critic")
+
+
+def check_start_token(section: PolicySection, encoder_decoder: bool, tokenizer: Any, vocabulary: int) -> None:
+    """Raise LmgymError where `context_start_token` does not go with the model."""
+    token = section.context_start_token
+    if token is None:
+        return
+    if not encoder_decoder:
+        raise LmgymError(
+            f"policy.context_start_token is for encoder-decoder models, and {section.model} is a causal one; remove it"
+        )
+    known = token in tokenizer.get_vocab() if isinstance(token, str) else 0 <= token < vocabulary
+    if not known:
+        raise LmgymError(f"policy.context_start_token: {token!r} is not in the vocabulary of {section.model}")
+
+
+def _decoder_start(section: PolicySection, model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """The recipe's own first token of an encoder-decoder's answers, or nothing."""
+    token = section.context_start_token
+    vocabulary = int(model.get_output_embeddings().weight.shape[0])
+    check_start_token(section, model.config.is_encoder_decoder, tokenizer, vocabulary)
+    if token is None:
+        return ()
+    return (token if isinstance(token, int) else int(tokenizer.convert_tokens_to_ids(token)),)

@@ -1,0 +1,100 @@
+"""What a model's memory depends on, read off its skeleton: no weight is loaded, nothing is computed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from lmgym.models.families import supports_fast_path
+from lmgym.models.forward import layers_of
+from lmgym.models.load import PolicySection, skeleton
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Counts of parameters, and the sizes of a layer.
+
+    Example: of Qwen2.5-0.5B, with adapters of rank 8: parameters 494 million, linear 358 million, adapter 4.4 million,
+    layers 24, width 896, inner 4864, heads 14, attention 896, keys 128, vocabulary 151,936.
+    """
+
+    parameters: int  # of the base
+    linear: int  # of them, in linear layers other than the LM head: what adapters stand beside, and packing packs
+    linear_rows: int  # rows of these layers' weights
+    adapter: int  # parameters of the adapters, 0 without
+    layers: int  # of the decoder
+    encoder_layers: int  # of an encoder-decoder's encoder, else 0
+    width: int
+    inner: int  # of the MLP
+    gated: bool  # the MLP has two products before its activation
+    heads: int
+    attention: int  # heads times the size of a head
+    keys: int  # key-value heads times the size of a head
+    norm_values: int  # of the width, that one norm keeps for backward
+    vocabulary: int
+    quadratic: bool  # attention keeps a number for each pair of tokens
+    fast: bool
+    context: int | None
+
+    @property
+    def encoder_decoder(self) -> bool:
+        return self.encoder_layers > 0
+
+    @property
+    def trained(self) -> int:
+        return self.adapter or self.parameters
+
+
+def shapes_of(section: PolicySection) -> Shapes:
+    """The shapes of a recipe's policy. Raises LmgymError where its configuration cannot be had."""
+    model = skeleton(section)
+    config = model.config
+    linear = dict(_linear_layers(model))
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or getattr(config, "d_kv", None) or config.hidden_size // heads
+    layers = layers_of(model)
+    encoder = len(layers_of(model.get_encoder())) if config.is_encoder_decoder else 0
+    first = dict(_linear_layers(layers[-1])) if layers else linear
+    inner = max((max(sizes) for name, sizes in first.items() if "attn" not in name.lower()), default=config.hidden_size)
+    layer_norm = any(isinstance(module, nn.LayerNorm) for module in model.modules())
+    return Shapes(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        linear=sum(into * out for into, out in linear.values()),
+        linear_rows=sum(out for _, out in linear.values()),
+        adapter=_adapter(linear, section),
+        layers=(len(layers) or config.num_hidden_layers) - encoder,
+        encoder_layers=encoder,
+        width=config.hidden_size,
+        inner=inner,
+        gated=sum(out == inner for name, (_, out) in first.items() if "attn" not in name.lower()) > 1,
+        heads=heads,
+        attention=heads * size,
+        keys=(getattr(config, "num_key_value_heads", None) or heads) * size,
+        norm_values=2 if layer_norm else 3,
+        vocabulary=int(model.get_output_embeddings().weight.shape[0]),
+        quadratic=hasattr(config, "relative_attention_num_buckets") or config._attn_implementation == "eager",
+        fast=supports_fast_path(config) and section.path != "plain",
+        context=getattr(config, "max_position_embeddings", None),
+    )
+
+
+def _linear_layers(model: nn.Module) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Name and (inputs, outputs) of every linear layer but the LM head."""
+    ends: Any = getattr(model, "get_output_embeddings", lambda: None)
+    head = ends()
+    for name, module in model.named_modules():
+        if module is head or not isinstance(module, nn.Linear | Conv1D):
+            continue
+        rows, columns = module.weight.shape
+        yield name, (rows, columns) if isinstance(module, Conv1D) else (columns, rows)
+
+
+def _adapter(linear: dict[str, tuple[int, int]], section: PolicySection) -> int:
+    if section.lora_rank is None:
+        return 0
+    named = section.lora_targets
+    wanted = [named] if isinstance(named, str) else named
+    chosen = [sizes for name, sizes in linear.items() if named == "all-linear" or name.rsplit(".", 1)[-1] in wanted]
+    return section.lora_rank * sum(into + out for into, out in chosen)

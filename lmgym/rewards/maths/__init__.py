@@ -1,0 +1,1 @@
+"""Rewards for problems with a final answer."""

@@ -1,0 +1,1 @@
+"""Rewards that read texts: overlap with references, form, sentiment."""

@@ -1,0 +1,145 @@
+"""CommonGen: sentences that must use given concepts. Which concepts is in the examples' `meta["concepts"]`."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
+from lmgym.rewards.text.meteor import meteor, meteor_stem
+from lmgym.rewards.text.references import needed, references_of, stem
+from lmgym.types import Example
+
+WORD = re.compile(r"[^\W_]+")
+
+
+@register("reward", "common_gen_repeat_penalty")
+def common_gen_repeat_penalty(
+    texts: list[str],
+    examples: list[Example],
+    *,
+    separator: str = " ",
+    prefix: str = "generate a sentence with: ",
+) -> list[float]:
+    """-1 for a text that repeats the question, else 0: the concepts in a row with `separator` between them, the
+    `prefix`, "generate" or "sentence", upper or lower case.
+
+    Source: RL4LMs, which reads the concepts from the prompt between the prefix and the last character. The same
+    function is its batched one (which returns a list that is too short where not every answer is finished).
+
+    Raises LmgymError for an example without concepts.
+
+    Example:
+        >>> common_gen_repeat_penalty(["Dog run.", "A dog can run."], [example, example])  # concepts: dog, run
+        [-1.0, 0.0]
+    """
+    values = []
+    for text, concepts in zip(texts, _concepts("common_gen_repeat_penalty", examples), strict=True):
+        found = text.lower()
+        repeats = (separator.join(concepts).lower(), prefix.lower(), "generate", "sentence")
+        values.append(-float(any(repeat in found for repeat in repeats)))
+    return values
+
+
+@register("reward", "concept_coverage")
+def concept_coverage(texts: list[str], examples: list[Example]) -> list[float]:
+    """Share of the concepts that occur in the text, from 0 to 1: as a word of the same Porter stem, so "dogs" is "dog",
+    but "stood" is not "stand" (CommonGen's own script compares lemmas, which a model has to find). The corpus value is
+    the mean. Source: Lin et al. 2020, coverage. Extra `metrics`.
+
+    Raises LmgymError for an example without concepts.
+
+    Example:
+        >>> concept_coverage(["Two dogs sat."], [example])     # concepts: dog, run
+        [0.5]
+    """
+    missing = _missing("concept_coverage", texts, examples)
+    return [
+        1.0 - len(absent) / len(example.meta["concepts"]) for absent, example in zip(missing, examples, strict=True)
+    ]
+
+
+@register("reward", "common_gen_preference")
+def common_gen_preference(
+    texts: list[str],
+    examples: list[Example],
+    *,
+    preference: str,
+    preference_arguments: Mapping[str, Any] | None = None,
+    meteor_coefficient: float = 0.5,
+    concept_penalty: float = 0.5,
+    synonyms: bool = True,
+) -> list[float]:
+    """c * METEOR + p / (1 + k * missing), where p is what another reward says of the text (that people would prefer
+    it, from 0 to 1), missing is the number of concepts that are not in the text, c is `meteor_coefficient` and k is
+    `concept_penalty`.
+
+    `preference` is the name of a reward, or "module:function", and `preference_arguments` are its arguments. Without
+    `synonyms` METEOR is meteor_stem. Source: RL4LMs, common_gen_preference_model (there p is of a T5 of 11 billion
+    parameters).
+
+    Raises LmgymError for an example without references or concepts.
+
+    Example:
+        >>> common_gen_preference(texts, examples, preference="my_module:liked")     # METEOR 0.3, p 0.8, none missing
+        [0.95]
+    """
+    function = registry.get("reward", preference)
+    liked = function(texts, examples, **(preference_arguments or {}))
+    missing = _missing("common_gen_preference", texts, examples)
+    similar = (meteor if synonyms else meteor_stem)(texts, examples)
+    return [
+        meteor_coefficient * score + float(p) / (1 + concept_penalty * len(absent))
+        for score, p, absent in zip(similar, liked, missing, strict=True)
+    ]
+
+
+def _check_penalty(examples: Sequence[Example], **arguments: Any) -> None:
+    _concepts("common_gen_repeat_penalty", examples)
+
+
+def _check_coverage(examples: Sequence[Example], **arguments: Any) -> None:
+    needed("nltk", "concept_coverage")
+    _concepts("concept_coverage", examples)
+
+
+def _check_preference(examples: Sequence[Example], **arguments: Any) -> None:
+    function = registry.get("reward", arguments["preference"])
+    if hasattr(function, "check"):
+        function.check(examples, **(arguments.get("preference_arguments") or {}))
+    if arguments.get("synonyms", True):
+        meteor.check(examples)  # type: ignore[attr-defined]
+    _concepts("common_gen_preference", examples)
+    references_of("common_gen_preference", examples)
+
+
+common_gen_repeat_penalty.check = _check_penalty  # type: ignore[attr-defined]
+concept_coverage.check = _check_coverage  # type: ignore[attr-defined]
+common_gen_preference.check = _check_preference  # type: ignore[attr-defined]
+
+
+def _concepts(reward: str, examples: Sequence[Example]) -> list[Sequence[str]]:
+    found: list[Sequence[str]] = []
+    for example in examples:
+        concepts = example.meta.get("concepts")
+        if not isinstance(concepts, list | tuple) or not concepts or not all(isinstance(one, str) for one in concepts):
+            raise LmgymError(
+                f"reward '{reward}' needs meta['concepts'], a list of words, and that of example '{example.id}' is "
+                f"{concepts!r}"
+            )
+        found.append(concepts)
+    return found
+
+
+def _missing(reward: str, texts: Sequence[str], examples: Sequence[Example]) -> list[list[str]]:
+    """The concepts that are not in each text."""
+    missing = []
+    for text, concepts in zip(texts, _concepts(reward, examples), strict=True):
+        found = {stem(word) for word in WORD.findall(text.lower())}
+        missing.append([concept for concept in concepts if not found.issuperset(_stems(concept))])
+    return missing
+
+
+def _stems(concept: str) -> list[str]:
+    return [stem(word) for word in WORD.findall(concept.lower())]

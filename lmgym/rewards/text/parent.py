@@ -1,0 +1,183 @@
+"""PARENT: a text about a table, held against its references and against the table."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
+from lmgym.rewards.text.bleu import split_13a
+from lmgym.rewards.text.references import grams, references_of
+from lmgym.rewards.text.rouge import common_length
+from lmgym.types import Example
+
+Part = Literal["precision", "recall", "f"]
+Words = list[str]
+ORDER = 4
+SMALL = 1e-5  # in place of a precision or recall of 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """The words of the values of a table: all of them, which a text may mention, and those entries that it should.
+
+    Example: Table(words=frozenset({"michael", "dahlquist", "drummer"}), entries=(["michael", "dahlquist"],))
+    """
+
+    words: frozenset[str]
+    entries: tuple[Words, ...]
+
+
+@register("reward", "parent")
+def parent(
+    texts: list[str],
+    examples: list[Example],
+    *,
+    part: Part = "f",
+    table_weight: float | None = None,
+) -> list[float]:
+    """PARENT, from 0 to 1: F1 (or precision or recall) of n-grams, n = 1..4, where what the table says is right too.
+
+    Precision counts an n-gram of the text that is not in the reference by the share of its words that are in the
+    table. Recall is that of the reference's n-grams, each weighted by the share of its words in the table, to the
+    power 1 - w, times that of the table's entries (their longest common subsequence with the text), to the power w. w
+    is `table_weight`; without one it is what the reference leaves out of the table, 1 - the entries' mean share in it,
+    as the paper proposes and ToTTo's script has it (Google's first script: 0.5). Of several references the one with
+    the best F1 counts. The corpus value is the mean.
+
+    The table is the example's meta["table"]: pairs (attribute, value) or triples (head, relation, tail). Or it is
+    meta["raw_table"], as ToTTo's files have it: then precision looks at all cells, titles and the section's text,
+    recall at the highlighted cells and titles. Texts are split as BLEU's are (13a), in lower case. Sources: Dhingra et
+    al. 2019; RL4LMs' `parent`, which first runs a Perl script that joins marks to words.
+
+    Raises LmgymError for an example without references or without a table.
+
+    Example:
+        >>> table = [("name", "Michael Dahlquist"), ("occupation", "drummer")]
+        >>> example = Example("a/0", "?", ("michael dahlquist was an american drummer",), {"table": table})
+        >>> parent(["michael dahlquist was a drummer"], [example], table_weight=0.5)
+        [0.31225200802825065]
+    """
+    if table_weight is not None and not 0 <= table_weight <= 1:
+        raise LmgymError(f"key 'rewards.parent.table_weight' must be from 0 to 1, not {table_weight}")
+    tables: dict[int, Table] = {}  # the examples of a group are one object
+    values = []
+    for text, example, references in zip(texts, examples, references_of("parent", examples), strict=True):
+        if id(example) not in tables:
+            tables[id(example)] = _table(example)
+        answer = _split(text)
+        found = [_parent(answer, _split(reference), tables[id(example)], table_weight) for reference in references]
+        values.append(max(found, key=lambda scores: scores["f"])[part])
+    return values
+
+
+def _check(examples: Sequence[Example], **arguments: Any) -> None:
+    references_of("parent", examples)
+    for example in examples:
+        _table(example)
+
+
+parent.check = _check  # type: ignore[attr-defined]
+
+
+def totto_tables(raw: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """The pairs (attribute, value) of a ToTTo table that precision and recall look at: everything; the highlighted
+    cells and the titles.
+
+    Example: raw has the keys table (rows of cells), highlighted_cells ([[row, column], ...]), table_page_title,
+    table_section_title and table_section_text:
+        >>> totto_tables(raw)
+        ([('header', 'Year'), ('cell', '1998'), ('page_title', 'Films')], [('cell', '1998'), ('page_title', 'Films')])
+    """
+    rows = raw["table"]
+    highlighted = [rows[row][column] for row, column in raw["highlighted_cells"]]
+    titles = [(name.removeprefix("table_"), raw[name]) for name in ("table_page_title", "table_section_title")]
+    section = [("section_text", raw["table_section_text"])]
+
+    def pairs(cells: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+        return [("header" if cell["is_header"] else "cell", cell["value"].strip()) for cell in cells]
+
+    everything = [*pairs([cell for row in rows for cell in row]), *titles, *section]
+    wanted = [*pairs(highlighted), *titles]
+    return [pair for pair in everything if pair[1]], [pair for pair in wanted if pair[1]]
+
+
+def _parent(text: Words, reference: Words, table: Table, table_weight: float | None) -> dict[Part, float]:
+    precisions, recalls = [], []
+    for n in range(1, ORDER + 1):
+        mine, its = grams(text, n), grams(reference, n)
+        precisions.append(_gram_precision(mine, its, table))
+        recalls.append(_gram_recall(mine, its, table))
+    # The first order is left as it is: a text without one right word has precision 0.
+    precision = _geometric([precisions[0], *(value or SMALL for value in precisions[1:])])
+    of_reference = _geometric([recalls[0], *(value or SMALL for value in recalls[1:])]) or SMALL
+    of_table = _mean_share(table.entries, text) or SMALL
+    weight = 1.0 - _mean_share(table.entries, reference) if table_weight is None else table_weight
+    recall = of_reference ** (1 - weight) * of_table**weight
+    return {
+        "precision": precision,
+        "recall": recall,
+        "f": 2 * precision * recall / (precision + recall + 1e-8),  # the original's guard against 0 / 0
+    }
+
+
+def _gram_precision(text: Counter[tuple[str, ...]], reference: Counter[tuple[str, ...]], table: Table) -> float:
+    total = text.total()
+    right = 0.0
+    for gram, count in text.items():
+        common = min(count, reference[gram])
+        right += common + (count - common) * _share(gram, table)
+    return right / total if total else 0.0
+
+
+def _gram_recall(text: Counter[tuple[str, ...]], reference: Counter[tuple[str, ...]], table: Table) -> float:
+    wanted = found = 0.0
+    for gram, count in reference.items():
+        share = _share(gram, table)
+        wanted += count * share
+        found += min(count, text[gram]) * share
+    return found / wanted if wanted else 1.0  # nothing in the reference is about the table
+
+
+def _share(gram: Sequence[str], table: Table) -> float:
+    return sum(word in table.words for word in gram) / len(gram)
+
+
+def _mean_share(entries: Sequence[Words], text: Words) -> float:
+    """How much of each entry stands in the text in its order, on average."""
+    return sum(common_length(entry, text) / len(entry) for entry in entries) / len(entries)
+
+
+def _geometric(values: Sequence[float]) -> float:
+    return math.prod(values) ** (1 / len(values))
+
+
+def _split(text: str) -> Words:
+    return split_13a(text.strip().lower())
+
+
+def _table(example: Example) -> Table:
+    try:
+        if "raw_table" in example.meta:
+            everything, wanted = totto_tables(example.meta["raw_table"])
+        else:
+            everything = wanted = [tuple(entry) for entry in example.meta["table"]]
+        words = [_entry(entry) for entry in everything]
+        entries = [found for found in map(_entry, wanted) if found]
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise LmgymError(
+            "reward 'parent' needs meta['table'] (pairs of attribute and value, or triples of head, relation and "
+            f"tail) or meta['raw_table'] (as in ToTTo), and example '{example.id}' has none that can be read: {error!r}"
+        ) from error
+    if not entries:
+        raise LmgymError(f"reward 'parent': the table of example '{example.id}' has no words")
+    return Table(frozenset(word for entry in words for word in entry), tuple(entries))
+
+
+def _entry(entry: Sequence[str]) -> Words:
+    """The words of a pair's value, or of a triple's head and tail."""
+    if len(entry) not in (2, 3):
+        raise ValueError(f"an entry of {len(entry)}")
+    return _split(entry[1]) if len(entry) == 2 else [*_split(entry[0]), *_split(entry[2])]

@@ -1,0 +1,159 @@
+"""What the metrics that compare with references share: asking for them, asking for libraries, words, stems, n-grams."""
+
+import importlib
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache, wraps
+from typing import Any, Literal
+
+from lmgym.core.errors import LmgymError
+from lmgym.stats.intervals import SufficientStatistics
+from lmgym.types import Example
+
+Tokens = Literal["words", "spaces"]
+TOKEN = re.compile(r"\w+(?:[-./'\u2019]\w+|(?<=\d)[,:]\d+)*|\.{2,}|-{2,}|[^\w\s]")
+ENDING = re.compile(r"(?:n['\u2019]t|['\u2019](?:s|m|d|ll|re|ve))$")
+JOINED = {
+    "cannot": ("can", "not"),
+    "gonna": ("gon", "na"),
+    "gotta": ("got", "ta"),
+    "wanna": ("wan", "na"),
+    "lemme": ("lem", "me"),
+    "gimme": ("gim", "me"),
+}
+PUNCTUATION = frozenset(string.punctuation)
+LONGEST_STEMMED = 100  # characters; a stemmer looks at every letter of a word many times, and no word is that long
+
+
+def references_of(reward: str, examples: Sequence[Example]) -> list[tuple[str, ...]]:
+    """The references of each example. Raises LmgymError with the id of the first example without any.
+
+    Example:
+        >>> references_of("bleu", [Example("a/0", "?", references=("yes", "yes!"))])
+        [('yes', 'yes!')]
+    """
+    for example in examples:
+        if not example.references:
+            raise LmgymError(f"reward '{reward}' needs a reference, and example '{example.id}' has none")
+    return [example.references for example in examples]
+
+
+def reference_check(reward: str, *libraries: str) -> Callable[..., None]:
+    """A function for the attribute `check` of a reward (see base.check_examples): the libraries are there, and every
+    example has a reference."""
+
+    def check(examples: Sequence[Example], **arguments: Any) -> None:
+        for library in libraries:
+            needed(library, reward)
+        references_of(reward, examples)
+
+    return check
+
+
+def corpus_of(sums: Callable[..., SufficientStatistics]) -> Callable[..., float]:
+    """A function for the attribute `corpus` of a reward whose figure of many texts is one of `sums`, which takes the
+    texts, their examples and the reward's arguments. It has `sums` as an attribute, for a bootstrap.
+
+    Example:
+        >>> bleu.corpus = corpus_of(_bleu_sums)
+    """
+
+    @wraps(sums)
+    def corpus(texts: list[str], examples: list[Example], **arguments: Any) -> float:
+        return sums(texts, examples, **arguments).figure
+
+    corpus.sums = sums  # type: ignore[attr-defined]
+    return corpus
+
+
+def needed(module: str, reward: str) -> Any:
+    """The module of an optional library. Raises LmgymError naming the extra to install.
+
+    Example:
+        >>> BLEU = needed("sacrebleu.metrics", "bleu").BLEU
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        library = module.split(".")[0]
+        raise LmgymError(
+            f"reward '{reward}' needs the library {library}: pip install 'lmgym[metrics]' ({error})"
+        ) from error
+
+
+def tokenise(text: str, tokens: Tokens = "words", punctuation: bool = True) -> list[str]:
+    """The words and marks of a text, in lower case.
+
+    "words": runs of letters and digits, joined by single hyphens, points, slashes and apostrophes, or by commas and
+    colons between digits; endings such as n't and 's are words of their own, as in the Penn Treebank; every other
+    character is a mark, but "..." and "--" are one. "spaces" splits at white space, for texts that are tokenised
+    already. Without `punctuation`, tokens that consist of nothing but ASCII punctuation are left out.
+
+    NLTK's `word_tokenize`, which RL4LMs uses, needs a model that has to be downloaded. It differs in few sentences:
+    it keeps the point of an abbreviation at its word and writes quotation marks as `` and ''.
+
+    Example:
+        >>> tokenise("Don't stop. He's 7.5!")
+        ['do', "n't", 'stop', '.', 'he', "'s", '7.5', '!']
+    """
+    text = text.lower()
+    if tokens == "spaces":
+        found = text.split()
+    else:
+        found = TOKEN.findall(text)
+        if "'" in text or "\u2019" in text or not JOINED.keys().isdisjoint(found):
+            found = [part for token in found for part in _parted(token)]
+    return found if punctuation else [token for token in found if not PUNCTUATION.issuperset(token)]
+
+
+def _parted(token: str) -> tuple[str, ...]:
+    ending = ENDING.search(token)
+    if ending is not None and ending.start() > 0:
+        return token[: ending.start()], ending[0]
+    return JOINED.get(token, (token,))
+
+
+def stem(word: str) -> str:
+    """Porter's stem of a lower-case word, as NLTK makes it; a word of more than 100 characters is its own stem.
+
+    Example:
+        >>> stem("fields"), stem("looking")
+        ('field', 'look')
+    """
+    return _stem(word) if len(word) <= LONGEST_STEMMED else word
+
+
+def grams(tokens: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
+    """How often each run of n tokens occurs.
+
+    Example:
+        >>> grams(["a", "b", "a", "b"], 2)
+        Counter({('a', 'b'): 2, ('b', 'a'): 1})
+    """
+    return Counter(zip(*(tokens[start:] for start in range(n)), strict=False))
+
+
+def in_common(one: Counter[tuple[str, ...]], other: Counter[tuple[str, ...]]) -> int:
+    """Size of the intersection of two multisets.
+
+    Example:
+        >>> in_common(Counter("aab"), Counter("abb"))
+        2
+    """
+    return sum(min(one[gram], other[gram]) for gram in one.keys() & other.keys())
+
+
+@lru_cache(maxsize=2**16)
+def _stem(word: str) -> str:
+    return str(_stemmer().stem(word))
+
+
+@cache
+def _stemmer() -> Any:
+    try:
+        from nltk.stem.porter import PorterStemmer
+    except ImportError as error:
+        raise LmgymError(f"words are stemmed by the library nltk: pip install 'lmgym[metrics]' ({error})") from error
+    return PorterStemmer()

@@ -1,0 +1,178 @@
+"""SPICE and SPIDEr: scene graphs in common with the references, by the Java program of SPICE's authors."""
+
+import json
+import math
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
+from lmgym.rewards.text.cider import cider
+from lmgym.rewards.text.references import Tokens, references_of
+from lmgym.types import Example
+
+CORENLP = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")  # as the jar's manifest names them
+
+
+@register("reward", "spice")
+def spice(
+    texts: list[str],
+    examples: list[Example],
+    *,
+    jar: str,
+    java: str = "java",
+    memory: str = "8G",
+    seconds: float = 1800.0,
+) -> list[float]:
+    """SPICE, from 0 to 1: F1 of the objects, attributes and relations that the text has in common with its references.
+
+    Text and references are parsed into scene graphs by a Java program that is not part of lmgym: `jar` is the path of
+    spice-1.0.jar, and in the folder lib beside it lie the jars that it needs (the package pycocoevalcap brings all but
+    those of Stanford CoreNLP 3.6.0). `java` runs it, with at most `memory` of heap, for at most `seconds` a call; one
+    call takes all texts, since the parser alone needs many seconds to load, so this is a metric rather than a reward.
+    Sources: Anderson et al. 2016; RL4LMs' metric `spice`.
+
+    Raises LmgymError where the jar or Java is not there, where the program fails or takes too long, and for an example
+    without references.
+
+    Not run here for want of CoreNLP: only what is asked, what is read and the errors are tested.
+
+    Example:
+        >>> values = spice(["A dog runs."], examples, jar="SPICE-1.0/spice-1.0.jar")
+    """
+    references = references_of("spice", examples)
+    return _scores("spice", texts, references, jar, java, memory, seconds)
+
+
+@register("reward", "spider")
+def spider(
+    texts: list[str],
+    examples: list[Example],
+    *,
+    jar: str,
+    spice_coeff: float = 0.5,
+    cider_coeff: float = 0.5,
+    documents: str | None = None,
+    tokens: Tokens = "words",
+    java: str = "java",
+    memory: str = "8G",
+    seconds: float = 1800.0,
+) -> list[float]:
+    """SPIDEr: spice_coeff * SPICE + cider_coeff * CIDEr-D. The arguments are those of `spice` and of `cider`, and so is
+    the rarity of n-grams: of the file `documents`, or none; the corpus value has that of the references, as published.
+
+    Sources: Liu et al. 2017, who add the two with equal weights; RL4LMs' reward `spider`, whose CIDEr is always 0.
+
+    Example:
+        >>> values = spider(texts, examples, jar="SPICE-1.0/spice-1.0.jar", documents="references.jsonl")
+    """
+    graphs = _scores("spider", texts, references_of("spider", examples), jar, java, memory, seconds)
+    words = cider(texts, examples, documents=documents, tokens=tokens)
+    return [spice_coeff * one + cider_coeff * other for one, other in zip(graphs, words, strict=True)]
+
+
+def _spider_corpus(
+    texts: list[str],
+    examples: list[Example],
+    *,
+    jar: str,
+    spice_coeff: float = 0.5,
+    cider_coeff: float = 0.5,
+    documents: str | None = None,
+    tokens: Tokens = "words",
+    java: str = "java",
+    memory: str = "8G",
+    seconds: float = 1800.0,
+) -> float:
+    graphs = _scores("spider", texts, references_of("spider", examples), jar, java, memory, seconds)
+    words = cider.corpus(texts, examples, documents=documents, tokens=tokens)  # type: ignore[attr-defined]
+    return spice_coeff * math.fsum(graphs) / len(graphs) + cider_coeff * float(words)
+
+
+def _check(name: str) -> Any:
+    def check(examples: Sequence[Example], **arguments: Any) -> None:
+        _found(name, arguments["jar"], arguments.get("java", "java"))
+        references_of(name, examples)
+
+    return check
+
+
+spice.check = _check("spice")  # type: ignore[attr-defined]
+spice.limits_itself = True  # type: ignore[attr-defined]  # `seconds` bounds each call
+spider.check = _check("spider")  # type: ignore[attr-defined]
+spider.limits_itself = True  # type: ignore[attr-defined]
+spider.corpus = _spider_corpus  # type: ignore[attr-defined]
+
+
+def _found(name: str, jar: str, java: str) -> tuple[Path, str]:
+    """The jar and the program that runs it."""
+    path, program = Path(jar).expanduser(), shutil.which(java)
+    if not path.is_file():
+        raise LmgymError(
+            f"key 'rewards.{name}.jar': there is no file {path}; SPICE needs spice-1.0.jar, its folder lib beside it"
+        )
+    for needed in CORENLP:
+        if not (path.parent / "lib" / needed).is_file():
+            raise LmgymError(
+                f"reward '{name}': {path.parent / 'lib'} holds no {needed}; SPICE needs it from Stanford CoreNLP 3.6.0"
+            )
+    if program is None:
+        raise LmgymError(
+            f"reward '{name}' needs Java, and there is no program {java!r}; install a Java runtime, or name one with "
+            f"rewards.{name}.java"
+        )
+    return path.absolute(), program
+
+
+def _scores(
+    name: str,
+    texts: Sequence[str],
+    references: Sequence[Sequence[str]],
+    jar: str,
+    java: str,
+    memory: str,
+    seconds: float,
+) -> list[float]:
+    path, program = _found(name, jar, java)
+    rows = [
+        {"image_id": str(place), "test": text, "refs": list(wanted)}
+        for place, (text, wanted) in enumerate(zip(texts, references, strict=True))
+    ]
+    if not rows:
+        return []
+    with tempfile.TemporaryDirectory(prefix="lmgym-spice-") as folder:
+        asked, answered = Path(folder, "asked.json"), Path(folder, "answered.json")
+        asked.write_text(json.dumps(rows), encoding="utf-8")
+        command = [program, f"-Xmx{memory}", "-jar", str(path), str(asked), "-out", str(answered), "-silent"]
+        try:
+            done = subprocess.run(
+                command, cwd=path.parent, capture_output=True, text=True, timeout=seconds, check=False, errors="replace"
+            )
+        except subprocess.TimeoutExpired as error:
+            raise LmgymError(
+                f"reward '{name}': SPICE took longer than {seconds:g} s for {len(rows)} texts; raise "
+                f"rewards.{name}.seconds"
+            ) from error
+        if done.returncode or not answered.is_file():
+            reason = next((line.strip() for line in done.stderr.splitlines() if line.strip()), "it wrote nothing")
+            raise LmgymError(f"reward '{name}': {path.name} ended with status {done.returncode} ({reason[:200]})")
+        return read_scores(answered.read_text(encoding="utf-8"), len(rows), name)
+
+
+def read_scores(text: str, count: int, name: str = "spice") -> list[float]:
+    """The F-score of each text in SPICE's output, in the order asked. Raises LmgymError where one is missing.
+
+    Example:
+        >>> read_scores('[{"image_id": "0", "scores": {"All": {"pr": 1.0, "re": 0.5, "f": 0.667}}}]', 1)
+        [0.667]
+    """
+    try:
+        found = {str(row["image_id"]): row["scores"]["All"]["f"] for row in json.loads(text)}
+        values = [float(found[str(place)]) for place in range(count)]
+    except (ValueError, KeyError, TypeError) as error:
+        raise LmgymError(f"reward '{name}': what SPICE wrote is no list of {count} scores ({error!r})") from error
+    return [0.0 if math.isnan(value) else value for value in values]  # a text without any object has none

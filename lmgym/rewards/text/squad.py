@@ -1,0 +1,77 @@
+"""Exact match and F1 of words as SQuAD scores answers: articles, case and punctuation do not count."""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from lmgym.core.registry import register
+from lmgym.rewards.text.references import reference_check, references_of
+from lmgym.types import Example
+
+ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+@register("reward", "squad_exact_match")
+def squad_exact_match(texts: list[str], examples: list[Example]) -> list[float]:
+    """1 if the text is one of the references once both are in lower case, without ASCII punctuation and English
+    articles, and with single spaces. Source: Rajpurkar et al. 2016 (SQuAD).
+
+    Raises LmgymError for an example without references.
+
+    Example:
+        >>> squad_exact_match(["The Eiffel Tower!"], [Example("a/0", "?", references=("Eiffel tower",))])
+        [1.0]
+    """
+    return _best("squad_exact_match", texts, examples, lambda answer, wanted: float(answer == wanted))
+
+
+@register("reward", "token_f1")
+def token_f1(texts: list[str], examples: list[Example]) -> list[float]:
+    """F1 of the words in common with a reference, from 0 to 1, the best of all references; words as in
+    squad_exact_match. Where one of the two has no words, 1 if the other has none either. Source: Rajpurkar et al. 2016.
+
+    Example:
+        >>> token_f1(["in the year 1889"], [Example("a/0", "?", references=("1889", "in 1887"))])     # P 1/3, R 1
+        [0.5]
+    """
+    return _best("token_f1", texts, examples, _f1)
+
+
+squad_exact_match.check = reference_check("squad_exact_match")  # type: ignore[attr-defined]
+token_f1.check = reference_check("token_f1")  # type: ignore[attr-defined]
+
+
+def normalised(text: str) -> list[str]:
+    """The words of an answer that count.
+
+    Example:
+        >>> normalised("An apple, the pear")
+        ['apple', 'pear']
+    """
+    return ARTICLES.sub(" ", text.lower().translate(WITHOUT_PUNCTUATION)).split()
+
+
+def _best(
+    reward: str,
+    texts: Sequence[str],
+    examples: Sequence[Example],
+    compare: Callable[[list[str], list[str]], float],
+) -> list[float]:
+    known = {reference: normalised(reference) for wanted in references_of(reward, examples) for reference in wanted}
+    answers = [normalised(text) for text in texts]
+    return [
+        max(compare(answer, known[reference]) for reference in example.references)
+        for answer, example in zip(answers, examples, strict=True)
+    ]
+
+
+def _f1(answer: list[str], wanted: list[str]) -> float:
+    if not answer or not wanted:
+        return float(answer == wanted)
+    common = (Counter(answer) & Counter(wanted)).total()
+    if not common:
+        return 0.0
+    precision, recall = common / len(answer), common / len(wanted)
+    return 2 * precision * recall / (precision + recall)

@@ -1,0 +1,225 @@
+"""VADER: sentiment from a list of rated words and rules on what stands around them.
+
+The rules are those of Hutto and Gilbert 2014; the list is the user's: that of the package vaderSentiment or of NLTK,
+or a file.
+"""
+
+import math
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from lmgym.core.registry import register
+from lmgym.rewards.text.lexicon import Lexicon, load
+from lmgym.types import Example
+
+Score = Literal["compound", "positive", "negative", "neutral"]
+NEGATION = -0.74
+BOOST = 0.293
+CAPITALS = 0.733
+NEGATIONS = frozenset(
+    str.split(
+        """
+        aint arent cannot cant couldnt darent didnt doesnt dont hadnt hasnt havent isnt mightnt mustnt neednt neither
+        never none nope nor not nothing nowhere oughtnt shant shouldnt uhuh uh-uh wasnt werent without wont wouldnt
+        rarely seldom despite
+        """
+    )
+)  # besides every word with n't
+STRONGER = str.split(
+    """
+    absolutely amazingly awfully completely considerable considerably decidedly deeply effing enormous enormously
+    entirely especially exceptional exceptionally extreme extremely fabulously flipping flippin frackin fracking
+    fricking frickin frigging friggin fully fuckin fucking fuggin fugging greatly hella highly hugely incredible
+    incredibly intensely major majorly more most particularly purely quite really remarkably so substantially
+    thoroughly total totally tremendous tremendously uber unbelievably unusually utter utterly very
+    """
+)
+WEAKER = str.split(
+    """
+    almost barely hardly kinda kindof kind-of less little marginal marginally occasional occasionally partly scarce
+    scarcely slight slightly somewhat sorta sortof sort-of
+    """
+)
+DEGREES = dict.fromkeys(STRONGER, BOOST) | dict.fromkeys([*WEAKER, "just enough", "kind of", "sort of"], -BOOST)
+PHRASES = {
+    "the shit": 3.0,
+    "the bomb": 3.0,
+    "bad ass": 1.5,
+    "badass": 1.5,
+    "bus stop": 0.0,
+    "yeah right": -2.0,
+    "kiss of death": -1.5,
+    "to die for": 3.0,
+    "beating heart": 3.5,
+}
+WITHIN = (1.0, 0.95, 0.9)  # what a degree word counts one, two and three words before
+
+
+@register("reward", "vader")
+def vader(
+    texts: list[str], examples: list[Example], *, score: Score = "compound", lexicon: str | None = None
+) -> list[float]:
+    """VADER's sentiment of a text: the sum s of its rated words as s / sqrt(s^2 + 15), from -1 to 1.
+
+    Degree words before a rated word ("very", "kind of"), capitals, negation, "but", some phrases and exclamation and
+    question marks change the ratings. "positive", "negative" and "neutral" are shares of the words, from 0 to 1. The
+    corpus value is the mean. Not rounded; rounded to four digits (shares: three) the numbers are those of the package
+    vaderSentiment 3.3, but for a slip there: it changes the wrong rating at a "but" where two are equal on the way.
+
+    `lexicon` is a file in VADER's format (a word, a tab, its mean rating), or a folder with vader_lexicon.txt and,
+    for emoji, emoji_utf8_lexicon.txt. Without it the package vaderSentiment or, without emoji, NLTK's vader_lexicon
+    has to be there; LmgymError says so if neither is. Source: Hutto and Gilbert 2014.
+
+    Example:
+        >>> vader(["VADER is smart, handsome, and funny."], [example])
+        [0.8316...]
+    """
+    known = load(lexicon)
+    return [sentiment(text, known)[score] for text in texts]
+
+
+def _check(examples: Sequence[Example], **arguments: Any) -> None:
+    load(arguments.get("lexicon"))
+
+
+vader.check = _check  # type: ignore[attr-defined]
+
+
+def sentiment(text: str, lexicon: Lexicon) -> dict[Score, float]:
+    """The compound score and the three shares of a text.
+
+    Example:
+        >>> sentiment("not good", Lexicon({"good": 1.9}, {}))["compound"]     # s = 1.9 * -0.74
+        -0.3412...
+    """
+    text = _without_emoji(text, lexicon.emoji).strip()
+    words = [_bare(word) for word in text.split()]
+    ratings = _after_but([word.lower() for word in words], _ratings(words, lexicon.ratings))
+    if not ratings:
+        return {"compound": 0.0, "positive": 0.0, "negative": 0.0, "neutral": 0.0}
+    emphasis = 0.292 * min(text.count("!"), 4) + _questions(text.count("?"))
+    total = sum(ratings)
+    total += math.copysign(emphasis, total) if total else 0.0
+    positive = sum(rating + 1 for rating in ratings if rating > 0)  # + 1: as much as a neutral word counts
+    negative = sum(1 - rating for rating in ratings if rating < 0)
+    if positive > negative:
+        positive += emphasis
+    elif positive < negative:
+        negative += emphasis
+    neutral = sum(rating == 0 for rating in ratings)
+    whole = positive + negative + neutral
+    return {
+        "compound": total / math.sqrt(total**2 + 15),
+        "positive": positive / whole,
+        "negative": negative / whole,
+        "neutral": neutral / whole,
+    }
+
+
+def _ratings(words: Sequence[str], known: Mapping[str, float]) -> list[float]:
+    """The rating of each word, 0 for those that are not rated."""
+    lower = [word.lower() for word in words]
+    capitals = sum(word.isupper() for word in words)
+    shouting = 0 < capitals < len(words)  # capitals mean something only among other words
+    ratings = []
+    for place, word in enumerate(lower):
+        kind_of = word == "kind" and lower[place + 1 : place + 2] == ["of"]
+        rated = word in known and word not in DEGREES and not kind_of
+        ratings.append(_rating(place, words, lower, known, shouting) if rated else 0.0)
+    return ratings
+
+
+def _rating(
+    place: int, words: Sequence[str], lower: Sequence[str], known: Mapping[str, float], shouting: bool
+) -> float:
+    """The rating of one word of the lexicon where it stands."""
+    rating = known[lower[place]]
+    before = [lower[place - distance] if distance <= place else "" for distance in (1, 2, 3)]
+    if lower[place] == "no" and lower[place + 1 : place + 2] and lower[place + 1] in known:
+        rating = 0.0  # it negates what follows
+    if "no" in before[:2] or (before[2] == "no" and before[0] in ("or", "nor")):
+        rating = known[lower[place]] * NEGATION
+    if shouting and words[place].isupper():
+        rating += CAPITALS if rating > 0 else -CAPITALS
+    for distance in (1, 2, 3):
+        if place < distance or before[distance - 1] in known:
+            continue
+        rating += WITHIN[distance - 1] * _degree(words[place - distance], rating, shouting)
+        rating = _negated(rating, before, distance)
+        if distance == 3:
+            rating = _phrased(rating, lower, place)
+    if before[0] == "least" and "least" not in known and before[1] not in ("at", "very"):
+        rating *= NEGATION
+    return rating
+
+
+def _degree(word: str, rating: float, shouting: bool) -> float:
+    """What a word before a rated one adds to it."""
+    change = DEGREES.get(word.lower(), 0.0)
+    if not change:
+        return 0.0
+    change = -change if rating < 0 else change
+    if shouting and word.isupper():
+        change += CAPITALS if rating > 0 else -CAPITALS
+    return change
+
+
+def _negated(rating: float, before: Sequence[str], distance: int) -> float:
+    """The rating with the word `distance` places before it looked at; before[0] is the word right before."""
+    emphatic = ("so", "this")
+    if distance == 2 and before[1] == "never" and before[0] in emphatic:
+        return rating * 1.25
+    if distance == 2 and before[1] == "without" and before[0] == "doubt":
+        return rating
+    if distance == 3 and ((before[2] == "never" and before[1] in emphatic) or before[0] in emphatic):
+        return rating * 1.25
+    if distance == 3 and before[2] == "without" and "doubt" in before[:2]:
+        return rating
+    word = before[distance - 1]
+    return rating * NEGATION if word in NEGATIONS or "n't" in word else rating
+
+
+def _phrased(rating: float, lower: Sequence[str], place: int) -> float:
+    """The rating with the phrases looked at that the word may be part of; it has three words before it."""
+    three, two, one, word = lower[place - 3 : place + 1]
+    for phrase in (f"{one} {word}", f"{two} {one} {word}", f"{two} {one}", f"{three} {two} {one}", f"{three} {two}"):
+        if phrase in PHRASES:
+            rating = PHRASES[phrase]
+            break
+    for length in (2, 3):
+        if place + length <= len(lower):
+            rating = PHRASES.get(" ".join(lower[place : place + length]), rating)
+    for phrase in (f"{three} {two} {one}", f"{three} {two}", f"{two} {one}"):
+        rating += DEGREES.get(phrase, 0.0)
+    return rating
+
+
+def _after_but(lower: Sequence[str], ratings: list[float]) -> list[float]:
+    """What stands before the first "but" counts half, what stands behind it half as much again."""
+    if "but" not in lower:
+        return ratings
+    turn = lower.index("but")
+    return [rating * (0.5 if place < turn else 1.5 if place > turn else 1.0) for place, rating in enumerate(ratings)]
+
+
+def _questions(count: int) -> float:
+    return 0.0 if count < 2 else 0.18 * count if count <= 3 else 0.96
+
+
+def _bare(word: str) -> str:
+    """The word without punctuation around it, unless that leaves two characters or fewer: an emoticon."""
+    bare = word.strip(string.punctuation)
+    return bare if len(bare) > 2 else word
+
+
+def _without_emoji(text: str, emoji: Mapping[str, str]) -> str:
+    if not any(character in emoji for character in text):
+        return text
+    parts: list[str] = []
+    for character in text:
+        if character in emoji:
+            parts.append(("" if not parts or parts[-1].endswith(" ") else " ") + emoji[character])
+        else:
+            parts.append(character)
+    return "".join(parts)

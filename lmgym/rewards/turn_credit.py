@@ -1,0 +1,40 @@
+"""Rewards that pay turn by turn (option `each_turn`): what a judge of single steps, or a format that each message has
+to keep, is for."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lmgym.rewards.base import Reward, evaluate
+from lmgym.types import Episode
+
+
+def paid_each_turn(reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0) -> list[list[float]]:
+    """For each episode what each of its turns earns, before the weight: the reward of the episode as it would be had it
+    ended behind that turn. A turn whose action goes on in the next one (`Turn.unfinished`) earns nothing by itself.
+
+    The reward of the episode is their sum. It costs a call of the reward for each turn. Raises as `evaluate` does.
+
+    Example: `words`, of answers of two, one and three words
+        >>> paid_each_turn(build({"words": {"each_turn": True}})[0], [episode])
+        [[2.0, 1.0, 3.0]]
+    """
+    judged = [ends(episode) for episode in episodes]
+    values = iter(evaluate(reward, [part for parts in judged for _, part in parts], timeout))
+    found = []
+    for episode, parts in zip(episodes, judged, strict=True):
+        earned = [0.0] * len(episode.turns)
+        for place, _ in parts:
+            earned[place] = next(values)
+        found.append(earned)
+    return found
+
+
+def ends(episode: Episode) -> list[tuple[int, Episode]]:
+    """The episode as it would be had it ended behind each of its actions, and the place of that action's last turn; the
+    last one is the episode itself."""
+    last = len(episode.turns) - 1
+    return [
+        (place, episode if place == last else replace(episode, turns=episode.turns[: place + 1]))
+        for place, turn in enumerate(episode.turns)
+        if place == last or not turn.unfinished
+    ]

@@ -1,0 +1,1 @@
+"""Prompts to scored episodes, and evaluations."""

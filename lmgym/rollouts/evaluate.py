@@ -1,0 +1,167 @@
+"""Evaluation: answers to held-out prompts, every reward as a metric, with 95 % confidence intervals."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from lmgym.batch import collate
+from lmgym.envs.base import Env
+from lmgym.envs.single_turn import SingleTurn
+from lmgym.envs.vector import Envs
+from lmgym.inference.base import Decoding, Sampling
+from lmgym.inference.hf_generate import checked
+from lmgym.rewards.base import Reward
+from lmgym.rewards.corpus import Corpus, corpora
+from lmgym.rewards.streaming import scoring_beside
+from lmgym.rollouts.rollout import Actor, apply_rewards, collect, demonstrate, groups_of
+from lmgym.stats.intervals import Interval, mean_interval, pass_at_k_each
+from lmgym.types import Episode, Example
+
+
+@dataclass(kw_only=True)
+class EvaluationSection:
+    """The `evaluation:` section of a recipe."""
+
+    every: int = 20
+    """Steps between evaluations; there is always one at the start and one at the end of each stage. 0: only those."""
+    split: str = "test"
+    """Held-out split of the evaluations on the way, which early stopping and keep_best look at."""
+    final_split: str | None = None
+    """Another split for the before-and-after table, so that its numbers have not been selected on."""
+    examples: int = 256
+    """Held-out prompts (all of them, where there are fewer)."""
+    samples: int = 1
+    """Answers per prompt; with more than one, pass@k is reported too."""
+    temperature: float = 0.0
+    """0 is greedy, or beam search where `generation` names num_beams. The sampling section's truncation is not taken
+    over; its stops and its numbers of tokens are."""
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    """As in `sampling:`, where temperature is above 0."""
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    """As in `sampling:`; left out, the stage's own."""
+    generation: dict[str, Any] = field(default_factory=dict)
+    """Keys of Hugging Face's GenerationConfig, such as {num_beams: 4, length_penalty: 0.6}; where there are any, its
+    `generate` decodes."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """As `rewards:`; these are reported besides the stage's own rewards."""
+    task: dict[str, Any] | None = None
+    """Evaluate on this task instead of the last stage's."""
+    env: dict[str, Any] | None = None
+    """Evaluate in this environment instead of the stage's, as in games against chance of a policy that trains against
+    itself."""
+    reference_nll: bool = False
+    """Report the negative log-likelihood of the held-out references (nats per token, end of sequence included) in every
+    stage; without it only those that imitate references do."""
+    keep_best: str | None = None
+    """A metric; the model that scored highest on it is kept in the run folder's best/."""
+
+    def __post_init__(self) -> None:
+        self.generation = checked(self.generation, self.temperature)
+
+    def decoding(self, sampling: Sampling) -> Decoding:
+        """How answers are decoded in the evaluations of a stage that samples like this."""
+        own = {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "min_p", "generation")}
+        for name in ("max_new_tokens", "min_new_tokens"):
+            given = getattr(self, name)
+            own[name] = getattr(sampling, name) if given is None else given
+        return Decoding(stop=sampling.stop, stop_ids=sampling.stop_ids, **own)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Results by metric, the answers behind them, and those figures that are of all answers at once ("bleu/corpus"),
+    which `results` has too.
+
+    Example: evaluation.results["final_answer"] -> Interval(mean=0.61, low=0.57, high=0.65, count=512)
+    """
+
+    results: dict[str, Interval]
+    episodes: list[Episode]
+    corpora: dict[str, Corpus] = field(default_factory=dict)
+
+
+def evaluate(
+    examples: Sequence[Example],
+    actor: Actor,
+    sampling: Sampling,
+    rewards: Sequence[Reward],
+    envs: Envs | Callable[[], Env] = SingleTurn,
+    seed: int = 0,
+    samples: int = 1,
+    timeout: float = 60.0,
+) -> Evaluation:
+    """Answer each example `samples` times and score the answers.
+
+    Random numbers are a function of (seed, place), not of the training step, so that two evaluations of the same
+    examples are paired. Intervals: Wilson where each prompt has one answer scored 0 or 1, else a bootstrap over
+    prompts; none (NaN) for a "NAME/corpus" that is not of sums, as the number of distinct words is not.
+    """
+    prompts = [(group, example) for group, example in enumerate(examples) for _ in range(samples)]
+    totals = [replace(reward, shaping=False) for reward in rewards]
+    episodes = collect(prompts, actor, sampling, (seed, "evaluation"), envs, scoring_beside(totals))
+    apply_rewards(episodes, totals, timeout, actor.tokenizer)
+    groups = groups_of(episodes)
+    values = measured(groups, rewards) | by_task(groups, rewards)
+    found = corpora(rewards, groups, timeout)
+    results = {}
+    for name, numbers in values.items():
+        results[name] = mean_interval(numbers)
+        if (whole := f"{name}/corpus") in found:
+            results[whole] = found[whole].interval
+    return Evaluation(results, episodes, found)
+
+
+def measured(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> dict[str, list[list[float]]]:
+    """The numbers behind an evaluation: by metric, one list per prompt of one number per answer (pass@k: one per
+    prompt). "length/mean" are tokens; "length" is a reward."""
+    values = {"reward": [[episode.score for episode in group] for group in groups]}
+    samples = min(map(len, groups), default=0)
+    ks = sorted({2**power for power in range(samples.bit_length())} | {samples}) if samples > 1 else []
+    for reward in rewards:
+        own = values[reward.name] = [[episode.reward_components[reward.name] for episode in group] for group in groups]
+        if all(value in (0.0, 1.0) for group in own for value in group):
+            values |= {f"{reward.name}/pass@{k}": pass_at_k_each(own, k) for k in ks}
+    values["length/mean"] = [[float(sum(len(t.action_ids) for t in e.turns)) for e in group] for group in groups]
+    values["truncated"] = [[float(episode.truncated) for episode in group] for group in groups]
+    if any(episode.error for group in groups for episode in group):
+        values["environment_errors"] = [[float(bool(episode.error)) for episode in group] for group in groups]
+    return values
+
+
+def by_task(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> dict[str, list[list[float]]]:
+    """Where the prompts are a mixture of tasks: the score of each task alone ("reward/TASK"), and what `measured` says
+    of a reward for some tasks, on these alone."""
+    values: dict[str, list[list[float]]] = {}
+    for group in groups:
+        if "mixture" in group[0].example.meta:
+            task = f"reward/{group[0].example.meta['task']}"
+            values.setdefault(task, []).append([episode.score for episode in group])
+    for reward in rewards:
+        own = [group for group in groups if reward.applies(group[0].example)] if reward.tasks else []
+        for name, numbers in measured(own, [reward]).items() if own else ():
+            if name == reward.name or name.startswith(f"{reward.name}/"):
+                values[name] = numbers
+    return values
+
+
+@torch.no_grad()
+def reference_nll(
+    examples: Sequence[Example],
+    actor: Actor,
+    policy: Any,
+    seed: int = 0,
+    envs: Envs | Callable[[], Env] = SingleTurn,
+) -> Interval:
+    """Mean negative log-likelihood (nats per token) of the held-out references, or of what the environments' own
+    demonstrators say; the interval is a bootstrap over examples of their per-token means."""
+    episodes = demonstrate(list(enumerate(examples)), actor, (seed, "evaluation"), envs)
+    batch = collate(episodes, policy.pad_id)
+    logprobs = policy.logprobs(batch)
+    means = -(logprobs * batch.actions).sum(1) / batch.actions.sum(1)
+    return mean_interval([[value] for value in np.asarray(means, dtype=float).tolist()])

@@ -1,0 +1,68 @@
+"""Frozen models beside the policy: "reference", "mask" and "teacher", which an algorithm looks at, and "opponent",
+which plays the other side of a game.
+
+A copy of the policy is named by the step at which it was taken and written once, when a checkpoint first refers to it:
+
+    copies/stage-1-reference-step-000000/       what `from_pretrained` reads
+
+so a copy that is refreshed now and then costs a model's size per refresh, not per checkpoint, and a resumed run finds
+the one that it had.
+"""
+
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lmgym.core.errors import LmgymError
+from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.policy import Policy
+from lmgym.training import checkpoint
+
+
+class FrozenModels:
+    """The copies of one stage. `models` are in use now, by name; `taken` says at which step each was taken.
+
+    Example:
+        >>> copies = FrozenModels(folder, stage=0, section=section, seed=0)
+        >>> copies.take("reference", policy, step=0); copies.models["reference"].logprobs(batch)
+    """
+
+    def __init__(self, folder: Path, stage: int, section: PolicySection, seed: int) -> None:
+        self.folder, self.stage, self.section, self.seed = folder / "copies", stage, section, seed
+        self.models: dict[str, Any] = {}
+        self.taken: dict[str, int] = {}
+
+    def take(self, name: str, policy: Policy, step: int) -> None:
+        """Copy the policy as it is now. What is sampled with is kept in the precision of the forward pass."""
+        self.models[name] = policy.frozen_copy(policy.compute if name in ("mask", "opponent") else None)
+        self.taken[name] = step
+
+    def restore(self, name: str, step: int) -> None:
+        """Read a copy back. Raises LmgymError if it is gone."""
+        path = self._path(name, step)
+        if not path.is_dir():
+            raise LmgymError(f"{path} is gone, so the run cannot be resumed exactly; start it anew in another folder")
+        self.models[name] = load_policy(self.section, self.seed, path)
+        self.take(name, self.models[name], step)
+
+    def save(self) -> None:
+        """Write the copies that are not on the disk yet."""
+        for name, step in self.taken.items():
+            path = self._path(name, step)
+            if not path.is_dir():
+                checkpoint.save_model(path, self.models[name])
+
+    def prune(self, states: Iterable[Mapping[str, Any]]) -> None:
+        """Delete copies that no checkpoint (given by its state) refers to."""
+        wanted = {
+            FrozenModels(self.folder.parent, state["stage"], self.section, self.seed)._path(name, step)
+            for state in states
+            for name, step in state["copies"].items()
+        }
+        for path in self.folder.glob("stage-*"):
+            if path not in wanted:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _path(self, name: str, step: int) -> Path:
+        return self.folder / f"stage-{self.stage}-{name}-step-{step:06d}"

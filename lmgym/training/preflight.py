@@ -1,0 +1,181 @@
+"""What a recipe, its data and its model must have in common, looked at before anything is trained.
+
+`check_model` and `check_teacher` read configurations and tokenizers only, so a recipe that cannot work is refused
+before any weight is loaded; `check_lengths` counts tokens.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from lmgym.config.schema import Config, Stage
+from lmgym.core.errors import LmgymError
+from lmgym.functional.truncation import packed_bytes
+from lmgym.models.builtin import is_builtin
+from lmgym.models.load import PolicySection, check_start_token, load_tokenizer, read_model_info
+from lmgym.models.policy import Policy
+from lmgym.text.chat import answer_ids, decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids
+from lmgym.types import Example, Message
+
+
+def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
+    """Raise LmgymError where the recipe does not fit the model, as far as its configuration and tokenizer tell."""
+    facts = read_model_info(config.policy)
+    if config.policy.context_start_token is not None:
+        words = load_tokenizer(config.policy) if facts.encoder_decoder else None
+        check_start_token(config.policy, facts.encoder_decoder, words, facts.vocabulary)
+    for stage in config.stages:
+        stage.algorithm.check_vocabulary(facts.vocabulary)
+        if facts.vocabulary:
+            check_sampling(config, stage, facts.vocabulary)
+        if "teacher" in stage.algorithm.needs:
+            check_teacher(config.policy, stage.algorithm.teacher)  # type: ignore[attr-defined]
+    check_cut(config)
+    chat = next((e for own in examples for e in own if not isinstance(e.prompt, str)), None)
+    if facts.encoder_decoder and chat is not None and not load_tokenizer(config.policy).chat_template:
+        raise LmgymError(
+            f"example '{chat.id}' is a chat of several messages, and {config.policy.model} is an encoder-decoder "
+            "without a chat template; take a task of plain prompts (prompt_prefix in place of system_prompt), or a "
+            "chat model"
+        )
+
+
+def check_sampling(config: Config, stage: Stage, vocabulary: int) -> None:
+    """Raise LmgymError where truncation does not fit the vocabulary, or the kept sets of a step pass their bound."""
+    for sampling in (stage.sampling, config.evaluation.decoding(stage.sampling)):
+        sampling.check_vocabulary(vocabulary)
+    gib = kept_bytes(stage, vocabulary) / 2**30
+    if gib > stage.sampling.kept_gib:
+        raise LmgymError(
+            f"the kept sets of a step may take {gib:.2f} GiB ({stage.prompts_per_step} prompts with "
+            f"{stage.algorithm.group_size} answers of {stage.sampling.max_new_tokens} tokens), more than "
+            f"sampling.kept_gib ({stage.sampling.kept_gib}); give a smaller sampling.top_k, lower prompts_per_step or "
+            "max_new_tokens, or raise sampling.kept_gib"
+        )
+
+
+def kept_bytes(stage: Stage, vocabulary: int) -> int:
+    """Bytes that the kept sets of a step take at most, where each prompt is drawn once and answered in one turn."""
+    if "demonstrations" in stage.algorithm.needs:
+        return 0
+    restricted = stage.algorithm.restriction(None) is not None
+    each = packed_bytes(vocabulary) if restricted else stage.sampling.kept_bytes(vocabulary)
+    return stage.prompts_per_step * stage.algorithm.group_size * stage.sampling.max_new_tokens * each
+
+
+def teacher_section(section: PolicySection, name: str) -> PolicySection:
+    """The policy section of a teacher: the policy's device and precision, another model."""
+    own = replace(section, model=name, revision=None, lora_rank=None, quantise=None, architecture={})
+    own = replace(own, context_start_token=None, activation_checkpointing=False)  # it never trains
+    return replace(own, tokenizer=section.tokenizer if is_builtin(name) else None)
+
+
+def check_teacher(section: PolicySection, name: str) -> None:
+    """Raise LmgymError if the teacher cannot score the policy's tokens."""
+    teacher = teacher_section(section, name)
+    if read_model_info(teacher).encoder_decoder != read_model_info(section).encoder_decoder:
+        raise LmgymError(f"algorithm.teacher: {name} and the policy must both be causal, or both encoder-decoders")
+    if load_tokenizer(teacher).get_vocab() != load_tokenizer(section).get_vocab():
+        raise LmgymError(
+            f"algorithm.teacher: {name} has another tokenizer than the policy, so it cannot score the policy's tokens"
+        )
+
+
+def check_cut(config: Config) -> None:
+    """Raise LmgymError where `policy.max_prompt_tokens` would cut what no task has written."""
+    section = config.policy
+    sections = [stage.env for stage in config.stages] + [config.evaluation.env or {"name": "single_turn"}]
+    other = next((env["name"] for env in sections if env["name"] != "single_turn"), None)
+    if section.cut is not None and other is not None:
+        raise LmgymError(
+            f"policy.max_prompt_tokens cuts the prompts of a task, and those of environment '{other}' are its own; "
+            "remove it"
+        )
+
+
+def cut_prompts(examples: Sequence[Example], section: PolicySection, tokenizer: Any, encoder_decoder: bool) -> str:
+    """A sentence that says how many of the prompts will be cut, empty where the recipe cuts none. Raises LmgymError,
+    naming the example, where one cannot be.
+
+    Example: "131 of 1,000 prompts are longer than policy.max_prompt_tokens (512); these lose their beginning"
+    """
+    if section.cut is None:
+        return ""
+    limit, read = section.cut.tokens, source_ids if encoder_decoder else prompt_ids
+    if getattr(tokenizer, "chat_template", None):
+        count, tried = 0, examples  # the first that is too long is refused
+    else:
+        lengths = _plain_lengths(tokenizer, [example.prompt for example in examples], encoder_decoder)
+        longer = [example for example, length in zip(examples, lengths, strict=True) if length > limit]
+        count, tried = len(longer), longer[:1]
+    for example in tried:
+        try:
+            read(tokenizer, example.prompt, section.template, section.cut)
+        except LmgymError as error:
+            raise LmgymError(f"example '{example.id}': {error}") from error
+    lost = {"left": "beginning", "right": "end"}[section.cut.side]
+    return (
+        f"{count:,} of {len(examples):,} prompts are longer than policy.max_prompt_tokens ({limit}); these lose their "
+        f"{lost}"
+    )
+
+
+def _plain_lengths(tokenizer: Any, prompts: Sequence[str | Sequence[Message]], encoder_decoder: bool) -> list[int]:
+    """The numbers of tokens that `source_ids` (`prompt_ids`) gives prompts without a chat template, many at a time:
+    a fast tokenizer then works on all cores."""
+    lengths = []
+    for start in range(0, len(prompts), 1000):
+        texts = [plain_text(messages_of(prompt)) for prompt in prompts[start : start + 1000]]
+        for ids in tokenizer(texts)["input_ids"]:
+            ended = bool(ids) and ids[-1] == tokenizer.eos_token_id and not encoder_decoder
+            lengths.append(len(ids) - ended)
+    return lengths
+
+
+def cut_references(examples: Sequence[Example], section: PolicySection, tokenizer: Any) -> str:
+    """A sentence that says how many references will be imitated in part only, empty where the recipe cuts none.
+
+    Example: "12 of 500 references are longer than policy.max_reference_tokens (64); these lose their end"
+    """
+    limit, texts = section.max_reference_tokens, [text for example in examples for text in example.references]
+    if limit is None or not texts:
+        return ""
+    longer = sum(len(ids) + 1 > limit for ids in tokenizer(text_target=texts, add_special_tokens=False)["input_ids"])
+    return (
+        f"{longer:,} of {len(texts):,} references are longer than policy.max_reference_tokens ({limit}); these lose "
+        "their end"
+    )
+
+
+def check_lengths(examples: Sequence[Example], config: Config, stage: Stage, policy: Policy) -> None:
+    """Raise LmgymError, naming the example, where a prompt leaves the model no room to answer, or a demonstration does
+    not fit. A token stands for at least one byte, so only texts of many bytes are tokenized."""
+    if policy.context is None or stage.env["name"] != "single_turn":
+        return
+    tokenizer, template, cut = policy.tokenizer, config.policy.template, config.policy.cut
+    imitated = "demonstrations" in stage.algorithm.needs
+    limit = config.policy.max_reference_tokens or sys.maxsize
+    read = source_ids if policy.encoder_decoder else prompt_ids
+    around = len(read(tokenizer, examples[0].prompt, template, cut))  # at least what the chat template adds
+    most = policy.context if cut is None else cut.tokens
+    for example in examples:
+        answers = example.references if imitated else ()
+        longest = min(max((len(text.encode()) for text in answers), default=0), limit)
+        if min(around + len(plain_text(messages_of(example.prompt)).encode()), most) + longest < policy.context:
+            continue
+        length = len(read(tokenizer, example.prompt, template, cut))
+        if policy.encoder_decoder:  # each half has the whole context to itself
+            lengths = [min(len(decoder_answer_ids(tokenizer, text)), limit) for text in answers]
+            spoken = [len(policy.decoder_start) + own for own in lengths]
+            length = max([length, *spoken])
+            what = "the prompt or the reference" if imitated else "the prompt"
+        else:
+            lengths = [len(answer_ids(tokenizer, example.prompt, text, template)) for text in answers]
+            length += min(max(lengths, default=1), limit)
+            what = "the prompt and reference" if imitated else "the prompt, with one token of an answer,"
+        if length > policy.context:
+            raise LmgymError(
+                f"{what} of example '{example.id}' have {length} tokens, and the model reads {policy.context} at most; "
+                "shorten it (policy.max_prompt_tokens, max_reference_tokens), or take a model with a longer context"
+            )

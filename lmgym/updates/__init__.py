@@ -1,0 +1,1 @@
+"""From a prepared batch to a changed policy: columns, drivers, the optimizer."""
