@@ -27,7 +27,7 @@ from benchmarks.training import ROOT, train
 from lmgym.config.yaml import read_yaml, write_yaml
 from lmgym.stats.intervals import student_t
 
-RECIPE = ROOT / "recipes" / "llm_rl_miniature.yaml"
+RECIPE = ROOT / "lmgym" / "recipes" / "llm_rl_miniature.yaml"
 METRIC = "final_answer"
 MINIBATCHES = 4
 RATIO = {"minibatches": MINIBATCHES}

@@ -42,7 +42,7 @@ from lmgym.training.setup import held_out_examples, make_actor, make_engine
 from lmgym.types import Example
 
 FOLDER = Path("runs/imdb")
-RECIPES = {"ppo": ROOT / "recipes" / "imdb_ppo.yaml", "grpo": ROOT / "recipes" / "imdb_grpo.yaml"}
+RECIPES = {"ppo": ROOT / "lmgym" / "recipes" / "imdb_ppo.yaml", "grpo": ROOT / "lmgym" / "recipes" / "imdb_grpo.yaml"}
 SLICES = {"classifier_a": (0.0, 0.3), "classifier_b": (0.3, 0.6), "train": (0.6, 0.94), "validation": (0.94, 1.0)}
 OPENING = 8, 24  # words of a prompt at least and at most; it ends where a sentence does
 CONTEXT, REST = 8, 32  # words of a passage's prompt; of its reference, and of an opening's

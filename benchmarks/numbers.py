@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.training import ROOT, train
 from lmgym.stats.intervals import student_t
 
-RECIPE = ROOT / "recipes" / "increasing_numbers.yaml"
+RECIPE = ROOT / "lmgym" / "recipes" / "increasing_numbers.yaml"
 TARGET = 0.9
 MODELS = ("builtin:tiny_gpt2", "builtin:tiny_t5")
 EPOCHS = {"epochs": 4, "minibatches": 2, "whiten": "none", "gae_lambda": 1.0, "entropy_coefficient": 0.003}

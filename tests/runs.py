@@ -62,7 +62,7 @@ def run(folder: Path, console: Console | None = None, **changes: Any) -> Path:
 
 DRIVER = """
 import json, os, sys
-import lmgym.cli.check, lmgym.training.loop, matplotlib.backends.backend_agg, matplotlib.style
+import lmgym.training.dry_run, lmgym.training.loop, matplotlib.backends.backend_agg, matplotlib.style
 from lmgym.cli.main import main
 for line in sys.stdin:
     arguments, output = json.loads(line)

@@ -1,159 +1,20 @@
-"""`lmgym export RUN_OR_CHECKPOINT --to FOLDER`: a trained model with its tokenizer and a model card, for others.
+"""`lmgym export`: write a trained model for others, with its tokenizer and a model card."""
 
-The card is written from the run folder: the resolved recipe, and the evaluations of exactly these weights, with their
-intervals. It claims nothing that the run has not measured.
-"""
-
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import argparse
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-
-from lmgym.config.schema import Config, load_config, resolved
-from lmgym.config.yaml import write_yaml
-from lmgym.core import registry
-from lmgym.core.errors import LmgymError
-from lmgym.models import export as files
-from lmgym.models.builtin import is_builtin
-from lmgym.training import checkpoint
-from lmgym.training.setup import newest_model, read_machine
 
 
-def export(what: Path, to: Path, overrides: Sequence[str] = (), merge: bool = False, push: str | None = None) -> str:
-    """Write the model of a run folder (its newest), or of one of its checkpoints/, best/ or final/, to a new folder;
-    with `push` ("owner/name"), to the Hub as well. Returns a sentence that says where it is.
-
-    Adapters are written in peft's format, or with `merge` added into the weights of their base. Raises LmgymError
-    before anything is written where it cannot work: a damaged checkpoint, a folder that is not empty, a repository that
-    exists, no token.
-
-    Example: export(Path("runs/quickstart"), Path("model"))
-    """
-    run, source = _find(what)
-    config = load_config(run / "recipe.yaml", list(overrides))
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise LmgymError(f"--to: {to} exists and is not empty; name a new folder")
-    files.check_mergeable(source, config.policy, merge, push is not None)
-    if push is not None:
-        files.check_hub(push)
-    machine = read_machine(run, config)
-    wanted = config.policy.compute
-    section = replace(config.policy, compute=machine["compute"] or wanted if wanted == "auto" else wanted)
-
-    def write(folder: Path) -> None:
-        if merge:
-            files.merge_model(source, folder, section, config.seed)
-        else:
-            files.copy_model(source, folder, section)
-        card = model_card(config, run, source, machine, adapter=files.is_adapter(folder))
-        (folder / "README.md").write_text(card, encoding="utf-8")
-
-    checkpoint.save_model(to, SimpleNamespace(save_pretrained=write))
-    if push is None:
-        return f"model: {to}"
-    return f"model: {to}, and (private) {files.push(to, push, f'lmgym export of {source.name}')}"
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A run or one of its model folders, and where to write."""
+    parser.add_argument("what", metavar="RUN_OR_CHECKPOINT", help="a run, or one of its checkpoints/, best or final")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="override a key of the recipe")
+    parser.add_argument("--to", required=True, metavar="FOLDER", help="a new folder")
+    parser.add_argument("--merge", action="store_true", help="add LoRA adapters into the weights of their base")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="and to the Hub, as a new private repository")
 
 
-def model_card(config: Config, run: Path, source: Path, machine: Mapping[str, Any], adapter: bool) -> str:
-    """The README.md of a model: what it began from, how it was trained, what it scored."""
-    base = config.policy.model
-    named = "made from scratch" if is_builtin(base) else Path(base).name if Path(base).exists() else base
-    hub = not is_builtin(base) and not Path(base).exists()
-    header: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "tags": ["lmgym"]}
-    if hub:
-        header |= {"base_model": base, "base_model_relation": "adapter" if adapter else "finetune"}
-    stage_name, step = _place(run, source, config)
-    lines = [f"---\n{write_yaml(header)}---\n", f"# {Path(config.out or run).name}\n"]
-    lines += [
-        f"{'Adapters (LoRA) beside' if adapter else 'Trained from'} {named} by "
-        f"reinforcement learning with lmgym, after {step} steps of stage '{stage_name}'.\n"
-    ]
-    lines += ["## Training\n", *_stages(config), ""]
-    lines += ["## Results\n", *_results(config, run, stage_name, step), ""]
-    lines += ["## Recipe\n", f"```yaml\n{write_yaml(_public(resolved(config)))}```\n"]
-    versions = ", ".join(f"{name} {machine[name]}" for name in ("python", "torch", "transformers") if name in machine)
-    lines += [f"Trained with {versions}. Nothing beyond the table above was measured.\n"]
-    return "\n".join(lines)
+def run(given: argparse.Namespace) -> None:
+    """Print where the model is."""
+    from lmgym.training.model_card import export
 
-
-def _find(what: Path) -> tuple[Path, Path]:
-    """The run folder and the model folder that the user means."""
-    if (what / "recipe.yaml").is_file():
-        return what, newest_model(what)
-    model = any((what / name).is_file() for name in ("config.json", "adapter_config.json"))
-    run = next((at for at in what.absolute().parents[:2] if (at / "recipe.yaml").is_file()), None)
-    if run is None or not model:
-        raise LmgymError(
-            f"{what} is neither a run folder nor a model in one; name a run, or one of its checkpoints/..., best or "
-            "final"
-        )
-    if (what / "manifest.json").is_file() and (problem := checkpoint.damage(what)):
-        raise LmgymError(f"checkpoint {what} is damaged ({problem}); export another one")
-    return run, what
-
-
-def _place(run: Path, source: Path, config: Config) -> tuple[str, int]:
-    """Name of the stage, and the steps it had taken, when these weights were written."""
-    if (source / "state.json").is_file():
-        state = checkpoint.read_state(source)
-        return config.stages[state["stage"]].name, state["step"]
-    progress = (
-        json.loads((run / "summary.json").read_text(encoding="utf-8")) if (run / "summary.json").is_file() else {}
-    )
-    if source.name == "best":
-        latest, _ = checkpoint.newest(run / "checkpoints")
-        progress = checkpoint.read_state(latest)["progress"] if latest else progress
-    found = progress["best" if source.name == "best" else "newest"]
-    return found["stage"], found["step"]
-
-
-def _stages(config: Config) -> Iterator[str]:
-    for stage in config.stages:
-        name = registry.name_of("algorithm", type(stage.algorithm))
-        rewards = ", ".join(f"{reward}" for reward in stage.rewards) or "none"
-        yield (
-            f"- {stage.name}: {name} on task {stage.task['name']}, {stage.steps} steps of {stage.prompts_per_step} "
-            f"prompts with {stage.algorithm.group_size} answers; rewards: {rewards}"
-        )
-
-
-def _results(config: Config, run: Path, stage: str, step: int) -> Iterator[str]:
-    """The evaluations of these very weights, beside those of the stage's beginning where they were asked the same."""
-    text = (run / "metrics.jsonl").read_text(encoding="utf-8") if (run / "metrics.jsonl").is_file() else ""
-    records = [json.loads(line) for line in text.splitlines()]
-    records = [record for record in records if record["kind"] == "evaluation" and record["stage_name"] == stage]
-    own = {record["split"]: record for record in records if record["step"] == step}
-    first = {record["split"]: record for record in records if record["step"] == 0}
-    if not own:
-        yield "These weights were not evaluated."
-        return
-    section = config.evaluation
-    for split, record in own.items():
-        yield (
-            f"{record['count']} prompts of split '{split}', {section.samples} answer(s) each at temperature "
-            f"{section.temperature:g}; in brackets 95% intervals.\n"
-        )
-        yield "| metric | before this stage | now |"
-        yield "|---|---|---|"
-        for name in (key.removesuffix("/low") for key in record if key.endswith("/low")):
-            before = _interval(first[split], name) if step > 0 and split in first else "-"
-            yield f"| {name} | {before} | {_interval(record, name)} |"
-
-
-def _interval(record: Mapping[str, Any], name: str) -> str:
-    if record.get(name) is None:
-        return "-"
-    low, high = record.get(f"{name}/low"), record.get(f"{name}/high")
-    bounds = "no interval" if low is None or high is None else f"{low:.3g} to {high:.3g}"
-    return f"{record[name]:.3g} [{bounds}]"
-
-
-def _public(tree: Any) -> Any:
-    """A recipe without where things lie on this machine: of an absolute path its last name."""
-    if isinstance(tree, dict):
-        return {key: _public(value) for key, value in tree.items() if key != "out"}
-    if isinstance(tree, list):
-        return [_public(value) for value in tree]
-    return Path(tree).name if isinstance(tree, str) and tree.startswith(("/", "~")) and len(tree) > 1 else tree
+    print(export(Path(given.what), Path(given.to), given.overrides, given.merge, given.push))

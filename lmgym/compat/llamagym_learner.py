@@ -72,15 +72,15 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         """
         if others:
             raise LmgymError(f"from_pretrained: lmgym cannot honour {', '.join(sorted(others))}; remove it")
-        lora = None if peft_config is None else _lora(peft_config)
+        adapters = None if peft_config is None else _lora(peft_config)
         if not isinstance(pretrained_model_name_or_path, str | Path):
             model = _plain_model(pretrained_model_name_or_path)
             if load_in_8bit or load_in_4bit:
                 raise LmgymError("from_pretrained: this model is loaded already; name its folder to have it packed")
-            if lora is not None:
-                lora.add_lora(model, **lora, seed=seeds.key(seed, "lora"))
+            if adapters is not None:
+                lora.add_lora(model, **adapters, seed=seeds.key(seed, "lora"))
             return cls(model)
-        if (load_in_8bit or load_in_4bit) and lora is None:
+        if (load_in_8bit or load_in_4bit) and adapters is None:
             raise LmgymError("from_pretrained: packed weights cannot train; add peft_config, so that adapters do")
         if isinstance(token, str) and token != os.environ.get("HF_TOKEN"):
             raise LmgymError("from_pretrained: put the token of the Hub into the environment variable HF_TOKEN instead")
@@ -89,7 +89,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         compute: Any = COMPUTE.get(str(dtype if torch_dtype is None else torch_dtype))
         if compute is None:
             raise LmgymError("from_pretrained: dtype is float32, bfloat16 (of forward passes) or auto")
-        fields = {} if lora is None else {f"lora_{name}": value for name, value in lora.items()}
+        fields = {} if adapters is None else {f"lora_{name}": value for name, value in adapters.items()}
         packed: Any = "4bit" if load_in_4bit else "8bit" if load_in_8bit else None
         name = str(pretrained_model_name_or_path)
         section = PolicySection(

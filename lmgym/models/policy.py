@@ -261,8 +261,8 @@ class Policy:
     def trainable_copy(self) -> "Policy":
         """A copy that trains on its own, without a value function; a packed base, which does not train, is shared."""
         other = copy.copy(self)
-        packed = quantization.is_quantised(self.model)
-        other.model = quantization.copy_beside(self.model) if packed else copy.deepcopy(self.model)
+        is_packed = quantization.is_quantised(self.model)
+        other.model = quantization.copy_beside(self.model) if is_packed else copy.deepcopy(self.model)
         other.value_head, other.critic = None, None
         return other
 

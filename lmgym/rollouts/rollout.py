@@ -201,7 +201,7 @@ class RolloutLoop:
                 episode.score = sum(turn.reward for turn in episode.turns)
                 episodes.append(episode)
         if episodes and all(episode.error for episode in episodes):
-            raise LmgymError(f"every environment of this rollout failed; the first one: {episodes[0].broken}")
+            raise LmgymError(f"every environment of this rollout failed; the first one: {episodes[0].error}")
         return episodes
 
     def _tell(self, seats: Sequence[PlayerState]) -> Callable[[int, list[int]], None]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, MinLengthLogitsProcessor
 
 from lmgym.algorithms.actor_critic import PPO
-from lmgym.cli.main import main
+from lmgym.cli.main import main as cli_main
 from lmgym.compat.rl4lms.__main__ import main
 from lmgym.compat.rl4lms.convert import convert, text
 from lmgym.compat.rl4lms.convert_algorithm import Counts, counts
@@ -476,7 +476,7 @@ def test_a_file_with_a_class_of_ones_own_trains(tmp_path: Path) -> None:
     tree = on_policy(reward_fn={"id": "files_twos"})
     tree["train_evaluation"] |= {"metrics": [], "n_iters": 1}
     plugin = f"plugins=[{tmp_path / 'mine.py'}]"
-    assert main.main(["train", str(written(tmp_path, tree)), "threads=1", plugin, f"out={tmp_path / 'run'}"]) == 0
+    assert cli_main(["train", str(written(tmp_path, tree)), "threads=1", plugin, f"out={tmp_path / 'run'}"]) == 0
     evaluated = [record for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "evaluation"]
     assert all("files_twos" in record for record in evaluated)
 
@@ -508,7 +508,7 @@ def test_mistakes_name_the_key(path: tuple[Any, ...], value: Any, said: str) -> 
 
 def test_recipes_of_lmgym_are_not_taken_for_rl4lms() -> None:
     assert is_rl4lms(on_policy()) and is_rl4lms(supervised())
-    for recipe in sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml")):
+    for recipe in sorted((Path(__file__).parents[2] / "lmgym" / "recipes").glob("*.yaml")):
         assert not is_rl4lms(yaml.safe_load(recipe.read_text())), recipe
 
 
@@ -517,7 +517,7 @@ def test_recipes_of_lmgym_are_not_taken_for_rl4lms() -> None:
 
 def test_convert_prints_a_recipe_that_trains_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path, on_policy())
-    assert main.main(["convert", "rl4lms", str(file)]) == 0
+    assert cli_main(["convert", "rl4lms", str(file)]) == 0
     printed = capsys.readouterr().out
     (tmp_path / "mine.yaml").write_text(printed)
     assert load_config(tmp_path / "mine.yaml") == build_config(convert(on_policy()).recipe)
@@ -527,7 +527,7 @@ def test_convert_prints_a_recipe_that_trains_the_same(tmp_path: Path, capsys: py
 def test_a_sweep_is_a_recipe_for_each_combination(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tree = at(on_policy(), ("alg", "args", "learning_rate"), {"expand": True, "values": [0.1, 0.2]})
     tree["reward_fn"] = {"expand": True, "values": [{"id": "bleu"}, {"id": "ter"}]}
-    assert main.main(["convert", "rl4lms", str(written(tmp_path, tree))]) == 0
+    assert cli_main(["convert", "rl4lms", str(written(tmp_path, tree))]) == 0
     found = list(yaml.safe_load_all(capsys.readouterr().out))
     pairs = [(recipe["optimizer"]["learning_rate"], *recipe["rewards"]) for recipe in found]
     assert sorted(pairs) == [(0.1, "bleu"), (0.1, "ter"), (0.2, "bleu"), (0.2, "ter")]
@@ -587,18 +587,18 @@ def test_train_takes_the_file_as_it_is(
     tree = on_policy(algorithm="trpo")
     tree["train_evaluation"]["metrics"] = []
     written(tmp_path, tree, "gpt2_trpo.yml")
-    assert main.main(["train", "gpt2_trpo.yml", "threads=1", "steps=1"]) == 0
+    assert cli_main(["train", "gpt2_trpo.yml", "threads=1", "steps=1"]) == 0
     assert "gpt2_trpo.yml is a configuration of RL4LMs; converted to a recipe" in capsys.readouterr().err
     config = load_config(tmp_path / "runs" / "gpt2_trpo" / "recipe.yaml")
     assert config.stages[0].steps == 1 and config.seed == 3
-    assert main.main(["check", "--memory", "gpt2_trpo.yml"]) == 0
+    assert cli_main(["check", "--memory", "gpt2_trpo.yml"]) == 0
 
 
 @pytest.mark.usefixtures("no_picture")
 def test_train_runs_a_sweep_one_after_another(tmp_path: Path) -> None:
     tree = at(on_policy(), ("alg", "args", "learning_rate"), {"expand": True, "values": [0.001, 0.002]})
     tree["train_evaluation"] |= {"metrics": [], "n_iters": 1}
-    assert main.main(["train", str(written(tmp_path, tree, "sweep.yml")), "threads=1", f"out={tmp_path / 'out'}"]) == 0
+    assert cli_main(["train", str(written(tmp_path, tree, "sweep.yml")), "threads=1", f"out={tmp_path / 'out'}"]) == 0
     rates = [
         load_config(recipe).stages[0].optimizer.learning_rate for recipe in (tmp_path / "out").glob("*/recipe.yaml")
     ]
@@ -615,7 +615,7 @@ def test_references_of_a_supervised_run_stand_in_its_predictions(tmp_path: Path)
     tree["datapool"]["args"]["path"] = str(tmp_path)
     tree["train_evaluation"]["metrics"] = [{"id": "chrf"}]
     folder = tmp_path / "run"
-    assert main.main(["train", str(written(tmp_path, tree)), "threads=1", "policy.device=cpu", f"out={folder}"]) == 0
+    assert cli_main(["train", str(written(tmp_path, tree)), "threads=1", "policy.device=cpu", f"out={folder}"]) == 0
     row = json.loads((folder / "epoch_1_test_split_predictions.json").read_text())[0]
     assert row["ref_text"] == "<START-1>0 is.<END-1>" and row["split_name"] == "test" and "chrf" in row
 

@@ -98,7 +98,7 @@ def assert_trained(folder: Path, model: str, lora: bool) -> None:
         trained = load_policy(section, seed=0, folder=runs.newest(folder))
         layers = {name.split(".lora_")[0] for name, _ in trained.model.named_parameters() if ".lora_" in name}
         assert layers and moved <= {f"{layer}.weight" for layer in layers}
-        plain = lora.merged(trained.model).state_dict()
+        plain = merged(trained.model).state_dict()
         assert all(torch.equal(plain[name], tensor) for name, tensor in final.items())
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [record for record in records if record["kind"] == "train"]

@@ -158,7 +158,7 @@ def test_the_nanorl_recipe_trains_with_each_baseline(baseline: str, tmp_path: Pa
         "threads=1",
         f"algorithm.baseline={baseline}",
     ]
-    assert main(["train", str(runs.ROOT / "recipes" / "nanorl_reinforce.yaml"), *small]) == 0
+    assert main(["train", str(runs.ROOT / "lmgym" / "recipes" / "nanorl_reinforce.yaml"), *small]) == 0
     assert runs.state(tmp_path / "run")["step"] == 2
 
 
@@ -171,7 +171,7 @@ def test_the_nanorl_recipes_show_the_bare_prompt_to_a_model_with_a_chat_template
     tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
     assert prompt_ids(tokenizer, "Write.\n\n") != bare
     for name in ("nanorl_reinforce", "nanorl_rloo", "nanorl_actorcritic"):
-        template = load_config(runs.ROOT / "recipes" / f"{name}.yaml").policy.template
+        template = load_config(runs.ROOT / "lmgym" / "recipes" / f"{name}.yaml").policy.template
         assert prompt_ids(tokenizer, "Write.\n\n", template) == bare
 
 

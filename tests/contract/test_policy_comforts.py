@@ -499,8 +499,8 @@ def parts_of(found: Estimate) -> dict[str, float]:
 
 def test_shapes_are_those_of_the_loaded_model() -> None:
     for name in KINDS:
-        for lora in ({}, LORA, {"lora_rank": 4, "lora_targets": ["q_proj", "c_attn", "q"]}):
-            section = PolicySection(model=name, device="cpu", architecture=KINDS[name], **lora)
+        for adapters in ({}, LORA, {"lora_rank": 4, "lora_targets": ["q_proj", "c_attn", "q"]}):
+            section = PolicySection(model=name, device="cpu", architecture=KINDS[name], **adapters)
             model, shapes = load_policy(section).model, shapes_of(section)
             trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
             assert shapes.trained == trained
@@ -630,8 +630,8 @@ def test_check_estimates_a_large_model_from_its_configuration_alone(
 def test_check_stops_where_the_weights_alone_do_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lmgym.cli.check.memory_here", lambda kind: 1000)
-    monkeypatch.setattr("lmgym.cli.check.trained_policy", lambda *a: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("lmgym.training.dry_run.memory_here", lambda kind: 1000)
+    monkeypatch.setattr("lmgym.training.dry_run.trained_policy", lambda *a: pytest.fail("a model was loaded"))
     assert main(["check", str(runs.write(tmp_path / "recipe.yaml"))]) == 1
     said = capsys.readouterr().out
     assert "! that is more than the 0 MiB here; lower policy.tokens_per_forward or engine.rows" in said

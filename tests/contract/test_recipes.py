@@ -12,7 +12,7 @@ from tests import learned_models, runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 ELSEWHERE = {"cnn_daily_mail_ppo", "daily_dialog_ppo", "totto_ppo", "translation_ppo"}  # test_text_recipes.py
-RECIPES = sorted(path for path in (runs.ROOT / "recipes").glob("*.yaml") if path.stem not in ELSEWHERE)
+RECIPES = sorted(path for path in (runs.ROOT / "lmgym" / "recipes").glob("*.yaml") if path.stem not in ELSEWHERE)
 SMALL = {"prompts_per_step": 2, "steps": 2, "sampling.max_new_tokens": 4, "sampling.min_new_tokens": 0}
 POLICY = {
     "model": "builtin:tiny",

@@ -71,7 +71,7 @@ REAL: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 def train(recipe: str, task: dict[str, Any], steps: int, folder: Path) -> list[dict[str, Any]]:
     """Train the recipe in small; the records of its metrics."""
-    path = runs.ROOT / "recipes" / f"{recipe}.yaml"
+    path = runs.ROOT / "lmgym" / "recipes" / f"{recipe}.yaml"
     wanted: dict[str, Any] = {f"task.{key}": value for key, value in task.items()}
     wanted |= {"policy.model": "builtin:tiny_t5", "policy.device": "cpu", "policy.max_prompt_tokens": MOST}
     wanted |= {"threads": 1, "steps": steps, "prompts_per_step": 4, "algorithm.minibatches": 2, "checkpoint.every": 0}
@@ -99,7 +99,7 @@ def check(records: list[dict[str, Any]], recipe: str, steps: int, said: str) -> 
         assert max(record["gradient_norm"] for record in trained) > 0
         assert len({record["reward"] for record in trained}) > 1
     evaluated = [record for record in records if record["kind"] == "evaluation"]
-    config = load_config(runs.ROOT / "recipes" / f"{recipe}.yaml")
+    config = load_config(runs.ROOT / "lmgym" / "recipes" / f"{recipe}.yaml")
     assert {name for name in config.evaluation.metrics} <= set(evaluated[-1])
     assert "distinct_1/corpus" in evaluated[-1] and evaluated[-1]["distinct_1/corpus/low"] is None
     side = {"left": "beginning", "right": "end"}[config.policy.truncation_side]

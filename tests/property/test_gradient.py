@@ -29,7 +29,6 @@ from lmgym.core.errors import LmgymError
 from lmgym.models import fused_logprobs
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
-from lmgym.updates import first_order
 from lmgym.updates.first_order import Optimizer, OptimizerSection, first_order, prepare
 from tests import models
 
@@ -350,7 +349,7 @@ def test_a_first_step_does_the_heads_work_once_and_what_it_promises_changes_no_b
     told, metrics = models.gradient(algorithm, policy, batch, first=True)
     assert len(given) == len(made) == 1
     assert given == [name not in DEPENDING]
-    monkeypatch.setattr(first_order, "constant_logprob_gradient", lambda *arguments: None)
+    monkeypatch.setattr("lmgym.updates.first_order.constant_logprob_gradient", lambda *arguments: None)
     untold, same_metrics = models.gradient(algorithm, policy, batch, first=True)
     assert given[1:] == [False] and torch.equal(told, untold) and metrics == same_metrics
 

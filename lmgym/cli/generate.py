@@ -1,0 +1,42 @@
+"""`lmgym generate`: answer prompts with a run's newest model, or a recipe's model as it is."""
+
+import argparse
+import sys
+
+from lmgym.cli.recipes import add_recipe, read_recipe
+from lmgym.core.errors import LmgymError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A recipe or a run folder, overrides, and prompts."""
+    add_recipe(parser)
+    parser.add_argument("--prompt", action="append", help="a prompt; may be given several times")
+
+
+def run(given: argparse.Namespace) -> None:
+    """Print each prompt with its answer."""
+    from lmgym.core import seeds
+    from lmgym.inference.base import Request
+    from lmgym.tasks.base import ask
+    from lmgym.text.chat import decode
+    from lmgym.training.preflight import cut_prompts
+    from lmgym.training.setup import make_actor, make_engine, trained_policy
+
+    config, folder = read_recipe(given)
+    prompts = given.prompt or [line.rstrip("\n") for line in sys.stdin]
+    if not prompts:
+        raise LmgymError("there is no prompt: give --prompt TEXT, or one prompt a line on standard input")
+    policy = trained_policy(config, folder)
+    sampling = config.evaluation.decoding(config.stages[-1].sampling)
+    posed, engine = ask(prompts, config.stages[-1].task, config.seed), make_engine(config, policy)
+    if cut := cut_prompts(posed, config.policy, policy.tokenizer, policy.encoder_decoder):
+        print(f"lmgym: {cut}", file=sys.stderr)
+    actor = make_actor(config, policy, engine)
+    ids = [tuple(actor.read(example.prompt)) for example in posed]
+    keys = [seeds.key(config.seed, "generate", place) for place in range(len(ids))]
+    requests = [
+        Request(policy.decoder_start, key, source_ids=one) if policy.encoder_decoder else Request(one, key)
+        for one, key in zip(ids, keys, strict=True)
+    ]
+    for prompt, completion in zip(prompts, engine.generate(requests, sampling), strict=True):
+        print(f"{prompt}{'' if prompt[-1:].isspace() else ' '}{decode(policy.tokenizer, completion.ids)}")

@@ -1,0 +1,40 @@
+"""`lmgym list`: what recipes can name."""
+
+import argparse
+import json
+
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A kind, and how to print it."""
+    parser.add_argument("kind", nargs="?", help=f"one of {', '.join(registry.BUILTIN)} (a plural will do)")
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.add_argument("--plugin", action="append", default=[], help="a module or .py file to load first")
+
+
+def run(given: argparse.Namespace) -> None:
+    """Print a table of each kind, or JSON."""
+    for plugin in given.plugin:
+        registry.load_plugin(plugin)
+    kinds = list(registry.BUILTIN)
+    if given.kind is not None:
+        kind = given.kind if given.kind in kinds else given.kind.removesuffix("s")
+        kind = "reward" if kind == "metric" else kind  # a metric is a reward, of weight 0
+        if kind not in kinds:
+            raise LmgymError(f"there is no kind '{given.kind}'; {registry.suggest(given.kind, kinds)}")
+        kinds = [kind]
+    table = {kind: registry.describe(kind) for kind in kinds}
+    if given.json:
+        print(json.dumps(table[kinds[0]] if given.kind else table, indent=1))
+        return
+    print("+ runs here   ~ runs here, given what is named   - does not run here yet")
+    for kind, rows in table.items():
+        print(f"{kind}s, which are metrics too" if kind == "reward" else f"{kind}s")
+        width = max((len(row["name"]) for row in rows), default=0)
+        for row in rows:
+            mark = {"yes": "+", "given": "~", "no": "-"}[row["runs"]]
+            how = f": {row['how']}" if row["how"] not in row["needs"] else ""
+            needs = f"  (needs {row['needs']}{how})" if row["needs"] else ""
+            print(f"{mark}  {row['name']:<{width}}  {row['summary']}{needs}")

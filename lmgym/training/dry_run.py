@@ -1,0 +1,212 @@
+"""`lmgym check RECIPE`: a dry run that finds what would spoil a training run, before it does.
+
+First an estimate of memory, from the configuration and the lengths of a few prompts (memory.py). Then, unless the
+weights alone would not fit here, it loads the model, samples once, scores once, and reports lengths, stops and rewards.
+Findings that would spoil the run are marked with "!".
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lmgym.config.schema import Config, Stage
+from lmgym.core import registry
+from lmgym.models.device import expected_device, memory_here
+from lmgym.models.load import load_tokenizer
+from lmgym.models.policy import Policy
+from lmgym.models.shapes import Shapes, shapes_of
+from lmgym.rewards.base import build
+from lmgym.rollouts.rollout import apply_rewards, collect, demonstrate, groups_of
+from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_ids
+from lmgym.training.memory import estimate, resident_bytes, size, weights_bytes
+from lmgym.training.preflight import check_model, cut_prompts, teacher_section
+from lmgym.training.setup import (
+    held_out_examples,
+    make_actor,
+    make_engine,
+    make_envs,
+    trained_policy,
+    training_examples,
+)
+from lmgym.types import Episode, Example
+
+EXAMPLES = 8
+GROUP = 4  # answers per prompt where the algorithm itself asks for fewer
+
+
+@dataclass
+class Report:
+    """Lines to print; `problems` counts those that would spoil the run.
+
+    Example:
+        >>> report = Report(); report.note("prompts: 20 tokens"); report.warn("no answer ended"); report.problems
+        1
+    """
+
+    lines: list[str] = field(default_factory=list)
+    problems: int = 0
+
+    def note(self, text: str) -> None:
+        self.lines.append(f"  {text}")
+
+    def warn(self, text: str) -> None:
+        self.lines.append(f"! {text}")
+        self.problems += 1
+
+
+def check(config: Config, folder: Path | None = None, load: bool = True) -> int:
+    """Print the report of a recipe (or of a run folder's newest model); returns 1 if anything would spoil the run,
+    else 0. Without `load` it ends with the estimate of memory, and no weight is read.
+
+    Raises LmgymError where the run would not even start.
+    """
+    report = Report()
+    fits = _memory(report, config)
+    print("\n".join(report.lines), flush=True)
+    report.lines.clear()
+    if load and fits:
+        policy = trained_policy(config, folder)
+        _model(report, policy)
+        held_out = held_out_examples(config)
+        report.note(f"evaluation: {len(held_out)} prompts of split '{config.evaluation.split}'")
+        _cut(report, config, policy, held_out)
+        for stage in config.stages:
+            report.lines.append(f"stage {stage.name}: {type(stage.algorithm).__name__} on {stage.task['name']}")
+            _stage(report, config, stage, policy, verdict=stage is config.stages[0] or folder is not None)
+        print("\n".join(report.lines))
+    ready = "looks ready to train" if load and fits else "no model was loaded"
+    print(ready if not report.problems else f"{report.problems} thing(s) to look at, marked with !")
+    return 1 if report.problems else 0
+
+
+def _memory(report: Report, config: Config) -> bool:
+    """A table of what each stage will hold, and a warning where this machine has less; False if the weights alone are
+    more than it has."""
+    examples = [training_examples(config, stage) for stage in config.stages]
+    check_model(config, examples)
+    shapes = shapes_of(config.policy)
+    device, compute = expected_device(config.policy.device, config.policy.compute, shapes.parameters)
+    here, on_cpu = memory_here(device), device == "cpu"
+    tokenizer = load_tokenizer(config.policy)
+    read = source_ids if shapes.encoder_decoder else prompt_ids
+    for place, stage in enumerate(config.stages):
+        few = examples[place][:EXAMPLES]
+        section = config.policy
+        prompt = max(len(read(tokenizer, example.prompt, section.template, section.cut)) for example in few)
+        found = estimate(
+            config, stage, shapes, prompt, first=place == 0, compute=compute, on_cpu=on_cpu,
+            teacher=_teacher(config, stage), process=resident_bytes() if on_cpu else 0,
+        )  # fmt: skip
+        report.lines.append(
+            f"memory, estimated for stage {stage.name}: {size(found.peak)} at most, on {device}, with prompts of "
+            f"{prompt} tokens and {shapes.parameters:,} parameters"
+        )
+        for line in found.table():
+            report.note(line)
+        if here is not None and found.peak > here:
+            report.warn(
+                f"that is more than the {size(here)} here; lower policy.tokens_per_forward or engine.rows, take "
+                "policy.activation_checkpointing, policy.lora_rank or policy.quantise, or a smaller model"
+            )
+    weights = weights_bytes(config, shapes, compute)
+    if here is None or weights <= here:
+        return True
+    report.warn(f"the weights alone take {size(weights)}, and there are {size(here)} here: nothing more can be tried")
+    return False
+
+
+def _teacher(config: Config, stage: Stage) -> Shapes | None:
+    if "teacher" not in stage.algorithm.needs:
+        return None
+    return shapes_of(teacher_section(config.policy, stage.algorithm.teacher))  # type: ignore[attr-defined]
+
+
+def _model(report: Report, policy: Policy) -> None:
+    parameters = sum(parameter.numel() for parameter in policy.model.parameters())
+    trained = sum(parameter.numel() for parameter in policy.parameters())
+    compute = str(policy.compute).removeprefix("torch.")
+    report.lines.append(f"model: {parameters:,} parameters, {trained:,} trained, {policy.device}, {compute} compute")
+    report.note(f"path: {'fast (packed rows, own KV cache)' if policy.fast else 'plain (padded, slower)'}")
+    names = [policy.tokenizer.convert_ids_to_tokens(stop) for stop in policy.stop_ids]
+    report.note(
+        f"answers end at: {', '.join(f'{name} ({stop})' for name, stop in zip(names, policy.stop_ids, strict=True))}"
+    )
+    if policy.tokenizer.pad_token_id is not None and policy.tokenizer.pad_token_id in policy.stop_ids:
+        report.note(
+            "pad and end-of-sequence share an id; harmless here: masks come from lengths, and the end is trained"
+        )
+    if len(policy.tokenizer) > policy.vocabulary:
+        report.warn(f"the tokenizer has {len(policy.tokenizer)} tokens, the model's head only {policy.vocabulary}")
+
+
+def _stage(report: Report, config: Config, stage: Stage, policy: Policy, verdict: bool) -> None:
+    examples = training_examples(config, stage)
+    few = examples[:EXAMPLES]
+    report.note(f"{len(examples)} training examples, {stage.prompts_per_step} prompts a step, {stage.steps} steps "
+                f"({stage.prompts_per_step * stage.steps / len(examples):.2f} epochs)")  # fmt: skip
+    if getattr(registry.get("env", stage.env["name"]), "needs_data", True):  # else prompts come from the environment
+        _cut(report, config, policy, examples)
+        _lengths(report, config, stage, policy, few)
+    actor = make_actor(config, policy, make_engine(config, policy))
+    path = (config.seed, "check")
+    if "demonstrations" in stage.algorithm.needs:
+        episodes = demonstrate(list(enumerate(few)), actor, path, make_envs(config, stage.env))
+    else:
+        group = max(stage.algorithm.group_size, GROUP)
+        prompts = [(number, example) for number, example in enumerate(few) for _ in range(group)]
+        episodes = collect(prompts, actor, stage.sampling, path, make_envs(config, stage.env))
+        apply_rewards(episodes, build(stage.rewards), config.reward_timeout, policy.tokenizer)
+        _answers(report, stage, episodes, verdict=verdict)
+
+
+def _cut(report: Report, config: Config, policy: Policy, examples: list[Example]) -> None:
+    if sentence := cut_prompts(examples, config.policy, policy.tokenizer, policy.encoder_decoder):
+        report.note(sentence)
+
+
+def _lengths(report: Report, config: Config, stage: Stage, policy: Policy, examples: list[Example]) -> None:
+    read = source_ids if policy.encoder_decoder else prompt_ids
+    template, cut = config.policy.template, config.policy.cut
+    lengths = [len(read(policy.tokenizer, example.prompt, template, cut)) for example in examples]
+    report.note(f"prompt tokens: {min(lengths)} to {max(lengths)}; context {policy.context or 'without limit'}")
+    before = (
+        len(policy.decoder_start) if policy.encoder_decoder else max(lengths)
+    )  # what an answer shares its context with
+    room = None if policy.context is None else policy.context - before
+    if room is not None and room < stage.sampling.max_new_tokens:
+        report.warn(f"the longest of {len(examples)} prompts leaves room for {max(room, 0)} new tokens, fewer than "
+                    f"sampling.max_new_tokens ({stage.sampling.max_new_tokens})")  # fmt: skip
+    references = [
+        len(decoder_answer_ids(policy.tokenizer, text))
+        if policy.encoder_decoder
+        else len(answer_ids(policy.tokenizer, example.prompt, text, config.policy.template))
+        for example in examples
+        for text in example.references
+    ]
+    if references:
+        report.note(f"reference tokens: {min(references)} to {max(references)}")
+        if max(references) > stage.sampling.max_new_tokens:
+            report.warn(f"a reference has {max(references)} tokens, more than sampling.max_new_tokens "
+                        f"({stage.sampling.max_new_tokens}): right answers would be cut off")  # fmt: skip
+
+
+def _answers(report: Report, stage: Stage, episodes: list[Episode], verdict: bool) -> None:
+    """How the answers end and what they earn: a verdict, unless stages before this one have yet to train the model."""
+    complain = report.warn if verdict else report.note
+    if not verdict:
+        report.note("(what follows is of the model before the stages ahead of this one have trained it)")
+    count = len(episodes)
+    cut = sum(episode.truncated for episode in episodes) / count
+    fixed = stage.sampling.min_new_tokens == stage.sampling.max_new_tokens  # then they are meant to be
+    (complain if cut > 0.5 and not fixed else report.note)(f"answers cut off at max_new_tokens: {cut:.0%} of {count}")
+    mean = sum(episode.score for episode in episodes) / count
+    values = sorted({round(episode.score, 4) for episode in episodes})
+    report.note(f"reward: mean {mean:.3f}, from {values[0]} to {values[-1]}")
+    groups = groups_of(episodes)
+    equal = sum(len({episode.score for episode in group}) == 1 for group in groups) / len(groups)
+    if stage.algorithm.group_size > 1 and equal == 1.0:
+        complain(f"in all {len(groups)} groups every answer earned the same: a group baseline would learn nothing; "
+                    "warm-start the model, or make the reward finer")  # fmt: skip
+    else:
+        report.note(f"groups whose answers all earned the same: {equal:.0%} of {len(groups)}")
+    shown = episodes[0].text.strip().replace("\n", "⏎")[:100]
+    report.note(f"an answer: {shown!r} (reward {episodes[0].score:.3f}, stopped by {episodes[0].turns[-1].stop})")
