@@ -32,7 +32,7 @@ def run(given: argparse.Namespace) -> None:
     if cut := cut_prompts(posed, config.policy, policy.tokenizer, policy.encoder_decoder):
         print(f"lmgym: {cut}", file=sys.stderr)
     actor = make_actor(config, policy, engine)
-    ids = [tuple(actor.read(example.prompt)) for example in posed]
+    ids = [tuple(actor.encode_prompt(example.prompt)) for example in posed]
     keys = [seeds.key(config.seed, "generate", place) for place in range(len(ids))]
     requests = [
         Request(policy.decoder_start, key, source_ids=one) if policy.encoder_decoder else Request(one, key)

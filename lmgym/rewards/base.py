@@ -148,7 +148,7 @@ def evaluate(reward: Reward, episodes: Sequence[Episode], timeout: float | None 
         [1.0, 0.0]
     """
     if getattr(reward.function, "pays_tokens", False):
-        raise LmgymError(f"reward '{reward.name}' pays token by token; let lmgym.rollouts.rollout.score apply it")
+        raise LmgymError(f"reward '{reward.name}' pays token by token; let lmgym.apply_rewards apply it")
     values = iter(_judge(reward, judged(reward, episodes), timeout))
     return [next(values) if reward.applies(episode.example) else 0.0 for episode in episodes]
 

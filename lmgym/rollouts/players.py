@@ -1,6 +1,7 @@
-"""Who speaks in an episode, and what each has read and said, as ids. The text world: no torch.
+"""The players of an episode: what each one has read and said, as token ids. Imports no torch.
 
-A game has one seat for each player, most games one. What an environment says goes to the seat that speaks next.
+Most environments have one player. In a game of several, each player has a conversation of its own, and an observation
+goes to the player whose turn is next.
 """
 
 import json
@@ -28,12 +29,14 @@ from lmgym.types import Episode, Message, Restriction, Turn
 
 @dataclass(frozen=True)
 class Actor:
-    """Who answers: an engine with the tokenizer of its policy and the keyword arguments of its chat template.
+    """A policy that can be asked for turns: its engine, its tokenizer, and the keyword arguments of its chat template.
 
-    An encoder-decoder's answers begin with `decoder_start`; a causal model has none. Under a `restriction` only some
-    tokens are sampled. An `opponent` plays the seats that do not learn, in the words of the same tokenizer; without one
-    the actor itself does. A first prompt that is longer than `cut` allows is cut, and a reference that is imitated
-    behind so many `reference_tokens`.
+    The answers of an encoder-decoder begin with `decoder_start`; a causal model has none. Under a `restriction` only
+    some tokens can be sampled. An `opponent` plays the players that do not learn, with the same tokenizer; without one
+    the actor plays them itself. `cut` says how a first prompt that is too long is cut; a demonstration is cut after
+    `reference_tokens` tokens.
+
+    Example: Actor(engine, tokenizer)
     """
 
     engine: Engine
@@ -46,97 +49,96 @@ class Actor:
     cut: Cut | None = None
     reference_tokens: int | None = None
 
-    def read(self, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None) -> list[int]:
-        """Token ids of a first prompt: what the encoder reads, or a causal model; `template` in place of its own."""
-        own = self.template if template is None else template
-        return (source_ids if self.decoder_start else prompt_ids)(self.tokenizer, prompt, own, self.cut)
+    def encode_prompt(self, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None) -> list[int]:
+        """Token ids of a first prompt, for the encoder or for a causal model. `template` replaces the actor's own."""
+        arguments = self.template if template is None else template
+        return (source_ids if self.decoder_start else prompt_ids)(self.tokenizer, prompt, arguments, self.cut)
 
 
-class Reader:
-    """First prompts to ids, each distinct one rendered once: a group shares its prompt."""
+class PromptCache:
+    """Token ids of first prompts. Each distinct prompt is tokenized once, because a group shares its prompt."""
 
     def __init__(self, actor: Actor) -> None:
-        self.read = actor.read
-        self.known: dict[Any, list[int]] = {}
+        self.encode = actor.encode_prompt
+        self.ids: dict[tuple[str, str], list[int]] = {}
 
     def __call__(self, prompt: str | Sequence[Message], template: Mapping[str, Any]) -> list[int]:
-        said = prompt if isinstance(prompt, str) else json.dumps([dict(message) for message in prompt])
-        key = (said, json.dumps(dict(template), sort_keys=True, default=repr) if template else "")
-        if key not in self.known:
-            self.known[key] = self.read(prompt, template)
-        return list(self.known[key])
+        text = prompt if isinstance(prompt, str) else json.dumps([dict(message) for message in prompt])
+        key = (text, json.dumps(dict(template), sort_keys=True, default=repr) if template else "")
+        if key not in self.ids:
+            self.ids[key] = self.encode(prompt, template)
+        return list(self.ids[key])
 
 
 @dataclass
 class PlayerState:
-    """One player's conversation on its way."""
+    """One player's conversation so far.
+
+    Example: a player that has read "2+2=" and not answered yet has ids == new_ids, an empty message and no turn.
+    """
 
     episode: Episode
     actor: Actor
-    key: int
+    key: int  # of its random numbers
     stop: tuple[str, ...]
     template: Mapping[str, Any]
-    history: list[Message] = field(default_factory=list)  # before the message that the policy is writing
+    history: list[Message] = field(default_factory=list)  # the messages before the one that the policy is writing
     ids: list[int] = field(default_factory=list)  # all tokens so far, the next turn's prompt included
-    fresh: list[int] = field(default_factory=list)  # the part of them that no turn holds yet
-    said: str = ""  # what stands already in the message that the policy is writing
-    restarted: bool = False
+    new_ids: list[int] = field(default_factory=list)  # the tokens at the end of `ids` that no turn holds yet
+    message: str = ""  # the beginning of the message that the policy is writing
+    restarted: bool = False  # the next turn begins a new row
 
-    def open(self, prompt: str | Sequence[Message], reader: Reader) -> None:
-        """Begin with a prompt, or begin anew with another. Raises LmgymError where it has no token."""
-        ids = reader(prompt, self.template)
+    def begin(self, prompt: str | Sequence[Message], encode: PromptCache) -> None:
+        """Start the conversation with a prompt, or start it again with another one.
+
+        Raises LmgymError if the prompt has no token.
+        """
+        ids = encode(prompt, self.template)
         if not ids:
             raise LmgymError(f"the prompt of example {self.episode.example.id} has no token at all; give it some text")
-        self.history, self.ids, self.fresh, self.said = messages_of(prompt), ids, ids, ""
+        self.history, self.ids, self.new_ids, self.message = messages_of(prompt), ids, ids, ""
         self.restarted = bool(self.episode.turns)
 
     def request(self, one_turn: bool = False) -> Request:
-        """The next turn, asked of the engine; what has been read before is named, so that it need not be read again."""
+        """The engine's request for the next turn. It names the conversation, so that the engine can reuse its cache."""
         key = seeds.key(self.key, len(self.episode.turns))
         if self.actor.decoder_start:
             return Request(self.actor.decoder_start, key, source_ids=tuple(self.ids), stop=self.stop)
         return Request(tuple(self.ids), key, stop=self.stop, conversation=None if one_turn else self.key)
 
-    def demonstrated(self, text: str) -> Completion:
-        """A demonstrator's turn as ids, its end included: the end of sequence, or the string that ends it."""
+    def tokenize_demonstration(self, text: str) -> Completion:
+        """A demonstrator's turn as ids, with the end of sequence, or the stop string, that ends it."""
         tokenizer = self.actor.tokenizer
         if self.actor.decoder_start:
             ids = decoder_answer_ids(tokenizer, text)
-        elif self.said or (self.episode.turns and not self.restarted):
+        elif self.message or (self.episode.turns and not self.restarted):
             ids = [*continued_ids(tokenizer, text), tokenizer.eos_token_id]
         else:
             ids = answer_ids(tokenizer, self.history, text, self.template)
-        ends = any(text.endswith(stop) for stop in self.stop)
-        return Completion(ids[:-1], [], "stop") if ends else Completion(ids, [], "eos")
+        stopped = any(text.endswith(stop) for stop in self.stop)
+        return Completion(ids[:-1], [], "stop") if stopped else Completion(ids, [], "eos")
 
-    def say(self, completion: Completion, text: str, minimum: int = 0) -> Turn:
-        """Add a turn."""
-        turn = Turn(self.fresh, completion.ids, completion.logprobs, text, completion.stop, minimum)
+    def add_turn(self, completion: Completion, text: str, min_new_tokens: int = 0) -> None:
+        """Add what the policy has answered to the episode."""
+        turn = Turn(self.new_ids, completion.ids, completion.logprobs, text, completion.stop, min_new_tokens)
         turn.kept, turn.restart = completion.kept, self.restarted
-        if start := self.actor.decoder_start:  # the encoder reads the whole conversation anew
+        if start := self.actor.decoder_start:  # the encoder reads the whole conversation again
             turn.prompt_ids, turn.source_ids, turn.restart = list(start), self.ids, bool(self.episode.turns)
         self.episode.turns.append(turn)
-        self.said, self.restarted = self.said + text, False
-        return turn
+        self.message, self.restarted = self.message + text, False
 
-    def hear(self, step: Step, reader: Reader) -> bool:
-        """What stands before the next turn; False where the model has no room for one."""
+    def observe(self, step: Step, encode: PromptCache) -> bool:
+        """Append what the environment answers; False if the model has no room for another turn."""
         turns = self.episode.turns
         if step.restart or not turns:
-            self.open(step.messages, reader)
+            self.begin(step.messages, encode)
         elif step.continuation is not None:
-            if self.actor.decoder_start:
-                raise LmgymError(
-                    "this environment lets the policy go on in the same message, which an encoder-decoder cannot do "
-                    "here; take a causal model"
-                )
-            self.fresh = continued_ids(self.actor.tokenizer, step.continuation)
-            self.ids, self.said = self.ids + turns[-1].action_ids + self.fresh, self.said + step.continuation
+            self._continue_message(step.continuation)
         else:
-            last = turns[-1].action_ids[-1]
-            self.fresh = appended_ids(self.actor.tokenizer, self.history, step.messages, last, self.template)
-            self.history = [*self.history, {"role": "assistant", "content": self.said}, *step.messages]
-            self.ids, self.said = self.ids + turns[-1].action_ids + self.fresh, ""
+            last_id = turns[-1].action_ids[-1]
+            self.new_ids = appended_ids(self.actor.tokenizer, self.history, step.messages, last_id, self.template)
+            self.history = [*self.history, {"role": "assistant", "content": self.message}, *step.messages]
+            self.ids, self.message = self.ids + turns[-1].action_ids + self.new_ids, ""
         context = self.actor.engine.context
         if context is None or len(self.ids) < context:
             return True
@@ -144,54 +146,73 @@ class PlayerState:
             turns[-1].stop = "context"
         return False
 
+    def _continue_message(self, text: str) -> None:
+        """Put a text of the environment behind the policy's own, in the same message."""
+        if self.actor.decoder_start:
+            raise LmgymError(
+                "this environment lets the policy go on in the same message, which an encoder-decoder cannot do "
+                "here; take a causal model"
+            )
+        self.new_ids = continued_ids(self.actor.tokenizer, text)
+        self.ids = self.ids + self.episode.turns[-1].action_ids + self.new_ids
+        self.message += text
+
 
 @dataclass
 class EpisodeState:
-    """One environment with its players. `place` is its own in the rollout, `next` the seat that speaks next."""
+    """One environment of a rollout with its players; players[current] takes the next turn."""
 
-    place: int
-    seats: list[PlayerState]
-    next: int = 0
+    index: int  # in the rollout
+    players: list[PlayerState]
+    current: int = 0
 
     @property
-    def seat(self) -> PlayerState:
-        return self.seats[self.next]
+    def player(self) -> PlayerState:
+        """The player that takes the next turn."""
+        return self.players[self.current]
 
-    def hear(self, step: Step | EnvFailure, reader: Reader) -> bool:
-        """Take what the environment answers to the turn just said; True if the game goes on."""
-        turn = self.seat.episode.turns[-1] if self.seat.episode.turns else None
+    def observe(self, step: Step | EnvFailure, encode: PromptCache) -> bool:
+        """Record what the environment answers to the last turn; True if the episode goes on."""
+        turn = self.player.episode.turns[-1] if self.player.episode.turns else None
         if isinstance(step, EnvFailure) or turn is None:
-            return self._break(step.message if isinstance(step, EnvFailure) else "nothing was said")
+            return self._fail(step.message if isinstance(step, EnvFailure) else "nothing was said")
+
+        # Rewards: to the player that has just moved, then to the others, if the step pays them.
         turn.reward, turn.unfinished, turn.continuation = float(step.reward), step.unfinished, step.continuation
-        for player, reward in step.others.items():
-            if not (0 <= player < len(self.seats) and self.seats[player].episode.turns):
-                return self._break(f"step() pays player {player}, who has not played; there are {len(self.seats)}")
-            self.seats[player].episode.turns[-1].reward += float(reward)
-        for seat in self.seats:
-            seat.episode.terminated = step.terminated
+        for number, reward in step.others.items():
+            if not (0 <= number < len(self.players) and self.players[number].episode.turns):
+                return self._fail(f"step() pays player {number}, who has not played; there are {len(self.players)}")
+            self.players[number].episode.turns[-1].reward += float(reward)
+        for player in self.players:
+            player.episode.terminated = step.terminated
         if step.over or turn.stop == "context":
             return False
-        self.next = self.next if step.player is None else step.player
-        if not 0 <= self.next < len(self.seats):
-            self.next = 0
-            return self._break(f"step() names player {step.player} as the next, and there are {len(self.seats)}")
-        return self.seat.hear(step, reader)
 
-    def _break(self, reason: str) -> bool:
-        for seat in self.seats:
-            seat.episode.error, seat.episode.terminated, seat.episode.selected = reason, False, False
+        # The next player reads the observation.
+        if step.player is not None and not 0 <= step.player < len(self.players):
+            return self._fail(f"step() names player {step.player} as the next, and there are {len(self.players)}")
+        self.current = self.current if step.player is None else step.player
+        return self.player.observe(step, encode)
+
+    def _fail(self, reason: str) -> bool:
+        for player in self.players:
+            player.episode.error, player.episode.terminated, player.episode.selected = reason, False, False
         return False
 
 
-def seated(place: int, episode: Episode, found: Opening, actor: Actor, parent: int, reader: Reader) -> EpisodeState:
-    """A game before its first turn. Player 0 has the given episode, the others get some of their own; those that do not
-    learn are the opponent's."""
-    seats = []
-    for player in range(found.players):
-        own = actor if player in found.learners or actor.opponent is None else actor.opponent
-        mine = Episode(episode.example, episode.group, place, version=actor.version) if player else episode
-        key = seeds.key(place, player, parent=parent) if player else seeds.key(place, parent=parent)
-        seats.append(PlayerState(mine, own, key, found.stop, {**actor.template, **found.template}))
-    game = EpisodeState(place, seats, found.player)
-    game.seat.open(found.prompt, reader)
-    return game
+def begin_episode(
+    index: int, episode: Episode, opening: Opening, actor: Actor, parent_key: int, encode: PromptCache
+) -> EpisodeState:
+    """An environment with its players, before the first turn.
+
+    Player 0 has the given episode, the others get episodes of their own. The opponent plays those that do not learn.
+    """
+    players = []
+    for number in range(opening.players):
+        plays = actor if number in opening.learners or actor.opponent is None else actor.opponent
+        own = Episode(episode.example, episode.group, index, version=actor.version) if number else episode
+        key = seeds.key(index, number, parent=parent_key) if number else seeds.key(index, parent=parent_key)
+        players.append(PlayerState(own, plays, key, opening.stop, {**actor.template, **opening.template}))
+    state = EpisodeState(index, players, opening.player)
+    state.player.begin(opening.prompt, encode)
+    return state

@@ -1,8 +1,8 @@
-"""Prompts to scored episodes: `collect` runs environments against an engine, `demonstrate` takes references or
-demonstrators instead, `apply_rewards` applies the rewards. The text world: no torch.
+"""From prompts to scored episodes. Imports no torch.
 
-All live environments share one engine call per turn, and finished ones are replaced by waiting ones. What comes back
-depends on counts and episode order, never on arrival time.
+`collect` runs environments against an engine, `demonstrate` takes reference answers or demonstrators instead, and
+`apply_rewards` fills in the rewards. All live environments share one engine call per turn; waiting ones take the place
+of finished ones. The result depends on counts and on the order of the episodes, never on arrival time.
 """
 
 import math
@@ -20,7 +20,7 @@ from lmgym.inference.base import Sampling
 from lmgym.rewards.base import Reward, evaluate
 from lmgym.rewards.token_credit import paid
 from lmgym.rewards.turn_credit import paid_each_turn
-from lmgym.rollouts.players import Actor, EpisodeState, PlayerState, Reader, seated
+from lmgym.rollouts.players import Actor, EpisodeState, PlayerState, PromptCache, begin_episode
 from lmgym.text.chat import answer_ids, decode, decoder_answer_ids
 from lmgym.types import Episode, Example, Turn
 
@@ -33,23 +33,23 @@ def collect(
     envs: Envs | Callable[[], Env] = SingleTurn,
     ended: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
-    """One episode per (group, example), in order; their random numbers are a function of `path` and their place.
+    """One episode per (group, example), in order. Random numbers are a function of `path` and the episode's index.
 
-    `path` is (seed, ..., step, draw). Environments of one group get the same seed; `envs` are many behind one call, or
-    a function that builds one. Where they have more than one turn, as many as the engine has rows are alive at a time.
-    A game of several players gives an episode for each that learns, in groups of their own. An environment that fails
-    ends its own episode (`Episode.error`). `ended` is told of episodes as soon as their text is final, while others go
-    on; of the last ones it need not be. Raises LmgymError where a prompt does not fit the model, or all
-    environments fail.
+    `path` is (seed, ..., step, draw). Environments of one group get the same seed. `envs` are many environments behind
+    one call, or a function that builds one. Environments of several turns are alive in batches of `engine.rows`. A game
+    of several players gives an episode for each player that learns, in groups of their own. An environment that fails
+    ends its own episode (`Episode.error`). `ended` is called with an episode as soon as its text is final, while others
+    go on; for the last ones it may not be called. Raises LmgymError if a prompt does not fit the model, or if every
+    environment fails.
 
     Example: collect(list(enumerate(examples)), actor, Sampling(), (0, "step", 3, 0), InProcess(HigherOrLower))
     """
-    envs, width = _environments(envs, actor)
-    table = RolloutLoop(prompts, actor, path, envs, ended)
-    while table.waiting or table.live:
-        table.seat_more(width)
-        table.ask(sampling, one_turn=width is None)
-    return table.episodes()
+    envs, limit = _environments(envs, actor)
+    loop = RolloutLoop(prompts, actor, path, envs, ended)
+    while loop.waiting or loop.live:
+        loop.begin_waiting(limit)
+        loop.take_turns(sampling, one_turn=limit is None)
+    return loop.finished_episodes()
 
 
 def demonstrate(
@@ -58,62 +58,72 @@ def demonstrate(
     path: Sequence[int | str],
     envs: Envs | Callable[[], Env] = SingleTurn,
 ) -> list[Episode]:
-    """Episodes that nobody sampled, end of sequence included: with one turn, reference answers (one drawn for each
-    example, where there are several); else what the environments' own `demonstrate` says, turn by turn."""
-    envs, width = _environments(envs, actor)
-    if width is not None:
-        table = RolloutLoop(prompts, actor, path, envs)
-        table.seat_more(None)
-        while table.live:
-            table.demonstrate()
-        return table.episodes()
-    episodes = []
-    for place, (group, example) in enumerate(prompts):
-        if not example.references:
-            raise LmgymError(
-                f"example {example.id} has no reference answer to imitate; supervised training needs one for each"
-            )
-        answer = example.references[seeds.key(*path, place) % len(example.references)]
-        read, start, tokenizer = actor.read(example.prompt), list(actor.decoder_start), actor.tokenizer
-        if start:
-            turn = Turn(start, decoder_answer_ids(tokenizer, answer), text=answer, source_ids=read)
-        else:
-            turn = Turn(read, answer_ids(tokenizer, example.prompt, answer, actor.template), text=answer)
-        turn.action_ids = turn.action_ids[: actor.reference_tokens]
-        episodes.append(Episode(example=example, group=group, index=place, turns=[turn], version=actor.version))
-    return episodes
+    """Episodes of demonstrations, which were not sampled; each action holds its end of sequence.
+
+    Without an environment these are reference answers (one is drawn for each example that has several), else the turns
+    that each environment's own `demonstrate` returns. Raises LmgymError if an example has no reference.
+    """
+    envs, limit = _environments(envs, actor)
+    if limit is not None:
+        loop = RolloutLoop(prompts, actor, path, envs)
+        loop.begin_waiting(None)
+        while loop.live:
+            loop.demonstrate_turns()
+        return loop.finished_episodes()
+    return [
+        Episode(example, group, index, [_reference_turn(example, actor, (*path, index))], version=actor.version)
+        for index, (group, example) in enumerate(prompts)
+    ]
+
+
+def _reference_turn(example: Example, actor: Actor, path: Sequence[int | str]) -> Turn:
+    """One of the example's reference answers as a turn."""
+    if not example.references:
+        raise LmgymError(
+            f"example {example.id} has no reference answer to imitate; supervised training needs one for each"
+        )
+    answer = example.references[seeds.key(*path) % len(example.references)]
+    prompt, start, tokenizer = actor.encode_prompt(example.prompt), list(actor.decoder_start), actor.tokenizer
+    if start:
+        turn = Turn(start, decoder_answer_ids(tokenizer, answer), text=answer, source_ids=prompt)
+    else:
+        turn = Turn(prompt, answer_ids(tokenizer, example.prompt, answer, actor.template), text=answer)
+    turn.action_ids = turn.action_ids[: actor.reference_tokens]
+    return turn
 
 
 def apply_rewards(
     episodes: Sequence[Episode], rewards: Sequence[Reward], timeout: float = 60.0, tokenizer: Any = None
 ) -> None:
-    """Fill in each episode's `reward_components` and `score`: environment rewards plus the weighted sum of the reward functions,
-    paid on the last turn, and there on its last token, unless a reward pays each turn (rewards/turn_credit.py) or token by
-    token (rewards/token_credit.py), for which the `tokenizer` is needed."""
-    played = [episode for episode in episodes if episode.turns]  # the others' environments failed at once
+    """Fill in `reward_components` and `score` of each episode: the environment's rewards plus the weighted sum of the
+    reward functions.
+
+    A reward is paid on the last token of the last turn, unless it pays each turn (rewards/turn_credit.py) or each token
+    (rewards/token_credit.py, which needs the `tokenizer`). `timeout` is the limit of one reward call in seconds.
+    """
+    played = [episode for episode in episodes if episode.turns]  # an environment may fail before its first turn
     for reward in rewards:
         for episode in episodes:
             episode.reward_components[reward.name] = 0.0
         if reward.by_token:
             for episode, (value, tokens) in zip(played, paid(reward, played, tokenizer, timeout), strict=True):
                 episode.reward_components[reward.name] = value
-                _pay(episode.turns[-1], reward.weight * value, [reward.weight * earned for earned in tokens])
-            continue
-        if reward.each_turn:
+                _pay_tokens(episode.turns[-1], reward.weight * value, [reward.weight * earned for earned in tokens])
+        elif reward.each_turn:
             for episode, values in zip(played, paid_each_turn(reward, played, timeout), strict=True):
                 episode.reward_components[reward.name] = math.fsum(values)
                 for turn, value in zip(episode.turns, values, strict=True):
                     turn.reward += reward.weight * value
-            continue
-        for episode, value in zip(played, evaluate(reward, played, timeout), strict=True):
-            episode.reward_components[reward.name] = value
-            episode.turns[-1].reward += reward.weight * value
+        else:
+            for episode, value in zip(played, evaluate(reward, played, timeout), strict=True):
+                episode.reward_components[reward.name] = value
+                episode.turns[-1].reward += reward.weight * value
     for episode in episodes:
         episode.score = sum(turn.reward for turn in episode.turns)
 
 
-def _pay(turn: Turn, total: float, tokens: list[float]) -> None:
-    """Add to a turn's reward what its actions have earned."""
+def _pay_tokens(turn: Turn, total: float, tokens: list[float]) -> None:
+    """Add a reward to a turn, and to each of its tokens what that token has earned."""
     before = turn.token_rewards or [0.0] * len(turn.action_ids)
     turn.reward += total
     turn.token_rewards = [old + new for old, new in zip(before, tokens, strict=True)]
@@ -128,14 +138,14 @@ def groups_of(episodes: Sequence[Episode]) -> list[list[Episode]]:
 
 
 def _environments(envs: Envs | Callable[[], Env], actor: Actor) -> tuple[Envs, int | None]:
-    """The environments side by side, and how many may be alive at a time: all, where each has one turn."""
+    """The environments behind one call, and how many may be alive at a time (None: all, if each has one turn)."""
     one_turn = envs is SingleTurn or getattr(envs, "make_env", None) is SingleTurn
     together: Any = envs if hasattr(envs, "begin") else InProcess(envs)  # type: ignore[arg-type]
     return together, None if one_turn else actor.engine.rows
 
 
 class RolloutLoop:
-    """The games of one rollout: those that wait, those that are alive, and what came of them all."""
+    """The environments of one rollout: those that wait, those that are alive, and the episodes that learn from each."""
 
     def __init__(
         self,
@@ -145,58 +155,64 @@ class RolloutLoop:
         envs: Envs,
         ended: Callable[[Episode], None] | None = None,
     ) -> None:
-        self.actor, self.envs, self.reader, self.ended = actor, envs, Reader(actor), ended
-        self.keys = seeds.key(*path, "environment"), seeds.key(*path, "episode")
+        self.actor, self.envs, self.encode, self.ended = actor, envs, PromptCache(actor), ended
+        self.env_key, self.episode_key = seeds.key(*path, "environment"), seeds.key(*path, "episode")
         first = [Episode(example, group, n, version=actor.version) for n, (group, example) in enumerate(prompts)]
         self.waiting, self.live = deque(enumerate(first)), list[EpisodeState]()
-        self.learners: dict[int, list[Episode]] = {place: [episode] for place, episode in self.waiting}
-        self.players = 1
+        self.learners: dict[int, list[Episode]] = {index: [episode] for index, episode in self.waiting}
+        self.players = 1  # most players that learn in one environment
 
-    def seat_more(self, width: int | None) -> None:
-        """Begin with waiting games until `width` are alive; those whose environments fail at once are over."""
-        count = len(self.waiting) if width is None else min(len(self.waiting), width - len(self.live))
+    def begin_waiting(self, limit: int | None) -> None:
+        """Start waiting environments until `limit` are alive. An environment that fails here is over."""
+        # Reset the environments; those of one group get the same seed.
+        count = len(self.waiting) if limit is None else min(len(self.waiting), limit - len(self.live))
         chosen = [self.waiting.popleft() for _ in range(count)]
-        items = [(n, e.example, seeds.key(e.group, e.example.id, parent=self.keys[0])) for n, e in chosen]
-        for (place, episode), found in zip(chosen, self.envs.begin(items) if items else [], strict=True):
-            if isinstance(found, EnvFailure):
-                episode.error, episode.terminated, episode.selected = found.message, False, False
-                self.envs.end([place])
-                continue
-            game = seated(place, episode, found, self.actor, self.keys[1], self.reader)
-            self.learners[place] = [game.seats[player].episode for player in found.learners]
-            self.players = max(self.players, len(found.learners))
-            self.live.append(game)
+        items = [(n, e.example, seeds.key(e.group, e.example.id, parent=self.env_key)) for n, e in chosen]
+        openings = self.envs.begin(items) if items else []
 
-    def ask(self, sampling: Sampling, one_turn: bool) -> None:
-        """One turn in each game, all of those that one engine speaks in one call."""
-        actors = {id(game.seat.actor): game.seat.actor for game in self.live}
+        # Give each one its players.
+        for (index, episode), opening in zip(chosen, openings, strict=True):
+            if isinstance(opening, EnvFailure):
+                episode.error, episode.terminated, episode.selected = opening.message, False, False
+                self.envs.end([index])
+                continue
+            state = begin_episode(index, episode, opening, self.actor, self.episode_key, self.encode)
+            self.learners[index] = [state.players[number].episode for number in opening.learners]
+            self.players = max(self.players, len(opening.learners))
+            self.live.append(state)
+
+    def take_turns(self, sampling: Sampling, one_turn: bool) -> None:
+        """One sampled turn in each live environment, with one engine call for each actor."""
+        actors = {id(state.player.actor): state.player.actor for state in self.live}
         for actor in actors.values():
-            seats = [game.seat for game in self.live if game.seat.actor is actor]
-            requests = [seat.request(one_turn) for seat in seats]
-            early = {"ended": self._tell(seats)} if one_turn and self.ended is not None else {}
-            completions = actor.engine.generate(requests, sampling, actor.restriction, **early)
-            for seat, completion in zip(seats, completions, strict=True):
-                seat.say(completion, decode(actor.tokenizer, completion.ids), sampling.min_new_tokens)
-        for game in self._go_on([None] * len(self.live)):
-            for episode in self.learners[game.place]:
+            players = [state.player for state in self.live if state.player.actor is actor]
+            requests = [player.request(one_turn) for player in players]
+            streaming = {"ended": self._announce(players)} if one_turn and self.ended is not None else {}
+            completions = actor.engine.generate(requests, sampling, actor.restriction, **streaming)
+            for player, completion in zip(players, completions, strict=True):
+                player.add_turn(completion, decode(actor.tokenizer, completion.ids), sampling.min_new_tokens)
+        for state in self._step([None] * len(self.live)):
+            for episode in self.learners[state.index]:
                 if self.ended is not None and self.live and not episode.error:
                     self.ended(episode)
 
-    def demonstrate(self) -> None:
-        """One turn in each game, said by the environment's own demonstrator."""
-        said = self.envs.demonstrate([game.place for game in self.live])
-        for game, text in zip(self.live, said, strict=True):
+    def demonstrate_turns(self) -> None:
+        """One turn in each live environment, from the environment's own demonstrator."""
+        answers = self.envs.demonstrate([state.index for state in self.live])
+        for state, text in zip(self.live, answers, strict=True):
             if isinstance(text, str):
-                game.seat.say(game.seat.demonstrated(text), text)
-        self._go_on([text if isinstance(text, EnvFailure) else None for text in said])
+                state.player.add_turn(state.player.tokenize_demonstration(text), text)
+        self._step([text if isinstance(text, EnvFailure) else None for text in answers])
 
-    def episodes(self) -> list[Episode]:
-        """All episodes that learn, with their scores, in order: by game, then by player. Raises LmgymError where none
-        of them came about."""
+    def finished_episodes(self) -> list[Episode]:
+        """All episodes that learn, with the environments' rewards as scores, ordered by environment, then by player.
+
+        Raises LmgymError if every environment has failed.
+        """
         episodes: list[Episode] = []
-        for own in self.learners.values():
-            for player, episode in enumerate(own):
-                episode.group = episode.group * self.players + player
+        for of_environment in self.learners.values():
+            for number, episode in enumerate(of_environment):
+                episode.group = episode.group * self.players + number
                 episode.index = len(episodes)
                 episode.score = sum(turn.reward for turn in episode.turns)
                 episodes.append(episode)
@@ -204,29 +220,33 @@ class RolloutLoop:
             raise LmgymError(f"every environment of this rollout failed; the first one: {episodes[0].error}")
         return episodes
 
-    def _tell(self, seats: Sequence[PlayerState]) -> Callable[[int, list[int]], None]:
-        """What an engine is to call with the ids of an answer that is its seat's only one."""
+    def _announce(self, players: Sequence[PlayerState]) -> Callable[[int, list[int]], None]:
+        """A callback for the engine: it passes on a finished answer of an episode of one turn."""
 
-        def tell(place: int, ids: list[int]) -> None:
-            seat = seats[place]
-            turn = Turn(seat.fresh, ids, text=decode(seat.actor.tokenizer, ids))
+        def announce(index: int, ids: list[int]) -> None:
+            player = players[index]
+            turn = Turn(player.new_ids, ids, text=decode(player.actor.tokenizer, ids))
             if self.ended is not None:
-                self.ended(replace(seat.episode, turns=[turn]))
+                self.ended(replace(player.episode, turns=[turn]))
 
-        return tell
+        return announce
 
-    def _go_on(self, broken: list[EnvFailure | None]) -> list[EpisodeState]:
-        """Let the environments answer what has been said, and keep the games that are not over; returns the others."""
-        turns = {game.place: game.seat.episode.turns for game in self.live}
-        asked = [game.place for game, failure in zip(self.live, broken, strict=True) if failure is None]
-        answers = self.envs.step([(place, turns[place][-1].text, turns[place][-1].stop) for place in asked])
+    def _step(self, failures: list[EnvFailure | None]) -> list[EpisodeState]:
+        """Step the environments whose player has taken a turn; the live ones are kept, the finished ones returned."""
+        # Environments that have failed already are not asked.
+        turns = {state.index: state.player.episode.turns for state in self.live}
+        asked = [state.index for state, failure in zip(self.live, failures, strict=True) if failure is None]
+        answers = self.envs.step([(index, turns[index][-1].text, turns[index][-1].stop) for index in asked])
         steps = dict(zip(asked, answers, strict=True))
-        live, over = list[EpisodeState](), list[EpisodeState]()
-        for game, failure in zip(self.live, broken, strict=True):
-            goes_on = game.hear(failure or steps[game.place], self.reader)
-            (live if goes_on else over).append(game)
-        self.envs.end([game.place for game in over])  # together: in other processes each call is a round trip
-        for seat in (seat for game in over for seat in game.seats):
-            seat.actor.engine.forget([seat.key])
+
+        live, finished = list[EpisodeState](), list[EpisodeState]()
+        for state, failure in zip(self.live, failures, strict=True):
+            goes_on = state.observe(failure or steps[state.index], self.encode)
+            (live if goes_on else finished).append(state)
+
+        # Close the finished ones in one call: with processes each call is a round trip.
+        self.envs.end([state.index for state in finished])
+        for player in (player for state in finished for player in state.players):
+            player.actor.engine.forget([player.key])
         self.live = live
-        return over
+        return finished

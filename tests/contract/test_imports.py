@@ -11,8 +11,8 @@ from lmgym.core import registry
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "datasets", "vllm")
-TEXT_WORLD = ("episode", "errors", "registry", "rendering", "rollout", "seeds", "statistics")
-TEXT_PACKAGES = ("envs", "logs", "rewards", "tasks")
+TEXT_WORLD = ("types", "rollouts.rollout", "config.yaml", "experiments.grid")
+TEXT_PACKAGES = ("core", "envs", "logs", "rewards", "stats", "tasks", "text")
 BUILTINS = [(kind, name) for kind, table in registry.BUILTIN.items() for name in table]
 
 # Imports the modules one after the other and stops at the first that brings in something heavy.
@@ -41,6 +41,15 @@ def probe(modules: list[str]) -> str:
 
 def test_the_probe_notices_torch() -> None:
     assert "import torch loads torch" in probe(["json", "torch"])
+
+
+def test_the_root_holds_the_public_names_and_the_two_nouns_only() -> None:
+    assert sorted(file.name for file in (ROOT / "lmgym").glob("*.py")) == [
+        "__init__.py",
+        "__main__.py",
+        "batch.py",
+        "types.py",
+    ]
 
 
 def test_importing_lmgym_and_its_command_line_loads_nothing_heavy() -> None:

@@ -98,7 +98,7 @@ def test_what_a_reward_of_tokens_must_return() -> None:
     episodes = answered("ab")
     with pytest.raises(LmgymError, match="pays token by token, for which it needs the tokenizer"):
         apply_rewards(episodes, build({"capitals_for_test": 1.0}))
-    with pytest.raises(LmgymError, match=r"let lmgym\.rollout\.score apply it"):
+    with pytest.raises(LmgymError, match=r"let lmgym\.apply_rewards apply it"):
         evaluate(build({"capitals_for_test": 1.0})[0], episodes)
     for option in ({"shaping": True}, {"strip_thinking": True}, {"post_process": "three_sentence_summary"}):
         with pytest.raises(LmgymError, match=f"'rewards.capitals_for_test.{next(iter(option))}'.*leave it out"):
