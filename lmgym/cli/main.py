@@ -23,7 +23,7 @@ EPILOG = """examples:
   lmgym compare runs/a runs/b                                     the same problems: the difference and what it is worth
   lmgym generate runs/quickstart --prompt "Mia has 3 pens and gets 4 more. How many?"
   lmgym export runs/quickstart --to model                         the model with its tokenizer and a model card
-  lmgym convert rl4lms gpt2_ppo.yml > gpt2_ppo.yaml               RL4LMs' file as a recipe (train takes it as it is, too)
+  lmgym convert rl4lms gpt2_ppo.yml > gpt2_ppo.yaml               RL4LMs' file as a recipe (train takes it too)
   lmgym list reward --json
 """
 

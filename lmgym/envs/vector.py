@@ -88,22 +88,22 @@ class InProcess:
         return [guarded(partial(self._step, *item)) for item in items]
 
     def demonstrate(self, places: Sequence[int]) -> list[str | EnvFailure]:
-        return [guarded(partial(demonstration, self.envs[place])) for place in places]
+        return [guarded(partial(demonstration, self.envs[index])) for index in places]
 
     def end(self, places: Sequence[int]) -> None:
-        for place in places:
-            env = self.envs.pop(place, None)
+        for index in places:
+            env = self.envs.pop(index, None)
             guarded(getattr(env, "close", lambda: None))
 
     def close(self) -> None:
         self.end(list(self.envs))
 
-    def _step(self, place: int, text: str, stop: str) -> Step:
-        return checked(self.envs[place].step(text, stop))
+    def _step(self, index: int, text: str, stop: str) -> Step:
+        return checked(self.envs[index].step(text, stop))
 
-    def _begin(self, place: int, example: Example, seed: int) -> Opening:
-        self.envs[place] = self.make_env()
-        return opening(self.envs[place], example, seed)
+    def _begin(self, index: int, example: Example, seed: int) -> Opening:
+        self.envs[index] = self.make_env()
+        return opening(self.envs[index], example, seed)
 
 
 def opening(env: Env, example: Example, seed: int) -> Opening:
@@ -159,8 +159,8 @@ def guarded(call: Callable[[], Any]) -> Any:
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         own = next((frame for frame in reversed(frames) if frame.filename != __file__), None)
-        place = f" (at {own.filename}:{own.lineno})" if own else ""
-        return EnvFailure(f"{type(error).__name__}: {error}".split("\n")[0].removesuffix(": ") + place)
+        location = f" (at {own.filename}:{own.lineno})" if own else ""
+        return EnvFailure(f"{type(error).__name__}: {error}".split("\n")[0].removesuffix(": ") + location)
 
 
 def _check_messages(messages: Any) -> None:

@@ -56,10 +56,10 @@ class Comparison:
         turns."""
         means = [[_mean(row[side]["values"][self.metric]) for side in ("first", "second")] for row in self.examples]
         gaps = [second - first for first, second in means]
-        order = sorted(range(len(gaps)), key=lambda place: -abs(gaps[place]))
-        sides = [[place for place in order if gaps[place] * sign > 0] for sign in (-1, 1)]
-        turns = [place for place in chain.from_iterable(zip_longest(*sides)) if place is not None]
-        return [self.examples[place] for place in turns[:limit]]
+        order = sorted(range(len(gaps)), key=lambda index: -abs(gaps[index]))
+        sides = [[index for index in order if gaps[index] * sign > 0] for sign in (-1, 1)]
+        turns = [index for index in chain.from_iterable(zip_longest(*sides)) if index is not None]
+        return [self.examples[index] for index in turns[:limit]]
 
     def text(self) -> str:
         """All of it as JSON; what is not finite is null."""
@@ -109,9 +109,9 @@ def compare(
             metrics[whole] = _of_all(*(result.corpora[whole] for result in results))
     rows = [_asked(example) for example in examples]
     for side_name, answered, values in (("first", groups[0], one), ("second", groups[1], other)):
-        for place, row in enumerate(rows):
-            own = {name: values[name][place] for name in names}
-            row[side_name] = {"texts": [episode.text for episode in answered[place]], "values": own}
+        for index, row in enumerate(rows):
+            own = {name: values[name][index] for name in names}
+            row[side_name] = {"texts": [episode.text for episode in answered[index]], "values": own}
     differing = (name for name in names if name not in ALWAYS and metrics[name].equal != len(rows))
     metric = metric or next(differing, names[0])
     section = config.evaluation
@@ -129,12 +129,12 @@ def show(comparison: Comparison, console: Console, limit: int = 4) -> None:
         [(name, str(result.first), str(result.second)) for name, result in comparison.metrics.items()],
     )
     rows, apart = [], []
-    for place, (name, result) in enumerate(comparison.metrics.items()):
+    for index, (name, result) in enumerate(comparison.metrics.items()):
         counts = (result.higher_first, result.equal, result.higher_second)
         p = "<0.001" if result.p < 0.001 else decimal(result.p)
         rows.append((name, str(result.difference), p, *("-" if count is None else str(count) for count in counts)))
         if result.difference.low > 0 or result.difference.high < 0:
-            apart.append(place)
+            apart.append(index)
     console.table(
         "B - A, of the same prompts [95% interval]",
         ("metric", "B - A", "p", "A higher", "equal", "B higher"),

@@ -156,7 +156,7 @@ def _alternatives(node: Any, path: str) -> Iterator[tuple[dict[str, Any], Any]]:
             settings = {key: value for chosen, _ in choice for key, value in chosen.items()}
             yield settings, dict(zip(node, (value for _, value in choice), strict=True))
     elif isinstance(node, list):
-        named = [value.get("name", place) if isinstance(value, Mapping) else place for place, value in enumerate(node)]
+        named = [value.get("name", index) if isinstance(value, Mapping) else index for index, value in enumerate(node)]
         parts = [list(_alternatives(value, f"{path}.{name}")) for name, value in zip(named, node, strict=True)]
         for choice in product(*parts):
             settings = {key: value for chosen, _ in choice for key, value in chosen.items()}

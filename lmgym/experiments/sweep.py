@@ -218,8 +218,8 @@ def is_finished(config: Config) -> bool:
 def _one_by_one(todo: Sequence[Member], console: Console) -> tuple[dict[str, str], bool]:
     """Failures by label, and whether the user stopped it; in this process."""
     failed: dict[str, str] = {}
-    for place, member in enumerate(todo, 1):
-        console.say(f"run {place}/{len(todo)}: {member.label}", style="bold")
+    for index, member in enumerate(todo, 1):
+        console.say(f"run {index}/{len(todo)}: {member.label}", style="bold")
         try:
             train(member.config, console)
         except LmgymError as error:

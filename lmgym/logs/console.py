@@ -174,9 +174,9 @@ class Console:
         table.add_column(style="dim")
         table.add_column(overflow="fold")
         for block in blocks:
-            for place, (name, text) in enumerate(block.items(), 1):
+            for index, (name, text) in enumerate(block.items(), 1):
                 cells = self._text(name), self._text(shorten(text, limit))
-                table.add_row(*cells, end_section=place == len(block))
+                table.add_row(*cells, end_section=index == len(block))
         self._rich.print(table)
 
     def table(
@@ -186,12 +186,12 @@ class Console:
         cells are kept whole. `bold` names rows, from 0."""
         self.say(title, style="italic")
         table = Table(box=rich.box.SIMPLE)
-        for place, heading in enumerate(headings):
-            words = heading.split() + [row[place] for row in rows]
-            least = max(map(len, words), default=0) if place else None
+        for index, heading in enumerate(headings):
+            words = heading.split() + [row[index] for row in rows]
+            least = max(map(len, words), default=0) if index else None
             table.add_column(self._text(heading), min_width=least, overflow="fold")
-        for place, row in enumerate(rows):
-            table.add_row(*map(self._text, row), style="bold" if place in bold else "")
+        for index, row in enumerate(rows):
+            table.add_row(*map(self._text, row), style="bold" if index in bold else "")
         self._rich.print(table)
 
     def say(self, sentence: str, style: str = "") -> None:

@@ -258,6 +258,6 @@ def _lines(path: Path) -> Iterator[tuple[bytes, Record]]:
 
 
 def _belongs(record: Record, stage: int, step: int) -> bool:
-    place = (record["stage"], record["step"])
+    position = (record["stage"], record["step"])
     # A stage's first checkpoint comes before its first evaluation, every other one after it.
-    return place < (stage, step) or (record["kind"] == "evaluation" and place == (stage, step) and step > 0)
+    return position < (stage, step) or (record["kind"] == "evaluation" and position == (stage, step) and step > 0)

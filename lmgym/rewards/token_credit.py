@@ -50,8 +50,8 @@ def paid(
     """
     if tokenizer is None:
         raise LmgymError(
-            f"reward '{reward.name}' pays token by token, for which it needs the tokenizer: apply_rewards(episodes, rewards, "
-            "tokenizer=...)"
+            f"reward '{reward.name}' pays token by token, for which it needs the tokenizer: "
+            "apply_rewards(episodes, rewards, tokenizer=...)"
         )
     return (_shaped if reward.shaping else _by_token)(reward, episodes, tokenizer, timeout)
 

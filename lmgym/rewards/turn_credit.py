@@ -23,8 +23,8 @@ def paid_each_turn(reward: Reward, episodes: Sequence[Episode], timeout: float |
     found = []
     for episode, parts in zip(episodes, judged, strict=True):
         earned = [0.0] * len(episode.turns)
-        for place, _ in parts:
-            earned[place] = next(values)
+        for index, _ in parts:
+            earned[index] = next(values)
         found.append(earned)
     return found
 
@@ -34,7 +34,7 @@ def ends(episode: Episode) -> list[tuple[int, Episode]]:
     last one is the episode itself."""
     last = len(episode.turns) - 1
     return [
-        (place, episode if place == last else replace(episode, turns=episode.turns[: place + 1]))
-        for place, turn in enumerate(episode.turns)
-        if place == last or not turn.unfinished
+        (index, episode if index == last else replace(episode, turns=episode.turns[: index + 1]))
+        for index, turn in enumerate(episode.turns)
+        if index == last or not turn.unfinished
     ]

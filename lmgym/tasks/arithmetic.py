@@ -119,8 +119,8 @@ def arithmetic(
 
 
 def _split_of(prompt: str) -> str:
-    place = share(prompt)
-    return "test" if place < HELD_OUT else "validation" if place < 2 * HELD_OUT else "train"
+    drawn = share(prompt)
+    return "test" if drawn < HELD_OUT else "validation" if drawn < 2 * HELD_OUT else "train"
 
 
 def _problems(operations: tuple[str, ...], largest: int, steps: int, style: str) -> Iterator[tuple[str, str, str, str]]:
@@ -143,13 +143,13 @@ def _problem(
     form, name, things = _pick(FORMS[style], numbers[0]), _pick(NAMES, numbers[1]), _pick(THINGS, numbers[2])
     first = total = 2 + int(numbers[3] * (largest - 1))
     actions, working, applied = [], [], []
-    for place in range(4, len(numbers), 3):
+    for index in range(4, len(numbers), 3):
         possible = {name: choices for name in operations if (choices := _operands(name, total, largest))}
         if not possible:
             return None
-        operation = _pick(tuple(possible), numbers[place])
-        operand = _pick(possible[operation], numbers[place + 1])
-        actions.append(_pick(ACTIONS[operation], numbers[place + 2]).format(n=operand))
+        operation = _pick(tuple(possible), numbers[index])
+        operand = _pick(possible[operation], numbers[index + 1])
+        actions.append(_pick(ACTIONS[operation], numbers[index + 2]).format(n=operand))
         result = _apply(operation, total, operand)
         sum_ = f"{total}{SIGNS[operation]}{operand}"
         working.append(f"{sum_}=<<{sum_}={result}>>{result}")

@@ -92,7 +92,7 @@ def ask(prompts: Sequence[str], section: Mapping[str, Any], seed: int = 0) -> li
     shots = _few_shot(section.get("few_shot"))
     arguments = {key: value for key, value in section.items() if key not in (*OPTIONS, "name", "split")}
     source = _examples(section["name"], shots.split, arguments) if shots else []
-    examples = [Example(id=f"prompt/{place}", prompt=prompt) for place, prompt in enumerate(prompts)]
+    examples = [Example(id=f"prompt/{index}", prompt=prompt) for index, prompt in enumerate(prompts)]
     affixes = (section.get("prompt_prefix", ""), section.get("prompt_suffix", ""))
     return _posed(examples, affixes, _system_text(section.get("system_prompt")), shots, source, seed)
 

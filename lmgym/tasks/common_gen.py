@@ -64,8 +64,8 @@ def common_gen(
 
 def _read(part: str, path: str | Path | None, hub_id: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Concepts and sentences, row by row."""
-    place = None if path is None else Path(path).expanduser()
-    file = None if place is None else _concepts_file(part, place)
+    source = None if path is None else Path(path).expanduser()
+    file = None if source is None else _concepts_file(part, source)
     if file is not None:
         yield from _aligned(file, part)
         return

@@ -64,12 +64,12 @@ def daily_dialog(
     def examples_of(part: str) -> Iterator[Example]:
         number = 0
         for dialogue in _dialogues(part, path, hub_id):
-            for place, said in enumerate(dialogue.utterances):
-                if place >= context_size:
-                    context = dialogue.utterances[place - context_size : place]
+            for index, said in enumerate(dialogue.utterances):
+                if index >= context_size:
+                    context = dialogue.utterances[index - context_size : index]
                     prompt = " ".join(f"{utterance} {end_of_utterance}" for utterance in context)
                     reference = f" {said} {end_of_utterance}"
-                    yield Example(f"daily_dialog/{part}/{number}", prompt, (reference,), _labels(dialogue, place))
+                    yield Example(f"daily_dialog/{part}/{number}", prompt, (reference,), _labels(dialogue, index))
                 number += 1
 
     return disjoint(split, examples_of)
@@ -104,16 +104,16 @@ def crd3(split: str, path: str | Path, max_context_size: int = 5, skip_blank: bo
                 continue
             file = folder / "cleaned data" / f"{episode.strip()}.json"
             turns = list(_turns(file))
-            for place, (actor, said) in enumerate(turns):
+            for index, (actor, said) in enumerate(turns):
                 if not said.strip() and not skip_blank:
                     raise LmgymError(
-                        f"{file}: turn {place + 1}: key 'UTTERANCES' holds no text; task.skip_blank leaves it out"
+                        f"{file}: turn {index + 1}: key 'UTTERANCES' holds no text; task.skip_blank leaves it out"
                     )
-                if place > 1 and said.strip():
-                    lines = [f"{name}: {words}" for name, words in turns[max(0, place - max_context_size) : place]]
+                if index > 1 and said.strip():
+                    lines = [f"{name}: {words}" for name, words in turns[max(0, index - max_context_size) : index]]
                     prompt = "\n".join([*lines, f"{actor}: "])
                     meta = {"episode": episode.strip(), "actor": actor}
-                    yield Example(f"crd3/{part}/{episode.strip()}/{place}", prompt, (said,), meta)
+                    yield Example(f"crd3/{part}/{episode.strip()}/{index}", prompt, (said,), meta)
 
     return disjoint(split, examples_of)
 
@@ -133,11 +133,11 @@ def _turns(file: Path) -> Iterator[tuple[str, str]]:
         yield names[0], " ".join(said)
 
 
-def _labels(dialogue: _Dialogue, place: int) -> dict[str, Any]:
+def _labels(dialogue: _Dialogue, index: int) -> dict[str, Any]:
     meta = {}
     for name, codes in (("intent", dialogue.intents), ("emotion", dialogue.emotions)):
         if codes is not None:
-            meta[name] = codes[place]
+            meta[name] = codes[index]
     return meta
 
 

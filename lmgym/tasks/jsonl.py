@@ -65,8 +65,8 @@ def jsonl(
     validated = tested + (0.0 if own["validation"] else validation)
 
     def part_of(example: Example) -> str:
-        place = share(str(example.prompt))
-        return "test" if place < tested else "validation" if place < validated else "train"
+        drawn = share(str(example.prompt))
+        return "test" if drawn < tested else "validation" if drawn < validated else "train"
 
     return [example for example in examples if part_of(example) == split]
 

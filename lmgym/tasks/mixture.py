@@ -55,9 +55,9 @@ def mixture(split: str, tasks: list[dict[str, Any]]) -> list[Example]:
             raise LmgymError(f"key '{member.key}': two tasks are called '{member.label}'; give one another 'label'")
         weights[member.label] = member.weight
     placed = [
-        ((place + 0.5) / member.weight, number, example)
+        ((index + 0.5) / member.weight, number, example)
         for number, member in enumerate(members)
-        for place, example in enumerate(_examples(member, split, weights))
+        for index, example in enumerate(_examples(member, split, weights))
     ]
     return [example for _, _, example in sorted(placed, key=lambda item: item[:2])]
 

@@ -107,9 +107,9 @@ def _from_rows(part: str, path: str | Path | None, hub_id: str) -> Iterator[Ques
 def _inside(values: dict[str, Any], *names: str, where: str) -> Any:
     """The value of document.summary.text, say."""
     found: Any = values
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         if not isinstance(found, dict) or name not in found:
-            missing = ".".join(names[: place + 1])
+            missing = ".".join(names[: index + 1])
             raise LmgymError(f"{where}: there is no '{missing}'; the row must hold {'.'.join(names)}")
         found = found[name]
     return found

@@ -79,8 +79,8 @@ def _entries(dataset: str, settings: str, seed: int, wanted: int, seen: frozense
     """The entries of a split as JSON; `seen` are questions that may not come."""
     entries: list[str] = []
     questions = set(seen)
-    for place, entry in enumerate(_items(dataset, json.loads(settings), seed, wanted)):
-        if place >= PATIENCE * wanted + 1_000:
+    for index, entry in enumerate(_items(dataset, json.loads(settings), seed, wanted)):
+        if index >= PATIENCE * wanted + 1_000:
             key = "size" if part == "train" else f"{part}_size"
             raise LmgymError(
                 f"task.{key} is {wanted}, but with these arguments split '{part}' of {dataset} has only {len(entries)} "

@@ -154,11 +154,11 @@ def _from_hub(task: str, part: str, hub_id: str, config: str | None, names: Sequ
         raise LmgymError(
             f"task '{task}' needs the datasets library: pip install 'lmgym[data]', or set task.path"
         ) from error
-    place, _, revision = hub_id.partition("@")
+    repository, _, revision = hub_id.partition("@")
     found, reason = None, ""
     for name in names or (part,):
         try:
-            found = datasets.load_dataset(place, config, split=name, revision=revision or None)
+            found = datasets.load_dataset(repository, config, split=name, revision=revision or None)
             break
         except Exception as error:  # the library raises its own, the Hub client's, pyarrow's and the system's errors
             reason = str(error).strip().split("\n")[0]

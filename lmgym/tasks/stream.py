@@ -61,23 +61,23 @@ class Stream:
             key = seeds.key(self.seed, "data", draw, "mixture")
             turns = [turn(position, [*weights.values()], key) for position in range(first, first + count)]
             tasks = [*weights]
-            return [self._members[tasks[member]]._take(place, 1, draw)[0] for member, place in turns]
+            return [self._members[tasks[member]]._take(index, 1, draw)[0] for member, index in turns]
         if self.priority_scale:
             key = seeds.key(self.seed, "data", draw, "priority")
             chances = seeds.uniforms([key], first, count)[0]
             places = np.searchsorted(self._priorities().cumsum(), chances, side="right")
-            return [self.examples[min(int(place), len(self.examples) - 1)] for place in places]
+            return [self.examples[min(int(index), len(self.examples) - 1)] for index in places]
         return [self.examples[self._index(position, draw)] for position in range(first, first + count)]
 
     def _index(self, position: int, draw: int) -> int:
-        epoch, place = divmod(position, len(self.examples))
+        epoch, index = divmod(position, len(self.examples))
         order = self._orders.get((draw, epoch))
         if order is None:
             order = seeds.permutation(len(self.examples), self.seed, "data", draw, epoch).tolist()
             if len(self._orders) > 3:  # a cache only: what is gone is computed again
                 self._orders.clear()
             self._orders[draw, epoch] = order
-        return order[place]
+        return order[index]
 
     def _priorities(self) -> np.ndarray:
         weights = [example.meta.get("weight", 1.0) for example in self.examples]
@@ -100,15 +100,15 @@ def turn(position: int, weights: Sequence[float], key: int = 0) -> tuple[int, in
         [(1, 0), (0, 0), (0, 1), (1, 1), (0, 2), (0, 3)]
     """
     left = [Fraction(weight) for weight in weights]
-    place = position
+    index = position
     for member in range(len(left) - 1):
         share = left[member] / sum(left[member:])
         offset = seeds.key(member, parent=key) % share.denominator
-        before = (place * share.numerator + offset) // share.denominator
-        if ((place + 1) * share.numerator + offset) // share.denominator > before:
+        before = (index * share.numerator + offset) // share.denominator
+        if ((index + 1) * share.numerator + offset) // share.denominator > before:
             return member, before
-        place -= before
-    return len(left) - 1, place
+        index -= before
+    return len(left) - 1, index
 
 
 def weights_of(example: Example) -> Mapping[str, float]:

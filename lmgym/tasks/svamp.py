@@ -54,10 +54,10 @@ def svamp(
     tested = test if whole else float(split == "test")
 
     def part_of(example: Example) -> str:
-        place = share(str(example.prompt))
-        if place < tested:
+        drawn = share(str(example.prompt))
+        if drawn < tested:
             return "test"
-        return "validation" if (place - tested) < validation * (1 - tested) else "train"
+        return "validation" if (drawn - tested) < validation * (1 - tested) else "train"
 
     return [example for example in examples if part_of(example) == split]
 

@@ -77,7 +77,7 @@ def linearised(row: Mapping[str, Any], full: bool = False) -> str:
         ['<table> <cell> Reds <col_header> Team </col_header> </cell> ',
          '<page_title> Baseball </page_title> <table> <cell> Reds <col_header> Team </col_header> </cell> ', '']
     """
-    highlighted = [(place[0], place[1]) for place in row["highlighted_cells"]]
+    highlighted = [(cell[0], cell[1]) for cell in row["highlighted_cells"]]
     body = _full_table(row["table"], set(highlighted)) if full else _subtable(row["table"], highlighted)
     titles = "".join(
         f"<{name}> {row[f'table_{name}']} </{name}> "
@@ -116,15 +116,15 @@ def _headers(table: Table) -> list[list[tuple[int, int, str]]]:
     return found
 
 
-def _span(cells: Sequence[Cell], place: int) -> tuple[int, int]:
-    start = sum(cell["column_span"] for cell in cells[:place])
-    return start, start + cells[place]["column_span"]
+def _span(cells: Sequence[Cell], index: int) -> tuple[int, int]:
+    start = sum(cell["column_span"] for cell in cells[:index])
+    return start, start + cells[index]["column_span"]
 
 
-def _marked(mark: str, value: str, above: Sequence[tuple[int, int, str]], cells: Sequence[Cell], place: int) -> str:
-    start, end = _span(cells, place)
+def _marked(mark: str, value: str, above: Sequence[tuple[int, int, str]], cells: Sequence[Cell], index: int) -> str:
+    start, end = _span(cells, index)
     of_column = [f"<col_header> {text} </col_header> " for first, last, text in above if first < end and last > start]
-    of_row = [f"<row_header> {cell['value']} </row_header> " for cell in cells[:place] if cell["is_header"]]
+    of_row = [f"<row_header> {cell['value']} </row_header> " for cell in cells[:index] if cell["is_header"]]
     return f"<{mark}> {value} {''.join([*of_column, *of_row])}</{mark}> "
 
 
@@ -139,7 +139,7 @@ def _row(row: dict[str, Any], where: str, part: str) -> dict[str, Any]:
             f"{where}: column 'table' must hold rows of cells, each with value, is_header, column_span and row_span"
         )
     places = column(row, "highlighted_cells", where)
-    if not isinstance(places, list) or not places or not all(_is_place(place, table) for place in places):
+    if not isinstance(places, list) or not places or not all(_is_position(cell, table) for cell in places):
         raise LmgymError(f"{where}: column 'highlighted_cells' must hold [row, column] of cells, got {places!r}")
     annotations = row.get("sentence_annotations", []) if part == "test" else column(row, "sentence_annotations", where)
     if isinstance(annotations, dict):  # lists in place of a list of objects
@@ -164,7 +164,7 @@ def _is_cell(cell: Any) -> bool:
     )
 
 
-def _is_place(place: Any, table: Table) -> bool:
-    if not isinstance(place, list) or len(place) != 2 or not all(isinstance(number, int) for number in place):
+def _is_position(cell: Any, table: Table) -> bool:
+    if not isinstance(cell, list) or len(cell) != 2 or not all(isinstance(number, int) for number in cell):
         return False
-    return 0 <= place[0] < len(table) and 0 <= place[1] < len(table[place[0]])
+    return 0 <= cell[0] < len(table) and 0 <= cell[1] < len(table[cell[0]])

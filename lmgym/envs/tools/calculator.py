@@ -81,12 +81,12 @@ class _Parser:
 
     def __init__(self, expression: str) -> None:
         self.tokens = list(_tokens(expression.rstrip(" \t")))
-        self.place = 0
+        self.position = 0
         self.depth = 0
 
     def whole(self) -> int | Fraction:
         value = self.sum()
-        if self.place < len(self.tokens):
+        if self.position < len(self.tokens):
             raise _Refused
         return value
 
@@ -125,28 +125,28 @@ class _Parser:
             if not self.take(")"):
                 raise _Refused
             return value
-        if self.place == len(self.tokens) or isinstance(number := self.tokens[self.place], str):
+        if self.position == len(self.tokens) or isinstance(number := self.tokens[self.position], str):
             raise _Refused
-        self.place += 1
+        self.position += 1
         return _bounded(number)
 
     def take(self, signs: str) -> str:
         """The next token if it is one of these signs, else nothing."""
-        if self.place < len(self.tokens):
-            token = self.tokens[self.place]
+        if self.position < len(self.tokens):
+            token = self.tokens[self.position]
             if isinstance(token, str) and token in signs:
-                self.place += 1
+                self.position += 1
                 return token
         return ""
 
 
 def _tokens(expression: str) -> Iterator[int | Fraction | str]:
-    place = 0
-    while place < len(expression):
-        match = TOKEN.match(expression, place)
+    index = 0
+    while index < len(expression):
+        match = TOKEN.match(expression, index)
         if match is None:
             raise _Refused
-        place = match.end()
+        index = match.end()
         if match["sign"]:
             yield SAME.get(match["sign"], match["sign"])
         else:

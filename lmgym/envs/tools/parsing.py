@@ -65,12 +65,12 @@ def shorter(text: str, most: int = 80) -> str:
 
 def _calls(text: str) -> Iterator[Call | Unreadable]:
     if OPEN in text:
-        place = text.find(OPEN)
-        while place >= 0:
-            begin, following = place + len(OPEN), text.find(OPEN, place + len(OPEN))
+        index = text.find(OPEN)
+        while index >= 0:
+            begin, following = index + len(OPEN), text.find(OPEN, index + len(OPEN))
             body = text[begin : following if following >= 0 else len(text)]
             yield from _objects(body.partition(CLOSE)[0])
-            place = following
+            index = following
     elif MISTRAL in text:
         for begin in _places(text, MISTRAL):
             body = text[begin:].partition(MISTRAL)[0].lstrip()
@@ -84,10 +84,10 @@ def _calls(text: str) -> Iterator[Call | Unreadable]:
 
 
 def _places(text: str, mark: str) -> Iterator[int]:
-    place = text.find(mark)
-    while place >= 0:
-        yield place + len(mark)
-        place = text.find(mark, place + len(mark))
+    index = text.find(mark)
+    while index >= 0:
+        yield index + len(mark)
+        index = text.find(mark, index + len(mark))
 
 
 def _objects(text: str, name: str | None = None) -> Iterator[Call | Unreadable]:

@@ -34,10 +34,10 @@ QUESTIONS = (
 class Item:
     """One thing to be judged: an answer, or an action and what stands before it in the same message.
 
-    Example: Item(place=3, example=example, before="48/2=24\\n", answer="#### 24")
+    Example: Item(index=3, example=example, before="48/2=24\\n", answer="#### 24")
     """
 
-    place: int  # of its episode
+    index: int  # of its episode
     example: Example
     before: str
     answer: str
@@ -53,8 +53,8 @@ def items_of(episodes: Sequence[Episode], per: Per) -> list[Item]:
     alone (`last`). Of an episode without turns nothing is, but by `answer`."""
     ways = {"answer": lambda episode: [("", episode.text)], "turn": actions, "last": _last_action}
     return [
-        Item(place, episode.example, before, answer)
-        for place, episode in enumerate(episodes)
+        Item(index, episode.example, before, answer)
+        for index, episode in enumerate(episodes)
         for before, answer in ways[per](episode)
     ]
 
@@ -68,8 +68,8 @@ def actions(episode: Episode) -> list[tuple[str, str]]:
         [('', '48/2=24\\n'), ('48/2=24\\n', '#### 24')]
     """
     found, before, line = list[tuple[str, str]](), "", ""
-    for place, turn in enumerate(episode.turns):
-        last = place == len(episode.turns) - 1
+    for index, turn in enumerate(episode.turns):
+        last = index == len(episode.turns) - 1
         if turn.continuation is None and not last:
             raise LmgymError(
                 "'per: turn' is for environments in which the policy goes on in the same message, such as stepwise; "
@@ -84,7 +84,7 @@ def actions(episode: Episode) -> list[tuple[str, str]]:
 
 def _last_action(episode: Episode) -> list[tuple[str, str]]:
     """The last action, and what stands before it in its own message; there may be other messages before that."""
-    begin = max((place + 1 for place, turn in enumerate(episode.turns[:-1]) if turn.continuation is None), default=0)
+    begin = max((index + 1 for index, turn in enumerate(episode.turns[:-1]) if turn.continuation is None), default=0)
     return actions(replace(episode, turns=episode.turns[begin:]))[-1:]
 
 

@@ -112,21 +112,22 @@ def _endpoint(
     retries: int,
     wait: float,
 ) -> Endpoint:
-    place = "key 'rewards.endpoint_judge"
+    prefix = "key 'rewards.endpoint_judge"
     if not re.fullmatch(r"https?://[^\s/@?#]+(?:/[^\s@?#]*)?", base_url):
         raise LmgymError(
-            f"{place}.base_url' is no plain address; write one such as http://localhost:8000/v1, without user or query"
+            f"{prefix}.base_url' is no plain address; write one such as http://localhost:8000/v1, without user or query"
         )
     for name, value in (("seconds", seconds), ("wait", wait), ("retries", retries)):
         if not (value >= 0 and math.isfinite(value)) or (name == "seconds" and value == 0):
-            raise LmgymError(f"{place}.{name}' is {value}; it must be {'above' if name == 'seconds' else 'at least'} 0")
+            bound = "above" if name == "seconds" else "at least"
+            raise LmgymError(f"{prefix}.{name}' is {value}; it must be {bound} 0")
     key = None
     if key_variable is not None:
         key = os.environ.get(key_variable, "").strip()
         if not key:
-            raise LmgymError(f"{place}.key_variable': the environment variable {key_variable} is not set, or empty")
+            raise LmgymError(f"{prefix}.key_variable': the environment variable {key_variable} is not set, or empty")
         if not key.isascii() or not key.isprintable():
-            raise LmgymError(f"{place}.key_variable': the key in {key_variable} has characters that no key can have")
+            raise LmgymError(f"{prefix}.key_variable': the key in {key_variable} has characters that no key can have")
     return Endpoint(base_url.rstrip("/"), model, key, {"temperature": 0, **(options or {})}, seconds, retries, wait)
 
 

@@ -174,7 +174,7 @@ def _images(
 def _labels(
     reward: str, scorer: Scorer, entailment: str | None, contradiction: str | None, both: bool
 ) -> tuple[int, int | None]:
-    def place(key: str, named: str | None, beginning: str) -> int:
+    def index(key: str, named: str | None, beginning: str) -> int:
         names = scorer.labels
         fits = [i for i, name in enumerate(names) if (name == named if named else name.lower().startswith(beginning))]
         if len(fits) == 1:
@@ -185,8 +185,8 @@ def _labels(
             f"{suggest(named or beginning, names)}"
         )
 
-    first = place("entailment_label", entailment, "entail")
-    return first, place("contradiction_label", contradiction, "contra") if both else None
+    first = index("entailment_label", entailment, "entail")
+    return first, index("contradiction_label", contradiction, "contra") if both else None
 
 
 def _documents(reward: str, examples: Sequence[Example], key: str | None) -> list[str]:

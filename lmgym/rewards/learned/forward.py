@@ -43,7 +43,7 @@ def next_logprobs(scorer: Scorer, rows: Sequence[Row], budget: int, tokens: Sequ
         return {"logits_to_keep": torch.tensor(ends(batch), device=scorer.model.device)} if keeps else {}
 
     def read(batch: list[Row], output: Any) -> list[list[float]]:
-        places = {end: place if keeps else end for place, end in enumerate(ends(batch))}
+        places = {end: index if keeps else end for index, end in enumerate(ends(batch))}
         found = []
         for row, values in zip(batch, output.logits, strict=True):
             found.append(values[places[len(row.ids) - 1]].float().log_softmax(-1)[list(tokens)].tolist())

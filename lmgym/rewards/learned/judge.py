@@ -67,7 +67,7 @@ def judge_score(
     items = items_of(episodes, per)
     rows = [_row("judge_score", scorer, system, template, item, "", begin, truncation) for item in items]
     shares = _shares(scorer, rows, words, tokens_per_forward)
-    scores = [math.fsum((place + 1) * share for place, share in enumerate(one)) / highest for one in shares]
+    scores = [math.fsum((index + 1) * share for index, share in enumerate(one)) / highest for one in shares]
     return _means(episodes, items, scores)
 
 
@@ -188,5 +188,5 @@ def _means(episodes: Sequence[Episode], items: Sequence[Item], scores: Sequence[
     """One number per episode, the mean over what of it was judged; 0 for one without any action."""
     own: list[list[float]] = [[] for _ in episodes]
     for item, score in zip(items, scores, strict=True):
-        own[item.place].append(score)
+        own[item.index].append(score)
     return [math.fsum(values) / len(values) if values else 0.0 for values in own]

@@ -63,10 +63,10 @@ def load(
         >>> load("learned_reward", "classifier", "lvwerra/distilbert-imdb").labels
         ['NEGATIVE', 'POSITIVE']
     """
-    place = choose_device(reward, device)
-    key = (kind, os.path.realpath(name) if Path(name).is_dir() else name, revision, place, compute)
+    unit = choose_device(reward, device)
+    key = (kind, os.path.realpath(name) if Path(name).is_dir() else name, revision, unit, compute)
     if key not in _loaded:
-        _loaded[key] = _load(reward, kind, name, revision, place, compute)
+        _loaded[key] = _load(reward, kind, name, revision, unit, compute)
     return _loaded[key]
 
 

@@ -156,9 +156,9 @@ def _ids(scorer: Scorer, text: str) -> list[int]:
     unlimited = Scorer(scorer.name, scorer.reward, scorer.model, scorer.tokenizer, None)
     ids = list(text_rows("causal_perplexity", unlimited, [text], "refuse")[0].ids)
     own = plain_ids(scorer.tokenizer, text)
-    places = (place for place in range(len(ids) - len(own) + 1) if ids[place : place + len(own)] == own)
-    place = next(places, None)
-    return ids if place is None else ids[: place + len(own)]
+    places = (index for index in range(len(ids) - len(own) + 1) if ids[index : index + len(own)] == own)
+    index = next(places, None)
+    return ids if index is None else ids[: index + len(own)]
 
 
 def _value(form: Form, total: float, count: int, scorer: Scorer) -> float:

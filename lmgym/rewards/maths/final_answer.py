@@ -183,7 +183,7 @@ def _plain(text: str) -> str:
 def _announced(text: str) -> Iterator[tuple[str, bool]]:
     """What follows each announcement, the last one first, and whether it stood in a box."""
     found = [*boxes(text), *((match.end(), None) for match in ANNOUNCEMENT.finditer(text))]
-    for start, end in sorted(found, key=lambda place: place[0], reverse=True)[:ANNOUNCEMENTS]:
+    for start, end in sorted(found, key=lambda span: span[0], reverse=True)[:ANNOUNCEMENTS]:
         if end is not None:
             yield text[start:end][:LONGEST], True
         else:

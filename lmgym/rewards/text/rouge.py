@@ -182,9 +182,9 @@ def _summary_f1(reference: list[Words], text: list[Words]) -> float:
     hits = 0
     lines = dict.fromkeys(map(tuple, text))
     for sentence in reference:
-        union = {place for line in lines for place in _common_places(sentence, line)}
-        for place in sorted(union):
-            word = sentence[place]
+        union = {index for line in lines for index in _common_places(sentence, line)}
+        for index in sorted(union):
+            word = sentence[index]
             if left[word] > 0 and wanted[word] > 0:
                 hits += 1
                 left[word] -= 1
@@ -210,8 +210,8 @@ def _rows(reference: Sequence[str], text: Sequence[str]) -> list[int]:
     LCS-length computation revisited".
     """
     places: dict[str, int] = {}
-    for place, word in enumerate(text):
-        places[word] = places.get(word, 0) | 1 << place
+    for index, word in enumerate(text):
+        places[word] = places.get(word, 0) | 1 << index
     everything = (1 << len(text)) - 1
     row = everything
     rows = [row]
@@ -226,8 +226,8 @@ def _common_places(reference: Sequence[str], text: Sequence[str]) -> list[int]:
     """The places in the reference of one longest common subsequence: where there are several, the one that rouge-score
     finds, walking back from the end and rather up than left."""
     known = set(text)
-    kept = [place for place, word in enumerate(reference) if word in known]  # the walk passes the others straight up
-    rows = _rows([reference[place] for place in kept], text)
+    kept = [index for index, word in enumerate(reference) if word in known]  # the walk passes the others straight up
+    rows = _rows([reference[index] for index in kept], text)
     row, column = len(kept), len(text)
     places = []
 

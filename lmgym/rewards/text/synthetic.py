@@ -59,7 +59,7 @@ def _number(token: str) -> float | None:
 
 
 def _leading_run(numbers: list[float]) -> int:
-    for place, (before, after) in enumerate(pairwise(numbers), start=1):
+    for index, (before, after) in enumerate(pairwise(numbers), start=1):
         if after <= before:
-            return place
+            return index
     return len(numbers)

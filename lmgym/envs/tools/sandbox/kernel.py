@@ -91,11 +91,11 @@ def landlock(folder: str, readable: Sequence[str]) -> bool:
     granted += [(path, READ_FILE | READ_FOLDER if os.path.isdir(path) else READ_FILE) for path in readable]
     for path, access in granted:
         try:
-            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:  # not on this machine
             continue
-        failed = libc.syscall(LANDLOCK_ADD, rules, 1, struct.pack("=Qi", access, place), 0)
-        os.close(place)
+        failed = libc.syscall(LANDLOCK_ADD, rules, 1, struct.pack("=Qi", access, descriptor), 0)
+        os.close(descriptor)
         if failed:
             return False
     done: bool = libc.syscall(LANDLOCK_RESTRICT, rules, 0) == 0
@@ -135,9 +135,9 @@ def _program(architecture: int, column: int) -> bytes:
         if numbers[column] is not None:
             program += [line(JUMP_IF_EQUAL, numbers[column] or 0, 0, 1), line(RETURN, ALLOW)]
     flag, mask = TRUNCATE_READ_ONLY
-    for numbers, place in OPENS.values():
+    for numbers, index in OPENS.values():
         if numbers[column] is not None:
-            program += [line(JUMP_IF_EQUAL, numbers[column] or 0, 0, 5), line(LOAD, 16 + 8 * place), line(AND, mask)]
+            program += [line(JUMP_IF_EQUAL, numbers[column] or 0, 0, 5), line(LOAD, 16 + 8 * index), line(AND, mask)]
             program += [line(JUMP_IF_EQUAL, flag, 0, 1), line(RETURN, REFUSE), line(RETURN, ALLOW)]
     return b"".join([*program, line(RETURN, REFUSE)])
 
