@@ -17,6 +17,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.experiments.grid import expand
 
 ALL = 1_000_000  # RL4LMs evaluates on whole splits
+PREDICTIONS = "lmgym.compat.rl4lms.predictions:write"
 POLICIES = {
     "causal_lm_actor_critic_policy": (False, False),  # encoder-decoder, masked
     "seq2seq_lm_actor_critic_policy": (True, False),
@@ -221,7 +222,7 @@ def _evaluate(asked: Section, conversion: Conversion) -> None:
 
 def _splits(conversion: Conversion) -> None:
     name = conversion.recipe["task"]["name"]
-    conversion.recipe.setdefault("logs", {})["predictions"] = True
+    conversion.recipe.setdefault("logs", {})["predictions"] = PREDICTIONS
     if name in NO_TEST_REFERENCES:
         conversion.recipe["evaluation"]["final_split"] = None
         conversion.warn(f"{name} has no references for test, so the evaluations before and after are on validation")
