@@ -1,5 +1,6 @@
 """An RL4LMs file in the place of a recipe: `lmgym train`, `check`, `eval` and `generate` take either."""
 
+import argparse
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -43,6 +44,19 @@ def recipes(path: Path, overrides: Sequence[str] = ()) -> Iterator[list[Path]]:
             files.append(Path(folder) / f"{name}.yaml")
             files[-1].write_text(text(conversion, path.name), encoding="utf-8")
         yield files
+
+
+def run_converted(given: argparse.Namespace, path: Path) -> int:
+    """Run a parsed command of `lmgym` for each recipe of a file; returns the first exit status that is not 0."""
+    overrides = given.overrides
+    with recipes(path, overrides) as found:
+        for recipe in found:
+            given.what = str(recipe)
+            if len(found) > 1:  # each run has a folder of its own inside of `out`
+                given.overrides = [f"{o}/{recipe.stem}" if o.startswith("out=") else o for o in overrides]
+            if status := int(given.run(given) or 0):
+                return status
+    return 0
 
 
 def printed(path: Path) -> str:
