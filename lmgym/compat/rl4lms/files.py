@@ -1,4 +1,4 @@
-"""An RL4LMs file in the place of a recipe: `lmgym train`, `check`, `eval` and `generate` take either."""
+"""Use a file of RL4LMs as a recipe, in `lmgym train`, `check`, `eval`, `generate` and `convert`."""
 
 import argparse
 import sys
@@ -16,11 +16,10 @@ from lmgym.core.errors import LmgymError
 
 @contextmanager
 def recipes(path: Path, overrides: Sequence[str] = ()) -> Iterator[list[Path]]:
-    """The recipes that a file of RL4LMs' stands for, as files that are there within the `with`; says on standard error
-    that it was recognised, and what is not done as RL4LMs does it.
+    """Convert a file of RL4LMs to recipe files, which exist within the `with`; warnings go to standard error.
 
-    A file without sweep is one recipe, named as the file is; the others have a folder's name each, for their values.
-    `overrides` are looked at for `plugins=`, whose names the conversion must know.
+    A file without a sweep is one recipe of the same name; the recipes of a sweep are named by their values. Of
+    `overrides` only `plugins=` is read, since the conversion must know the names that plugins register.
 
     Example:
         >>> with recipes(Path("gpt2_ppo.yml")) as found:
@@ -60,7 +59,7 @@ def run_converted(given: argparse.Namespace, path: Path) -> int:
 
 
 def printed(path: Path) -> str:
-    """The recipe of a file as YAML, or several as documents of one; each is built once, so that it is known to load.
+    """The recipe of a file as YAML, or the recipes of a sweep as several YAML documents; each is checked to load.
 
     Raises LmgymError as `conversions` does.
     """
