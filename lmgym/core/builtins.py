@@ -14,7 +14,7 @@ class Entry:
 
     target: str  # "module:attribute"
     summary: str  # one line
-    needs: str = ""  # names of needs.py, parted by ", ": an extra to install, a model, Java ...; empty: nothing
+    needs: str = ""  # names in availability.NEEDS, separated by ", ": an extra, a model, Java ...; empty: nothing
     substitute: str = ""  # of a metric: another one of the same arguments, reported where this one cannot run
 
 

@@ -149,24 +149,17 @@ def available_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return available | {name: section for name, section in metrics.items() if name in available}
 
 
+@cache  # so that the warning comes once
 def _available(name: str) -> str:
     entry = registry.BUILTIN["reward"].get(name)
-    if entry is None or not entry.substitute:
+    if entry is None or not entry.substitute or (found := availability_of(entry.needs)).runs != "no":
         return name
-    found = availability_of(entry.needs)
-    if found.runs != "no":
-        return name
-    _warn_of_substitute(name, entry.substitute, found.how)
-    return entry.substitute
-
-
-@cache
-def _warn_of_substitute(name: str, substitute: str, remedy: str) -> None:
-    summary = registry.BUILTIN["reward"][substitute].summary
+    summary = registry.BUILTIN["reward"][entry.substitute].summary
     warnings.warn(
-        f"metric '{name}' cannot run here (to change that: {remedy}); it is reported as '{substitute}', {summary}",
-        stacklevel=2,
+        f"metric '{name}' cannot run here (it needs: {found.how}); it is reported as '{entry.substitute}', {summary}",
+        stacklevel=4,
     )
+    return entry.substitute
 
 
 def evaluate(reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0) -> list[float]:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from lmgym.config.schema import load_config
 from lmgym.core.availability import NEEDS, Need
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import _warn_of_substitute, available_metrics, build, check_examples
+from lmgym.rewards.base import _available, available_metrics, build, check_examples
 from lmgym.rewards.text.bleu import bleu, sacre_bleu, split_13a, ter
 from lmgym.rewards.text.chrf import chrf, chrf_plus_plus
 from lmgym.rewards.text.cider import cider
@@ -310,7 +310,7 @@ def test_a_metric_without_wordnet_is_the_other_one_in_name_and_measure(
 ) -> None:
     said = {"bleu": {}, "meteor": {"alpha": 0.5}, "ter": {}}
     monkeypatch.setitem(NEEDS, "WordNet for NLTK", Need(lambda: False, "python -m nltk.downloader wordnet"))
-    _warn_of_substitute.cache_clear()
+    _available.cache_clear()
     with pytest.warns(UserWarning, match="reported as 'meteor_stem'") as warned:
         for _ in range(2):
             found = available_metrics(said)
@@ -320,7 +320,9 @@ def test_a_metric_without_wordnet_is_the_other_one_in_name_and_measure(
     reported = {reward.name for reward in held_out_rewards(config, config.stages[-1])}
     assert {"bleu", "meteor_stem", "ter"} <= reported and "meteor" not in reported
     monkeypatch.setitem(NEEDS, "WordNet for NLTK", Need(lambda: True))
+    _available.cache_clear()
     assert available_metrics(said) == said
+    _available.cache_clear()
 
 
 def test_words_for_meteor() -> None:
