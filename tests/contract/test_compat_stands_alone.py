@@ -43,10 +43,9 @@ def _identifiers_and_comments(code: str) -> Iterator[tuple[int, str]]:
 
 def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom) and "lmgym.compat" in (said := ast.unparse(node)):
-            yield node.lineno, said
-        elif isinstance(node, ast.ImportFrom) and (node.module, "compat") in {("lmgym", a.name) for a in node.names}:
-            yield node.lineno, ast.unparse(node)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            if re.search(r"lmgym(\.| import (.*, )?)compat\b", said := ast.unparse(node)):
+                yield node.lineno, said
 
 
 def _strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
