@@ -17,6 +17,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "lmgym"
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.relative_to(PACKAGE).parts[0] not in ("compat", "cli")]
 SYSTEM = re.compile(r"rl4lms|llamagym|nanorl|llm_rl", re.IGNORECASE)
+COMPAT = re.compile(r"lmgym(\.| import (.*, )?)compat\b")
 CITATION = re.compile(
     r"Sources?( of [^.:]*)?:\s.*?(\n\s*\n|\Z)"  # to the end of the paragraph
     r"|\([^()]*\)"
@@ -43,9 +44,8 @@ def _identifiers_and_comments(code: str) -> Iterator[tuple[int, str]]:
 
 def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            if re.search(r"lmgym(\.| import (.*, )?)compat\b", said := ast.unparse(node)):
-                yield node.lineno, said
+        if isinstance(node, ast.Import | ast.ImportFrom) and re.search(COMPAT, ast.unparse(node)):
+            yield node.lineno, ast.unparse(node)
 
 
 def _strings(tree: ast.Module) -> Iterator[tuple[int, str]]:

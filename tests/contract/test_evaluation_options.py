@@ -48,11 +48,11 @@ def kept_rollouts(folder: Path, **logs: Any) -> list[int]:
     return [found.count(step) for step in sorted(set(found))]
 
 
-HANDED: list[tuple[Path, int, str, int]] = []
+handed: list[tuple[Path, int, str, int]] = []
 
 
 def hand(folder: Path, version: int, split: str, episodes: list[Episode]) -> None:
-    HANDED.append((folder, version, split, len(episodes)))
+    handed.append((folder, version, split, len(episodes)))
 
 
 @pytest.mark.usefixtures("no_picture")
@@ -61,10 +61,9 @@ def test_all_answers_of_an_evaluation_are_kept_or_handed_to_a_function_where_a_r
 ) -> None:
     assert kept_rollouts(tmp_path / "tracked") == [2, 2]
     assert kept_rollouts(tmp_path / "all", predictions=True) == [8, 8]
-    HANDED.clear()
     name = "tests.contract.test_evaluation_options:hand"
     assert kept_rollouts(tmp_path / "handed", predictions=name) == [2, 2]
     module = importlib.import_module("tests.contract.test_evaluation_options")  # pytest may know it by another name
-    assert module.HANDED == [(tmp_path / "handed", version, "test", 8) for version in (0, 1)]
+    assert module.handed == [(tmp_path / "handed", version, "test", 8) for version in (0, 1)]
     with pytest.raises(LmgymError, match=r"logs\.predictions: there is no module 'nowhere'"):
         kept_rollouts(tmp_path / "nowhere", predictions="nowhere:write")
