@@ -30,7 +30,7 @@ class SamplingMask:
     """
 
     bits: UInt8[Tensor, "K W"] | Int32[Tensor, "K W"]
-    renormalised: bool = True  # False: log-probabilities are over the whole vocabulary all the same (RL4LMs' NLPO)
+    renormalised: bool = True  # False: log-probabilities are over the whole vocabulary all the same
 
 
 @dataclass(frozen=True)

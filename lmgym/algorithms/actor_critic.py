@@ -40,7 +40,7 @@ class ActorCritic(Regularised):
     value_clip: float | None = None
     """Most that a value may leave the one at sampling time in one step; without it, plain squared error."""
     value_clip_form: ValueClip = "max"
-    """clipped: RL4LMs' and stable-baselines3's; max: OpenAI's and TRL's (functional/losses.py)."""
+    """clipped: as in stable-baselines3 (and RL4LMs); max: as in OpenAI's PPO2 and TRL (see functional/losses.py)."""
     norm_reward: bool = False
     """Whiten the rewards, KL penalty included, over the step's tokens before GAE (RL4LMs)."""
     bootstrap: bool = False
@@ -185,8 +185,8 @@ class A2C(ActorCritic):
 
         loss = -mean over tokens of A_t log pi(y_t) + value loss - entropy bonus
 
-    The preset `rl4lms` holds that system's defaults, `nanorl` the shared-trunk actor-critic of NanoRL, whose policy
-    term sums over the tokens of an answer.
+    The presets `rl4lms` and `nanorl` hold the defaults of those systems; the policy term of the second sums over the
+    tokens of an answer.
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {

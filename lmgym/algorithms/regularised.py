@@ -39,7 +39,7 @@ class Regularised(Algorithm):
     kl_target: float | None = None
     """Adapt beta so that the measured KL approaches this (nats; per token if proportional, per answer if horizon)."""
     kl_controller: Literal["proportional", "horizon"] = "proportional"
-    """proportional: RL4LMs' rule; horizon: TRL's and arXiv 1909.08593's."""
+    """proportional: beta follows the relative error (RL4LMs); horizon: slowed by kl_horizon (arXiv 1909.08593)."""
     kl_horizon: float = 10_000.0
     """The horizon controller moves beta by at most a fifth in this many answers."""
     beta: float = field(default=0.0, init=False)

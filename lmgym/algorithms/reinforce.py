@@ -1,4 +1,4 @@
-"""REINFORCE (Williams 1992) with NanoRL's baselines, and RLOO (arXiv 2402.14740)."""
+"""REINFORCE (Williams 1992) with a choice of baselines, and RLOO (arXiv 2402.14740)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,8 +29,8 @@ class Reinforce(Regularised):
       ema   m <- beta * m + (1 - beta) * batch mean, the first batch setting m; b is the m that already holds this batch
       scst  the score of the greedy answer to the same prompt (self-critical training, arXiv 1612.00563)
 
-    Matches NanoRL's documented behaviour, and differs from its code on purpose: the end-of-sequence token is trained,
-    the sampling temperature applies in the loss too, and parameters stay fp32.
+    The end-of-sequence token is trained, and the sampling temperature applies in the loss too.
+    Source of the baselines: NanoRL's documentation; its code differs in these two.
     """
 
     baseline: Literal["none", "mean", "ema", "scst"] = "mean"

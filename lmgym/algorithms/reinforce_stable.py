@@ -1,4 +1,4 @@
-"""LLM_RL's ReinforceStable: stepwise returns, clamped, and a KL to a reference that follows the policy."""
+"""REINFORCE over turns, with clamped returns and a KL penalty to a reference that follows the policy."""
 
 import math
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ from lmgym.functional.losses import log_ratio, policy_gradient
 from lmgym.functional.turn_discounts import turn_lengths, turn_means, turn_returns
 from lmgym.updates.first_order import Optimizer
 
-LEAST_LOGPROB = math.log(1e-10)  # LLM_RL clamps probabilities there
+LEAST_LOGPROB = math.log(1e-10)  # Source: LLM_RL, which clamps probabilities at 1e-10
 
 
 @register("algorithm", "reinforce_stable")
 @dataclass(kw_only=True)
 class ReinforceStable(Regularised):
-    """REINFORCE as LLM_RL stabilises it. A step is a turn of the episode (there, a line of reasoning), of T tokens.
+    """REINFORCE with clamped returns and a KL penalty. A step is a turn of the episode, of T tokens.
 
         G_k  = r_k + gamma G_{k+1}, then cut to [return_low, return_high]         over the turns k
         loss = mean over episodes of the sum over turns of the mean over the turn's tokens t of
@@ -36,6 +36,7 @@ class ReinforceStable(Regularised):
     which is not clipped.
 
     `compat: llm_rl` is that system's loss, in which the KL estimate is differentiated too and nothing is weighted.
+    Source: LLM_RL, ReinforceStable, where a turn is a line of reasoning and there is no baseline.
 
     Example: {name: reinforce_stable, kl_coefficient: 0.25, refresh_every: 2}
     """
@@ -46,7 +47,7 @@ class ReinforceStable(Regularised):
     """Returns below become this, so with 0 there is no negative one; null: no bound."""
     return_high: float | None = 10.0
     baseline: Literal["none", "group", "batch"] = "none"
-    """Mean return of the group's or the batch's turns, taken off the cut returns. LLM_RL has none."""
+    """Mean return of the group's or the batch's turns, subtracted from the cut returns."""
     refresh_every: int = 2
     """Steps after which the reference becomes a copy of the policy again."""
     kl_coefficient: float = 0.25
@@ -73,8 +74,8 @@ class ReinforceStable(Regularised):
             )
         if self.compat == "llm_rl" and (self.baseline != "none" or self.kl_in != "loss" or self.kl_estimator != "k2"):
             raise LmgymError(
-                "algorithm.compat is llm_rl, whose loss has no baseline and a KL of its own; leave baseline, kl_in and "
-                "kl_estimator out"
+                f"algorithm.compat is {self.compat}, whose loss has no baseline and a KL of its own; leave baseline, "
+                "kl_in and kl_estimator out"
             )
 
     def advantages(self, batch: Batch) -> Batch:
@@ -94,7 +95,7 @@ class ReinforceStable(Regularised):
         length = turn_lengths(batch.actions, batch.turn, batch.episode).clamp(min=1)
         terms = self.regularising_terms(batch, new, "constant")
         if self.compat == "llm_rl":
-            terms["policy"] = (self._llm_rl(batch, new, length), "constant")
+            terms["policy"] = (self._differentiated_kl_loss(batch, new, length), "constant")
             terms.pop("kl", None)
             return terms, {}
         difference = log_ratio(new.logprobs, batch.logprobs_old)
@@ -125,7 +126,9 @@ class ReinforceStable(Regularised):
             return returns
         return returns.clamp(self.return_low, self.return_high) * batch.actions
 
-    def _llm_rl(self, batch: Batch, new: PolicyOutputs, length: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    def _differentiated_kl_loss(
+        self, batch: Batch, new: PolicyOutputs, length: Float[Tensor, "N T"]
+    ) -> Float[Tensor, "N T"]:
         assert batch.advantages is not None
         own = new.logprobs.clamp(min=LEAST_LOGPROB) / length
         if batch.logprobs_ref is None:

@@ -56,26 +56,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    """Run a verb; a file of RL4LMs' schema in the place of a recipe is converted first."""
+    """Run a command: once, or for each recipe that a configuration of RL4LMs stands for."""
     what = Path(getattr(given, "what", None) or "")
-    if what.suffix not in (".yml", ".yaml") or not what.is_file():
-        return int(given.run(given) or 0)
-    from lmgym.compat.rl4lms.schema import is_rl4lms
-    from lmgym.config.yaml import read_yaml
+    if what.suffix in (".yml", ".yaml") and what.is_file():
+        from lmgym.compat.rl4lms.schema import is_rl4lms
+        from lmgym.config.yaml import read_yaml
 
-    if not is_rl4lms(read_yaml(what)):
-        return int(given.run(given) or 0)
-    from lmgym.compat.rl4lms.files import recipes
+        if is_rl4lms(read_yaml(what)):
+            from lmgym.compat.rl4lms.files import run_converted
 
-    overrides = given.overrides
-    with recipes(what, overrides) as found:
-        for recipe in found:
-            given.what = str(recipe)
-            if len(found) > 1:  # out= is then a folder of theirs
-                given.overrides = [f"{o}/{recipe.stem}" if o.startswith("out=") else o for o in overrides]
-            if status := int(given.run(given) or 0):
-                return status
-    return 0
+            return run_converted(given, what)
+    return int(given.run(given) or 0)
 
 
 COMMANDS = {  # verb: its module, and what it does

@@ -1,1 +1,1 @@
-"""Other systems' own interfaces, over lmgym's parts."""
+"""The files and classes of RL4LMs and LlamaGym, run by lmgym."""

@@ -1,4 +1,4 @@
-"""LlamaGym's Agent: the user's own loop over a gymnasium environment, with lmgym's sampler and PPO below it.
+"""LlamaGym's Agent: the user's own loop over a gymnasium environment; lmgym samples and trains by PPO.
 
 In a LlamaGym script only the import changes (docs/llamagym.md; examples/blackjack_agent.py):
 
@@ -33,28 +33,28 @@ Remainder = Literal["keep", "drop"]
 
 @dataclasses.dataclass
 class _Game:
-    """One episode on its way: what was sampled stays as ids."""
+    """An episode that is being played."""
 
     episode: Episode
     key: int  # its random numbers
     messages: list[Message]
-    ids: list[int] = dataclasses.field(default_factory=list)
+    ids: list[int] = dataclasses.field(default_factory=list)  # all of it, prompts and answers
 
 
 class Agent(agent.Agent):
     """A language model that acts in an environment and learns from it by PPO.
 
-    Write `get_system_prompt`, `format_observation` and `extract_action`. Without a model it only puts an environment
-    into words, so that the same class serves a recipe (`env: {name: gymnasium, agent: "module:Class"}`).
+    Write `get_system_prompt`, `format_observation` and `extract_action`. Without a model it only translates between an
+    environment and text, so that a recipe can use the same class (`env: {name: gymnasium, agent: "module:Class"}`).
 
     model: an `AutoModelForCausalLMWithValueHead`, or any causal model of Hugging Face's; it trains in place.
     generate_config_dict, ppo_config_dict: Hugging Face's generation keys and TRL 0.7's PPO keys
         (llamagym_settings.py), each on top of LlamaGym's defaults. `batch_size` counts answers.
-    credit: whose rewards train an answer. returns: its own and, through PPO's returns, all later ones of its episode,
-        which is one sequence. shared: each answer is a sample of its own; where only the last one was rewarded, all n
+    credit: which rewards train an answer. returns: its own and, through PPO's returns, all later ones of its episode,
+        which is one sequence. shared: each answer is a sample of its own; if only the last one was rewarded, all n
         have an equal part, R / n. llamagym: as LlamaGym had it, R / (n + 1/2) in half precision; for comparisons.
-    remainder: a batch is made of the oldest whole episodes that have no more than batch_size answers together (of one,
-        where that alone has more). keep: the others train in the next batch, with their ratio to the weights that
+    remainder: a batch is the oldest whole episodes with at most batch_size answers together (one episode, if that
+        alone has more). keep: the others train in the next batch, with their ratio to the weights that
         sampled them. drop: they do not train.
 
     Raises LmgymError for what it cannot honour.
@@ -121,9 +121,8 @@ class Agent(agent.Agent):
         self._ready("seed()").seed, self._episodes = int(seed), 0
 
     def act(self, observation: Any) -> Any:
-        """The model's action, or None where `extract_action` raises an error: the answer is kept all the same, and the
-        next reward is its own. Raises LmgymError where the conversation no longer fits the model; the episode is then
-        as it was before."""
+        """The model's action, or None if `extract_action` raises an error; the answer is kept, and the next reward is
+        for it. Raises LmgymError if the conversation no longer fits the model; the episode is then unchanged."""
         learner = self._ready("act()")
         game = self._game or self._begin("episode", self._episodes)
         said = self._answer(game, observation, learner.sampling)
@@ -132,7 +131,7 @@ class Agent(agent.Agent):
         return self._action(said)
 
     def assign_reward(self, reward: float) -> None:
-        """Pay the last answer; what it is paid several times adds up, and one that is never paid has 0."""
+        """Reward the last answer. Several rewards of an answer add up; without any it has 0."""
         if self._game is None or not self._game.episode.turns:
             raise LmgymError("assign_reward() comes after act(): there is no answer yet that could have earned it")
         if not math.isfinite(reward):
@@ -140,10 +139,10 @@ class Agent(agent.Agent):
         self._game.episode.turns[-1].reward += float(reward)
 
     def terminate_episode(self, train: bool = True) -> dict[str, float]:
-        """End the episode, and train where a batch is full; returns the statistics of that, else {}.
+        """End the episode, and train if a batch is full; returns the statistics of the training, else {}.
 
-        `train=False` throws the episode away. Statistics are lmgym's metrics (docs/llamagym.md), means over the batches
-        where more than one was full; "updates" is a sum.
+        `train=False` discards the episode. Statistics are lmgym's metrics (docs/llamagym.md), averaged if several
+        batches were full; "updates" is a sum.
         """
         learner, game, self._game = self._ready("terminate_episode()"), self._game, None
         if game is not None:
@@ -164,9 +163,9 @@ class Agent(agent.Agent):
     def evaluate(self, env: Any, episodes: int, greedy: bool = True) -> Interval:
         """The mean return of some episodes of a gymnasium environment, with its 95 % interval (`statistics`).
 
-        Nothing is trained, and the current episode is left alone. Answers are the likeliest ones, or drawn as in
-        training. Environments are reset with seeds of the agent's, so that two evaluations play the same episodes. An
-        answer that is no action of `env.action_space` is replaced by a random one, which a warning counts.
+        Nothing is trained, and the current episode is unchanged. Answers are greedy, or sampled as in training. The
+        agent seeds the environment, so that two evaluations play the same episodes. An answer that is no action of
+        `env.action_space` is replaced by a random action; a warning says how many.
         """
         learner, returns, answers, invalid = self._ready("evaluate()"), [], 0, 0
         for number in range(episodes):
@@ -186,8 +185,8 @@ class Agent(agent.Agent):
             returns.append([earned])
         if invalid:
             warnings.warn(
-                f"evaluate: {invalid} of {answers} answers were no action of the environment; random actions were "
-                "taken in their place",
+                f"evaluate: {invalid} of {answers} answers were no action of the environment; random actions "
+                "replaced them",
                 stacklevel=2,
             )
         return mean_interval(returns)
@@ -216,7 +215,7 @@ class Agent(agent.Agent):
         return _Game(episode, seeds.key(learner.seed, "llamagym", kind, number), self._opening())
 
     def _answer(self, game: _Game, observation: Any, sampling: Sampling) -> str:
-        """Show the observation and add a turn; only what is new is rendered and read."""
+        """Show the observation and add a turn; only the new text is tokenised."""
         learner, text, turns = self._ready("act()"), self.format_observation(observation), game.episode.turns
         if not isinstance(text, str):
             raise LmgymError(f"{type(self).__name__}.format_observation returned {text!r}; it must return a text")
@@ -243,7 +242,7 @@ class Agent(agent.Agent):
 
 
 def whole_episodes(episodes: Sequence[Episode], batch_size: int) -> tuple[list[Episode], list[Episode]]:
-    """The oldest episodes that have no more than `batch_size` turns together, but one at least; and the rest."""
+    """The oldest episodes with at most `batch_size` turns together, at least one episode; and the rest."""
     count = 1
     while count < len(episodes) and _answers(episodes[: count + 1]) <= batch_size:
         count += 1
@@ -251,7 +250,7 @@ def whole_episodes(episodes: Sequence[Episode], batch_size: int) -> tuple[list[E
 
 
 def credited(rewards: Sequence[float], credit: Credit) -> list[float]:
-    """What each answer of an episode is trained with.
+    """The reward that each answer of an episode trains with.
 
     Example:
         >>> credited([0, 1], "returns"), credited([0, 1], "shared"), credited([0, 1], "llamagym")
@@ -264,8 +263,8 @@ def credited(rewards: Sequence[float], credit: Credit) -> list[float]:
 
 
 def samples_of(episode: Episode, credit: Credit) -> list[Episode]:
-    """What trains of an episode: itself, or for LlamaGym's credit one episode for each answer, whose prompt is all that
-    stands before it."""
+    """The samples of an episode: the episode itself, or for the credits "shared" and "llamagym" one episode for each
+    answer, whose prompt is everything before it."""
     if credit == "returns":
         return [episode]
     samples, before = [], list[int]()
@@ -282,13 +281,13 @@ def _answers(episodes: Sequence[Episode]) -> int:
 
 
 def _decoding(sampling: Sampling, greedy: bool) -> Decoding:
-    """The same for answers that nobody trains on."""
+    """The same settings, or greedy ones, for answers that are not trained on."""
     own = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(Sampling)}
     return Decoding(**own | ({"temperature": 0.0, "top_k": None, "top_p": None, "min_p": None} if greedy else {}))
 
 
 def _together(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means of what several batches report; "updates" and "answers/dropped" are sums."""
+    """Mean of each metric over several batches; of "updates" and "answers/dropped" the sum."""
     names = sorted({name for record in records for name in record})
     values = {name: [record[name] for record in records if name in record] for name in names}
     sums = ("updates", "answers/dropped")

@@ -1,4 +1,4 @@
-"""What stands behind LlamaGym's Agent: the model with its value head, the sampler, PPO."""
+"""The training side of LlamaGym's Agent: the model with its value head, the sampler, PPO."""
 
 import os
 import warnings
@@ -62,13 +62,12 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         seed: int = 0,
         **others: Any,
     ) -> "AutoModelForCausalLMWithValueHead":
-        """A folder, a Hub id or `builtin:tiny`, or a model that is there already.
+        """Load a folder, a Hub id or `builtin:tiny`, or wrap a loaded model.
 
-        Parameters are fp32 whatever `dtype` says, which is the precision of forward passes. With `peft_config` (peft's
-        LoraConfig) adapters train and nothing else; `load_in_8bit` and `load_in_4bit` pack what they stand beside. A
-        value head that `save_pretrained` has left in the folder is read back. `tokenizer` names the tokenizer where the
-        folder has none; the adapters' first weights are a function of `seed`. Raises LmgymError for what cannot be
-        honoured.
+        Parameters are fp32; `dtype` is the precision of forward passes. With `peft_config` (peft's LoraConfig) only
+        adapters train, and `load_in_8bit` and `load_in_4bit` quantise the base model. A value head in the folder is
+        loaded. `tokenizer` names the tokenizer if the folder has none; the adapters' initial weights are a function of
+        `seed`. Raises LmgymError for options that lmgym cannot honour.
         """
         if others:
             raise LmgymError(f"from_pretrained: lmgym cannot honour {', '.join(sorted(others))}; remove it")
@@ -107,7 +106,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         return self.pretrained_model.config
 
     def to(self, device: Any) -> "AutoModelForCausalLMWithValueHead":  # type: ignore[override]
-        """Move it. A packed model stays where it was packed; LmgymError for another device."""
+        """Move the model. A quantised one cannot be moved: LmgymError for another device."""
         return super().to(device) if _moves(self.pretrained_model, device) else self
 
     def generate(self, *arguments: Any, **keywords: Any) -> Any:
@@ -115,8 +114,8 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         return self.pretrained_model.generate(*arguments, **keywords)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """The language model, adapters merged, as `AutoModelForCausalLM.from_pretrained` reads it, and the value head.
-        Beside a packed base, the adapters alone."""
+        """Write the language model (adapters merged), which `AutoModelForCausalLM.from_pretrained` reads, and the value
+        head. Of a quantised base only the adapters are written."""
         folder, model = Path(folder), self.pretrained_model
         merges = lora.has_adapter(model) and not quantization.is_quantised(model)
         (lora.merged(model) if merges else model).save_pretrained(folder)
@@ -124,7 +123,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
 
 
 class Learner:
-    """The policy of an Agent with all that samples from it and trains it. `version` counts its batches."""
+    """The policy of an Agent, its sampler and its optimizer. `version` counts the batches trained on."""
 
     def __init__(
         self, model: Any, tokenizer: Any, device: Any, generate: Mapping[str, Any], ppo: Mapping[str, Any]
@@ -176,7 +175,7 @@ class Learner:
 
 
 def policy_of(model: Any, tokenizer: Any, device: Any = None) -> Policy:
-    """A Policy with a value head over the user's own model, which is moved to `device` and trains in place."""
+    """A Policy with a value head around the user's model, which is moved to `device` and trains in place."""
     wrapped = isinstance(model, AutoModelForCausalLMWithValueHead)
     own = model.pretrained_model if wrapped else _plain_model(model)
     if tokenizer.eos_token_id is None:
@@ -202,12 +201,12 @@ def policy_of(model: Any, tokenizer: Any, device: Any = None) -> Policy:
     policy = Policy(own, tokenizer, torch.bfloat16 if compute == torch.float16 else compute)
     if wrapped:
         policy.value_head = model.v_head
-    add_critic(policy, separate=False)  # where there is none
+    add_critic(policy, separate=False)  # only if it has none
     return policy
 
 
 def _moves(model: Any, device: Any) -> bool:
-    """Whether a model can be moved. A packed one stays where it is; LmgymError where that is no device of this kind."""
+    """Whether a model can be moved. A quantised one cannot: LmgymError if it is on another kind of device."""
     if not quantization.is_quantised(model):
         return True
     here = next(model.parameters()).device
@@ -217,7 +216,7 @@ def _moves(model: Any, device: Any) -> bool:
 
 
 def _plain_model(model: Any) -> Any:
-    """The model itself. Raises LmgymError where it is none that lmgym trains."""
+    """The model itself. Raises LmgymError if lmgym cannot train it."""
     if type(model).__module__.split(".")[0] == "peft":
         raise LmgymError(
             "the model is wrapped by peft; give the plain model to AutoModelForCausalLMWithValueHead.from_pretrained "
@@ -231,7 +230,7 @@ def _plain_model(model: Any) -> Any:
 
 
 def _lora(given: Any) -> dict[str, Any]:
-    """Rank, alpha and targets of peft's LoraConfig. Raises LmgymError for what else it asks for."""
+    """Rank, alpha and targets of peft's LoraConfig. Raises LmgymError for any other option."""
     if type(given).__name__ != "LoraConfig":
         raise LmgymError(f"peft_config is a {type(given).__name__}; lmgym trains peft's LoraConfig")
     taken = {"r", "lora_alpha", "lora_dropout", "target_modules", "task_type", "inference_mode", "peft_version"}

@@ -1,4 +1,4 @@
-"""LlamaGym's two dictionaries: Hugging Face's generation keys to a `Sampling`, TRL 0.7's PPO keys to a `PPO`."""
+"""Convert LlamaGym's two dictionaries: Hugging Face's generation keys to `Sampling`, TRL 0.7's PPO keys to `PPO`."""
 
 import warnings
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ GENERATION: Mapping[str, Any] = {
     "top_k": 0,
     "temperature": 0.9,
 }
-"""LlamaGym's defaults; a dictionary of the user's own changes some of them."""
+"""LlamaGym's defaults, which generate_config_dict overrides."""
 ALSO = ("min_new_tokens", "min_p", "stop_strings", "eos_token_id", "pad_token_id", "bos_token_id")
 NEUTRAL: Mapping[str, Any] = {
     "early_stopping": False,
@@ -38,7 +38,7 @@ NEUTRAL: Mapping[str, Any] = {
     "typical_p": 1.0,
     "use_cache": True,
 }
-"""Values of other keys that change nothing, and so are accepted."""
+"""Other keys, accepted with these values only, which change nothing."""
 
 DEFAULTS: Mapping[str, Any] = {
     "batch_size": 16,
@@ -60,7 +60,7 @@ DEFAULTS: Mapping[str, Any] = {
     "target_kl": 1.0,
     "seed": 0,
 }
-"""What LlamaGym leaves to TRL 0.7's PPOConfig, with its own batch_size; mini_batch_size is batch_size if left out."""
+"""Defaults of TRL 0.7's PPOConfig, with LlamaGym's batch_size; mini_batch_size defaults to batch_size."""
 ESTIMATORS = {"kl": "k1", "mse": "k2"}
 INSTEAD: Mapping[str, str] = {
     "ratio_threshold": "no minibatch is skipped for its mean ratio; the ratio is clipped (cliprange), and is exactly 1 "
@@ -102,7 +102,7 @@ INSTEAD: Mapping[str, str] = {
 
 @dataclass(kw_only=True)
 class OwnLoopPPO(PPO):
-    """PPO whose ratio is to the weights that sampled an episode, where they are older than those of the batch.
+    """PPO whose ratio, for an episode kept from an earlier batch, is to the older weights that sampled it.
 
     The old log-probabilities of an episode kept from an earlier batch are the sampler's, so that pi_new / pi_sampled,
     which PPO clips, is its importance weight. They were taken at the same temperature and on the same kept sets as all
@@ -110,7 +110,7 @@ class OwnLoopPPO(PPO):
     """
 
     version: int = field(default=0, init=False)
-    """Updates that the weights have seen; set before each batch."""
+    """Number of updates of the weights; set before each batch."""
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, torch.Tensor]]:
         assert batch.logprobs_old is not None and batch.logprobs_sampler is not None
@@ -122,7 +122,7 @@ class OwnLoopPPO(PPO):
 
 @dataclass(frozen=True)
 class Settings:
-    """What a ppo_config_dict says.
+    """A ppo_config_dict, converted.
 
     Example: settings_of({"batch_size": 8, "learning_rate": 1e-5}).batch_size -> 8
     """
@@ -181,7 +181,7 @@ def sampling_of(given: Mapping[str, Any], tokenizer: Any, stop_ids: tuple[int, .
 
 
 def _further_stops(given: Any, own: tuple[int, ...]) -> tuple[int, ...]:
-    """The ids of an eos_token_id besides the model's own, which always end an answer."""
+    """The ids of eos_token_id that are not the model's own; those always end an answer."""
     wanted = {int(one) for one in (given if isinstance(given, list | tuple) else [given])}
     if not wanted >= set(own):
         raise LmgymError(
@@ -193,7 +193,7 @@ def _further_stops(given: Any, own: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
-    """PPO as a ppo_config_dict of TRL 0.7 asks for it.
+    """The PPO and optimizer that a ppo_config_dict of TRL 0.7 describes.
 
     Keys without a counterpart are named in a warning, with what happens instead. Raises LmgymError for a key that TRL
     0.7 does not have either, and for values that lmgym's PPO refuses.

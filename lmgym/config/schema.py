@@ -117,9 +117,9 @@ class Logs:
     """Sample answers shown at the end."""
     rollouts: typing.Literal["tracked", "all"] = "tracked"
     """What rollouts.jsonl keeps of a step: the first prompt's answers, or everything."""
-    predictions: bool = False
-    """Also write every answer of each evaluation, with its metrics, to epoch_N_SPLIT_split_predictions.json, as RL4LMs
-    does; N counts the policy's updates."""
+    predictions: bool | str = False
+    """true: rollouts.jsonl has every answer of each evaluation, not only the first ones. "module:function": this
+    function writes them in its own way; it gets the run folder, the number of updates, the split and the episodes."""
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,8 @@ class Entry:
 
     target: str  # "module:attribute"
     summary: str  # one line
-    needs: str = ""  # names of needs.py, parted by ", ": an extra to install, a model, Java ...; empty: nothing
+    needs: str = ""  # names in availability.NEEDS, separated by ", ": an extra, a model, Java ...; empty: nothing
+    substitute: str = ""  # of a metric: another one of the same arguments, reported where this one cannot run
 
 
 BUILTIN: dict[str, dict[str, Entry]] = {
@@ -31,7 +32,7 @@ BUILTIN: dict[str, dict[str, Entry]] = {
         ),
         "reinforce_stable": Entry(
             "lmgym.algorithms.reinforce_stable:ReinforceStable",
-            "LLM_RL: returns per turn, clamped, KL to a reference that is refreshed",
+            "returns per turn, clamped, and a KL to a reference that is refreshed",
         ),
         "grpo": Entry("lmgym.algorithms.grpo:GRPO", "group-centred advantages, clipped ratio, token-sum loss"),
         "dr_grpo": Entry("lmgym.algorithms.grpo:GRPO", "grpo, preset: sums over a constant, no scaling"),
@@ -61,15 +62,15 @@ BUILTIN: dict[str, dict[str, Entry]] = {
         ),
         "mixture": Entry("lmgym.tasks.mixture:mixture", "several tasks as one, each with a weight"),
         "episodes": Entry("lmgym.tasks.episodes:episodes", "numbered episodes, for environments that need no data"),
-        "topics": Entry("lmgym.tasks.topics:topics", "open writing prompts in the manner of NanoRL"),
+        "topics": Entry("lmgym.tasks.topics:topics", "open writing prompts without right answers"),
         "jsonl": Entry("lmgym.tasks.jsonl:jsonl", "any .jsonl file with prompt and reference columns", "path="),
         "increasing_numbers": Entry(
-            "lmgym.tasks.synthetic:increasing_numbers", "a number to count on from, or one prompt, as in RL4LMs"
+            "lmgym.tasks.synthetic:increasing_numbers", "a number to count on from, or one prompt"
         ),
         "sentences_with_dates": Entry(
-            "lmgym.tasks.synthetic:sentences_with_dates", "beginnings of a sentence that ask for a date, as in RL4LMs"
+            "lmgym.tasks.synthetic:sentences_with_dates", "beginnings of a sentence that ask for a date"
         ),
-        "dummy": Entry("lmgym.tasks.synthetic:dummy", "one prompt again and again, as in RL4LMs"),
+        "dummy": Entry("lmgym.tasks.synthetic:dummy", "one prompt again and again"),
         "imdb": Entry(
             "lmgym.tasks.sentiment:imdb",
             "the first half of film reviews, to be continued",
@@ -147,7 +148,7 @@ BUILTIN: dict[str, dict[str, Entry]] = {
             "lmgym.rewards.maths.final_answer:answer_format", "1 if the text announces its final answer"
         ),
         "lexical_richness": Entry(
-            "lmgym.rewards.text.form:lexical_richness", "type-token ratio less NanoRL's brevity penalty"
+            "lmgym.rewards.text.form:lexical_richness", "type-token ratio less a penalty for brevity"
         ),
         "type_token_ratio": Entry("lmgym.rewards.text.form:type_token_ratio", "distinct words over words"),
         "length": Entry("lmgym.rewards.text.form:length", "1 at the target number of words, falling off linearly"),
@@ -158,9 +159,9 @@ BUILTIN: dict[str, dict[str, Entry]] = {
             "lmgym.rewards.text.form:overlong", "0, falling to -1 over the last tokens before a limit (DAPO)"
         ),
         "increasing_numbers": Entry(
-            "lmgym.rewards.text.synthetic:increasing_numbers", "share of numbers in increasing order, as in RL4LMs"
+            "lmgym.rewards.text.synthetic:increasing_numbers", "share of numbers in increasing order"
         ),
-        "dates": Entry("lmgym.rewards.text.synthetic:dates", "1 if a date such as 2021-03-04 occurs, as in RL4LMs"),
+        "dates": Entry("lmgym.rewards.text.synthetic:dates", "1 if a date such as 2021-03-04 occurs"),
         "bleu": Entry("lmgym.rewards.text.bleu:bleu", "BLEU of white-space tokens, not smoothed", "lmgym[metrics]"),
         "sacre_bleu": Entry("lmgym.rewards.text.bleu:sacre_bleu", "BLEU as sacrebleu computes it", "lmgym[metrics]"),
         "ter": Entry("lmgym.rewards.text.bleu:ter", "1 - translation edit rate", "lmgym[metrics]"),
@@ -182,6 +183,7 @@ BUILTIN: dict[str, dict[str, Entry]] = {
             "lmgym.rewards.text.meteor:meteor",
             "METEOR: equal words, stems and synonyms",
             "lmgym[metrics], WordNet for NLTK",
+            substitute="meteor_stem",
         ),
         "meteor_stem": Entry("lmgym.rewards.text.meteor:meteor_stem", "METEOR without synonyms", "lmgym[metrics]"),
         "cider": Entry("lmgym.rewards.text.cider:cider", "CIDEr-D: n-grams in common, rare ones count for more"),
@@ -200,14 +202,14 @@ BUILTIN: dict[str, dict[str, Entry]] = {
             "lmgym.rewards.text.totto:totto_bleu_non_overlap", "totto_bleu on the rest of ToTTo", "lmgym[metrics]"
         ),
         "common_gen_repeat_penalty": Entry(
-            "lmgym.rewards.text.common_gen:common_gen_repeat_penalty", "-1 if the question is repeated, as in RL4LMs"
+            "lmgym.rewards.text.common_gen:common_gen_repeat_penalty", "-1 if the question is repeated"
         ),
         "concept_coverage": Entry(
             "lmgym.rewards.text.common_gen:concept_coverage", "share of the concepts that are used", "lmgym[metrics]"
         ),
         "common_gen_preference": Entry(
             "lmgym.rewards.text.common_gen:common_gen_preference",
-            "METEOR and a preference, less for missing concepts, as in RL4LMs",
+            "METEOR and a preference, less for missing concepts",
             "lmgym[metrics], WordNet for NLTK, a preference",
         ),
         "squad_exact_match": Entry(
@@ -255,7 +257,7 @@ BUILTIN: dict[str, dict[str, Entry]] = {
         ),
         "intent_accuracy": Entry(
             "lmgym.rewards.learned.intent:intent_accuracy",
-            "whether an utterance has the wanted intent, and METEOR, as in RL4LMs",
+            "whether an utterance has the wanted intent, and METEOR",
             "a model, lmgym[metrics], WordNet for NLTK",
         ),
         "bert_score": Entry(
@@ -273,11 +275,9 @@ BUILTIN: dict[str, dict[str, Entry]] = {
         "causal_perplexity": Entry(
             "lmgym.rewards.learned.perplexity:causal_perplexity", "perplexity of the text under a model", "a model"
         ),
-        "judge_score": Entry(
-            "lmgym.rewards.learned.judge:judge_score", "a judge's expected score, as in LLM_RL", "a model"
-        ),
+        "judge_score": Entry("lmgym.rewards.learned.judge:judge_score", "a judge's expected score", "a model"),
         "judge_yes_no": Entry(
-            "lmgym.rewards.learned.judge:judge_yes_no", "a judge's P(yes), mean over questions, as in LLM_RL", "a model"
+            "lmgym.rewards.learned.judge:judge_yes_no", "a judge's P(yes), mean over questions", "a model"
         ),
         "endpoint_judge": Entry(
             "lmgym.rewards.learned.endpoint:endpoint_judge", "score or yes by a chat endpoint", "an endpoint"
@@ -286,7 +286,7 @@ BUILTIN: dict[str, dict[str, Entry]] = {
     "post_processor": {
         "three_sentence_summary": Entry(
             "lmgym.rewards.text.post_processing:three_sentence_summary",
-            "the first three sentences, a line each, as in RL4LMs",
+            "the first three sentences, a line each",
         ),
     },
     "env": {
@@ -306,7 +306,7 @@ BUILTIN: dict[str, dict[str, Entry]] = {
             "lmgym.envs.textworld:TextWorld", "a game of TextWorld, explored by typed commands", "textworld, game="
         ),
         "stepwise": Entry(
-            "lmgym.envs.stepwise:StepwiseEnv", "LLM_RL: an action is a line of reasoning; with or without a calculator"
+            "lmgym.envs.stepwise:StepwiseEnv", "an action is a line of reasoning; with or without a calculator"
         ),
     },
     "tool": {

@@ -1,6 +1,6 @@
 """Agent: how a model plays a gymnasium environment. Observations to text, text to actions; no model in here.
 
-LlamaGym's idea (one class with three short methods), with defaults for all of them.
+One class with three short methods, each with a default. Source: LlamaGym.
 """
 
 import re

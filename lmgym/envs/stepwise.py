@@ -24,7 +24,7 @@ AROUND = " \t\r\n*_$:"  # what may stand behind an announcement without being an
 @register("env", "stepwise")
 @dataclass(kw_only=True)
 class StepwiseEnv:
-    r"""LLM_RL's environment on problems with a final answer (GSM8K, MATH, arithmetic, a task of one's own).
+    r"""Reasoning line by line on problems with a final answer (GSM8K, MATH, arithmetic, a task of one's own).
 
     The state is the problem and the lines so far, an action the next line with its newline. The episode ends with the
     line that announces an answer, or when the model ends its message; after `max_steps` lines it is cut off. The
@@ -60,10 +60,10 @@ class StepwiseEnv:
     """Earned by each line with calculations of the model's own ("<<48/2=24>>"), all of them right to .005."""
     calculator: bool = False
     max_calculations: int = 4
-    """How many results a line is given; LLM_RL's number."""
+    """Most results that a line is given (4: LLM_RL's number)."""
     decimals: int = 2
     style: Style = "lmgym"
-    """llm_rl: results as LLM_RL writes them, "<<2/2=1.0>>1.0", repeated by the environment."""
+    """llm_rl: the environment repeats the result behind the brackets, "<<2/2=1.0>>1.0", as that system does."""
     stop: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """One tree that stands for several: lists of values for keys, and seeds. Plain trees in, plain trees out.
 
 Two notations, which may be mixed. In a recipe's `runs:` section, lists under dotted keys and seeds; anywhere in a
-tree, RL4LMs' `{expand: true, values: [...]}` in the place of a value (its core_components/sweep.py).
+tree, `{expand: true, values: [...]}` instead of a value. Source of the second: RL4LMs, core_components/sweep.py.
 """
 
 import copy
@@ -76,7 +76,7 @@ def expand(
 
 
 def says_expand(value: Any) -> bool:
-    """True for RL4LMs' notation of several values, {expand: true, values: [...]}."""
+    """Return True for the notation of several values, {expand: true, values: [...]}."""
     return isinstance(value, Mapping) and value.get("expand") is True and "values" in value
 
 

@@ -23,7 +23,7 @@ from lmgym.experiments.results import Member, report
 from lmgym.logs.console import Console
 from lmgym.logs.sinks import brief
 from lmgym.logs.writer import disk_errors
-from lmgym.rewards.text.meteor import as_measured_here
+from lmgym.rewards.base import available_metrics
 from lmgym.training import checkpoint
 from lmgym.training.loop import train
 
@@ -134,12 +134,12 @@ def _keep_test_apart(tree: dict[str, Any]) -> None:
 
 def _first_metric(config: Config) -> str:
     last = config.stages[-1]
-    names = [*last.rewards, *as_measured_here(config.evaluation.metrics)]
+    names = [*last.rewards, *available_metrics(config.evaluation.metrics)]
     return next(iter(names), "reference_nll" if "demonstrations" in last.algorithm.needs else "reward")
 
 
 def _check_metric(metric: str, config: Config) -> None:
-    known = {*config.stages[-1].rewards, *as_measured_here(config.evaluation.metrics), *ALWAYS}
+    known = {*config.stages[-1].rewards, *available_metrics(config.evaluation.metrics), *ALWAYS}
     if metric.split("/pass@")[0] not in known:
         raise LmgymError(f"runs.metric is '{metric}'; {suggest(metric, known)}")
 

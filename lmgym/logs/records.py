@@ -61,30 +61,6 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
     return record
 
 
-def prediction_record(episode: Episode, split: str) -> dict[str, Any]:
-    """An answer of an evaluation as RL4LMs' prediction files have it: one key a metric beside the texts.
-
-    Example: {"split_name": "val", "sample_id": "imdb/validation/7", "prompt_text": "A film", "generated_text": " to
-    see", "ref_text": "<START-1> of note<END-1>", "meteor": 0.1, "reward": 0.1}
-    """
-    prompt = episode.example.prompt
-    references = enumerate(episode.example.references, start=1)
-    return {
-        "split_name": split_of_rl4lms(split),
-        "sample_id": episode.example.id,
-        "prompt_text": prompt if isinstance(prompt, str) else prompt[-1]["content"],
-        "generated_text": episode.text,
-        "ref_text": "".join(f"<START-{number}>{text}<END-{number}>" for number, text in references),
-        **episode.reward_components,
-        "reward": episode.score,
-    }
-
-
-def split_of_rl4lms(split: str) -> str:
-    """What RL4LMs calls a split: val is the validation split's name there."""
-    return "val" if split == "validation" else split
-
-
 def sampled_tokens(episodes: Sequence[Episode]) -> int:
     """Tokens that the policy sampled in these episodes."""
     return sum(len(turn.action_ids) for episode in episodes for turn in episode.turns)

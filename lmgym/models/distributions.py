@@ -50,8 +50,8 @@ def describe(
     """Log-probability of each action, given the model's own logits for it, and the entropy of each distribution (empty
     unless asked for).
 
-    Where kept sets are not renormalised on, the entropy is RL4LMs': the expectation on the set, renormalised, of minus
-    the log-probability over the whole vocabulary.
+    Where kept sets are not renormalised on, the entropy is the expectation on the set, renormalised, of minus the
+    log-probability over the whole vocabulary (RL4LMs).
     """
     logits = action_logits(logits, batch, row, column)
     normaliser = logits.logsumexp(-1)

@@ -7,13 +7,15 @@ instead. The same function is a metric.
 
 import math
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, update_wrapper
+from functools import cache, partial, update_wrapper
 from typing import Any, Literal, TypeVar
 
 from lmgym.core import registry
+from lmgym.core.availability import availability_of
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import check_arguments, converted, suggest
 from lmgym.rewards.adapters import from_trl
@@ -131,6 +133,33 @@ def build(section: Mapping[str, Any]) -> list[Reward]:
         _check_tokens(function, options, key)
         rewards.append(Reward(name, function=episodes(function) if of_episodes else function, **options))
     return rewards
+
+
+def available_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """An evaluation's metrics; one that cannot run on this machine is replaced by its substitute (`Entry.substitute`).
+
+    The substitute is reported under its own name, and a warning says so once. A metric that the recipe names itself
+    keeps its arguments. Rewards are never replaced: a run trains on what it names, or not at all.
+
+    Example:
+        >>> available_metrics({"meteor": {}, "bleu": {}})     # without WordNet
+        {'meteor_stem': {}, 'bleu': {}}
+    """
+    available = {_available(name): section for name, section in metrics.items()}
+    return available | {name: section for name, section in metrics.items() if name in available}
+
+
+@cache  # so that the warning comes once
+def _available(name: str) -> str:
+    entry = registry.BUILTIN["reward"].get(name)
+    if entry is None or not entry.substitute or (found := availability_of(entry.needs)).runs != "no":
+        return name
+    summary = registry.BUILTIN["reward"][entry.substitute].summary
+    warnings.warn(
+        f"metric '{name}' cannot run here (it needs: {found.how}); it is reported as '{entry.substitute}', {summary}",
+        stacklevel=4,
+    )
+    return entry.substitute
 
 
 def evaluate(reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0) -> list[float]:

@@ -32,7 +32,7 @@ def common_gen(
     example (RL4LMs makes an example of each; GEM groups validation only). The authors keep the sentences of test to
     themselves: its examples have no references (RL4LMs: "empty reference").
 
-    The defaults of `prefix`, `separator` and `end` are those of RL4LMs' `commongen`; its recipes have "generate a
+    Source of the defaults of `prefix`, `separator` and `end`: RL4LMs, `commongen`; its recipes have "generate a
     sentence with: ", " " and ".".
 
     `path` is a folder of the original's files commongen.train.src_alpha.txt and .tgt.txt, line by line, or

@@ -29,7 +29,7 @@ def narrative_qa(
 
     The default separator is UnifiedQA's: a space, a backslash, the letter n, a space. Rows with equal prompts are one
     example with all their answers. `lowercase: false` leaves the letters as they are. `meta` has document_id where the
-    data has it. RL4LMs' `narrative_qa` reads UnifiedQA's files; both take no apostrophes out.
+    data has it. Apostrophes stay (as in RL4LMs and UnifiedQA).
 
     `path` is the folder of the original's qaps.csv with summaries.csv (beside it, or in third_party/wikipedia; columns
     question, answer1, answer2 and summary, or the same with _tokenized); or a folder of UnifiedQA's train.tsv, dev.tsv

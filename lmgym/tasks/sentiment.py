@@ -30,7 +30,7 @@ def imdb(
     """The first half of a review as prompt, the rest as reference, for a model that writes on.
 
     Half of the words, rounded down, where a word ends at a space. The reference begins with the space, so prompt and
-    reference together are the review; `reference: review` has the whole review there, as RL4LMs has. `meta` has label
+    reference together are the review; `reference: review` has the whole review there (RL4LMs). `meta` has label
     (0: negative, 1: positive), review, and rating (1 to 10) where the data has it.
 
     The order is that of a hash of the reviews (both sources have all negative ones first). The share `validation` of

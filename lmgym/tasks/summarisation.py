@@ -52,7 +52,7 @@ def xsum(
     11,332 to validate, 11,334 to test.
 
     Arguments are those of `cnn_daily_mail`; rows are {"document", "summary", "id"}, or "target" in place of "summary",
-    as in GEM. RL4LMs' class (which it does not register) puts "TL;DR:" behind the article: set prompt_suffix.
+    as in GEM. With "TL;DR:" behind the article (RL4LMs): set prompt_suffix.
 
     Example:
         >>> load("xsum", "test", path="xsum/{split}.jsonl", prompt_suffix="TL;DR:")

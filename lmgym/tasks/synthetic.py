@@ -1,4 +1,4 @@
-"""The synthetic tasks of RL4LMs: prompts without answers, as for the rewards `increasing_numbers` and `dates`."""
+"""Synthetic tasks: prompts without answers, as for the rewards `increasing_numbers` and `dates`."""
 
 from collections.abc import Sequence
 
@@ -49,9 +49,9 @@ def increasing_numbers(split: str, size: int = 100, prompt: str | None = None) -
     """`size` prompts to continue with increasing numbers: each one a number of 0 to 49 ("7"); no references.
 
     The numbers come in increasing order, again and again until there are `size` of them: 30 to train on, 10 to
-    validate, 10 to test, and none is in two splits. `prompt` is one prompt in place of them all, as in RL4LMs, whose
-    `dummy_pool` has 100 times "<|endoftext|>"; then the splits differ in their ids only, which does no harm where
-    there is no answer to give away. The reward sees the answer alone: it need not go on from the prompt.
+    validate, 10 to test, and none is in two splits. `prompt` is one prompt in place of them all
+    (RL4LMs: 100 times "<|endoftext|>"); then the splits differ in their ids only, which does no harm where there is no
+    answer to give away. The reward sees the answer alone: it need not go on from the prompt.
 
     Source: Ramamurthy et al. 2022 (RL4LMs), synthetic_generate_increasing_numbers; the numbers as prompts are ours.
 
@@ -69,7 +69,7 @@ def sentences_with_dates(split: str, size: int = 100, prompt: str | None = None)
     """`size` beginnings of a sentence that ask for a date: 15 to train on, 3 to validate, 5 to test; no references.
 
     They come in order, again and again until there are `size` of them. `prompt` is one prompt in place of them all, in
-    every split, as in RL4LMs. Source: RL4LMs, synthetic_generate_dates; the sentences are ours.
+    every split. Source: RL4LMs, synthetic_generate_dates; the sentences are ours.
 
     Example:
         >>> load("sentences_with_dates", "test")[0].prompt

@@ -30,8 +30,8 @@ def totto(
     to test (three references to validate; those of test are not public, so it has none).
 
     representation "subtable": the highlighted cells with their headers; "fulltable": all cells, row by row, with the
-    highlighted ones marked. Either stands there twice, the second time after the titles of page and section, as in
-    RL4LMs' `totto` (see `linearised`).
+    highlighted ones marked. Either occurs twice, the second time after the titles of page and section (as in RL4LMs;
+    see `linearised`).
 
     `meta` has raw_table, the row as it is in the original, for the reward `parent`, and overlap_subset (true or false)
     where the row has it, which is in validation only. `keep_table: false` leaves raw_table out: with it, train takes

@@ -1,4 +1,4 @@
-"""Open writing prompts in the manner of NanoRL (github.com/JeevanBhoot/nanoRL), in our own words: no right answers."""
+"""Open writing prompts without right answers (as in github.com/JeevanBhoot/nanoRL, in our own words)."""
 
 from string import Formatter
 

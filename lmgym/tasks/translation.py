@@ -84,7 +84,7 @@ def wmt16(
 ) -> list[Example]:
     """WMT16's news, as `parallel`: German to English 4,548,885 pairs to train on, 2,169 to validate, 2,999 to test.
 
-    `news_only` trains on News Commentary instead, as RL4LMs' `wmt16newsonly` does (from the Hub only).
+    `news_only` trains on News Commentary instead (RL4LMs' `wmt16newsonly`; from the Hub only).
 
     Example:
         >>> load("wmt16", "train", max_size=100_000, prompt_prefix="translate English to German: ")
@@ -109,7 +109,7 @@ def wmt14(
 ) -> list[Example]:
     """WMT14's news, as `parallel`: German to English 4,508,785 pairs to train on, 3,000 to validate, 3,003 to test.
 
-    RL4LMs' `wmt14_processed_en_de` reads a copy that was cleaned before: name it by `hub_id`, or give its files.
+    For a copy that was cleaned before (as RL4LMs' `wmt14_processed_en_de`), name it by `hub_id`, or give its files.
 
     Example:
         >>> load("wmt14", "test", path="wmt14/{split}.{language}", prompt_prefix="translate English to German: ")

@@ -31,7 +31,7 @@ def dart(
 
     Each triple is put into `template`, with {head}, {relation} and {tail} in it; between them stands `separator`.
     `meta` has table, the triples, for the reward `parent`, and sources, where each reference is from. Of train and
-    validation, prompts that a later split has are left out. RL4LMs has no such pool.
+    validation, prompts that a later split has are left out.
 
     `path` is a folder of the original's dart-v1.1.1-full-train.json, -dev.json and -test.json or .xml, a pattern with
     {split}, or one such file; rows as in GEM ("target", "references") are read too. Without `path` the data comes from
@@ -57,7 +57,7 @@ def web_nlg(
 
     `path` is a folder of the original's files, train/1triples/Airport.xml and so on (all that lie in train, dev and
     test are read), a pattern with {split}, or one such file; or rows as on the Hub or in GEM. `version` is the Hub's
-    name of the release, and is not looked at where there is a path. RL4LMs has no such pool.
+    name of the release, and is not looked at where there is a path.
 
     Example:
         >>> load("web_nlg", "train", path="webnlg/release_v3.0/en", template="{head} | {relation} | {tail}",

@@ -8,7 +8,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Sample
 from lmgym.logs.formatting import json_text
 from lmgym.logs.plots import training_plot
-from lmgym.logs.records import prediction_record, rollout_record, split_of_rl4lms
+from lmgym.logs.records import rollout_record
 from lmgym.rollouts.evaluate import evaluate, reference_nll
 from lmgym.stats.intervals import Interval
 from lmgym.training import checkpoint
@@ -82,21 +82,17 @@ def _measure(run: Run, split: str) -> tuple[dict[str, Interval], dict[str, Any]]
         record |= {name: interval.mean, f"{name}/low": interval.low, f"{name}/high": interval.high}
     run.writer.metrics(record)
     tracked = result.episodes[: run.config.logs.samples * section.samples : section.samples]
-    run.writer.rollouts([place | rollout_record(episode) for episode in tracked])  # the same prompts every time
-    if run.config.logs.predictions:
-        _write_predictions(run, result.episodes, split)
+    predictions = run.config.logs.predictions
+    recorded = result.episodes if predictions is True else tracked  # tracked: the same prompts every time
+    run.writer.rollouts([place | rollout_record(episode) for episode in recorded])
+    if isinstance(predictions, str):
+        write = registry.load_attribute(predictions, "logs.predictions")
+        write(run.folder, run.version, split, result.episodes)
     shown = [name for name in results if name not in ("reward", "length/mean", "truncated")] or ["reward"]
     run.console.evaluation(run.step, {name: results[name] for name in shown}, split)
     plain = {name: asdict(interval) for name, interval in results.items()}
     answers = _answers(tracked)
     return results, {"stage": stage.name, "step": run.step, "split": split, "results": plain, "answers": answers}
-
-
-def _write_predictions(run: Run, episodes: list[Episode], split: str) -> None:
-    """Every answer of an evaluation in one file, which an evaluation that is repeated replaces."""
-    name = f"epoch_{run.version}_{split_of_rl4lms(split)}_split_predictions.json"
-    records = [prediction_record(episode, split) for episode in episodes]
-    checkpoint.write_text(run.folder / name, json_text(records))
 
 
 def _keep_best(run: Run, results: dict[str, Interval]) -> None:

@@ -20,8 +20,7 @@ from lmgym.envs.vector import Envs, InProcess
 from lmgym.envs.workers import Workers
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
-from lmgym.rewards.base import Reward, build
-from lmgym.rewards.text.meteor import as_measured_here
+from lmgym.rewards.base import Reward, available_metrics, build
 from lmgym.rollouts.rollout import Actor
 from lmgym.tasks.base import load
 from lmgym.training import checkpoint
@@ -46,10 +45,10 @@ def held_out_examples(config: Config, split: str | None = None) -> list[Example]
 
 def held_out_rewards(config: Config, stage: Stage) -> list[Reward]:
     """What an evaluation reports: the stage's rewards with their weights (where it has none, the last stage's), and the
-    last stage's and `evaluation.metrics` besides, without weight; `meteor` as far as it can be had here."""
+    last stage's and `evaluation.metrics` (see `available_metrics`) besides, without weight."""
     weighted = stage.rewards or config.stages[-1].rewards
     sections = {**config.stages[-1].rewards, **weighted}
-    metrics = as_measured_here(config.evaluation.metrics)
+    metrics = available_metrics(config.evaluation.metrics)
     for name, section in metrics.items():
         if name in sections and _arguments(section) != _arguments(sections[name]):
             raise LmgymError(

@@ -1,5 +1,6 @@
 """What evaluations report besides the rewards, where a recipe asks for it."""
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from lmgym.core.errors import LmgymError
+from lmgym.types import Episode
 from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
@@ -37,3 +39,31 @@ def test_it_is_refused_where_an_example_has_no_reference(tmp_path: Path) -> None
     task = {"name": "jsonl", "path": str(tmp_path / "sums.jsonl"), "references": None}
     with pytest.raises(LmgymError, match=r"example sums/\d+ has no reference answer"):
         evaluations(tmp_path / "run", task=task, evaluation={"reference_nll": True})
+
+
+def kept_rollouts(folder: Path, **logs: Any) -> list[int]:
+    """Records of answers that each evaluation of a short run leaves in rollouts.jsonl."""
+    run = runs.run(folder, steps=1, logs={"samples": 2, **logs})
+    found = [record["step"] for record in runs.records(run / "rollouts.jsonl") if record["kind"] == "evaluation"]
+    return [found.count(step) for step in sorted(set(found))]
+
+
+handed: list[tuple[Path, int, str, int]] = []
+
+
+def hand(folder: Path, version: int, split: str, episodes: list[Episode]) -> None:
+    handed.append((folder, version, split, len(episodes)))
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_all_answers_of_an_evaluation_are_kept_or_handed_to_a_function_where_a_recipe_asks_for_it(
+    tmp_path: Path,
+) -> None:
+    assert kept_rollouts(tmp_path / "tracked") == [2, 2]
+    assert kept_rollouts(tmp_path / "all", predictions=True) == [8, 8]
+    name = "tests.contract.test_evaluation_options:hand"
+    assert kept_rollouts(tmp_path / "handed", predictions=name) == [2, 2]
+    module = importlib.import_module("tests.contract.test_evaluation_options")  # pytest may know it by another name
+    assert module.handed == [(tmp_path / "handed", version, "test", 8) for version in (0, 1)]
+    with pytest.raises(LmgymError, match=r"logs\.predictions: there is no module 'nowhere'"):
+        kept_rollouts(tmp_path / "nowhere", predictions="nowhere:write")

@@ -19,8 +19,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmgym.config.schema import load_config
+from lmgym.core.availability import NEEDS, Need
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build, check_examples
+from lmgym.rewards.base import _available, available_metrics, build, check_examples
 from lmgym.rewards.text.bleu import bleu, sacre_bleu, split_13a, ter
 from lmgym.rewards.text.chrf import chrf, chrf_plus_plus
 from lmgym.rewards.text.cider import cider
@@ -307,22 +308,21 @@ def test_meteor_without_wordnet_says_what_to_do() -> None:
 def test_a_metric_without_wordnet_is_the_other_one_in_name_and_measure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    module, said = (
-        importlib.import_module("lmgym.rewards.text.meteor"),
-        {"bleu": {}, "meteor": {"alpha": 0.5}, "ter": {}},
-    )
-    monkeypatch.setattr(module, "_lacks_wordnet", lambda: True)
-    module._say_stems_only.cache_clear()
+    said = {"bleu": {}, "meteor": {"alpha": 0.5}, "ter": {}}
+    monkeypatch.setitem(NEEDS, "WordNet for NLTK", Need(lambda: False, "python -m nltk.downloader wordnet"))
+    _available.cache_clear()
     with pytest.warns(UserWarning, match="reported as 'meteor_stem'") as warned:
         for _ in range(2):
-            found = module.as_measured_here(said)
+            found = available_metrics(said)
     assert list(found.items()) == [("bleu", {}), ("meteor_stem", {"alpha": 0.5}), ("ter", {})] and len(warned) == 1
-    assert module.as_measured_here({"meteor_stem": {"beta": 2.0}, "meteor": {}}) == {"meteor_stem": {"beta": 2.0}}
+    assert available_metrics({"meteor_stem": {"beta": 2.0}, "meteor": {}}) == {"meteor_stem": {"beta": 2.0}}
     config = load_config(runs.write(tmp_path / "recipe.yaml", evaluation={"metrics": said}))
     reported = {reward.name for reward in held_out_rewards(config, config.stages[-1])}
     assert {"bleu", "meteor_stem", "ter"} <= reported and "meteor" not in reported
-    monkeypatch.setattr(module, "_lacks_wordnet", lambda: False)
-    assert module.as_measured_here(said) == said
+    monkeypatch.setitem(NEEDS, "WordNet for NLTK", Need(lambda: True))
+    _available.cache_clear()
+    assert available_metrics(said) == said
+    _available.cache_clear()
 
 
 def test_words_for_meteor() -> None:

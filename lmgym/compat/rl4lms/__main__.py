@@ -10,8 +10,10 @@ from lmgym.core.errors import LmgymError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train what a file of RL4LMs' says, in BASE/PROJECT/EXPERIMENT; the same command resumes. Words key=value override
-    keys of the recipe. Returns the exit status: 0 done, 1 a mistake that the user can mend, 130 stopped by Ctrl-C.
+    """Train a configuration of RL4LMs in the folder BASE/PROJECT/EXPERIMENT; the same command resumes.
+
+    Arguments key=value override keys of the recipe. Returns the exit status: 0 done, 1 a mistake that the user can fix,
+    130 stopped by Ctrl-C.
 
     Example:
         >>> main(["--config_path", "gpt2_ppo.yml", "--experiment_name", "imdb", "steps=10"])

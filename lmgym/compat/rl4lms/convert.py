@@ -1,4 +1,4 @@
-"""An RL4LMs configuration to an lmgym recipe. Every key is taken over, or named with what happens instead."""
+"""Convert a configuration of RL4LMs to a recipe. Every key is converted, or reported with what happens instead."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +17,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.experiments.grid import expand
 
 ALL = 1_000_000  # RL4LMs evaluates on whole splits
+PREDICTIONS = "lmgym.compat.rl4lms.predictions:write"
 POLICIES = {
     "causal_lm_actor_critic_policy": (False, False),  # encoder-decoder, masked
     "seq2seq_lm_actor_critic_policy": (True, False),
@@ -30,10 +31,10 @@ ORDER = [  # of the recipe's sections
 
 
 def convert(tree: Mapping[str, Any]) -> Conversion:
-    """The recipe that trains what an RL4LMs configuration trains.
+    """Convert a configuration of RL4LMs to the recipe that trains the same.
 
-    Raises LmgymError, naming the key, for an id that neither RL4LMs nor the user has, a value of another type, and a
-    key without which RL4LMs does not run.
+    Raises LmgymError, naming the key, for an id that neither RL4LMs nor the user has registered, a value of a wrong
+    type, and a missing key that RL4LMs requires.
 
     Example: convert(yaml.safe_load(text)).recipe["algorithm"]["name"] -> "ppo"
     """
@@ -56,10 +57,9 @@ def convert(tree: Mapping[str, Any]) -> Conversion:
 
 
 def conversions(path: Path) -> dict[str, Conversion]:
-    """What a file stands for: one recipe, under the name "", or one for each combination of its `{expand: True,
-    values: [...]}`, under a short name of its own values.
+    """Convert a file: {"": conversion}, or for a sweep one for each combination of its values, by a short name.
 
-    Raises LmgymError, naming the file, where `convert` does.
+    Values of a sweep are written {expand: True, values: [...]}. Raises LmgymError as `convert` does, naming the file.
     """
     found = {}
     for variant in expand(read_yaml(path)):
@@ -71,7 +71,7 @@ def conversions(path: Path) -> dict[str, Conversion]:
 
 
 def text(conversion: Conversion, origin: str) -> str:
-    """The recipe as YAML, under a comment that says what became of which keys."""
+    """The recipe as YAML, under a comment that says what happened to which keys."""
     head = [f"Converted from {origin}, a configuration of RL4LMs (arXiv 2210.01241)."]
     for title, lines in (("Other units", conversion.notes), ("Not as in RL4LMs", conversion.warnings)):
         head += [f"{title}:"] * bool(lines) + [f"  - {line}" for line in lines]
@@ -85,11 +85,11 @@ def _on_policy(name: str, alg: Section, root: Section, conversion: Conversion) -
     env, policy = root.section("env"), alg.section("policy")
     kind = policy.need("id", str)
     seq2seq, masked = _policy_kind(kind, name, conversion)
-    own, played = policy.section("args"), env.section("args")
+    own, env_arguments = policy.section("args"), env.section("args")
     if masked != (family(name) == "nlpo"):
         takes = "NLPO needs a maskable policy, and no other algorithm has one"
         raise LmgymError(f"alg.policy.id '{kind}' does not go with alg.id '{name}': {takes}")
-    longest = played.take("max_episode_length", int, 512)
+    longest = env_arguments.take("max_episode_length", int, 512)
     generation = own.section("generation_kwargs")
     asked = root.section("train_evaluation")
     own_decoding = asked.peek().get("generation_kwargs") is not None
@@ -105,8 +105,8 @@ def _on_policy(name: str, alg: Section, root: Section, conversion: Conversion) -
             "NLPO: the mask policy is refreshed as target_update_iterations says, and evaluations are not masked; "
             "RL4LMs' code never refreshes it (algorithm.compat=rl4lms does not either) and masks evaluations too"
         )
-    _policy(own, played, root.section("tokenizer"), seq2seq, conversion)
-    _environment(played, conversion)
+    _policy(own, env_arguments, root.section("tokenizer"), seq2seq, conversion)
+    _environment(env_arguments, conversion)
     _evaluate(asked, conversion)
     conversion.recipe["steps"] = asked.need("n_iters", int)
     conversion.recipe["evaluation"]["every"] = asked.need("eval_every", int)
@@ -144,12 +144,12 @@ def _supervised(name: str, alg: Section, root: Section, conversion: Conversion) 
 
 
 def _copy(section: Section) -> Section:
-    """The same keys once more: without its own, an evaluation decodes as the rollouts do."""
+    """A copy of the rollouts' generation_kwargs, for an evaluation that has none of its own."""
     return Section(section.peek(), section.key)
 
 
 def _policy_kind(kind: str, algorithm: str, conversion: Conversion) -> tuple[bool, bool]:
-    """Whether a policy is an encoder-decoder, and whether a mask restricts it; an added one brings settings."""
+    """Whether a policy is an encoder-decoder, and whether a mask restricts it; a registered one adds its settings."""
     added = PolicyRegistry.section(kind)
     if added is not None:
         conversion.recipe["policy"] |= added
@@ -159,45 +159,45 @@ def _policy_kind(kind: str, algorithm: str, conversion: Conversion) -> tuple[boo
     return POLICIES[kind]
 
 
-def _policy(own: Section, played: Section, tokenizer: Section, seq2seq: bool, conversion: Conversion) -> None:
-    """The model, its critic, and how its prompts are cut."""
+def _policy(own: Section, env_arguments: Section, tokenizer: Section, seq2seq: bool, conversion: Conversion) -> None:
+    """Fill in `policy`: the model, its critic, and how prompts are cut."""
     model = own.need("model_name", str)
     section = {"model": model, **_tokenizer(tokenizer, model, conversion), "critic": "separate"}
     section |= conversion.recipe["policy"]  # the device that the algorithm's arguments name
     if own.take("apply_model_parallel", bool, True):
         conversion.warn("alg.policy.args.apply_model_parallel: one process trains on one device")
-    side, other = (s.take("prompt_truncation_side", str, "left") for s in (played, own))
+    side, other = (s.take("prompt_truncation_side", str, "left") for s in (env_arguments, own))
     if side != other:
         conversion.warn(
             f"prompts are cut on the {side} everywhere, as env.args has it; with this alg.policy.args RL4LMs cuts them "
             f"on the {other} in evaluations"
         )
-    if (limit := played.take("max_prompt_length", int)) is not None:
+    if (limit := env_arguments.take("max_prompt_length", int)) is not None:
         section |= {"max_prompt_tokens": limit, "truncation_side": side}
     tokenizer.idle(conversion, "truncation_side", "max_length")
     own.idle(conversion, "state_dict")
-    if seq2seq and (start := played.take("context_start_token", int)) is not None:
+    if seq2seq and (start := env_arguments.take("context_start_token", int)) is not None:
         section["context_start_token"] = start
-    played.idle(conversion, "context_start_token")
+    env_arguments.idle(conversion, "context_start_token")
     conversion.recipe["policy"] = section
 
 
 def _tokenizer(tokenizer: Section, model: str, conversion: Conversion) -> dict[str, Any]:
-    """Whose tokenizer it is, where it is not the model's. Padding is never seen: masks and positions leave it out."""
+    """The key `tokenizer`, if it is not the model's. Padding options change nothing: padding is masked everywhere."""
     tokenizer.idle(conversion, "padding_side", "pad_token_as_eos_token")
     name = tokenizer.take("model_name", str, model)
     return {} if name == model else {"tokenizer": name}
 
 
-def _environment(played: Section, conversion: Conversion) -> None:
-    if not played.take("terminate_on_eos", bool, False):
+def _environment(env_arguments: Section, conversion: Conversion) -> None:
+    if not env_arguments.take("terminate_on_eos", bool, False):
         conversion.warn("env.args.terminate_on_eos is not true: answers end at the end-of-sequence token all the same")
-    if scale := played.take("priority_scale", float, 0.0):
+    if scale := env_arguments.take("priority_scale", float, 0.0):
         conversion.recipe["priority_scale"] = scale
 
 
 def _evaluate(asked: Section, conversion: Conversion) -> None:
-    """Metrics, splits, and how many answers are decoded side by side."""
+    """Fill in metrics, splits, and how many answers are decoded at once."""
     section = conversion.recipe["evaluation"]
     post = section.pop("post_processing", None)
     given = conversion.recipe.get("rewards", {})
@@ -221,7 +221,7 @@ def _evaluate(asked: Section, conversion: Conversion) -> None:
 
 def _splits(conversion: Conversion) -> None:
     name = conversion.recipe["task"]["name"]
-    conversion.recipe.setdefault("logs", {})["predictions"] = True
+    conversion.recipe.setdefault("logs", {})["predictions"] = PREDICTIONS
     if name in NO_TEST_REFERENCES:
         conversion.recipe["evaluation"]["final_split"] = None
         conversion.warn(f"{name} has no references for test, so the evaluations before and after are on validation")

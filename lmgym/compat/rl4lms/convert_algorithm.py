@@ -1,7 +1,7 @@
-"""RL4LMs' `alg` section to `algorithm:`, `optimizer:` and the size of a step.
+"""Convert RL4LMs' `alg` section to `algorithm:`, `optimizer:` and the size of a step.
 
 Its n_steps, n_envs and batch_size count tokens, of which each is a step of its environment. A step of lmgym holds whole
-answers: as many as make n_steps * n_envs tokens when each is as long as may be.
+answers: as many as have n_steps * n_envs tokens if each has the greatest length.
 """
 
 import math
@@ -12,7 +12,7 @@ from lmgym.compat.rl4lms.schema import Conversion, Section, is_added
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 
-DEFAULTS: dict[str, dict[str, Any]] = {  # RL4LMs' own, where a key is left out
+DEFAULTS: dict[str, dict[str, Any]] = {  # RL4LMs' own
     "nlpo": {"n_steps": 2048, "batch_size": 64, "n_epochs": 10, "learning_rate": 3e-4},
     "ppo": {"n_steps": 2048, "batch_size": 64, "n_epochs": 10, "learning_rate": 3e-4},
     "a2c": {"n_steps": 5, "batch_size": None, "n_epochs": 1, "learning_rate": 7e-4},
@@ -58,10 +58,10 @@ def counts(n_steps: int, n_envs: int, batch_size: int | None, longest: int) -> C
 
 
 def algorithm(alg: Section, name: str, n_envs: int, longest: int, policy: Section, conversion: Conversion) -> None:
-    """Fill in `algorithm`, `prompts_per_step`, and of `optimizer` what the algorithm's arguments say.
+    """Fill in `algorithm`, `prompts_per_step` and `optimizer`.
 
-    One that the user has added and that inherits from PPO, NLPO, A2C or TRPO is read as that one, and its own fields
-    may stand among the arguments; any other has nothing but fields, besides n_steps, batch_size and n_epochs.
+    An algorithm of the user's that inherits from PPO, NLPO, A2C or TRPO takes the arguments of that one and its own
+    fields; any other takes its fields, n_steps, batch_size and n_epochs.
     """
     arguments, penalty = alg.section("args"), alg.section("kl_div")
     kind = family(name)
@@ -84,9 +84,9 @@ def algorithm(alg: Section, name: str, n_envs: int, longest: int, policy: Sectio
 
 
 def family(name: str) -> str | None:
-    """Which of RL4LMs' four an algorithm is, or inherits from; None for another one of the user's own.
+    """Which of RL4LMs' four algorithms this one is or inherits from; None for any other that the user has registered.
 
-    Raises LmgymError for a name of neither.
+    Raises LmgymError for an unknown name.
     """
     if name in DEFAULTS:
         return name
@@ -99,7 +99,7 @@ def family(name: str) -> str | None:
 def _section(
     kind: str | None, arguments: Section, penalty: Section, size: Counts, conversion: Conversion
 ) -> dict[str, Any]:
-    """The algorithm's fields, RL4LMs' defaults among them."""
+    """The algorithm's fields; RL4LMs' defaults for those left out."""
     section: dict[str, Any] = dict(registry.get("algorithm", kind).presets["rl4lms"]) if kind else {}
     section |= _shared(arguments, penalty, conversion)
     if kind == "trpo":
@@ -115,7 +115,7 @@ def _section(
 
 
 def _shared(arguments: Section, penalty: Section, conversion: Conversion) -> dict[str, Any]:
-    """What all four have: discounts, coefficients, and the KL penalty."""
+    """The arguments of all four: discounts, coefficients, and the KL penalty."""
     section = _optional(
         arguments,
         ("gamma", float, "gamma"),
@@ -133,7 +133,7 @@ def _shared(arguments: Section, penalty: Section, conversion: Conversion) -> dic
 
 
 def _optional(arguments: Section, *keys: tuple[str, Any, str]) -> dict[str, Any]:
-    """What is there of {theirs: ours}."""
+    """The arguments that are given, each as (RL4LMs' name, type, lmgym's name)."""
     taken = {ours: arguments.take(theirs, hint) for theirs, hint, ours in keys}
     return {ours: value for ours, value in taken.items() if value is not None}
 
@@ -146,7 +146,7 @@ def _clip(arguments: Section) -> dict[str, Any]:
 
 
 def _scheduled(arguments: Section, name: str, default: float) -> tuple[float, bool]:
-    """A number, and whether it falls linearly to 0 over the run."""
+    """A number, and whether it decays linearly to 0 over the run."""
     given = arguments.take(name, Any, default)
     falls = isinstance(given, str) and given.startswith("lin_")
     return registry.converted(float, given[4:] if falls else given, f"{arguments.key}.{name}"), falls
@@ -184,7 +184,7 @@ def _mask(policy: Section) -> dict[str, Any]:
 
 
 def _optimizer(name: str, arguments: Section, policy: Section, conversion: Conversion) -> None:
-    """AdamW, or A2C's RMSprop, at a rate that is set at every step; decay on matrices only."""
+    """Fill in `optimizer`: AdamW, or A2C's RMSprop; weight decay on matrices only."""
     rate, falls = _scheduled(arguments, "learning_rate", DEFAULTS[name]["learning_rate"])
     asked = policy.take("optimizer_class", str)
     rms = arguments.take("use_rms_prop", bool, True) if name == "a2c" else False
@@ -208,7 +208,7 @@ def _optimizer(name: str, arguments: Section, policy: Section, conversion: Conve
 
 
 def _machine(arguments: Section, conversion: Conversion) -> None:
-    """What belongs to the run, and not to the algorithm."""
+    """Fill in the seed, the device and the sinks, which RL4LMs has among the algorithm's arguments."""
     if (seed := arguments.take("seed", int)) is not None:
         conversion.recipe["seed"] = seed
     if (device := arguments.take("device", str)) is not None:

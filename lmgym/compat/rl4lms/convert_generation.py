@@ -1,7 +1,6 @@
-"""RL4LMs' generation_kwargs: those of the rollouts to `sampling:`, those of the evaluations to `evaluation:`.
+"""Convert RL4LMs' generation_kwargs: those of rollouts to `sampling:`, those of evaluations to `evaluation:`.
 
-They are keywords of Hugging Face's `generate`, whose own defaults hold where one is left out: a top_k of 50 where
-tokens are drawn.
+They are keywords of Hugging Face's `generate`, so its defaults apply to those left out: top_k is 50 for sampling.
 """
 
 from collections.abc import Mapping
@@ -10,14 +9,14 @@ from typing import Any
 from lmgym.compat.rl4lms.schema import Conversion, Section
 from lmgym.inference.hf_generate import KEYS
 
-TOP_K = 50  # of `generate`, where nothing is said
+TOP_K = 50  # the default of `generate`
 Length = tuple[int, int]  # most and fewest new tokens
 
 
 def lengths(section: Section, longest: int | None, seq2seq: bool, conversion: Conversion) -> Length:
     """Most and fewest new tokens of an answer.
 
-    `longest` is the environment's max_episode_length, where there is one: RL4LMs pays no reward for an answer that
+    `longest` is the environment's max_episode_length or None: RL4LMs pays no reward for an answer that
     neither ends nor reaches it. Hugging Face counts min_length with the start token of an encoder-decoder, so one token
     fewer is new; RL4LMs adds the prompt's length for a causal model.
 
@@ -42,7 +41,7 @@ def lengths(section: Section, longest: int | None, seq2seq: bool, conversion: Co
 
 
 def rollout(section: Section, size: Length, masked: bool, conversion: Conversion) -> dict[str, Any]:
-    """The `sampling:` section. With `masked` (NLPO) the mask alone decides which tokens may be drawn."""
+    """The `sampling:` section. With `masked` (NLPO) only the mask restricts the tokens that may be drawn."""
     sampling: dict[str, Any] = {"max_new_tokens": size[0], "min_new_tokens": size[1]}
     if not section.take("do_sample", bool, False):
         conversion.warn(
@@ -60,7 +59,7 @@ def rollout(section: Section, size: Length, masked: bool, conversion: Conversion
 
 
 def evaluation(section: Section, size: Length, conversion: Conversion) -> dict[str, Any]:
-    """The keys of `evaluation:` that say how answers come about: greedily, by sampling, or with beams."""
+    """The decoding keys of `evaluation:`, for greedy answers, sampling or beam search."""
     keys: dict[str, Any] = {"max_new_tokens": size[0], "min_new_tokens": size[1], "temperature": 0.0}
     if section.take("do_sample", bool, False):
         keys |= _draws(section, conversion)
@@ -85,7 +84,7 @@ def evaluation(section: Section, size: Length, conversion: Conversion) -> dict[s
 
 
 def _draws(section: Section, conversion: Conversion) -> dict[str, Any]:
-    """Temperature and truncation of what is drawn; 0 switches top_k off, 1 top_p."""
+    """Temperature, top_k (0: off) and top_p (1: off) of sampling."""
     if "top_k" not in section:
         conversion.note(f"{section.key}.top_k is left out -> {TOP_K}, which Hugging Face's generate takes then")
     draws: dict[str, Any] = {"temperature": section.take("temperature", float, 1.0)}

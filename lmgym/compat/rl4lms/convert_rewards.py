@@ -1,4 +1,4 @@
-"""RL4LMs' reward functions and metrics to lmgym's rewards, of which a metric is one without weight."""
+"""Convert RL4LMs' reward functions and metrics to lmgym's rewards; a metric is a reward of weight 0."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,18 +31,18 @@ def rewards(value: Any, conversion: Conversion) -> dict[str, Any]:
             found |= rewards(shaped, conversion)
         _unread(arguments, conversion)
     if not found:
-        raise LmgymError(f"reward_fn.id '{name}' stands for nothing that lmgym has, so there is nothing to train on")
+        raise LmgymError(f"reward_fn.id '{name}' has no counterpart in lmgym, so there is nothing to train on")
     return {key: {"weight": 1.0, **arguments} for key, arguments in found.items()}
 
 
 def metrics(values: list[Any], given: Mapping[str, Any], conversion: Conversion) -> tuple[dict[str, Any], bool]:
     """The `evaluation.metrics:` section of a list of {id: METRIC, args: {...}}, and whether the references' likelihood
-    is to be reported. What `given`, the stage's rewards, reports in the same way is left out; where the arguments
-    differ, the metric's name has "_metric" behind it."""
+    is asked for. A metric that `given`, the stage's rewards, reports with the same arguments is left out; with other
+    arguments its name ends in "_metric"."""
     section: dict[str, Any] = {}
     likelihood = False
-    for place, value in enumerate(values):
-        key = f"train_evaluation.metrics.{place}"
+    for index, value in enumerate(values):
+        key = f"train_evaluation.metrics.{index}"
         name, arguments = identified(value, key)
         if (own := MetricRegistry.name(name)) or is_added("reward", name):
             found: Named = {own or name: recipe_arguments("reward", own or name, arguments.rest())}

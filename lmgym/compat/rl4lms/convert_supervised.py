@@ -1,4 +1,4 @@
-"""RL4LMs' supervised configurations: `alg.training_args` are keywords of Hugging Face's TrainingArguments."""
+"""Convert RL4LMs' supervised configurations; `alg.training_args` are keywords of Hugging Face's TrainingArguments."""
 
 import math
 from typing import Any
@@ -29,7 +29,7 @@ IDLE = (
 
 
 def supervised(alg: Section, task: dict[str, Any], conversion: Conversion) -> None:
-    """Fill in `algorithm`, `optimizer`, `steps` and how often is evaluated and saved.
+    """Fill in `algorithm`, `optimizer`, `steps` and how often the run evaluates and saves.
 
     RL4LMs trains on each reference as an example of its own, epoch by epoch; lmgym counts steps, and takes one of the
     references of each example in turn.
@@ -70,7 +70,7 @@ def supervised(alg: Section, task: dict[str, Any], conversion: Conversion) -> No
 
 
 def _machine(arguments: Section, conversion: Conversion) -> None:
-    """Precision and memory."""
+    """Fill in the policy's precision and activation checkpointing."""
     policy = conversion.recipe["policy"]
     if arguments.take("bf16", bool, False) or arguments.take("fp16", bool, False):
         policy["compute"] = "bfloat16"
@@ -79,7 +79,7 @@ def _machine(arguments: Section, conversion: Conversion) -> None:
 
 
 def _steps(arguments: Section, batch: int, task: dict[str, Any], conversion: Conversion) -> int:
-    """Optimizer steps: max_steps, or as many as the epochs over all references make."""
+    """Number of optimizer steps: max_steps, or the epochs over all references."""
     epochs, most = arguments.take("num_train_epochs", float, 3.0), arguments.take("max_steps", int, -1)
     if most > 0:
         return most
@@ -92,7 +92,7 @@ def _steps(arguments: Section, batch: int, task: dict[str, Any], conversion: Con
 
 
 def _references(task: dict[str, Any]) -> tuple[int, str]:
-    """References to train on, and who counted them: the data where it lies on this machine, else its authors."""
+    """Number of references to train on, and its origin: counted in local data, else the number its authors give."""
     name = task["name"]
     if "path" not in task and "hub_id" not in task and name in EXAMPLES and task.get("news_only") is None:
         most = [task[key] for key in ("max_size", "limit") if key in task]

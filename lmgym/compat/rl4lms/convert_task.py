@@ -1,4 +1,4 @@
-"""RL4LMs' data pools to lmgym's tasks."""
+"""Convert RL4LMs' data pools to lmgym's tasks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,8 +26,8 @@ EXAMPLES = {  # references to train on, as the data's authors count them; each i
 def task(value: Any, conversion: Conversion) -> dict[str, Any]:
     """The `task:` section of {id: POOL, args: {...}}.
 
-    A pool that the user has added is a task of the same name, with the same arguments. Besides RL4LMs' own arguments
-    `path` and `hub_id` are taken, which say where the data is. Raises LmgymError for a pool that there is none of.
+    A pool that the user has registered is a task of the same name, with the same arguments. Besides RL4LMs' own
+    arguments, `path` and `hub_id` say where the data is. Raises LmgymError for an unknown pool.
 
     Example: {"id": "commongen", "args": {"concept_end_token": "."}} -> {"name": "common_gen", "end": ".", ...}
     """
@@ -46,7 +46,7 @@ def task(value: Any, conversion: Conversion) -> dict[str, Any]:
 
 
 def _renamed(name: str, **keys: tuple[str, Any, Any]) -> Callable[[Section, Conversion], dict[str, Any]]:
-    """A pool whose arguments are a task's under other names: {theirs: (ours, type, default)}."""
+    """A reader of a pool that only renames arguments: {RL4LMs' name: (lmgym's name, type, default)}."""
 
     def make(arguments: Section, conversion: Conversion) -> dict[str, Any]:
         taken = {ours: arguments.take(theirs, hint, default) for theirs, (ours, hint, default) in keys.items()}

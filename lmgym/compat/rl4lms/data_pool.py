@@ -1,4 +1,4 @@
-"""RL4LMs' data pools: a class that prepares the samples of a split.
+"""RL4LMs' data pool: a class that prepares the samples of a split.
 
 from lmgym.compat.rl4lms.data_pool import Sample, TextGenPool   # in place of rl4lms.data_pools.text_generation_pool
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmgym.compat.rl4lms.classes import bases, present, theirs
+from lmgym.compat.rl4lms.classes import base_names, class_arguments, imitate
 from lmgym.core.errors import LmgymError
 from lmgym.tasks.base import MissingSplit, check_split
 from lmgym.types import Example
@@ -30,7 +30,7 @@ class Sample:
 
 
 class TextGenPool:
-    """The samples of a split; a subclass says in `prepare` where they come from.
+    """The samples of a split; a subclass makes them in `prepare`.
 
     Example:
         >>> class Sums(TextGenPool):
@@ -60,7 +60,7 @@ class TextGenPool:
         raise LmgymError(f"{cls.__name__} has no prepare(), which says where its samples come from")
 
     def split(self, split_ratios: Sequence[float]) -> list["TextGenPool"]:
-        """Pools of these shares of the samples, one behind the other, each rounded down."""
+        """Consecutive pools with these fractions of the samples, each rounded down."""
         pools, start = [], 0
         for ratio in split_ratios:
             count = int(len(self) * ratio)
@@ -70,17 +70,17 @@ class TextGenPool:
 
 
 def task_of(id: str, cls: type) -> Callable[..., list[Example]]:
-    """A user's pool as a task of lmgym's; its arguments are those of `prepare` besides the split.
+    """Turn a user's pool into a task; its arguments are those of `prepare` without the split.
 
     Example:
         >>> register("task", "sums")(task_of("sums", Sums))
     """
-    if not isinstance(cls, type) or "TextGenPool" not in bases(cls):
+    if not isinstance(cls, type) or "TextGenPool" not in base_names(cls):
         raise LmgymError(f"task '{id}': RL4LMs' DataPoolRegistry.add() takes a subclass of TextGenPool, not {cls!r}")
 
     def task(split: str, **arguments: Any) -> list[Example]:
         check_split(id, split, tuple(SPLITS))
-        own = theirs(cls.prepare, "task", arguments)  # type: ignore[attr-defined]
+        own = class_arguments(cls.prepare, "task", arguments)  # type: ignore[attr-defined]
         try:
             pool: Any = cls.prepare(split=SPLITS[split], **own)  # type: ignore[attr-defined]
         except LmgymError:
@@ -94,7 +94,7 @@ def task_of(id: str, cls: type) -> Callable[..., list[Example]]:
             raise LmgymError(f"task '{id}': prepare(split='{SPLITS[split]}') raised {reason}") from error
         return [_example(f"{id}/{split}", *pool[index]) for index in range(len(pool))]
 
-    present(task, cls, ("split",), cls.prepare, "task")  # type: ignore[attr-defined]
+    imitate(task, cls, ("split",), cls.prepare, "task")  # type: ignore[attr-defined]
     return task
 
 

@@ -1,5 +1,6 @@
-"""An RL4LMs file in the place of a recipe: `lmgym train`, `check`, `eval` and `generate` take either."""
+"""Use a file of RL4LMs as a recipe, in `lmgym train`, `check`, `eval`, `generate` and `convert`."""
 
+import argparse
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -15,11 +16,10 @@ from lmgym.core.errors import LmgymError
 
 @contextmanager
 def recipes(path: Path, overrides: Sequence[str] = ()) -> Iterator[list[Path]]:
-    """The recipes that a file of RL4LMs' stands for, as files that are there within the `with`; says on standard error
-    that it was recognised, and what is not done as RL4LMs does it.
+    """Convert a file of RL4LMs to recipe files, which exist within the `with`; warnings go to standard error.
 
-    A file without sweep is one recipe, named as the file is; the others have a folder's name each, for their values.
-    `overrides` are looked at for `plugins=`, whose names the conversion must know.
+    A file without a sweep is one recipe of the same name; the recipes of a sweep are named by their values. Of
+    `overrides` only `plugins=` is read, since the conversion must know the names that plugins register.
 
     Example:
         >>> with recipes(Path("gpt2_ppo.yml")) as found:
@@ -45,8 +45,21 @@ def recipes(path: Path, overrides: Sequence[str] = ()) -> Iterator[list[Path]]:
         yield files
 
 
+def run_converted(given: argparse.Namespace, path: Path) -> int:
+    """Run a parsed command of `lmgym` for each recipe of a file; returns the first exit status that is not 0."""
+    overrides = given.overrides
+    with recipes(path, overrides) as found:
+        for recipe in found:
+            given.what = str(recipe)
+            if len(found) > 1:  # each run has a folder of its own inside of `out`
+                given.overrides = [f"{o}/{recipe.stem}" if o.startswith("out=") else o for o in overrides]
+            if status := int(given.run(given) or 0):
+                return status
+    return 0
+
+
 def printed(path: Path) -> str:
-    """The recipe of a file as YAML, or several as documents of one; each is built once, so that it is known to load.
+    """The recipe of a file as YAML, or the recipes of a sweep as several YAML documents; each is checked to load.
 
     Raises LmgymError as `conversions` does.
     """

@@ -1,9 +1,9 @@
-"""Algorithms, wrappers and policies of a user's own: what lmgym can take, and one sentence for what it cannot.
+"""Algorithms, wrappers and policies of the user's: check that lmgym can use them, else raise one sentence.
 
 RL4LMs' own are built on stable-baselines3: an algorithm there owns environments of one token a step, a rollout buffer
 and a policy with four forward passes of its own. lmgym samples whole answers, scores them once and hands an algorithm
-columns of tensors; there is nothing for such a class to hold on to. What makes an algorithm its own, the advantages and
-the loss, is a few lines here (docs/contract.md).
+columns of tensors, so such a class cannot run here. Its advantages and its loss are a few lines of an lmgym algorithm
+(docs/contract.md).
 """
 
 import inspect
@@ -17,7 +17,7 @@ BASES_OF_SB3 = ("BaseAlgorithm", "OnPolicyAlgorithm", "OffPolicyAlgorithm")
 
 
 def wrap_onpolicy_alg(alg_class: type) -> type:
-    """The algorithm as it is: rollouts, KL penalty, reward normalisation and warm starts are the trainer's.
+    """Return the algorithm unchanged: the trainer does rollouts, KL penalty, reward normalisation and warm starts.
 
     Example:
         >>> wrap_onpolicy_alg(PPO) is PPO
@@ -55,7 +55,7 @@ def check_wrapper(id: str, wrapper: Any) -> None:
 
 
 def check_policy(id: str, policy: Any) -> None:
-    """Settings are checked, a class of transformers' is made known to it; anything else raises LmgymError."""
+    """Check settings, or register a class with transformers; raise LmgymError for anything else."""
     from lmgym.config.build import build
     from lmgym.models.custom_architectures import is_model_class, make_known
     from lmgym.models.load import PolicySection

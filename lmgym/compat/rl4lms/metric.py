@@ -1,4 +1,4 @@
-"""RL4LMs' metric class: numbers of many answers at once, for each of them and for all together.
+"""RL4LMs' metric class: it computes values of many answers at once, for each and for all together.
 
 from lmgym.compat.rl4lms.metric import BaseMetric               # in place of rl4lms.envs.text_generation.metric
 """
@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lmgym.compat.rl4lms.classes import Maker, need_class, present, theirs
+from lmgym.compat.rl4lms.classes import Maker, check_class, class_arguments, imitate
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
 from lmgym.text.chat import messages_of, plain_text
@@ -44,22 +44,22 @@ class BaseMetric(ABC):
 
 
 def metric_of(id: str, cls: type) -> Callable[..., list[float]]:
-    """A user's class as a metric of lmgym's. Its arguments are those of the class's __init__, and `part`: which of its
-    values, where there are several (the first one, with a warning, where it is left out).
+    """Turn a user's class into a metric of lmgym. Its arguments are those of the class's __init__, and `part`, the name
+    of one of several values (default: the first one, with a warning).
 
-    A value without numbers for each text is computed of each text alone; the number of all texts together is the
-    attribute `corpus`, which evaluations report as "NAME/corpus".
+    A metric that returns no values for each text is computed of each text alone; the value of all texts together is
+    the attribute `corpus`, which evaluations report as "NAME/corpus".
 
     Example:
         >>> register("reward", "ended")(metric_of("ended", Ended))
     """
-    need_class("metric", id, cls, "compute")
+    check_class("metric", id, cls, "compute")
     make = Maker("metric", id, cls)
 
     def metric(texts: list[str], examples: list[Example], *, part: str | None = None, **arguments: Any) -> list[float]:
         if not texts:
             return []
-        own = make(theirs(cls, "reward", arguments))
+        own = make(class_arguments(cls, "reward", arguments))
         each, _ = _value(id, _computed(id, own, texts, examples), part)
         if each is not None:
             return list(each)
@@ -69,13 +69,13 @@ def metric_of(id: str, cls: type) -> Callable[..., list[float]]:
     def corpus(texts: list[str], examples: list[Example], *, part: str | None = None, **arguments: Any) -> float:
         if not texts:
             return math.nan
-        own = make(theirs(cls, "reward", arguments))
+        own = make(class_arguments(cls, "reward", arguments))
         return float(_value(id, _computed(id, own, texts, examples), part)[1])
 
     def check(examples: Sequence[Example], *, part: str | None = None, **arguments: Any) -> None:
-        make(theirs(cls, "reward", arguments))
+        make(class_arguments(cls, "reward", arguments))
 
-    present(metric, cls, ("texts", "examples"), cls, "reward", also=("part",))
+    imitate(metric, cls, ("texts", "examples"), cls, "reward", also=("part",))
     metric.corpus, metric.check = corpus, check  # type: ignore[attr-defined]
     return metric
 
@@ -90,7 +90,7 @@ def _computed(id: str, metric: Any, texts: Sequence[str], examples: Sequence[Exa
 
 
 def _value(id: str, found: Values, part: str | None) -> tuple[Sequence[float] | None, float]:
-    """The numbers of one of the values."""
+    """The values for each text, and the value of all, of one part."""
     if part is None:
         part = next(iter(found))
         if len(found) > 1:

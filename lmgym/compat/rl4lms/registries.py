@@ -1,9 +1,9 @@
-"""RL4LMs' seven registries: `add(id, class)` makes a class of yours known to recipes and to RL4LMs' own files.
+"""RL4LMs' seven registries: `add(id, class)` registers a class for recipes and for RL4LMs' own files.
 
     from lmgym.compat.rl4lms.registries import DataPoolRegistry     # in place of rl4lms.envs.text_generation.registry
 
-What is added lives in this process, so the module that adds it is named in the recipe's `plugins:`. lmgym's own tasks,
-rewards and algorithms have no class to be had from `get`; `lmgym.core.registry` knows them.
+A class is registered in this process only, so name the module that adds it in the recipe's `plugins:`. `get` returns
+added classes only; for lmgym's own tasks, rewards and algorithms use `lmgym.core.registry`.
 """
 
 from collections.abc import Callable, Mapping
@@ -68,8 +68,8 @@ class RewardFunctionRegistry:
 
 
 class MetricRegistry:
-    """Classes of metrics. In a recipe a metric is a reward without weight, so that one that shares the id of a reward
-    is called `ID_metric` there.
+    """Classes of metrics. In a recipe a metric is a reward of weight 0, so a metric with the id of a reward is called
+    `ID_metric` there.
 
     Example:
         >>> MetricRegistry.add("ended", Ended)
@@ -80,7 +80,7 @@ class MetricRegistry:
 
     @classmethod
     def add(cls, id: str, metric_cls: type) -> None:
-        """Make the class the metric `id`, or `ID_metric` where there is a reward of that id."""
+        """Register the class as the metric `id`, or `ID_metric` if there is a reward `id`."""
         name = f"{id}_metric" if id in RewardFunctionRegistry.added else id
         _register("reward", name, metric_of(id, metric_cls))
         cls.added[id], cls._names[id] = metric_cls, name
@@ -92,12 +92,12 @@ class MetricRegistry:
 
     @classmethod
     def name(cls, id: str) -> str | None:
-        """What an added metric is called in a recipe; None where none of that id was added."""
+        """The name of an added metric in a recipe; None if no metric `id` was added."""
         return cls._names.get(id)
 
 
 class PostProcessorRegistry:
-    """Functions of a text that return the text to be judged in its place: option `post_process` of any reward.
+    """Functions from a text to the text that is judged instead: option `post_process` of any reward.
 
     Example:
         >>> PostProcessorRegistry.add("first_line", lambda text: text.split("\\n")[0])
@@ -126,7 +126,7 @@ class AlgorithmRegistry:
 
     @classmethod
     def add(cls, id: str, alg_cls: type) -> None:
-        """Make the class, in the wrapper of that id if there is one, the algorithm `id`."""
+        """Register the class, wrapped if a wrapper `id` was added, as the algorithm `id`."""
         learners.check_algorithm(id, alg_cls)
         _register("algorithm", id, WrapperRegistry.wrapped(id, alg_cls))
 
@@ -138,9 +138,9 @@ class AlgorithmRegistry:
 
 
 class WrapperRegistry:
-    """What is put around an algorithm. RL4LMs' `wrap_onpolicy_alg` makes it collect text and pay the KL penalty, which
-    lmgym's trainer does for every algorithm: it is accepted, and changes nothing. A wrapper of your own takes the
-    algorithm's class and returns one.
+    """Wrappers: functions from an algorithm's class to another class. RL4LMs' `wrap_onpolicy_alg` makes an algorithm
+    collect text and pay the KL penalty, which lmgym's trainer does for every algorithm: it is accepted and changes
+    nothing.
 
     Example:
         >>> WrapperRegistry.add("my_ppo", wrap_onpolicy_alg)     # before or behind AlgorithmRegistry.add
@@ -150,7 +150,7 @@ class WrapperRegistry:
 
     @classmethod
     def add(cls, id: str, wrapper_def: Callable[[type], type]) -> None:
-        """Put the wrapper around the algorithm that is added under this id."""
+        """Apply the wrapper to the algorithm that is added under this id."""
         learners.check_wrapper(id, wrapper_def)
         if wrapper_def is not learners.wrap_onpolicy_alg and id in registry.names("algorithm"):
             raise LmgymError(f"wrapper '{id}': there is an algorithm '{id}' already; add the wrapper before it")
@@ -158,12 +158,12 @@ class WrapperRegistry:
 
     @classmethod
     def get(cls, alg_id: str) -> Callable[[type], type]:
-        """The wrapper of an algorithm; of lmgym's own, the one that changes nothing."""
+        """The wrapper of an algorithm; for lmgym's own, the one that changes nothing."""
         return cls.added.get(alg_id, learners.wrap_onpolicy_alg)
 
     @classmethod
     def wrapped(cls, id: str, alg_cls: type) -> type:
-        """The algorithm within its wrapper."""
+        """The algorithm, wrapped."""
         found = cls.get(id)(alg_cls)
         learners.check_algorithm(id, found)
         return found
@@ -187,19 +187,19 @@ class PolicyRegistry:
 
     @classmethod
     def get(cls, policy_id: str) -> Any:
-        """What was added under this id."""
+        """The settings or the class added under this id."""
         return _known("policy", policy_id, cls.added)
 
     @classmethod
     def section(cls, id: str) -> dict[str, Any] | None:
-        """The keys of a recipe's `policy:` section that an added policy stands for; None where there is none."""
+        """The keys of a recipe's `policy:` section for an added policy; None if no policy `id` was added."""
         if id not in cls.added:
             return None
         return dict(cls.added[id]) if isinstance(cls.added[id], Mapping) else {}
 
 
 def _register(kind: str, id: str, thing: Any) -> None:
-    """Register under a name of the user's own: a built-in one is not replaced, since a recipe means that."""
+    """Register under a new name. Built-in names are not replaced, since recipes use them."""
     if id in BUILTIN[kind]:
         raise LmgymError(f"{kind} '{id}' is built in ({BUILTIN[kind][id].summary}); choose another id")
     registry.register(kind, id)(thing)

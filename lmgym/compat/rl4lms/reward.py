@@ -1,4 +1,4 @@
-"""RL4LMs' reward classes: one is called at each token of an answer, the other with many answers at once.
+"""RL4LMs' reward classes: one is called for each token of an answer, the other for many answers at once.
 
 from lmgym.compat.rl4lms.reward import RewardFunction          # in place of rl4lms.envs.text_generation.reward
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmgym.compat.rl4lms.classes import Maker, bases, need_class, present, theirs
+from lmgym.compat.rl4lms.classes import Maker, base_names, check_class, class_arguments, imitate
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.token_credit import beginnings, each_token
 from lmgym.text.chat import messages_of, plain_text
@@ -17,10 +17,10 @@ from lmgym.types import Episode, Example
 
 @dataclass(frozen=True)
 class Observation:
-    """What a reward may look at: the prompt, and the answer as far as it has come.
+    """The input of a reward: the prompt, and the answer so far.
 
-    RL4LMs' fields of text are all there. Its tensors are made when they are asked for: [1, tokens], int64, without the
-    padding that its environment adds.
+    It has all of RL4LMs' text fields. Its tensors are made on demand: [1, tokens], int64, without the padding that
+    RL4LMs' environment adds.
 
     Example: Observation("Count: 1 2", "3 4", ["3 4 5"], ["3", " 4"], {}, (5, 6), (7, 8))
     """
@@ -59,7 +59,7 @@ class Observation:
 
 
 class RewardFunction(ABC):
-    """A reward that is asked at each token; `done` is true at the last one.
+    """A reward that is called for each token; `done` is true at the last one.
 
     Example: a point for each comma, and one for an answer that ends in a full stop
         >>> class Punctuation(RewardFunction):
@@ -82,7 +82,7 @@ class RewardFunction(ABC):
 
 
 class BatchedRewardFunction(ABC):
-    """A reward that is asked for many answers at once: all beginnings of all answers, `dones` true for whole ones."""
+    """A reward that is called with all prefixes of many answers at once; `dones` is true for whole answers."""
 
     @abstractmethod
     def __call__(
@@ -93,33 +93,33 @@ class BatchedRewardFunction(ABC):
         dones: list[bool],
         meta_infos: list[dict[str, Any]] | None = None,
     ) -> list[float]:
-        """One number for each text; those of texts that are not done are what their last token earns."""
+        """One number for each text; that of a prefix is what its last token earns."""
 
 
 def reward_of(id: str, cls: type) -> Callable[..., list[list[float]]]:
-    """A user's class as a reward of lmgym's that pays token by token; its arguments are those of the class's __init__.
+    """Turn a user's class into a reward that pays token by token; its arguments are those of the class's __init__.
 
     Example:
         >>> register("reward", "punctuation")(reward_of("punctuation", Punctuation))
     """
-    need_class("reward", id, cls, "__call__")
+    check_class("reward", id, cls, "__call__")
     make = Maker("reward", id, cls)
-    pay = _batched if "BatchedRewardFunction" in bases(cls) else _step_by_step
+    pay = _batched if "BatchedRewardFunction" in base_names(cls) else _step_by_step
 
     @each_token
     def reward(episodes: list[Episode], tokenizer: Any, **arguments: Any) -> list[list[float]]:
-        return pay(make(theirs(cls, "reward", arguments)), episodes, tokenizer)
+        return pay(make(class_arguments(cls, "reward", arguments)), episodes, tokenizer)
 
     def check(examples: Sequence[Example], **arguments: Any) -> None:
-        make(theirs(cls, "reward", arguments))
+        make(class_arguments(cls, "reward", arguments))
 
-    present(reward, cls, ("episodes", "tokenizer"), cls, "reward")
+    imitate(reward, cls, ("episodes", "tokenizer"), cls, "reward")
     reward.check = check  # type: ignore[attr-defined]
     return reward
 
 
 def observations(episode: Episode, tokenizer: Any) -> list[Observation]:
-    """What the environment of RL4LMs shows of an answer: before its first token, and behind each one. Of several
+    """The observations of an answer in RL4LMs' environment: before its first token, and after each token. Of several
     turns, the last one is the answer."""
     last = episode.turns[-1]
     prompt, references, meta = _sample(episode.example)

@@ -1,6 +1,6 @@
-"""The arguments of RL4LMs' reward functions and metrics as those of lmgym's rewards, id by id.
+"""Convert the arguments of RL4LMs' reward functions and metrics, id by id.
 
-Each function reads the arguments of one id and returns {name: arguments} of lmgym's; docs/rl4lms.md has the table.
+Each function reads the arguments of one id and returns {name: arguments} of lmgym's rewards (docs/rl4lms.md).
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ DIVERSITY += ["conditional_entropy_2", "conditional_entropy_3", "prediction_leng
 
 
 def _same(*names: str, **keys: tuple[str, Any, Any]) -> Reader:
-    """These rewards with arguments under other names: {theirs: (ours, type, default)}."""
+    """A reader for these rewards that only renames arguments: {RL4LMs' name: (lmgym's name, type, default)}."""
 
     def read(arguments: Section, conversion: Conversion) -> Named:
         taken = {ours: arguments.take(theirs, hint, default) for theirs, (ours, hint, default) in keys.items()}
@@ -61,7 +61,7 @@ def _references(arguments: Section) -> dict[str, Any]:
 
 
 def _rouge_l_max(arguments: Section, conversion: Conversion) -> Named:
-    """py-rouge's options: of a single reference's ROUGE-L only alpha, stemming and the limit of length matter."""
+    """py-rouge's options: only alpha, stemming and the length limit change ROUGE-L of a single reference."""
     arguments.idle(conversion, "max_n", "apply_avg", "apply_best", "weight_factor", "length_limit_type", "metrics")
     limited, limit = arguments.take("limit_length", bool, True), arguments.take("length_limit", int, 665)
     if limited:
@@ -97,7 +97,7 @@ def _bleurt(arguments: Section, conversion: Conversion) -> Named:
 
 
 def _spider(arguments: Section, conversion: Conversion) -> Named:
-    """SPICE and CIDEr; `jar` is lmgym's addition, since it brings no SPICE along."""
+    """SPICE and CIDEr. lmgym adds the argument `jar`, since it does not include SPICE."""
     spice, cider = arguments.need("spice_coeff", float), arguments.need("cider_coeff", float)
     if not spice:
         return {"cider": {"weight": cider}} if cider else {}
@@ -140,7 +140,7 @@ def _preference(arguments: Section, conversion: Conversion) -> Named:
     kind = arguments.take("model_type", str, "11b")
     conversion.warn(
         f"{arguments.key}.model_type {kind}: RL4LMs' preference model is a pickle, which lmgym does not read; "
-        "concept_coverage stands in its place. A model of yours: rewards.common_gen_preference.preference="
+        "concept_coverage replaces it. A model of yours: rewards.common_gen_preference.preference="
         "learned_reward with preference_arguments={model: ..., label: ...}"
     )
     settings = {

@@ -1,4 +1,4 @@
-"""What an RL4LMs configuration looks like, and reading one so that no key is lost.
+"""Recognise a configuration of RL4LMs, and read it so that no key is lost.
 
 RL4LMs is the library of Ramamurthy et al., arXiv 2210.01241 (github.com/allenai/RL4LMs, version 0.2.2).
 """
@@ -33,10 +33,10 @@ def is_rl4lms_file(path: Path) -> bool:
 
 @dataclass
 class Conversion:
-    """An lmgym recipe, and what became of the keys that it was made of.
+    """An lmgym recipe, and what happened to the keys of the configuration.
 
-    `notes` say in which other units a key was taken over, `warnings` what is not done as RL4LMs does it, `idle` are the
-    keys that change nothing about the results here.
+    `notes`: keys converted to other units; `warnings`: what differs from RL4LMs; `idle`: keys that do not change the
+    results here.
 
     Example: Conversion({"steps": 50, ...}, notes=["alg.args.n_steps ..."], idle=["tokenizer.padding_side"])
     """
@@ -56,7 +56,7 @@ class Conversion:
 
 
 class Section:
-    """A mapping of the file that is read key by key; what nobody has read is reported by `leftovers`.
+    """A mapping of the file that is read key by key; `leftovers` reports the keys that were not read.
 
     Example:
         >>> section = Section({"n_steps": "128", "gama": 0.9}, "alg.args")
@@ -75,51 +75,51 @@ class Section:
         return name in self._left
 
     def take(self, name: str, hint: Any, default: Any = None) -> Any:
-        """The key's value as the type wants it, the default where it is left out or null."""
+        """Remove a key and return its value, converted to the type; the default if it is left out or null."""
         value = self._left.pop(name, None)
         return default if value is None else registry.converted(hint, value, f"{self.key}.{name}")
 
     def need(self, name: str, hint: Any) -> Any:
-        """The same of a key that RL4LMs cannot do without."""
+        """As `take`, for a key that RL4LMs requires: LmgymError if it is left out."""
         value = self.take(name, hint)
         if value is None:
             raise LmgymError(f"the configuration lacks the key '{self.key}.{name}'")
         return value
 
     def section(self, name: str) -> "Section":
-        """A section inside this one, empty where it is left out."""
+        """A section inside this one; empty if it is left out."""
         value = self._left.pop(name, None)
         return self.adopt(Section({} if value is None else value, f"{self.key}.{name}" if self.key else name))
 
     def adopt(self, other: "Section") -> "Section":
-        """Report what is left of another section with this one's."""
+        """Report the leftovers of another section with this one's."""
         self._inner.append(other)
         return other
 
     def rest(self) -> dict[str, Any]:
-        """All that is left, taken."""
+        """Remove and return all keys that have not been read."""
         left, self._left = self._left, {}
         return left
 
     def peek(self) -> dict[str, Any]:
-        """What has not been read yet, left where it is."""
+        """The keys that have not been read, without removing them."""
         return dict(self._left)
 
     def idle(self, conversion: Conversion, *names: str) -> None:
-        """Take keys that change nothing about the results here."""
+        """Remove keys that do not change the results here, and report them as idle."""
         for name in names:
             if name in self._left:
                 del self._left[name]
                 conversion.idle.append(f"{self.key}.{name}")
 
     def leftovers(self) -> list[str]:
-        """Dotted keys that nobody has read, of the sections inside too."""
+        """Dotted keys that have not been read, also of the sections inside."""
         own = [f"{self.key}.{name}" if self.key else str(name) for name in self._left]
         return own + [key for inner in self._inner for key in inner.leftovers()]
 
 
 def identified(value: Any, key: str) -> tuple[str, Section]:
-    """Name and arguments of something that is written {id: NAME, args: {...}}."""
+    """Name and arguments of {id: NAME, args: {...}}."""
     section = Section(value, key)
     name = section.need("id", str)
     arguments = section.section("args")
@@ -129,6 +129,6 @@ def identified(value: Any, key: str) -> tuple[str, Section]:
 
 
 def is_added(kind: str, name: str) -> bool:
-    """Whether the user has registered this name, with RL4LMs' `add` or lmgym's `register`; it then goes before RL4LMs'
-    own."""
+    """Whether the user has registered this name, with RL4LMs' `add` or lmgym's `register`; it then
+    replaces RL4LMs' own."""
     return name not in BUILTIN[kind] and name in registry.names(kind)

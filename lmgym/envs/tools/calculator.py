@@ -52,8 +52,8 @@ def calculate(expression: str) -> int | Fraction | None:
 def format_number(value: int | Fraction, decimals: int = 2, style: Style = "lmgym") -> str:
     """The value as a text: whole numbers without a point, others rounded to so many decimals, zeros behind cut off.
 
-    A value in the middle between two is rounded to the even one. With style "llm_rl" it is what LLM_RL prints,
-    Python's `round(value, decimals)`: "1.0" for 2/2.
+    A value in the middle between two is rounded to the even one. The style `llm_rl` prints Python's
+    `round(value, decimals)`: "1.0" for 2/2.
 
     Example:
         >>> format_number(Fraction(24)), format_number(Fraction(5, 3)), format_number(Fraction(1), style="llm_rl")

@@ -32,8 +32,8 @@ def learned_reward(
     """What a sequence classifier says of one label, by its name or its number from 0: the softmax probability (the
     sigmoid, for a model of independent labels), or the logit.
 
-    With `with_prompt` the classifier reads the prompt with the answer right behind it, as in RL4LMs' reward of this
-    name, which asks a sentiment model for IMDB's label 1.
+    With `with_prompt` the classifier reads the prompt with the answer right behind it. Source: RL4LMs, learned_reward,
+    which asks a sentiment model for IMDB's label 1.
 
     Raises LmgymError for a model that is not there or has no trained head, an unknown label, and a text that is too
     long where `truncation` is refuse.

@@ -39,7 +39,7 @@ def intent_accuracy(
     label of that number or name, or, of a classifier of four labels that has neither, the one at that place. The
     classifier reads the last utterance of the prompt, `end_of_utterance` and the answer; with `context` none the
     answer alone, with all the whole prompt before it. Without `synonyms` METEOR is meteor_stem; with auto_coeff 0 there
-    is none, and the reward is the metric of this name in RL4LMs.
+    is none (so is RL4LMs' metric of this name).
 
     Source: RL4LMs, whose reward scores METEOR over all answers so far where here it is of each answer, and whose
     classifier reads the two utterances without the mark between them that it was trained with.

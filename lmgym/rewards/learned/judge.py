@@ -93,7 +93,7 @@ def judge_yes_no(
 ) -> list[float]:
     """P(yes) / (P(yes) + P(no)) under the judge's next token, the mean over the questions.
 
-    The default questions are of LLM_RL's three kinds: added value, progression, soundness. `template` has {question}
+    The default questions are of three kinds: added value, progression, soundness. `template` has {question}
     where one of them is to stand; the rest is as for `judge_score`. With `correct_is_one` what announces the
     reference's final answer (`final_answer`, strict) gets 1 without being judged. Source: LLM_RL's
     StepwiseMultiDimensionVerbalRewardModel.

@@ -64,7 +64,7 @@ def cider(
     `documents`: .txt, a document a line, or .jsonl, a text or a list of texts (the references of one document) a line.
     Without one all n-grams weigh the same here, since a reward must not depend on what else is in its batch; the
     corpus value, `cider.corpus`, takes the references of its examples, one document each, as CIDEr is published. So a
-    corpus of one example has 0. RL4LMs' reward does the same with each text alone, and is 0 always.
+    corpus of one example has 0. (RL4LMs' reward takes each text alone, so it is always 0.)
 
     Words are in lower case, without punctuation. Numbers of pycocoevalcap for texts in such words. Source: Vedantam et
     al. 2015.

@@ -113,7 +113,7 @@ def _metric(name: str, measure: Callable[[Texts, int], float], n: int, what: str
     function.__name__ = function.__qualname__ = name
     function.__doc__ = (
         f"{what} Words are in lower case; `punctuation` false leaves out marks. The corpus value is that of all texts "
-        f"together. Source: RL4LMs' diversity metrics (GEM)."
+        "together. Source: GEM's diversity metrics (Gehrmann et al. 2021, arXiv 2102.01672)."
     )
     function.corpus = corpus  # type: ignore[attr-defined]
     return register("reward", name)(function)

@@ -20,7 +20,7 @@ WORD = {
 def split_words(text: str, letters: Letters = "ascii") -> list[str]:
     """The words of a text in lower case: letters, with at most one apostrophe inside.
 
-    "ascii" is NanoRL's rule, which breaks a word at every letter outside A-Z; "unicode" knows all alphabets.
+    "ascii" breaks a word at every letter outside of A-Z (as NanoRL does); "unicode" knows all alphabets.
 
     Example:
         >>> split_words("Don't stop, 7 caf\\u00e9s"), split_words("caf\\u00e9s", "unicode")

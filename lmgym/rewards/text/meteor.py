@@ -1,7 +1,6 @@
 """METEOR: words that are equal, have one stem or are synonyms, and in how many pieces they stand together."""
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any
@@ -61,39 +60,6 @@ def meteor_stem(
         [0.6465517241379309]
     """
     return _scores("meteor_stem", texts, examples, None, tokens, alpha, beta, gamma)
-
-
-def as_measured_here(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """An evaluation's metrics. Where NLTK has no WordNet `meteor` is `meteor_stem`, in measure and in name (and is left
-    out where that is asked for besides), and a warning says so once. Rewards are not replaced so: a run trains on what
-    it names, or not at all.
-
-    Example:
-        >>> as_measured_here({"meteor": {}, "bleu": {}})     # without WordNet
-        {'meteor_stem': {}, 'bleu': {}}
-    """
-    if "meteor" not in metrics or not _lacks_wordnet():
-        return dict(metrics)
-    _say_stems_only()
-    here = {"meteor_stem" if name == "meteor" else name: section for name, section in metrics.items()}
-    return here | {name: section for name, section in metrics.items() if name in here}
-
-
-def _lacks_wordnet() -> bool:
-    try:
-        _wordnet()
-    except LmgymError:
-        return True
-    return False
-
-
-@cache
-def _say_stems_only() -> None:
-    warnings.warn(
-        "metric 'meteor' needs WordNet for its synonyms (python -m nltk.downloader wordnet); without it, equal words "
-        "and stems are matched, and the metric is reported as 'meteor_stem'",
-        stacklevel=2,
-    )
 
 
 def _check(examples: Sequence[Example], **arguments: Any) -> None:

@@ -91,7 +91,7 @@ def tokenise(text: str, tokens: Tokens = "words", punctuation: bool = True) -> l
     character is a mark, but "..." and "--" are one. "spaces" splits at white space, for texts that are tokenised
     already. Without `punctuation`, tokens that consist of nothing but ASCII punctuation are left out.
 
-    NLTK's `word_tokenize`, which RL4LMs uses, needs a model that has to be downloaded. It differs in few sentences:
+    NLTK's `word_tokenize` (used by RL4LMs) needs a model that has to be downloaded. It differs in few sentences:
     it keeps the point of an abbreviation at its word and writes quotation marks as `` and ''.
 
     Example:

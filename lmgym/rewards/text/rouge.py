@@ -24,7 +24,7 @@ def rouge1(
 
     Words are runs of the letters a-z and digits in lower case, so a text in another alphabet has none and gets 0; with
     `stemmer` those of four letters and more are cut to Porter's stem. Of several references the one with the highest
-    F1 counts; "first" looks at the first only, as RL4LMs does unless told otherwise. The corpus value is the mean.
+    F1 counts; "first" looks at the first only (RL4LMs' default). The corpus value is the mean.
     Sources: Lin 2004; the library rouge-score. Extra `metrics`, unless stemmer is false.
 
     Raises LmgymError for an example without references.
@@ -93,7 +93,7 @@ def rouge_combined(
 
 @register("reward", "rouge_l_max")
 def rouge_l_max(texts: list[str], examples: list[Example], *, stemmer: bool = True) -> list[float]:
-    """The highest ROUGE-L over the references; NarrativeQA's metric in UnifiedQA and RL4LMs. The same as rougeL, under
+    """The highest ROUGE-L over the references; NarrativeQA's metric (UnifiedQA, RL4LMs). The same as rougeL, under
     the name that results are reported by.
 
     Those compute it with the library py-rouge, which splits words in another way, so the third digit may differ.

@@ -1,4 +1,4 @@
-"""Rewards of the synthetic tasks of RL4LMs: numbers in increasing order, and dates. No reference is needed."""
+"""Rewards of the synthetic tasks: numbers in increasing order, and dates. No reference is needed."""
 
 import math
 import re
