@@ -139,8 +139,8 @@ def _scores(
 ) -> list[float]:
     path, program = _found(name, jar, java)
     rows = [
-        {"image_id": str(place), "test": text, "refs": list(wanted)}
-        for place, (text, wanted) in enumerate(zip(texts, references, strict=True))
+        {"image_id": str(index), "test": text, "refs": list(wanted)}
+        for index, (text, wanted) in enumerate(zip(texts, references, strict=True))
     ]
     if not rows:
         return []
@@ -172,7 +172,7 @@ def read_scores(text: str, count: int, name: str = "spice") -> list[float]:
     """
     try:
         found = {str(row["image_id"]): row["scores"]["All"]["f"] for row in json.loads(text)}
-        values = [float(found[str(place)]) for place in range(count)]
+        values = [float(found[str(index)]) for index in range(count)]
     except (ValueError, KeyError, TypeError) as error:
         raise LmgymError(f"reward '{name}': what SPICE wrote is no list of {count} scores ({error!r})") from error
     return [0.0 if math.isnan(value) else value for value in values]  # a text without any object has none

@@ -52,10 +52,10 @@ def _on_subset(
         return [value if within else 0.0 for value, within in zip(values, inside(examples), strict=True)]
 
     def of_subset(texts: list[str], examples: list[Example], **arguments: Any) -> float:
-        chosen = [place for place, within in enumerate(inside(examples)) if within]
+        chosen = [index for index, within in enumerate(inside(examples)) if within]
         if not chosen:
             return math.nan
-        return corpus([texts[place] for place in chosen], [examples[place] for place in chosen], **arguments)
+        return corpus([texts[index] for index in chosen], [examples[index] for index in chosen], **arguments)
 
     def check(examples: Sequence[Example], **arguments: Any) -> None:
         whole.check(examples, **arguments)  # type: ignore[attr-defined]
