@@ -26,7 +26,7 @@ class SamplingMask:
     Memory for each action: one bit for each token of the vocabulary, or 4 bytes for each token of the largest set where
     that is less (the rows are then ids, int32); nothing for prompts and padding.
 
-    Example: SamplingMask(bits=pack(kept))
+    Example: SamplingMask(bits=torch.tensor([[0b101]], dtype=torch.uint8))
     """
 
     bits: UInt8[Tensor, "K W"] | Int32[Tensor, "K W"]

@@ -4,6 +4,7 @@ Tasks make Examples, rollouts make Episodes of Turns, rewards score them, and `b
 from here to tensors.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -31,6 +32,23 @@ class Example:
     prompt: str | Sequence[Message]
     references: tuple[str, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The example as values that JSON can hold. Raises TypeError or ValueError where `meta` holds anything else.
+
+        Example:
+            >>> Example("a/0", "2+2=", references=("4",)).to_json()
+            {'id': 'a/0', 'prompt': '2+2=', 'references': ['4'], 'meta': {}}
+        """
+        prompt = self.prompt if isinstance(self.prompt, str) else [dict(message) for message in self.prompt]
+        tree = {"id": self.id, "prompt": prompt, "references": list(self.references), "meta": dict(self.meta)}
+        json.dumps(tree)
+        return tree
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> "Example":
+        """The example that `to_json` has written."""
+        return cls(**{**tree, "references": tuple(tree["references"])})
 
 
 @dataclass

@@ -67,7 +67,7 @@ class Replay(GRPO):
         now = max(episode.version for group in groups for episode in group)
         self.buffer = [group for group in self.buffer if now - group[0].version <= self.max_age]
         chosen = sorted(seeds.permutation(len(self.buffer), self.key, "replay")[: self.replayed].tolist())
-        return [*self.fresh, *([replace(episode) for episode in self.buffer[place]] for place in chosen)], more
+        return [*self.fresh, *([replace(episode) for episode in self.buffer[index]] for index in chosen)], more
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
         terms, metrics = super().loss(batch.replace(logprobs_old=batch.logprobs_sampler), new)
@@ -99,8 +99,7 @@ class Replay(GRPO):
 
 def _without_meta(episode: Episode) -> Episode:
     """What training and the logs read: `meta` is for rewards, which have been paid, and need not be JSON."""
-    own = episode.example
-    return replace(episode, example=Example(own.id, own.prompt, own.references))
+    return replace(episode, example=replace(episode.example, meta={}))
 
 
 def _plain(episode: Episode) -> dict[str, Any]:
@@ -109,20 +108,14 @@ def _plain(episode: Episode) -> dict[str, Any]:
     for turn in turns:
         if turn["kept"] is not None:
             turn["kept"] = [*turn["kept"].shape, base64.b64encode(turn["kept"].tobytes()).decode()]
-    prompt = episode.example.prompt
-    example = {
-        "id": episode.example.id,
-        "prompt": prompt if isinstance(prompt, str) else [dict(message) for message in prompt],
-        "references": list(episode.example.references),
-    }
-    return {f.name: getattr(episode, f.name) for f in fields(Episode)} | {"example": example, "turns": turns}
+    changed = {"example": episode.example.to_json(), "turns": turns}
+    return {f.name: getattr(episode, f.name) for f in fields(Episode)} | changed
 
 
 def _episode(tree: Mapping[str, Any]) -> Episode:
     """The way back from `_plain`."""
-    example = Example(tree["example"]["id"], tree["example"]["prompt"], tuple(tree["example"]["references"]))
     turns = [Turn(**{**turn, "kept": _unpacked(turn["kept"])}) for turn in tree["turns"]]
-    return Episode(**{**tree, "example": example, "turns": turns})
+    return Episode(**{**tree, "example": Example.from_json(tree["example"]), "turns": turns})
 
 
 def _unpacked(kept: list[Any] | None) -> np.ndarray | None:

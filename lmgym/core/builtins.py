@@ -191,9 +191,15 @@ BUILTIN: dict[str, dict[str, Entry]] = {
             "lmgym.rewards.text.spice:spice", "scene graphs in common, by SPICE's program", "Java, SPICE's jar"
         ),
         "spider": Entry("lmgym.rewards.text.spice:spider", "SPICE and CIDEr, weighted", "Java, SPICE's jar"),
-        "parent": Entry("lmgym.rewards.text.parent:parent", "PARENT: n-grams held against references and table"),
-        "parent_overlap": Entry("lmgym.rewards.text.totto:parent_overlap", "parent on ToTTo's overlap subset"),
-        "parent_non_overlap": Entry("lmgym.rewards.text.totto:parent_non_overlap", "parent on the rest of ToTTo"),
+        "parent": Entry(
+            "lmgym.rewards.text.parent:parent", "PARENT: n-grams held against references and table", "lmgym[metrics]"
+        ),
+        "parent_overlap": Entry(
+            "lmgym.rewards.text.totto:parent_overlap", "parent on ToTTo's overlap subset", "lmgym[metrics]"
+        ),
+        "parent_non_overlap": Entry(
+            "lmgym.rewards.text.totto:parent_non_overlap", "parent on the rest of ToTTo", "lmgym[metrics]"
+        ),
         "totto_bleu": Entry("lmgym.rewards.text.totto:totto_bleu", "BLEU in lower case", "lmgym[metrics]"),
         "totto_bleu_overlap": Entry(
             "lmgym.rewards.text.totto:totto_bleu_overlap", "totto_bleu on ToTTo's overlap subset", "lmgym[metrics]"

@@ -169,11 +169,6 @@ def as_bits(ids: npt.NDArray[np.integer], width: int) -> npt.NDArray[np.uint8]:
     return np.packbits(mask, axis=1, bitorder="little")
 
 
-def pack(kept: Bool[Tensor, "R V"]) -> UInt8[Tensor, "R W"]:
-    """Sets as bits, W = packed_bytes(V), on the CPU; token i is bit i % 8 of byte i // 8."""
-    return torch.from_numpy(np.packbits(kept.cpu().numpy(), axis=1, bitorder="little"))
-
-
 def unpack(sets: UInt8[Tensor, "R W"] | Int32[Tensor, "R W"], vocabulary: int) -> Bool[Tensor, "R V"]:
     """The tokens of each set, from either form."""
     if sets.dtype == torch.int32:

@@ -4,7 +4,6 @@ Everything but .json is read as it is asked for, so a large file never lies in m
 
 import csv
 import gzip
-import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import IO, Any, Literal
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
 from lmgym.tasks.base import MissingSplit
-from lmgym.tasks.jsonl import read_json_lines
+from lmgym.tasks.jsonl import parse_json, read_json_lines
 
 Row = tuple[str, dict[str, Any]]  # "PATH:LINE", and the object
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv", ".tsv")  # in the order of preference
@@ -109,21 +108,10 @@ def lines_of(path: Path) -> Iterator[tuple[str, str]]:
 def read_json(path: Path) -> Any:
     """What a .json file holds. Raises LmgymError, with file and line, for what cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        found = json.loads(text)
-        if "\\ud" in text.lower():
-            json.dumps(found, ensure_ascii=False).encode()
-        return found
+        raw = path.read_bytes()
     except OSError as error:
         raise LmgymError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise LmgymError(f"{path}: not UTF-8 (byte {error.start + 1})") from error
-    except UnicodeEncodeError as error:
-        raise LmgymError(f"{path}: holds half of a surrogate pair, which is no character") from error
-    except json.JSONDecodeError as error:
-        raise LmgymError(f"{path}:{error.lineno}: not valid JSON: {error.msg} at column {error.colno}") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, endless nesting
-        raise LmgymError(f"{path}: not readable as JSON: {error}") from error
+    return parse_json(raw, path)
 
 
 def as_object(value: Any, where: str) -> dict[str, Any]:

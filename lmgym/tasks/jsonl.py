@@ -85,22 +85,37 @@ def read_json_lines(path: Path) -> Iterator[Row]:
         for number, raw in enumerate(file, start=1):
             if not raw.strip():
                 continue
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                row = json.loads(line)
-                if "\\ud" in line.lower():
-                    json.dumps(row, ensure_ascii=False).encode()
-            except UnicodeDecodeError as error:
-                raise LmgymError(f"{path}:{number}: not UTF-8 (byte {error.start + 1} of the line)") from error
-            except UnicodeEncodeError as error:
-                raise LmgymError(f"{path}:{number}: holds half of a surrogate pair, which is no character") from error
-            except json.JSONDecodeError as error:
-                raise LmgymError(f"{path}:{number}: not valid JSON: {error.msg} at column {error.colno}") from error
-            except (ValueError, RecursionError) as error:  # a number of thousands of digits, endless nesting
-                raise LmgymError(f"{path}:{number}: not readable as JSON: {error}") from error
+            row = parse_json(raw, path, number)
             if not isinstance(row, dict):
                 raise LmgymError(f"{path}:{number}: expected an object like {{...}}, got {type(row).__name__}")
             yield number, row
+
+
+def parse_json(raw: bytes, path: Path, line: int | None = None) -> Any:
+    """The JSON value of a file's bytes, or of those of one of its lines (from 1).
+
+    Raises LmgymError, with file and line, for what is not UTF-8, not JSON, or holds half of a surrogate pair.
+    """
+    try:
+        text = raw.decode("utf-8" if (line or 1) > 1 else "utf-8-sig")
+        value = json.loads(text)
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, and endless nesting
+        raise _unreadable(error, path, line) from error
+
+
+def _unreadable(error: Exception, path: Path, line: int | None) -> LmgymError:
+    where = path if line is None else f"{path}:{line}"
+    if isinstance(error, UnicodeDecodeError):
+        unit = "" if line is None else " of the line"
+        return LmgymError(f"{where}: not UTF-8 (byte {error.start + 1}{unit})")
+    if isinstance(error, UnicodeEncodeError):
+        return LmgymError(f"{where}: holds half of a surrogate pair, which is no character")
+    if isinstance(error, json.JSONDecodeError):
+        return LmgymError(f"{path}:{line or error.lineno}: not valid JSON: {error.msg} at column {error.colno}")
+    return LmgymError(f"{where}: not readable as JSON: {error}")
 
 
 def column(row: Mapping[str, Any], name: str, where: str) -> Any:

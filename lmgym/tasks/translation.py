@@ -201,7 +201,7 @@ def _translate(split: str, source: _Source, max_size: int | None, skip_blank: bo
 
 
 def _pairs(source: _Source, part: str) -> Iterator[tuple[str, Any, Any]]:
-    """Where a pair stands, its sentence, and the translation."""
+    """File and line of a pair, its sentence, and the translation."""
     names = source.names or NAMES
     if source.path is not None and ("{language}" in str(source.path) or source.target_path is not None):
         yield from _aligned(source, part, names)

@@ -352,7 +352,7 @@ def test_one_model_is_loaded_once(tmp_path: Path) -> None:
     assert models.load("bleurt", "classifier", str(tmp_path / ".." / tmp_path.name)) is first
     assert not first.model.training
     assert not any(parameter.requires_grad for parameter in first.model.parameters())
-    models.forget()
+    models._loaded.clear()
     assert models.load("learned_reward", "classifier", folder) is not first
 
 

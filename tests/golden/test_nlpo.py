@@ -112,7 +112,7 @@ def test_top_p_is_the_smallest_set_of_that_mass(seed: int, size: int, amount: fl
 @given(seed=st.integers(0, 2**31), rows=st.integers(1, 5), size=st.integers(1, 70))
 def test_packing(seed: int, rows: int, size: int) -> None:
     mask = torch.rand(rows, size, generator=torch.Generator().manual_seed(seed)) < 0.4
-    bits = truncation.pack(mask)
+    bits = models.bits_of(mask)
     assert (
         bits.shape == (rows, math.ceil(size / 8)) == (rows, truncation.packed_bytes(size)) and bits.dtype == torch.uint8
     )
@@ -125,7 +125,7 @@ def test_packing(seed: int, rows: int, size: int) -> None:
 
 def row_of(probabilities: list[float], among: Sequence[bool], token: int = 0) -> tuple[Tensor, Batch]:
     """Logits, up to a constant, and the batch of one action that was drawn from a kept set."""
-    bits = truncation.pack(torch.tensor([among])).numpy()
+    bits = models.bits_of(torch.tensor([among])).numpy()
     turn = Turn([0], [token], [0.0], kept=bits)
     return torch.tensor([probabilities], dtype=torch.float64).log() + 1.7, collate(
         [Episode(Example("x", "?"), 0, 0, [turn])]
@@ -331,7 +331,7 @@ def conversations(seed: int) -> list[Episode]:
     for turn in (turn for episode in episodes for turn in episode.turns):
         mask = torch.from_numpy(random.random((len(turn.action_ids), VOCABULARY)) < 0.3)
         mask[torch.arange(len(turn.action_ids)), torch.tensor(turn.action_ids)] = True
-        turn.kept = truncation.pack(mask).numpy()
+        turn.kept = models.bits_of(mask).numpy()
     return episodes
 
 

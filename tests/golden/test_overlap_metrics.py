@@ -25,7 +25,7 @@ from lmgym.rewards.base import _available, available_metrics, build, check_examp
 from lmgym.rewards.text.bleu import bleu, sacre_bleu, split_13a, ter
 from lmgym.rewards.text.chrf import chrf, chrf_plus_plus
 from lmgym.rewards.text.cider import cider
-from lmgym.rewards.text.meteor import align, meteor, meteor_stem
+from lmgym.rewards.text.meteor import meteor, meteor_stem
 from lmgym.rewards.text.references import needed, stem, tokenise
 from lmgym.rewards.text.rouge import rouge1, rouge2, rouge_combined, rouge_l_max, rougeL, rougeLsum
 from lmgym.rewards.text.squad import squad_exact_match, token_f1
@@ -227,9 +227,6 @@ class Thesaurus:
 
         return [sense(group) for group in self.groups if word in group]
 
-    def synonyms(self, word: str) -> frozenset[str]:
-        return frozenset(name for group in self.groups if word in group for name in group if "_" not in name)
-
 
 spoken = st.lists(
     st.sampled_from(
@@ -246,8 +243,7 @@ def test_meteor_is_that_of_nltk(answer: list[str], wanted: list[list[str]]) -> N
     thesaurus, module = Thesaurus(), importlib.import_module("lmgym.rewards.text.meteor")
     examples = asked([" ".join(one) for one in wanted])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_wordnet", lambda: None)
-        patch.setattr(module, "synonyms", thesaurus.synonyms)
+        patch.setattr(module, "_wordnet", lambda: thesaurus)
         expected = nltk_meteor.meteor_score(wanted, answer, wordnet=thesaurus)
         assert meteor([" ".join(answer)], examples) == pytest.approx([expected])
     thesaurus.groups = ()
@@ -266,7 +262,9 @@ def test_meteor_by_hand() -> None:
     # 3 of 5 words in 3 pieces: 0.5 * 3 / 5.
     assert meteor_stem(["dog a throw b ball"], asked(["ball c dog d throw"])) == pytest.approx([0.3])
     assert meteor_stem(["x"], asked(["y", "x"])) == [0.5]
-    assert align(["a", "b", "a"], ["a", "c", "a"]) == [(0, 0), (2, 2)]
+    # From the last word to the first, each takes the last free place: (0, 0) and (2, 2), 2 of 3 words in 2 pieces.
+    assert nltk_meteor.align_words(["a", "b", "a"], ["a", "c", "a"], wordnet=Thesaurus())[0] == [(0, 0), (2, 2)]
+    assert meteor_stem(["a b a"], asked(["a c a"])) == pytest.approx([0.5 * 2 / 3])
 
 
 def has_wordnet() -> bool:

@@ -331,6 +331,15 @@ def test_the_state_of_replay_comes_back_bit_for_bit() -> None:
     assert torch.equal(columns[0].sampling_mask.bits, columns[1].sampling_mask.bits)
 
 
+def test_an_example_comes_back_from_json() -> None:
+    chat = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "\u00c4hm?"}]
+    for example in (Example("a/0", "2+2=", ("4", "four"), {"answer": 4}), Example("a/1", chat)):
+        assert Example.from_json(json.loads(json.dumps(example.to_json()))) == example
+    assert Example.from_json({"id": "a/2", "prompt": "?", "references": ["!"]}) == Example("a/2", "?", ("!",))
+    with pytest.raises(TypeError, match="set is not JSON serializable"):
+        Example("a/3", "?", meta={"no": {1}}).to_json()
+
+
 @pytest.mark.usefixtures("no_picture")
 def test_a_run_replays_and_logs_the_fresh_answers(tmp_path: Path) -> None:
     algorithm = {"name": "replay", "group_size": 4, "replayed": 3, "max_age": 2}

@@ -103,7 +103,7 @@ def batch_of(policy: Policy, restricted: bool = True, temperature: float = 0.7, 
                     action,
                     [-1.0] * len(action),
                     min_new_tokens=min(1, len(action) - 1),
-                    kept=truncation.pack(sets).numpy() if restricted else None,
+                    kept=models.bits_of(sets).numpy() if restricted else None,
                     source_ids=prompt if policy.encoder_decoder else [],
                 )
             )

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmgym.batch import Batch, SamplingMask
-from lmgym.functional import truncation
 from lmgym.models import fused_logprobs
 from lmgym.models.distributions import action_logits, describe
 from tests import models
@@ -20,7 +19,7 @@ def restricted(batch: Batch, seed: int, vocabulary: int) -> Batch:
     sets[torch.arange(count), batch.tokens[batch.actions]] = True
     index = torch.zeros(batch.actions.shape, dtype=torch.long)
     index[batch.actions] = torch.arange(count)
-    return batch.replace(sampling_mask=SamplingMask(truncation.pack(sets)), kept=index)
+    return batch.replace(sampling_mask=SamplingMask(models.bits_of(sets)), kept=index)
 
 
 @given(

@@ -60,7 +60,7 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, di
         "judge_score": {"model": causal},
         "judge_yes_no": {"model": causal},
     }
-    models.forget()
+    models._loaded.clear()
 
 
 NAMES = sorted(

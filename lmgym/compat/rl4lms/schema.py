@@ -5,15 +5,11 @@ RL4LMs is the library of Ramamurthy et al., arXiv 2210.01241 (github.com/allenai
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from lmgym.config.yaml import read_yaml
 from lmgym.core import registry
 from lmgym.core.builtins import BUILTIN
 from lmgym.core.errors import LmgymError
-
-ROOTS = ("tokenizer", "reward_fn", "datapool", "env", "alg", "train_evaluation")
 
 
 def is_rl4lms(tree: Mapping[str, Any]) -> bool:
@@ -24,11 +20,6 @@ def is_rl4lms(tree: Mapping[str, Any]) -> bool:
         (True, False)
     """
     return "alg" in tree and "datapool" in tree and not {"task", "algorithm", "policy", "stages"} & set(tree)
-
-
-def is_rl4lms_file(path: Path) -> bool:
-    """Whether `path` is a YAML file of RL4LMs' schema. Raises LmgymError for a malformed one."""
-    return path.suffix in (".yml", ".yaml") and path.is_file() and is_rl4lms(read_yaml(path))
 
 
 @dataclass

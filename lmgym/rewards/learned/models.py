@@ -70,11 +70,6 @@ def load(
     return _loaded[key]
 
 
-def forget() -> None:
-    """Let go of all loaded models; they are loaded again when a reward asks for them."""
-    _loaded.clear()
-
-
 def choose_device(reward: str, wanted: Device) -> str:
     """The device asked for, or the best one here. Raises LmgymError if it is not there."""
     import torch

@@ -11,7 +11,7 @@ from lmgym.core.registry import register
 from lmgym.rewards.learned import forward
 from lmgym.rewards.learned.models import Compute, Device, Scorer, load
 from lmgym.rewards.learned.rows import Row, chat_ids, plain_ids, text_rows
-from lmgym.rewards.text.references import corpus_of
+from lmgym.rewards.text.references import reward_of_sums
 from lmgym.stats.intervals import SufficientStatistics
 from lmgym.text.chat import messages_of
 from lmgym.types import Example
@@ -20,6 +20,7 @@ Form = Literal["perplexity", "log_likelihood"]
 
 
 @register("reward", "causal_perplexity")
+@reward_of_sums
 def causal_perplexity(
     texts: list[str],
     examples: list[Example],
@@ -33,16 +34,16 @@ def causal_perplexity(
     device: Device = "auto",
     compute: Compute = "float32",
     tokens_per_forward: int = 4096,
-) -> list[float]:
+) -> SufficientStatistics:
     """exp of the mean negative log-likelihood of the text's tokens under a causal language model; with `form`
     log_likelihood the mean log-likelihood itself (nats per token, at most 0), which is the better reward: more is
     better, and one absurd word does not outweigh everything.
 
     A text longer than `window` (what the model reads, if left out) is read in windows that start `stride` tokens (half
     a window) after one another; each token counts once, in the first window that has it, so it is judged with at least
-    window - stride tokens before it (but at the beginning). With `with_prompt` the prompt, through the chat template
-    where there is one, stands before the text and is not counted; without, the first token of a text is not counted
-    unless the tokenizer puts a BOS before it. A text without a token to count gets the vocabulary's size, as if nothing
+    window - stride tokens before it (but at the beginning). With `with_prompt` the prompt (through the chat template,
+    if any) is put before the text and not counted; without, the first token of a text is not counted unless the
+    tokenizer puts a BOS before it. A text without a token to count gets the vocabulary's size, as if nothing
     were known.
 
     The corpus value, `causal_perplexity.corpus`, is exp of the mean over the tokens of all texts. Sources: Hugging
@@ -56,25 +57,6 @@ def causal_perplexity(
         [56.1]
     """
     scorer, width, step = _settings(model, revision, device, compute, stride, window)
-    sums = _sums(scorer, texts, examples, with_prompt, width, step, tokens_per_forward)
-    return [_value(form, total, count, scorer) for total, count in sums]
-
-
-def _corpus_sums(
-    texts: list[str],
-    examples: list[Example],
-    *,
-    model: str,
-    form: Form = "perplexity",
-    with_prompt: bool = False,
-    stride: int | None = None,
-    window: int | None = None,
-    revision: str | None = None,
-    device: Device = "auto",
-    compute: Compute = "float32",
-    tokens_per_forward: int = 4096,
-) -> SufficientStatistics:
-    scorer, width, step = _settings(model, revision, device, compute, stride, window)
     rows = np.array(_sums(scorer, texts, examples, with_prompt, width, step, tokens_per_forward), float).reshape(-1, 2)
     return SufficientStatistics(
         rows, lambda sums: np.array([_value(form, total, int(count), scorer) for total, count in sums])
@@ -85,7 +67,6 @@ def _check(examples: Sequence[Example], **arguments: Any) -> None:
     causal_perplexity([], [], **arguments)
 
 
-causal_perplexity.corpus = corpus_of(_corpus_sums)  # type: ignore[attr-defined]
 causal_perplexity.check = _check  # type: ignore[attr-defined]  # see base.check_examples
 
 
@@ -156,9 +137,9 @@ def _ids(scorer: Scorer, text: str) -> list[int]:
     unlimited = Scorer(scorer.name, scorer.reward, scorer.model, scorer.tokenizer, None)
     ids = list(text_rows("causal_perplexity", unlimited, [text], "refuse")[0].ids)
     own = plain_ids(scorer.tokenizer, text)
-    places = (index for index in range(len(ids) - len(own) + 1) if ids[index : index + len(own)] == own)
-    index = next(places, None)
-    return ids if index is None else ids[: index + len(own)]
+    starts = (index for index in range(len(ids) - len(own) + 1) if ids[index : index + len(own)] == own)
+    start = next(starts, None)
+    return ids if start is None else ids[: start + len(own)]
 
 
 def _value(form: Form, total: float, count: int, scorer: Scorer) -> float:

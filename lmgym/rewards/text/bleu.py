@@ -1,30 +1,20 @@
-"""BLEU and TER, with sacrebleu's numbers. chrF is in characters.py, ROUGE in rouge.py, METEOR in meteor.py."""
+"""BLEU and TER, computed by sacrebleu. chrF is in characters.py, ROUGE in rouge.py, METEOR in meteor.py."""
 
-import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Sequence
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from lmgym.core.registry import register
-from lmgym.rewards.text.references import corpus_of, needed, reference_check, references_of
+from lmgym.rewards.text.references import corpus_of, needed, reference_check, references_of, reward_of_sums
 from lmgym.stats.intervals import SufficientStatistics
 from lmgym.types import Example
 
 Tokenize = Literal["13a", "intl", "zh", "char", "none"]
 Smoothing = Literal["exp", "floor", "add-k", "none"]
-Gram = tuple[str, ...]
 ORDER = 4
-ENTITIES = (("&quot;", '"'), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">"))
-MARKS = {ord(mark): f" {mark} " for mark in '{|}~[\\]^_`!"#$%&()*+:;<=>?@/'}
-SPACING = (
-    (re.compile(r"([^0-9])([.,])"), r"\1 \2 "),
-    (re.compile(r"([.,])([^0-9])"), r" \1 \2"),
-    (re.compile(r"([0-9])(-)"), r"\1 \2 "),
-)
 
 
 @register("reward", "sacre_bleu")
@@ -50,9 +40,8 @@ def sacre_bleu(
         >>> sacre_bleu(["The cat sat on the mat."], [Example("a/0", "?", references=("The cat sat on the mat.",))])
         [1.0]
     """
-    bleu = _bleu("sacre_bleu", tokenize, lowercase)
-    rows = _bleu_statistics("sacre_bleu", texts, examples, bleu)
-    return [_bleu_value(bleu, row, smooth_method, effective_order) for row in rows]
+    counts = _counts("sacre_bleu", texts, examples, tokenize, lowercase)
+    return _values("sacre_bleu", counts, smooth_method, effective_order)
 
 
 def _sacre_bleu_sums(
@@ -65,12 +54,12 @@ def _sacre_bleu_sums(
     effective_order: bool = True,
 ) -> SufficientStatistics:
     """One BLEU of all texts, from 0 to 1; `effective_order` is for single texts, and ignored here."""
-    bleu = _bleu("sacre_bleu", tokenize, lowercase)
-    return _bleu_sums_of(bleu, _bleu_statistics("sacre_bleu", texts, examples, bleu), smooth_method)
+    return _sums("sacre_bleu", _counts("sacre_bleu", texts, examples, tokenize, lowercase), smooth_method)
 
 
 @register("reward", "bleu")
-def bleu(texts: list[str], examples: list[Example]) -> list[float]:
+@reward_of_sums
+def bleu(texts: list[str], examples: list[Example]) -> SufficientStatistics:
     """BLEU of the tokens between white space, without smoothing, from 0 to 1: 0 for a text that has no four tokens in
     a row in common with its references.
 
@@ -82,20 +71,7 @@ def bleu(texts: list[str], examples: list[Example]) -> list[float]:
         >>> bleu(["the cat sat on the mat ."], [Example("a/0", "?", references=("the cat sat on the rug .",))])
         [0.6434588841607617]
     """
-    metric = _bleu("bleu", "none", False)
-    return [_bleu_value(metric, row, "none", False) for row in _bleu_statistics("bleu", texts, examples, metric)]
-
-
-def _bleu_sums(texts: list[str], examples: list[Example]) -> SufficientStatistics:
-    metric = _bleu("bleu", "none", False)
-    return _bleu_sums_of(metric, _bleu_statistics("bleu", texts, examples, metric), "none")
-
-
-def _bleu_sums_of(metric: Any, statistics: Iterator[tuple[int, ...]], smoothing: Smoothing) -> SufficientStatistics:
-    def value(sums: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return np.array([_bleu_value(metric, row, smoothing, False) for row in sums.tolist()])
-
-    return SufficientStatistics(np.array(list(statistics), np.int64).reshape(-1, 2 + 2 * ORDER), value)
+    return _sums("bleu", _counts("bleu", texts, examples, "none"), "none")
 
 
 @register("reward", "ter")
@@ -136,82 +112,59 @@ def _ter_scores(texts: Sequence[str], examples: Sequence[Example], case_sensitiv
 
 sacre_bleu.corpus = corpus_of(_sacre_bleu_sums)  # type: ignore[attr-defined]
 sacre_bleu.check = reference_check("sacre_bleu", "sacrebleu")  # type: ignore[attr-defined]
-bleu.corpus = corpus_of(_bleu_sums)  # type: ignore[attr-defined]
 bleu.check = reference_check("bleu", "sacrebleu")  # type: ignore[attr-defined]
 ter.corpus = corpus_of(_ter_sums)  # type: ignore[attr-defined]
 ter.check = reference_check("ter", "sacrebleu")  # type: ignore[attr-defined]
 
 
-def split_13a(text: str) -> list[str]:
+def split_13a(text: str, reward: str = "sacre_bleu") -> list[str]:
     """The words and marks of a text by the rules of NIST's mteval-v13a, sacrebleu's default.
 
-    Most marks stand alone; a point or comma does unless between digits, a hyphen behind a digit.
+    Most marks are tokens of their own; a point or comma is one unless it is between digits, and a hyphen after a digit
+    is one. Raises LmgymError, in the name of `reward`, where sacrebleu is not installed.
 
     Example:
         >>> split_13a("It's 3.5, well-known.")
         ["It's", '3.5', ',', 'well-known', '.']
     """
-    text = text.rstrip().replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
-    if "&" in text:
-        for entity, mark in ENTITIES:
-            text = text.replace(entity, mark)
-    text = f" {text} ".translate(MARKS)
-    for rule, spaced in SPACING:
-        text = rule.sub(spaced, text)
-    return text.split()
+    return list(_tokenizer_13a(reward)(text.rstrip()).split())
 
 
-def _bleu(reward: str, tokenize: Tokenize, lowercase: bool) -> Any:
-    return needed("sacrebleu.metrics", reward).BLEU(tokenize=tokenize, lowercase=lowercase)
+@cache
+def _tokenizer_13a(reward: str) -> Any:
+    return needed("sacrebleu.tokenizers.tokenizer_13a", reward).Tokenizer13a()
 
 
-def _bleu_value(bleu: Any, statistics: Sequence[int], smoothing: Smoothing, effective_order: bool) -> float:
-    correct, total = list(statistics[2 : 2 + ORDER]), list(statistics[2 + ORDER :])
-    score = bleu.compute_bleu(
-        correct, total, statistics[0], statistics[1], smooth_method=smoothing, effective_order=effective_order
-    )
-    return min(1.0, float(score.score) / 100)  # sacrebleu's 100 is a little more than that
+def _values(reward: str, counts: Sequence[Sequence[int]], smoothing: Smoothing, effective_order: bool) -> list[float]:
+    """BLEU from 0 to 1 of each row of `_counts`, or of a sum of rows."""
+    compute = needed("sacrebleu.metrics", reward).BLEU.compute_bleu
+    options = {"smooth_method": smoothing, "effective_order": effective_order}
+    scores = [
+        compute(list(row[2 : 2 + ORDER]), list(row[2 + ORDER :]), row[0], row[1], **options).score for row in counts
+    ]
+    return [min(1.0, float(score) / 100) for score in scores]  # sacrebleu's 100 is a little more than that
 
 
-def _bleu_statistics(
-    reward: str, texts: Sequence[str], examples: Sequence[Example], bleu: Any
-) -> Iterator[tuple[int, ...]]:
-    """Per text: its length, that of the nearest reference, n-grams in common by order, n-grams by order.
+def _sums(reward: str, counts: Sequence[Sequence[int]], smoothing: Smoothing) -> SufficientStatistics:
+    def value(sums: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.array(_values(reward, sums.tolist(), smoothing, False))
 
-    sacrebleu's own way to these counts is half as fast, and reads the references of a group once for each answer.
-    """
-
-    own = bleu.tokenizer.signature() == "13a"
-
-    def split(text: str) -> list[str]:
-        text = text.lower() if bleu.lowercase else text
-        return split_13a(text) if own else list(bleu.tokenizer(text.rstrip()).split())
-
-    known: dict[tuple[str, ...], tuple[list[int], Counter[Gram]]] = {}
-    for text, references in zip(texts, references_of(reward, examples), strict=True):
-        if references not in known:
-            known[references] = _reference_counts([split(reference) for reference in references])
-        lengths, most = known[references]
-        tokens = split(text)
-        counts = _all_grams(tokens)
-        correct = [0] * ORDER
-        for gram in counts.keys() & most.keys():
-            correct[len(gram) - 1] += min(counts[gram], most[gram])
-        total = [max(0, len(tokens) - n + 1) for n in range(1, ORDER + 1)]
-        nearest = min(lengths, key=lambda length: (abs(length - len(tokens)), length))
-        yield len(tokens), nearest, *correct, *total
+    return SufficientStatistics(np.array(counts, np.int64).reshape(-1, 2 + 2 * ORDER), value)
 
 
-def _reference_counts(references: Sequence[list[str]]) -> tuple[list[int], Counter[Gram]]:
-    """The length of each reference, and how often each n-gram occurs in the reference that has most of it."""
-    most = _all_grams(references[0])
-    for other in references[1:]:
-        for gram, count in _all_grams(other).items():
-            if count > most[gram]:
-                most[gram] = count
-    return [len(words) for words in references], most
+def _counts(
+    reward: str, texts: Sequence[str], examples: Sequence[Example], tokenize: Tokenize, lowercase: bool = False
+) -> list[list[int]]:
+    """What sacrebleu counts in each text: its tokens, those of the reference nearest in length, the n-grams that it has
+    in common with its references (n = 1..4), and its n-grams (n = 1..4)."""
+    metric = _counter(reward, tokenize, lowercase)
+    pairs = zip(texts, references_of(reward, examples), strict=True)
+    scores = [metric.sentence_score(text, references) for text, references in pairs]
+    return [[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores]
 
 
-def _all_grams(tokens: Sequence[str]) -> Counter[Gram]:
-    shifted = [tokens[start:] for start in range(ORDER)]
-    return Counter(chain.from_iterable(zip(*shifted[:n], strict=False) for n in range(1, ORDER + 1)))
+@cache
+def _counter(reward: str, tokenize: Tokenize, lowercase: bool) -> Any:
+    """sacrebleu's BLEU without smoothing, which would change the counts. It remembers the tokens of each text."""
+    options = {"tokenize": tokenize, "lowercase": lowercase, "smooth_method": "none"}
+    return needed("sacrebleu.metrics", reward).BLEU(**options, effective_order=True)  # False: a warning for each text

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.rewards.text.bleu import split_13a
-from lmgym.rewards.text.references import grams, references_of
+from lmgym.rewards.text.references import grams, reference_check, references_of
 from lmgym.rewards.text.rouge import common_length
 from lmgym.types import Example
 
@@ -52,7 +52,7 @@ def parent(
     recall at the highlighted cells and titles. Texts are split as BLEU's are (13a), in lower case. Sources: Dhingra et
     al. 2019; RL4LMs' `parent`, which first runs a Perl script that joins marks to words.
 
-    Raises LmgymError for an example without references or without a table.
+    Extra `metrics`. Raises LmgymError for an example without references or without a table.
 
     Example:
         >>> table = [("name", "Michael Dahlquist"), ("occupation", "drummer")]
@@ -74,7 +74,7 @@ def parent(
 
 
 def _check(examples: Sequence[Example], **arguments: Any) -> None:
-    references_of("parent", examples)
+    reference_check("parent", "sacrebleu")(examples)
     for example in examples:
         _table(example)
 
@@ -146,7 +146,7 @@ def _share(gram: Sequence[str], table: Table) -> float:
 
 
 def _mean_share(entries: Sequence[Words], text: Words) -> float:
-    """How much of each entry stands in the text in its order, on average."""
+    """Mean share of each entry's words that the text has in the same order."""
     return sum(common_length(entry, text) / len(entry) for entry in entries) / len(entries)
 
 
@@ -155,7 +155,7 @@ def _geometric(values: Sequence[float]) -> float:
 
 
 def _split(text: str) -> Words:
-    return split_13a(text.strip().lower())
+    return split_13a(text.strip().lower(), "parent")
 
 
 def _table(example: Example) -> Table:

@@ -68,6 +68,25 @@ def corpus_of(sums: Callable[..., SufficientStatistics]) -> Callable[..., float]
     return corpus
 
 
+def reward_of_sums(sums: Callable[..., SufficientStatistics]) -> Callable[..., list[float]]:
+    """Decorator: the reward whose figure of one text, and of a corpus, are both computed from `sums`. See corpus_of.
+
+    Example:
+        >>> @register("reward", "chrf")
+        ... @reward_of_sums
+        ... def chrf(texts, examples, *, beta=2.0): return SufficientStatistics(counts_of(texts, examples), f_score)
+    """
+
+    @wraps(sums)  # takes the same arguments
+    def reward(texts: list[str], examples: list[Example], **arguments: Any) -> list[float]:
+        found = sums(texts, examples, **arguments)
+        values: list[float] = found.value(found.rows).tolist()
+        return values
+
+    reward.corpus = corpus_of(sums)  # type: ignore[attr-defined]
+    return reward
+
+
 def needed(module: str, reward: str) -> Any:
     """The module of an optional library. Raises LmgymError naming the extra to install.
 
