@@ -8,8 +8,8 @@ from typing import Any
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Env, Step
+from lmgym.envs.env_worker import plain
 from lmgym.envs.vector import EnvFailure, InProcess, Opening
-from lmgym.envs.worker import plain
 from lmgym.types import Example
 
 MOST = 50  # turns of one episode that are looked at

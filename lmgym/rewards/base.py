@@ -169,7 +169,7 @@ def evaluate(reward: Reward, episodes: Sequence[Episode], timeout: float | None 
     episode, or takes longer than `timeout` seconds (None: no limit). The limit is an alarm signal: it
     interrupts Python code and regular expressions, but not a call that blocks inside a C library, and there
     is none outside the main thread or on systems without SIGALRM. A function that works in time-limited processes
-    (see workers.py) bounds each of its calls itself, says so by an attribute `limits_itself`, and has no alarm: some
+    (processes/pool.py) bounds each of its calls itself, says so by an attribute `limits_itself`, and has no alarm: some
     slow texts must cost their own reward, not the run.
 
     Example:

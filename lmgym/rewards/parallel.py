@@ -1,8 +1,9 @@
-"""The option `parallel` of any reward of texts: its calls go to processes of their own, with a limit of time.
+"""The option `parallel` of any reward of texts: its calls go to the process pool, with a time limit.
 
-For metrics that are slow (METEOR, PARENT, TER on long texts) or of which one text may run away.
+For metrics that are slow (METEOR, PARENT, TER on long texts), or that may run away on some text.
 """
 
+import importlib
 import json
 import math
 import sys
@@ -10,23 +11,23 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from functools import cache, update_wrapper
+from dataclasses import dataclass
+from functools import update_wrapper
 from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import load_attribute
-from lmgym.rewards.workers import Failure, default_count, shared
+from lmgym.processes.pool import Failure, ProcessPool, default_count, shared
 from lmgym.types import Example
 
-PIECES = 4  # of a call for each process, so that a slow text does not leave the others idle
+PIECES = 4  # that a call is cut into for each process, so that a slow text leaves no other process idle
 
 
 @dataclass(frozen=True)
 class Parallel:
     """`processes` (one a core, 8 at most) score texts side by side. A text may take `seconds` of processor time; one
-    that takes longer, raises or crashes gets `failed`, with a warning, and costs nobody else anything. Where all texts
-    of a call do, it is an error.
+    that takes longer, raises or crashes gets `failed`, with a warning, and the others keep their values. It is an error
+    if all texts of a call fail.
 
     Example: rewards: {meteor: {parallel: {processes: 4, seconds: 2}}}
     """
@@ -42,11 +43,11 @@ class Parallel:
             raise LmgymError(f"parallel needs finite numbers, seconds above 0: {self.seconds}, failed {self.failed}")
 
 
-class Early:
-    """Rows whose values are asked for in a thread while the caller does something else; those that come in the meantime
-    go together. A thread lives as long as there are rows. One thread calls begin and finish.
+class BackgroundScorer:
+    """Scores rows in a thread while the caller does something else; rows that come in the meantime go together. The
+    thread lives as long as there are rows. `begin` and `finish` must be called from one thread.
 
-    Example: early = Early(ask); early.begin(row); ...; early.finish() -> {json.dumps(row): value}
+    Example: scorer = BackgroundScorer(ask); scorer.begin(row); ...; scorer.finish() -> {json.dumps(row): value}
     """
 
     thread: threading.Thread | None
@@ -63,7 +64,7 @@ class Early:
                 self.thread.start()
 
     def finish(self) -> dict[str, Any]:
-        """The values of all rows so far, and a fresh start. Rows whose values could not be had are not among them."""
+        """The values of all rows since the last call, without those whose scoring failed."""
         if (thread := self.thread) is not None:
             thread.join()
         known, self.known = self.known, {}
@@ -76,7 +77,7 @@ class Early:
                 if not rows:
                     self.thread = None
                     return
-            with suppress(Exception):  # no process can be had, say: it is told when the caller asks for what is missing
+            with suppress(Exception):  # the caller asks again for what is missing, and then gets the error
                 self.known |= dict(zip(map(json.dumps, rows), self.ask(rows), strict=True))
 
 
@@ -85,9 +86,9 @@ def in_parallel(
 ) -> Callable[..., list[float]]:
     """A function of texts and examples that asks worker processes for the values of `function(..., **arguments)`.
 
-    The processes import the function by its name, so it must stand in a module that can be imported, and score each
-    text alone as it does among others, which the contract of a reward asks for anyway. Raises LmgymError where it does
-    not, and for examples that are no JSON.
+    The processes import the function by its name, so it must be in a module that can be imported, and score each
+    text alone as it does among others, as every reward must. Raises LmgymError if it cannot be imported, and for
+    examples that are not JSON.
     """
     target = f"{function.__module__}:{function.__qualname__}"
     found = getattr(sys.modules.get(function.__module__), function.__qualname__, None)
@@ -95,68 +96,71 @@ def in_parallel(
         raise LmgymError(f"parallel: processes cannot import '{target}'; put the reward into a module of its own")
 
     def ask(rows: Sequence[list[Any]]) -> list[float | Failure]:
-        workers = shared("lmgym.rewards.parallel:scored", how.processes, module=function.__module__)
+        pool = shared("lmgym.rewards.parallel:scored", how.processes, setup=(function.__module__,))
         size = max(math.ceil(len(rows) / (PIECES * (how.processes or default_count()))), 1)
         pieces = [list(rows[start : start + size]) for start in range(0, len(rows), size)]
         values: list[float | Failure] = []
-        for piece, found in zip(pieces, _asked(workers, target, arguments, pieces, how.seconds * size), strict=True):
-            if isinstance(found, Failure):  # which of them it was shows when each is asked for itself
-                alone = _asked(workers, target, arguments, [[row] for row in piece], how.seconds)
+        for piece, found in zip(pieces, _asked(pool, target, arguments, pieces, how.seconds * size), strict=True):
+            if isinstance(found, Failure):  # each row is asked alone, to find out which of them it was
+                alone = _asked(pool, target, arguments, [[row] for row in piece], how.seconds)
                 values += [one if isinstance(one, Failure) else one[0] for one in alone]
             else:
                 values += found
         return values
 
-    early = Early(ask)
+    scorer = BackgroundScorer(ask)
 
     def score(texts: Sequence[str], examples: Sequence[Example]) -> list[float]:
-        rows = [[text, _plain(example)] for text, example in zip(texts, examples, strict=True)]
-        known = early.finish()
+        rows = [[text, _example_json(example)] for text, example in zip(texts, examples, strict=True)]
+        # What was begun early is known by now; the rest is asked for.
+        known = scorer.finish()
         late = [row for row in rows if json.dumps(row) not in known]
         known |= dict(zip(map(json.dumps, late), ask(late) if late else [], strict=True))
         values = [known[json.dumps(row)] for row in rows]
-        failures = [value for value in values if isinstance(value, Failure)]
-        if len(failures) > 1 and len(failures) == len(rows):  # then it is not the texts
-            raise LmgymError(f"no text could be scored in a process of its own; the first: {failures[0].message}")
-        if failures:
-            warnings.warn(
-                f"{target}: {len(failures)} of {len(rows)} texts could not be scored and count as "
-                f"{how.failed:g} (the first: {failures[0].message})",
-                stacklevel=2,
-            )
+        _report(target, values, how.failed)
         return [how.failed if isinstance(value, Failure) else value for value in values]
 
     update_wrapper(score, function)
-    score.begin = lambda text, example: early.begin([text, _plain(example)])  # type: ignore[attr-defined]
+    score.begin = lambda text, example: scorer.begin([text, _example_json(example)])  # type: ignore[attr-defined]
     score.limits_itself = True  # type: ignore[attr-defined]
     score.keywords = dict(arguments)  # type: ignore[attr-defined]  # as functools.partial has them, for base.check_examples
     return score
 
 
 def scored(item: Mapping[str, Any]) -> list[float]:
-    """What a worker does: import the function once, and score some texts."""
-    rows = [(text, Example(**{**row, "references": tuple(row["references"])})) for text, row in item["rows"]]
-    values = _loaded(item["target"])([text for text, _ in rows], [example for _, example in rows], **item["arguments"])
+    """What a worker does: score some texts with the function that `target` names."""
+    rows = [(text, Example.from_json(example)) for text, example in item["rows"]]
+    function = load_attribute(item["target"], f"parallel: '{item['target']}'")
+    values = function([text for text, _ in rows], [example for _, example in rows], **item["arguments"])
     return [float(value) for value in values]
 
 
-def _asked(workers: Any, target: str, arguments: Mapping[str, Any], pieces: list[Any], seconds: float) -> list[Any]:
-    items = [{"target": target, "arguments": dict(arguments), "rows": rows} for rows in pieces]
-    found: list[Any] = workers.map(items, seconds)
-    return found
+scored.prepare = importlib.import_module  # type: ignore[attr-defined]  # once a worker, not in a call's time
 
 
-@cache
-def _loaded(target: str) -> Callable[..., Any]:
-    function: Callable[..., Any] = load_attribute(target, f"parallel: '{target}'")
-    return function
+def _asked(
+    pool: ProcessPool, target: str, arguments: Mapping[str, Any], pieces: Sequence[list[Any]], seconds: float
+) -> list[Any]:
+    return pool.map([{"target": target, "arguments": dict(arguments), "rows": rows} for rows in pieces], seconds)
 
 
-def _plain(example: Example) -> dict[str, Any]:
+def _report(target: str, values: Sequence[float | Failure], failed: float) -> None:
+    """A warning for texts without a value. Raises LmgymError if no text has one: then the texts are not at fault."""
+    failures = [value for value in values if isinstance(value, Failure)]
+    if len(failures) > 1 and len(failures) == len(values):
+        raise LmgymError(f"no text could be scored in a process of its own; the first: {failures[0].message}")
+    if failures:
+        warnings.warn(
+            f"{target}: {len(failures)} of {len(values)} texts could not be scored and count as {failed:g} "
+            f"(the first: {failures[0].message})",
+            stacklevel=3,
+        )
+
+
+def _example_json(example: Example) -> dict[str, Any]:
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(example)))
-    except TypeError as error:
+        return example.to_json()
+    except (TypeError, ValueError) as error:
         raise LmgymError(
             f"parallel: example '{example.id}' is no JSON ({error}), so no process can be sent it"
         ) from error
-    return plain

@@ -11,8 +11,8 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
+from lmgym.processes.pool import Failure, shared
 from lmgym.rewards.maths.final_answer import extract_answer
-from lmgym.rewards.workers import Failure, shared
 from lmgym.types import Example
 
 MEMORY = 4.0  # GiB that a worker may take

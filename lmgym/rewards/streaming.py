@@ -1,5 +1,4 @@
-"""Scoring answers that have ended while others are still being sampled, for rewards that work in processes of their own
-(the option `parallel`)."""
+"""Scoring finished answers while others are still being sampled, for rewards with the option `parallel`."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -9,8 +8,8 @@ from lmgym.types import Episode
 
 
 def scoring_beside(rewards: Sequence[Reward]) -> Callable[[Episode], None] | None:
-    """What is to be told of each episode as soon as its text is final, so that its scoring begins; None where no reward
-    can begin early. What it comes to is used when the rewards are asked, and changes no number.
+    """A function to call with each episode as soon as its text is final: it begins the scoring. None if no reward can
+    begin early. The values are used when the rewards are computed, and are the same as without it.
 
     Example: collect(prompts, actor, sampling, path, envs, ended=scoring_beside(rewards))
     """
@@ -20,7 +19,7 @@ def scoring_beside(rewards: Sequence[Reward]) -> Callable[[Episode], None] | Non
 
     def begin(episode: Episode) -> None:
         for reward in able:
-            # Whatever is wrong here is wrong when the rewards are asked, and is said then.
+            # An error here comes again when the rewards are computed, and is reported then.
             with suppress(Exception):
                 for one in judged(reward, [episode]):
                     reward.function.begin(one.text, one.example)  # type: ignore[attr-defined]

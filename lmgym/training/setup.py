@@ -16,8 +16,8 @@ import torch
 from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
+from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.vector import Envs, InProcess
-from lmgym.envs.workers import Workers
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.rewards.base import Reward, available_metrics, build
@@ -71,7 +71,7 @@ def make_envs(config: Config, env: Mapping[str, Any]) -> Envs:
     make = registry.get("env", section.pop("name"))
     count, seconds = section.pop("workers", getattr(make, "workers", 0)), section.pop("seconds", 60.0)
     if count:
-        return Workers(env["name"], section, config.plugins, count, seconds)
+        return EnvProcesses(env["name"], section, config.plugins, count, seconds)
     return InProcess(make if not section else partial(make, **section))
 
 

@@ -14,9 +14,9 @@ import pytest
 from lmgym.config.schema import build_config
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
+from lmgym.processes.pool import close_shared
 from lmgym.rewards.base import build, evaluate
 from lmgym.rewards.maths.final_answer import final_answer
-from lmgym.rewards.workers import close_shared
 from lmgym.rollouts.evaluate import by_task, measured
 from lmgym.tasks.base import MissingSplit, check_task, load
 from lmgym.tasks.stream import Stream

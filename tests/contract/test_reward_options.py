@@ -356,7 +356,7 @@ def test_rows_that_could_not_be_asked_early_are_left_and_others_go_on() -> None:
             raise OSError("no pipe")
         return [len(row[0]) for row in rows]
 
-    early = parallel.Early(ask)
+    early = parallel.BackgroundScorer(ask)
     early.begin(["bad"])
     assert early.finish() == {}
     early.begin(["abc"])

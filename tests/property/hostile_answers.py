@@ -13,8 +13,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 
+from lmgym.processes.pool import ProcessPool, shared
 from lmgym.rewards.maths.math_equal import math_equal
-from lmgym.rewards.workers import Workers, shared
 from lmgym.types import Example
 
 SECONDS = 1.0
@@ -122,7 +122,7 @@ def hostile(start: int, stop: int) -> list[tuple[str, str]]:
     return pairs
 
 
-def scores(pairs: list[tuple[str, str]], seconds: float = SECONDS) -> tuple[list[float], Workers]:
+def scores(pairs: list[tuple[str, str]], seconds: float = SECONDS) -> tuple[list[float], ProcessPool]:
     """What the texts earn, and the workers that judged them."""
     examples = [Example(f"hostile/{place}", "?", meta={"answer": right}) for place, (_, right) in enumerate(pairs)]
     with warnings.catch_warnings():

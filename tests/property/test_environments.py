@@ -18,8 +18,8 @@ from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.envs.base import Step
+from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.vector import EnvFailure, InProcess, Opening, checked
-from lmgym.envs.workers import Workers
 from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.policy import Policy
@@ -115,13 +115,13 @@ def essence(episodes: Sequence[Episode]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    envs = Workers("moody", plugins=[HERE], count=2)
+def workers() -> Iterator[EnvProcesses]:
+    envs = EnvProcesses("moody", plugins=[HERE], count=2)
     yield envs
     envs.close()
 
 
-def test_neither_the_number_side_by_side_nor_the_process_matters(workers: Workers) -> None:
+def test_neither_the_number_side_by_side_nor_the_process_matters(workers: EnvProcesses) -> None:
     wanted = essence(played(64, Moody))
     assert len({len(one) for one in wanted}) > 2
     assert essence(played(2, InProcess(Moody))) == wanted
@@ -169,7 +169,7 @@ def test_a_message_in_pieces_is_one_text() -> None:
             assert text.endswith(before.text + before.continuation + last.text)
 
 
-def test_demonstrations_end_as_turns_do(workers: Workers) -> None:
+def test_demonstrations_end_as_turns_do(workers: EnvProcesses) -> None:
     one = policy()
     actor = Actor(Sampler(one, 4), one.tokenizer)
     prompts = [(place, Example(f"x/{place}", "Question:")) for place in range(6)]
@@ -201,7 +201,7 @@ def failing(envs: Any, kinds: Sequence[str]) -> list[Episode]:
 
 @pytest.mark.parametrize("where", ["here", "in processes"])
 def test_an_environment_that_fails_costs_its_own_episode(where: str) -> None:
-    envs: Any = Failing if where == "here" else Workers("failing", plugins=[HERE], count=2)
+    envs: Any = Failing if where == "here" else EnvProcesses("failing", plugins=[HERE], count=2)
     for kind, episode in zip(KINDS, failing(envs, list(KINDS)), strict=True):
         assert KINDS[kind] in episode.error and bool(episode.error) == (kind != "fine")
         assert len(episode.turns) == {"fine": 3, "reset": 0}.get(kind, 2)
@@ -213,7 +213,7 @@ def test_an_environment_that_fails_costs_its_own_episode(where: str) -> None:
 @pytest.mark.slow
 def test_one_that_hangs_or_crashes_costs_its_own_episode() -> None:
     """All in one process: the others are played again in a fresh one, and go on as if nothing had been."""
-    envs = Workers("failing", plugins=[HERE], count=1, seconds=2.0)
+    envs = EnvProcesses("failing", plugins=[HERE], count=1, seconds=2.0)
     kinds = ["fine", "hang", "fine", "crash", "raise", "fine"]
     try:
         for kind, episode in zip(kinds, failing(envs, kinds), strict=True):
@@ -247,7 +247,7 @@ class Forgetful:
 
 @pytest.mark.slow
 def test_one_that_cannot_be_played_again_is_broken_and_not_falsified() -> None:
-    envs = Workers("forgetful", plugins=[HERE], count=1)
+    envs = EnvProcesses("forgetful", plugins=[HERE], count=1)
     first, second, third = failing(envs, ["crash", "other", "steady"])
     envs.close()
     assert "ended with status 3" in first.error
@@ -256,7 +256,7 @@ def test_one_that_cannot_be_played_again_is_broken_and_not_falsified() -> None:
 
 
 def test_an_example_that_cannot_be_sent_is_refused() -> None:
-    envs = Workers("moody", plugins=[HERE], count=1)
+    envs = EnvProcesses("moody", plugins=[HERE], count=1)
     with pytest.raises(LmgymError, match=r"example x/0 cannot be sent.*env\.workers: 0"):
         envs.begin([(0, Example("x/0", "?", meta={"board": {1, 2}}), 0)])
     envs.close()
@@ -291,7 +291,7 @@ def test_a_step_of_another_kind_is_refused(step: Step, problem: str) -> None:
 
 
 def test_broken_and_opening_cross_the_pipe() -> None:
-    envs = Workers("failing", plugins=[HERE], count=1)
+    envs = EnvProcesses("failing", plugins=[HERE], count=1)
     answers = envs.begin([(0, Example("reset", "go"), 0), (1, Example("fine", "go"), 0)])
     envs.close()
     assert isinstance(answers[0], EnvFailure) and "no board" in answers[0].message

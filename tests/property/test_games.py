@@ -14,9 +14,9 @@ from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
 from lmgym.envs.check import check_env
 from lmgym.envs.conversation import Conversation
+from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.games import LINES, GuessNumber, TicTacToe
 from lmgym.envs.vector import InProcess
-from lmgym.envs.workers import Workers
 from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.builtin import number_tokenizer
@@ -94,7 +94,7 @@ def test_both_sides_of_a_game_are_episodes_of_their_own() -> None:
 
 
 def test_sides_in_other_processes_are_the_same() -> None:
-    workers = Workers("tic_tac_toe", {"style": "numbers"}, count=2)
+    workers = EnvProcesses("tic_tac_toe", {"style": "numbers"}, count=2)
     try:
         one, other = played(against("self")), played(workers)
     finally:

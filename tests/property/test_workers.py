@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.workers import Failure, Workers, close_shared, shared
+from lmgym.processes.pool import Failure, ProcessPool, close_shared, shared
 
 ODD = "tests.property.odd_functions:odd"
 FAILING = {
@@ -33,8 +33,8 @@ trees = st.recursive(values, lambda inner: st.lists(inner, max_size=4) | st.dict
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    with Workers(ODD, count=2, memory_gib=1.0) as workers:
+def workers() -> Iterator[ProcessPool]:
+    with ProcessPool(ODD, count=2, memory_gib=1.0) as workers:
         yield workers
 
 
@@ -56,18 +56,18 @@ def gone(*numbers: int) -> bool:
 
 @settings(max_examples=10)
 @given(items=st.lists(trees, max_size=12))
-def test_every_value_comes_back_in_its_place(workers: Workers, items: list[Any]) -> None:
+def test_every_value_comes_back_in_its_place(workers: ProcessPool, items: list[Any]) -> None:
     assert workers.map([["echo", item] for item in items], seconds=5.0) == items
 
 
-def test_a_long_line_and_half_a_surrogate_pair_come_back(workers: Workers) -> None:
+def test_a_long_line_and_half_a_surrogate_pair_come_back(workers: ProcessPool) -> None:
     items = ["x\n" * 500_000, "\ud800", ""]
     assert workers.map([["echo", item] for item in items], seconds=10.0) == items
 
 
 @settings(max_examples=4)
 @given(kinds=st.lists(st.sampled_from([*FAILING, "fine"]), min_size=1, max_size=7))
-def test_a_failing_call_costs_its_own_answer_alone(workers: Workers, kinds: list[str]) -> None:
+def test_a_failing_call_costs_its_own_answer_alone(workers: ProcessPool, kinds: list[str]) -> None:
     items = [FAILING[kind][0] if kind in FAILING else ["echo", place] for place, kind in enumerate(kinds)]
     for place, (kind, value) in enumerate(zip(kinds, workers.map(items, seconds=0.3), strict=True)):
         if kind == "fine":
@@ -76,7 +76,7 @@ def test_a_failing_call_costs_its_own_answer_alone(workers: Workers, kinds: list
             assert isinstance(value, Failure) and value.kind == FAILING[kind][1]
 
 
-def test_messages_say_what_happened(workers: Workers) -> None:
+def test_messages_say_what_happened(workers: ProcessPool) -> None:
     found = workers.map([["raise"], ["signal", "SIGSEGV"], ["exit"], ["sleep", 60], ["loop"]], seconds=0.1)
     assert [failure.message for failure in found] == [
         "ValueError: no",
@@ -89,17 +89,17 @@ def test_messages_say_what_happened(workers: Workers) -> None:
 
 
 def test_after_a_failure_another_process_calls_and_the_module_is_prepared_once() -> None:
-    with Workers(ODD, count=1) as workers:
+    with ProcessPool(ODD, count=1) as workers:
         first, again, failure, fresh = workers.map([["who"], ["who"], ["raise"], ["who"]], seconds=5.0)
         assert first == again and isinstance(failure, Failure)
         assert fresh[0] != first[0] and fresh[1:] == first[1:] and first[2] == 1
 
 
-def test_a_worker_loads_neither_torch_nor_the_test_runner(workers: Workers) -> None:
+def test_a_worker_loads_neither_torch_nor_the_test_runner(workers: ProcessPool) -> None:
     assert workers.map([["loaded"]], seconds=5.0) == [[False, False, False]]
 
 
-def test_a_killed_supervisor_is_replaced(workers: Workers) -> None:
+def test_a_killed_supervisor_is_replaced(workers: ProcessPool) -> None:
     _, supervisor, _ = workers.map([["who"]], seconds=5.0)[0]
     os.kill(supervisor, signal.SIGKILL)
     assert workers.map([["echo", 1], ["echo", 2], ["echo", 3]], seconds=5.0) == [1, 2, 3]
@@ -107,7 +107,7 @@ def test_a_killed_supervisor_is_replaced(workers: Workers) -> None:
     assert isinstance(found[0], Failure) and found[0].kind == "crash" and found[1] == 1
 
 
-def test_an_interrupted_call_leaves_nothing_behind_for_the_next(workers: Workers) -> None:
+def test_an_interrupted_call_leaves_nothing_behind_for_the_next(workers: ProcessPool) -> None:
     def interrupt(number: int, frame: Any) -> None:
         raise TimeoutError
 
@@ -123,7 +123,7 @@ def test_an_interrupted_call_leaves_nothing_behind_for_the_next(workers: Workers
 
 
 def test_no_process_is_left() -> None:
-    with Workers(ODD, count=2) as workers:
+    with ProcessPool(ODD, count=2) as workers:
         found = workers.map([["who"]] * 4, seconds=5.0)
         numbers = {number for one in found for number in one[:2]}
         assert all(map(alive, numbers))
@@ -133,7 +133,7 @@ def test_no_process_is_left() -> None:
 
 OWNER = """
 import os, sys
-from lmgym.rewards.workers import shared
+from lmgym.processes.pool import shared
 found = shared("tests.property.odd_functions:odd", 1).map([["who"]], 5.0)[0]
 print(*found[:2], flush=True)
 sys.stdin.readline() if sys.argv[1] == "wait" else None
@@ -157,7 +157,7 @@ def test_workers_end_with_their_owner(end: str) -> None:
 
 
 def test_a_fork_of_the_owner_starts_workers_of_its_own() -> None:
-    with Workers(ODD, count=1) as workers:
+    with ProcessPool(ODD, count=1) as workers:
         mine = workers.map([["who"]], seconds=5.0)[0]
         read, write = os.pipe()
         child = os.fork()
@@ -175,7 +175,7 @@ def test_a_fork_of_the_owner_starts_workers_of_its_own() -> None:
 
 def test_threads_may_share_workers() -> None:
     found: dict[int, list[Any]] = {}
-    with Workers(ODD, count=2) as workers:
+    with ProcessPool(ODD, count=2) as workers:
 
         def ask(number: int) -> None:
             found[number] = workers.map([["echo", [number, place]] for place in range(20)], seconds=5.0)
@@ -200,21 +200,26 @@ def test_threads_may_share_workers() -> None:
     ],
 )
 def test_a_function_that_cannot_start_is_named(function: str, sentence: str) -> None:
-    with Workers(function, count=1) as workers, pytest.raises(LmgymError, match=sentence):
+    with ProcessPool(function, count=1) as workers, pytest.raises(LmgymError, match=sentence):
         workers.map([1], seconds=1.0)
 
 
-def test_limits_that_are_none_are_refused(workers: Workers) -> None:
+def test_limits_that_are_none_are_refused(workers: ProcessPool) -> None:
     for seconds in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(LmgymError, match=r"needs a limit above 0 seconds, not"):
             workers.map([["echo", 1]], seconds=seconds)
     with pytest.raises(LmgymError, match=r"there must be at least 1, not 0"):
-        Workers(ODD, count=0)
+        ProcessPool(ODD, count=0)
+
+
+def test_any_number_of_workers_may_start_before_the_first_reply() -> None:
+    with ProcessPool("math:factorial", count=5) as workers:
+        assert workers.map([5] * 6, seconds=5.0) == [120] * 6
 
 
 def test_workers_that_die_at_once_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmgym.rewards.workers.BOOT", "raise SystemExit(1)")
-    with Workers(ODD, count=1) as workers, pytest.raises(LmgymError, match="die as soon as they start"):
+    monkeypatch.setattr("lmgym.processes.pool.BOOT", "raise SystemExit(1)")
+    with ProcessPool(ODD, count=1) as workers, pytest.raises(LmgymError, match="die as soon as they start"):
         workers.map([1, 2, 3], seconds=1.0)
 
 

@@ -2,7 +2,7 @@ r"""`math_equal`: is the final answer the reference's, as mathematics? \frac12 i
 
 What is plainly equal or plainly another whole number is settled here. The rest goes through the math-verify library,
 which reads LaTeX into a computer algebra system: on a model's text that may take for ever, so it works in processes of
-its own (workers.py).
+its own (processes/pool.py).
 """
 
 import importlib.util
@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
+from lmgym.processes.pool import Failure, ProcessPool, shared
 from lmgym.rewards.maths.final_answer import (
     ANNOUNCEMENT,
     ANNOUNCEMENTS,
@@ -24,7 +25,6 @@ from lmgym.rewards.maths.final_answer import (
     normalise_number,
     reference_answer,
 )
-from lmgym.rewards.workers import Failure, Workers, shared
 from lmgym.text.latex import depth, has_box, last_boxed, spelling, tidied
 from lmgym.types import Example
 
@@ -231,7 +231,7 @@ def _plainly(answer: str, right: str) -> bool | None:
     return False if WHOLE.fullmatch(answer) and WHOLE.fullmatch(right) else None
 
 
-def _workers(count: int | None) -> Workers:
+def _workers(count: int | None) -> ProcessPool:
     if importlib.util.find_spec("math_verify") is None:
         raise LmgymError("reward 'math_equal' needs the library math-verify: pip install 'lmgym[maths]'")
     return shared("lmgym.rewards.maths.math_equal:compare", count, MEMORY)

@@ -1,0 +1,254 @@
+"""Functions in processes of their own, with limits of time and memory for each call.
+
+For what may run away (a computer algebra system on a model's text, an environment) or is slow (a judge, a metric).
+A worker is two processes: a supervisor, which imports the function once, and a child forked from it, which calls it.
+
+* Start: a supervisor is a fresh interpreter, never a fork of its owner, whose torch threads no fork would survive. It
+  imports neither torch nor the owner's main script. What goes through the pipes is JSON.
+* Time limit: the supervisor watches the clock of each call. Importing is not part of a call, so the limit is the same
+  for the first one. The owner's own deadline is for a supervisor that does not answer at all.
+* End: a supervisor whose input ends, because the owner closes it or dies, kills its child and all that this one has
+  started, and exits. A call that takes too long, raises or crashes costs its own answer and one child; the next
+  child is forked at once and has seen nothing of what came before.
+"""
+
+import atexit
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from typing import Any, Literal
+
+from lmgym.core.errors import LmgymError
+from lmgym.processes.supervisor import CLOSED, ENDING, LONGEST_WAIT, STARTUP_SECONDS
+
+MAX_PROCESSES = 8  # unless a pool is told otherwise
+MAX_STARTUP_FAILURES = 3  # in a row, after which the pool gives up
+PATIENCE = 10  # times its processor time that a call of `map` may take by the clock: it may sleep, or share its core
+BOOT = """import json, sys
+given = json.loads(sys.argv[1])
+sys.path[:] = given.pop("path")
+from lmgym.processes.supervisor import supervise
+supervise(**given)
+"""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a call has no value: out of time, a crash of its process, or an exception. In a reply, `position` is that of
+    the item that failed, and "lost" means that the whole worker is gone.
+
+    Example: Failure("time", "took too much processor time")
+    """
+
+    kind: Literal["time", "crash", "error", "lost"]
+    message: str
+    position: int = field(default=0, repr=False, compare=False)
+
+
+Reply = list[Any] | Failure  # the value of each item of a request; or what stopped it, and then no values
+
+
+@dataclass(eq=False)
+class ProcessPool:
+    """Up to `count` worker processes (by default one a core, 8 at most) for `function`, a "module:name".
+
+    The function takes one JSON value and returns one. If it has an attribute `prepare`, each supervisor calls
+    `prepare(*setup)` once before any child is forked, to load what all calls need. `memory_gib` bounds the address
+    space of a child (Linux). Workers start when they are needed, are used again by the next call, and end with
+    `close`, with the process that owns them, or when that is killed; a signal to the terminal's process group does not
+    reach them.
+
+    Example:
+        >>> with ProcessPool("math:factorial") as pool:
+        ...     pool.map([5, -1], seconds=1.0)
+        [120, Failure(kind='error', message='ValueError: factorial() not defined for negative values')]
+    """
+
+    function: str
+    count: int | None = None
+    memory_gib: float | None = None
+    setup: tuple[Any, ...] = ()
+    failures: Counter[str] = field(default_factory=Counter)  # of all calls so far, by kind
+    _processes: list["WorkerProcess"] = field(default_factory=list, repr=False)
+    _lock: Any = field(default_factory=threading.Lock, repr=False)
+    _lost: int = field(default=0, repr=False)  # workers in a row, without a reply in between
+
+    def __post_init__(self) -> None:
+        if self.count is not None and self.count < 1:
+            raise LmgymError(f"worker processes for '{self.function}': there must be at least 1, not {self.count}")
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._forget)
+
+    def map(self, items: Sequence[Any], seconds: float) -> list[Any]:
+        """The function's value for each item, in order, or a Failure.
+
+        Each call may take `seconds` of processor time, so that a busy machine fails no call, and ten times as long by
+        the clock. An item whose worker was killed from outside is tried once more. Raises LmgymError if the function
+        cannot be imported or prepared.
+        """
+        if not 0 < seconds < math.inf:
+            raise LmgymError(f"a call in a worker process needs a limit above 0 seconds, not {seconds}")
+        with self._lock:
+            try:
+                return self._map(list(items), seconds)
+            except BaseException:  # a signal, for example: a reply on its way must not be taken for the next call's
+                self._end()
+                raise
+
+    def start(self) -> "WorkerProcess":
+        """One more worker process, for a caller that sends it requests and reads the replies with `wait`."""
+        if self._lost >= MAX_STARTUP_FAILURES:
+            self._lost = 0
+            raise LmgymError(
+                f"worker processes for '{self.function}' die as soon as they start; what they print on standard error "
+                "says why"
+            )
+        self._processes.append(process := WorkerProcess(self.function, self.setup, self.memory_gib))
+        return process
+
+    def wait(self, busy: Collection["WorkerProcess"]) -> list[tuple["WorkerProcess", Reply]]:
+        """Wait until some of the busy processes have replied or are lost; these, with their replies. Raises LmgymError
+        if the function cannot be imported or prepared."""
+        left = min(process.deadline for process in busy) - time.monotonic()
+        ready = connection.wait([process.pipe for process in busy], min(max(left, 0.0), LONGEST_WAIT))
+        replies = []
+        for process in busy:
+            if process.pipe not in ready:
+                if time.monotonic() < process.deadline:
+                    continue
+                process.pipe.close()  # too late: it is lost
+            replies.append((process, reply := process.reply()))
+            lost = isinstance(reply, Failure) and reply.kind == "lost"
+            self._lost = self._lost + 1 if lost else 0
+            if lost:
+                self._processes.remove(process)
+        return replies
+
+    def close(self) -> None:
+        """End the worker processes; the next `map` starts new ones."""
+        with self._lock:
+            self._end()
+
+    def __enter__(self) -> "ProcessPool":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _map(self, items: list[Any], seconds: float) -> list[Any]:
+        results: list[Any] = [None] * len(items)
+        waiting, tried_again = deque(range(len(items))), set[int]()
+        most, busy = self.count or default_count(), dict["WorkerProcess", int]()
+        while waiting or busy:
+            # Every process gets one item at a time, so that a slow one holds up no others.
+            idle = [process for process in self._processes if process not in busy]
+            while waiting and len(busy) < most:
+                process = idle.pop() if idle else self.start()
+                busy[process] = waiting.popleft()
+                process.send([items[busy[process]]], PATIENCE * seconds, seconds)
+            for process, reply in self.wait(busy):
+                index = busy.pop(process)
+                if isinstance(reply, list):
+                    results[index] = reply[0]
+                elif reply.kind == "lost" and index not in tried_again:
+                    tried_again.add(index)
+                    waiting.appendleft(index)
+                else:
+                    results[index] = Failure("crash" if reply.kind == "lost" else reply.kind, reply.message)
+                    self.failures[results[index].kind] += 1
+        return results
+
+    def _end(self) -> None:
+        for process in self._processes:  # first all pipes, so that they end side by side
+            process.pipe.close()
+        while self._processes:
+            self._processes.pop().end()
+
+    def _forget(self) -> None:
+        """In a forked copy of the owner, close the pipes: the workers are the owner's, and must notice its end."""
+        for process in self._processes:
+            process.pipe.close()
+        self._processes, self._lock = [], threading.Lock()
+
+
+class WorkerProcess:
+    """The owner's end of one supervisor: a process, a pipe, and the time by which it must reply."""
+
+    def __init__(self, function: str, setup: Sequence[Any], memory_gib: float | None) -> None:
+        self.pipe, theirs = connection.Pipe()
+        given = {"function": function, "setup": setup, "memory_gib": memory_gib, "pipe": theirs.fileno()}
+        path = [entry or os.getcwd() for entry in sys.path]
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", BOOT, json.dumps({"path": path, **given})],
+                stdin=subprocess.DEVNULL,
+                # One order of sets in every run, and one thread a worker.
+                env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+                pass_fds=(theirs.fileno(),),
+            )
+        self.deadline = 0.0
+
+    def send(self, items: Sequence[Any], seconds: float, processor_seconds: float = 0.0) -> None:
+        """Ask for the values of some items, of which each may take `seconds` by the clock and `processor_seconds` of
+        processor time (0: no limit)."""
+        # The supervisor keeps the limits. The deadline is for a supervisor that does not reply at all.
+        self.deadline = time.monotonic() + len(items) * seconds + STARTUP_SECONDS
+        request = {"seconds": seconds, "processor_seconds": processor_seconds, "items": items}
+        with suppress(OSError):  # a supervisor that is gone is noticed when its reply is awaited
+            self.pipe.send_bytes(json.dumps(request).encode())
+
+    def reply(self) -> Reply:
+        """The reply, once it is there. Raises LmgymError if the function cannot be imported or prepared."""
+        try:
+            answer = json.loads(self.pipe.recv_bytes())
+        except CLOSED:
+            return Failure("lost", f"its worker ended with status {self.end()}")
+        if isinstance(answer, dict) and answer["kind"] == "start":
+            raise LmgymError(answer["message"])
+        return answer if isinstance(answer, list) else Failure(**answer)
+
+    def end(self) -> int:
+        """Close the pipe, so that the supervisor ends its child and itself, or is killed. Its exit status."""
+        self.pipe.close()
+        with suppress(subprocess.TimeoutExpired):
+            return self.process.wait(2 * ENDING)
+        self.process.kill()
+        return self.process.wait()
+
+
+_shared: dict[tuple[str, int | None, float | None, tuple[Any, ...]], ProcessPool] = {}
+
+
+def shared(
+    function: str, count: int | None = None, memory_gib: float | None = None, setup: tuple[Any, ...] = ()
+) -> ProcessPool:
+    """The pool of this process for a function: the same one for the same arguments, ended with the process.
+
+    Example:
+        >>> shared("math:factorial").map([5], seconds=1.0)
+        [120]
+    """
+    key = (function, count, memory_gib, setup)
+    return _shared.get(key) or _shared.setdefault(key, ProcessPool(*key))
+
+
+def close_shared() -> None:
+    """End the processes of all shared pools now; they start again when they are needed."""
+    for pool in _shared.values():
+        pool.close()
+
+
+def default_count() -> int:
+    """One worker for each core that this process may use, 8 at most."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MAX_PROCESSES, cores)

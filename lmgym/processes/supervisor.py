@@ -1,0 +1,159 @@
+"""The other side of pool.py: a supervisor, which imports a function, and the child forked from it that calls it.
+
+The supervisor makes none of the calls itself, so it can always end a child whose time is up or whose owner is gone.
+Every worker starts by importing this module, so it imports nothing that it does not need.
+"""
+
+import ctypes
+import json
+import mmap
+import os
+import pkgutil
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
+
+STARTUP_SECONDS = 120  # in which a supervisor must have imported its function
+LONGEST_WAIT = 3600.0  # seconds that one system call waits; a longer limit takes several
+ENDING = 1.0  # seconds that a process has to end once its pipe is closed
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent dies
+CLOSED = (EOFError, OSError)  # what a pipe raises when the other side is gone
+Call = Callable[[Any], Any]
+
+
+def supervise(function: str, setup: Sequence[Any], memory_gib: float | None, pipe: int) -> None:
+    """Import and prepare a function; then let a child answer each request, until the owner closes the pipe."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the owner; when it ends, so does this process
+        signal.signal(number, signal.SIG_IGN)
+    os.dup2(2, 1)  # what the function prints goes to standard error
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    with Connection(pipe) as owner, suppress(*CLOSED):
+        try:
+            signal.alarm(STARTUP_SECONDS)  # ends the process
+            call = pkgutil.resolve_name(function)
+            getattr(call, "prepare", lambda: None)(*setup)
+            signal.alarm(0)
+        except BaseException as error:
+            reason = f"worker processes for '{function}' cannot start: {type(error).__name__}: {error}"
+            return owner.send_bytes(_failure("start", reason))
+        answer_requests(owner, call, memory_gib)
+
+
+def answer_requests(owner: Connection, call: Call, memory_gib: float | None) -> None:
+    """Send each request to a child and its reply to the owner. After a failure the next request gets a fresh child."""
+    child = None
+    try:
+        while request := owner.recv_bytes():
+            child = child or Child(call, memory_gib, owner)
+            if not (reply := child.ask(request, owner)):
+                return
+            if reply.startswith(b"{"):
+                child = None
+            owner.send_bytes(reply)
+    finally:
+        if child:
+            child.kill()
+
+
+class Child:
+    """The supervisor's end of the process that calls the function.
+
+    `progress` is memory that both share: the position of the item that the child is at, and when it began with it. So
+    all answers to a request go out together, and each call still has its own time limit.
+    """
+
+    def __init__(self, call: Call, memory_gib: float | None, owner: Connection) -> None:
+        self.progress: memoryview[float] = memoryview(mmap.mmap(-1, 16)).cast("d")
+        self.pipe, theirs = Pipe()
+        supervisor = os.getpid()
+        self.process = os.fork()
+        if self.process == 0:
+            try:
+                owner.close()
+                self.pipe.close()
+                _confine(supervisor, memory_gib)
+                _serve(call, self.progress, theirs)
+            finally:
+                os._exit(0)
+        theirs.close()
+
+    def ask(self, request: bytes, owner: Connection) -> bytes:
+        """The reply to a request: the list of values; or a failure, and then the child is gone. Empty if the owner is
+        gone."""
+        seconds = json.loads(request)["seconds"]
+        self.progress[0], self.progress[1] = 0, time.monotonic()
+        try:
+            self.pipe.send_bytes(request)
+            ready: list[Any] = []
+            while self.pipe not in ready:
+                left = self.progress[1] + seconds - time.monotonic()
+                ready = wait([self.pipe, owner], min(max(left, 0.0), LONGEST_WAIT))
+                if owner in ready:  # it sends nothing before it has its reply, so this is the end of its pipe
+                    return b""
+                if left <= 0 and not ready:
+                    self.kill()
+                    return _failure("time", f"did not return within {seconds:g} s", self.progress)
+            reply = self.pipe.recv_bytes()
+        except CLOSED:
+            return self._crashed(self.kill(ENDING))
+        if reply.startswith(b"{"):  # an exception; nobody knows what it has left behind
+            self.kill()
+        return reply
+
+    def kill(self, patience: float = 0.0) -> int:
+        """End the child, which has `patience` seconds to end by itself, and all that it has started; its exit code."""
+        self.pipe.close()
+        until = time.monotonic() + patience
+        while not (ended := os.waitpid(self.process, os.WNOHANG))[0] and time.monotonic() < until:
+            time.sleep(0.01)
+        with suppress(OSError):  # the group may be empty
+            os.killpg(self.process, signal.SIGKILL)
+        if not ended[0]:
+            os.kill(self.process, signal.SIGKILL)
+            ended = os.waitpid(self.process, 0)
+        return os.waitstatus_to_exitcode(ended[1])
+
+    def _crashed(self, code: int) -> bytes:
+        if code == -signal.SIGPROF:
+            return _failure("time", "took too much processor time", self.progress)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        return _failure("crash", f"its process {how}", self.progress)
+
+
+def _confine(supervisor: int, memory_gib: float | None) -> None:
+    """What a child sets for itself: it leads a group of processes, dies with its supervisor, and has limited memory."""
+    os.setpgid(0, 0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if memory_gib is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (int(memory_gib * 2**30),) * 2)
+    if os.getppid() != supervisor:  # it died before prctl was called
+        os._exit(0)
+    for number in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _serve(call: Call, progress: "memoryview[float]", pipe: Connection) -> None:
+    """What a child does, until its supervisor closes the pipe."""
+    while request := json.loads(pipe.recv_bytes()):
+        values = []
+        try:
+            for position, item in enumerate(request["items"]):
+                progress[1], progress[0] = time.monotonic(), position
+                signal.setitimer(signal.ITIMER_PROF, request["processor_seconds"])
+                values.append(json.dumps(call(item)))
+            reply = f"[{', '.join(values)}]".encode()
+        except BaseException as error:
+            reply = _failure("error", f"{type(error).__name__}: {error}"[:500], progress)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        pipe.send_bytes(reply)
+
+
+def _failure(kind: str, message: str, progress: "memoryview[float] | tuple[int]" = (0,)) -> bytes:
+    """A reply that says what stopped a request, and at which item."""
+    return json.dumps({"kind": kind, "message": message, "position": int(progress[0])}).encode()
