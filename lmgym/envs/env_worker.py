@@ -1,4 +1,4 @@
-"""What the processes of workers.py run: environments that answer commands. JSON in, JSON out."""
+"""What the processes of env_processes.py run: environments that answer commands. JSON in, JSON out."""
 
 import json
 from collections.abc import Mapping, Sequence
