@@ -160,7 +160,7 @@ def prepared(
     """The columns that `update.prepare` fills, in the policy's own precision, with old log-probabilities and values
     that have drifted from the policy's by a hash of the token and its place (so that they do not depend on the batch).
     The reference is the teacher too."""
-    critic = "values" in algorithm.needs
+    critic = algorithm.requirements.values
     with torch.no_grad():
         said = policy.compute_logprobs(batch, values=critic, last_values=critic)
         now = said.logprobs
@@ -168,9 +168,9 @@ def prepared(
         if said.values is not None:
             drifted = said.values + drift * torch.sin(1000 * now) * batch.actions
             batch = batch.replace(values=drifted, last_values=said.last_values)
-        if reference is not None and "reference" in algorithm.needs:
+        if reference is not None and algorithm.requirements.reference:
             batch = batch.replace(logprobs_ref=reference.compute_logprobs(batch).logprobs)
-        if reference is not None and "teacher" in algorithm.needs:
+        if reference is not None and algorithm.requirements.teacher:
             batch = batch.replace(logprobs_teacher=reference.compute_logprobs(batch).logprobs)
     return algorithm.advantages(batch)
 
@@ -202,7 +202,7 @@ def gradient(algorithm: Any, policy: Policy, batch: Batch, first: bool = False) 
 def loss_of(algorithm: Any, batch: Batch, logprobs: Tensor) -> Tensor:
     """What `first_order` minimises, as a function of the log-probabilities [N T]: the weighted sum of all terms. A
     value function says what it said at sampling time, and the entropy is -logprobs, its estimate by the sample."""
-    entropy = -logprobs if "entropy" in algorithm.needs else None
+    entropy = -logprobs if algorithm.requirements.entropy else None
     terms, _ = algorithm.loss(batch, PolicyOutputs(logprobs, entropy=entropy, values=batch.values))
     total, counts = totals(batch.actions, batch.episode), tokens_of_episode(batch.actions, batch.episode)
     sums = [(weights(reduction, batch.actions, counts, total) * term).sum() for term, reduction in terms.values()]

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from benchmarks import workloads
 from benchmarks.contenders.lengths import limit_lmgym
 from benchmarks.contenders.turns import Turns
 from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.requirements import Requirements
 from lmgym.config.schema import Config, build_config
 from lmgym.core.registry import register
 from lmgym.envs.base import Step
@@ -85,8 +86,8 @@ class ScoredGRPO(GRPO):
     """GRPO with a scoring pass before its one optimizer step."""
 
     @property
-    def needs(self) -> frozenset[str]:
-        return super().needs | {"old"}
+    def requirements(self) -> Requirements:
+        return replace(super().requirements, old_logprobs=True)
 
 
 def config_of(folder: Path, workload: workloads.Workload, settings: dict[str, Any], out: str) -> Config:

@@ -1,7 +1,7 @@
 """PPO and A2C, and what every algorithm with a value function shares: GAE and a value loss."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from jaxtyping import Bool, Float
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lmgym.algorithms.base import Terms
 from lmgym.algorithms.regularised import Regularised
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
@@ -58,8 +59,8 @@ class ActorCritic(Regularised):
             raise LmgymError(f"algorithm.value_clip is {self.value_clip}; it must be above 0")
 
     @property
-    def needs(self) -> frozenset[str]:
-        return super().needs | {"values"}
+    def requirements(self) -> Requirements:
+        return replace(super().requirements, values=True)
 
     def advantages(self, batch: Batch) -> Batch:
         assert batch.values is not None and batch.logprobs_old is not None and batch.last_values is not None

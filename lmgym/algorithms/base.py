@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
@@ -54,18 +55,9 @@ class Algorithm:
                 raise LmgymError(f"algorithm.{name} is {getattr(self, name)}; it must be at least 1")
 
     @property
-    def needs(self) -> frozenset[str]:
-        """What to collect and fill in besides the rollout: any of "reference" (log-probabilities of a frozen copy),
-        "teacher" (of the model that the field `teacher` names), "mask" (a frozen copy for `restriction`), "values" (a
-        value function: `batch.values`, `new.values`), "greedy" (the score of the greedy answer), "demonstrations"
-        (reference answers in place of sampled ones), "old" (a scoring pass even for one optimizer step), "entropy"
-        (exact entropies in `PolicyOutputs`), "reward_components" (the score's, each before its weight: `batch.reward_components`)."""
-        return frozenset()
-
-    @property
-    def rewarded(self) -> bool:
-        """Whether a stage that samples must name a reward, unless its environment pays."""
-        return True
+    def requirements(self) -> Requirements:
+        """What to collect and fill in besides the answers; a subclass extends it by `dataclasses.replace`."""
+        return Requirements()
 
     @property
     def optimizer_steps(self) -> int:
@@ -77,7 +69,7 @@ class Algorithm:
         return policy.parameters(), policy.critic_parameters()
 
     def restriction(self, mask: Any) -> Restriction | None:
-        """Which tokens may be sampled in training; `mask` is the frozen copy that "mask" asks for, else None."""
+        """Which tokens may be sampled in training; `mask` is the frozen copy that `requirements.mask` asks for, else None."""
         return None
 
     def check_vocabulary(self, size: int) -> None:

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm, Terms
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
@@ -68,12 +69,10 @@ class Distill(Algorithm):
             )
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"teacher"} if self.source == "student" else {"demonstrations"})
-
-    @property
-    def rewarded(self) -> bool:
-        return self.reward_coefficient > 0
+    def requirements(self) -> Requirements:
+        if self.source == "references":
+            return Requirements(answers="references", reward=self.reward_coefficient > 0)
+        return Requirements(teacher=True, reward=self.reward_coefficient > 0)
 
     def advantages(self, batch: Batch) -> Batch:
         if self.source == "references":

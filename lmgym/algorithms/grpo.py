@@ -1,7 +1,7 @@
 """GRPO (group-relative policy optimisation, arXiv 2402.03300) and its family, whose other members are presets."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lmgym.algorithms.base import Terms
 from lmgym.algorithms.regularised import Regularised
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
@@ -168,8 +169,8 @@ class GRPO(Regularised):
             )
 
     @property
-    def needs(self) -> frozenset[str]:
-        return super().needs | ({"reward_components"} if self.normalise_parts else set())
+    def requirements(self) -> Requirements:
+        return replace(super().requirements, reward_components=self.normalise_parts)
 
     def select(self, groups: list[list[Episode]], wanted: int) -> tuple[list[list[Episode]], bool]:
         """All groups; or, with dynamic sampling, the first `wanted` whose scores differ. Where none does, as in a task

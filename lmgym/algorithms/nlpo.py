@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from lmgym.algorithms.actor_critic import PPO
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
@@ -69,8 +70,8 @@ class NLPO(PPO):
             )
 
     @property
-    def needs(self) -> frozenset[str]:
-        return super().needs | ({"mask"} if self.mask_type != "top_k" else set())
+    def requirements(self) -> Requirements:
+        return replace(super().requirements, mask=self.mask_type != "top_k")
 
     def restriction(self, mask: Any) -> Restriction:
         rule: Literal["top_p", "top_k"] = "top_p" if self.mask_type == "learned_top_p" else "top_k"
@@ -98,5 +99,5 @@ class NLPO(PPO):
 
     def after_update(self, run: Any) -> None:
         super().after_update(run)
-        if "mask" in self.needs and self.compat == "none" and run.step % self.refresh_every == 0:
+        if self.requirements.mask and self.compat == "none" and run.step % self.refresh_every == 0:
             run.refresh("mask")

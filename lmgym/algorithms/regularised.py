@@ -1,7 +1,7 @@
 """What keeps a policy from running away: the KL to a frozen reference, and an entropy bonus."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm, Terms
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
 from lmgym.functional import kl
@@ -68,11 +69,14 @@ class Regularised(Algorithm):
         self.beta = self.kl_coefficient
 
     @property
-    def needs(self) -> frozenset[str]:
-        needs = {"entropy"} if self.entropy_coefficient else set()
-        if self.kl_coefficient:
-            needs |= {"reference"} if self.kl_in == "loss" and self.kl_target is None else {"reference", "old"}
-        return frozenset(needs)
+    def requirements(self) -> Requirements:
+        penalised = self.kl_coefficient > 0
+        return replace(
+            super().requirements,
+            entropy=self.entropy_coefficient != 0,
+            reference=penalised,
+            old_logprobs=penalised and (self.kl_in == "reward" or self.kl_target is not None),
+        )
 
     def active(self, batch: Batch) -> Bool[Tensor, " N"]:
         """All rows, where a term of the loss does not depend on the advantage."""

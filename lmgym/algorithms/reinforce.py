@@ -1,7 +1,7 @@
 """REINFORCE (Williams 1992) with NanoRL's baselines, and RLOO (arXiv 2402.14740)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lmgym.algorithms.base import Terms
 from lmgym.algorithms.regularised import Regularised
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
@@ -46,8 +47,8 @@ class Reinforce(Regularised):
             raise LmgymError(NO_RATIO.format("reinforce"))
 
     @property
-    def needs(self) -> frozenset[str]:
-        return super().needs | ({"greedy"} if self.baseline == "scst" else set())
+    def requirements(self) -> Requirements:
+        return replace(super().requirements, greedy=self.baseline == "scst")
 
     def advantages(self, batch: Batch) -> Batch:
         score = self.penalised_score(batch)

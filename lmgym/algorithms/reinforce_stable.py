@@ -113,7 +113,7 @@ class ReinforceStable(Regularised):
 
     def after_update(self, run: Any) -> None:
         super().after_update(run)
-        if "reference" in self.needs and run.step % self.refresh_every == 0:
+        if self.requirements.reference and run.step % self.refresh_every == 0:
             run.refresh("reference")
 
     def _returns(self, batch: Batch, rewards: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:

@@ -140,7 +140,7 @@ class Learner:
         self.optimizer = Optimizer(own, self.settings.optimizer, critic)
         self.engine = Sampler(self.policy, rows=1)
         self.copies: dict[str, Any] = {}
-        if "reference" in self.algorithm.needs:
+        if self.algorithm.requirements.reference:
             adapted = lora.has_adapter(self.policy.model)
             self.copies["reference"] = lora.AdapterDisabledPolicy(self.policy) if adapted else self.policy.frozen_copy()
 

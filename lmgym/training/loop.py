@@ -74,13 +74,13 @@ def gather(run: Run, step: int) -> list[Episode]:
         numbered = enumerate(run.stream.at(step, draw), start=len(groups))
         prompts = [(number, example) for number, example in numbered for _ in range(run.algorithm.group_size)]
         path = (*run.path, "step", step, draw)
-        if "demonstrations" in run.algorithm.needs:
+        if run.algorithm.requirements.answers == "references":
             episodes = demonstrate(prompts, run.actor, path, run.envs)
         else:
             beside = scoring_beside(run.rewards)
             episodes = collect(prompts, run.training_actor, run.stage.sampling, path, run.envs, beside)
             apply_rewards(episodes, run.rewards, run.config.reward_timeout, run.policy.tokenizer)
-        if "greedy" in run.algorithm.needs:
+        if run.algorithm.requirements.greedy:
             add_greedy_baseline(run, episodes, path)
         groups += groups_of(episodes)
         selected, more = run.algorithm.select(groups, run.stage.prompts_per_step)
@@ -131,7 +131,7 @@ def add_greedy_baseline(run: Run, episodes: list[Episode], path: tuple[int | str
 
 def collate_step(run: Run, episodes: list[Episode], step: int) -> Batch:
     """The batch of the selected episodes, with the temperature and stop ids that their actions were sampled under."""
-    sampled = "demonstrations" not in run.algorithm.needs
+    sampled = run.algorithm.requirements.answers == "policy"
     return collate(
         [episode for episode in episodes if episode.selected],
         pad_id=run.policy.pad_id,
@@ -140,7 +140,7 @@ def collate_step(run: Run, episodes: list[Episode], step: int) -> Batch:
         key=seeds.key(*run.path, "update", step),
         limit=run.stage.sampling.max_new_tokens,
         weights={reward.name: reward.weight for reward in run.rewards}
-        if "reward_components" in run.algorithm.needs
+        if run.algorithm.requirements.reward_components
         else None,
     )
 
@@ -166,7 +166,7 @@ def log_step(
         "tokens_per_second/update": float(batch.mask.sum()) / (now - gathered),
         "memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else peak_memory_gib(),
     }
-    if "demonstrations" in run.algorithm.needs or not (run.rewards or run.algorithm.rewarded):
+    if run.algorithm.requirements.answers == "references" or not (run.rewards or run.algorithm.requirements.reward):
         del record["reward"]  # nobody judged the answers
     run.writer.metrics(record)
     tracked = episodes if run.config.logs.rollouts == "all" else groups_of(episodes)[0]

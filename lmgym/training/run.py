@@ -130,7 +130,7 @@ def start(config: Config, console: Console) -> Run:
     splits = {config.evaluation.split, config.evaluation.final_split or config.evaluation.split}
     held_out = {split: held_out_examples(config, split) for split in sorted(splits)}
     for stage, own in zip(config.stages, examples, strict=True):
-        if "demonstrations" not in stage.algorithm.needs:
+        if stage.algorithm.requirements.answers == "policy":
             check_examples(build(stage.rewards), own)
     for asked in held_out.values():
         check_examples(held_out_rewards(config, config.stages[-1]), asked)
@@ -152,7 +152,9 @@ def start(config: Config, console: Console) -> Run:
         if cut := cut_prompts(own, config.policy, policy.tokenizer, policy.encoder_decoder):
             console.say(f"{where}: {cut}")
     for stage, own in zip(config.stages, examples, strict=True):
-        if "demonstrations" in stage.algorithm.needs and (cut := cut_references(own, config.policy, policy.tokenizer)):
+        if stage.algorithm.requirements.answers == "references" and (
+            cut := cut_references(own, config.policy, policy.tokenizer)
+        ):
             console.say(f"stage {stage.name}: {cut}")
     for stage, own in zip(config.stages, examples, strict=True):
         check_lengths(own, config, stage, policy)
@@ -181,7 +183,7 @@ def begin_stage(run: Run) -> None:
     """Build the stage's parts; on resume, put back the optimizer and the algorithm's own state."""
     stage = run.stage = run.config.stages[run.stage_index]
     run.algorithm = copy.deepcopy(stage.algorithm)  # its state belongs to this run, not to the config
-    if "values" in run.algorithm.needs:
+    if run.algorithm.requirements.values:
         add_critic(run.policy, separate=run.config.policy.critic == "separate")
     own, critic = run.algorithm.parameters(run.policy)
     run.optimizer = Optimizer(own, stage.optimizer, critic)
@@ -243,13 +245,12 @@ def _copies(run: Run) -> None:
     run.copies = FrozenModels(run.folder, run.stage_index, run.section, run.config.seed)
     run._opponent = None
     frozen = "frozen" in (run.stage.env.get("opponent"), run.stage.env.get("user"))
-    needs = run.algorithm.needs | ({"opponent"} if frozen else set())
-    if "teacher" in needs:
+    required = run.algorithm.requirements
+    if required.teacher:
         run.copies.models["teacher"] = _teacher(run)
     taken = checkpoint.read_state(run.resume_from)["copies"] if run.step > 0 and run.resume_from else {}
-    for name in ("reference", "mask", "opponent"):
-        if name not in needs:
-            continue
+    wanted = {"reference": required.reference, "mask": required.mask, "opponent": frozen}
+    for name in (name for name, is_wanted in wanted.items() if is_wanted):
         if name == "reference" and run.stage_index == 0 and lora.has_adapter(run.policy.model) and not taken:
             run.copies.models[name] = lora.AdapterDisabledPolicy(run.policy)  # what the adapters began from
         elif name in taken:

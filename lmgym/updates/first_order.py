@@ -136,13 +136,13 @@ def prepare(batch: Batch, policy: Any, copies: Mapping[str, Any], algorithm: Any
     and is needed only where a batch serves more than one optimizer step: on the first step the old policy is the new
     one. The values come from the same pass.
     """
-    needs, batch = algorithm.needs, algorithm.before_scoring(batch)
-    if algorithm.optimizer_steps > 1 or needs & {"old", "values"}:
-        said = policy.describe(batch, values="values" in needs, last_values="values" in needs)
+    required, batch = algorithm.requirements, algorithm.before_scoring(batch)
+    if algorithm.optimizer_steps > 1 or required.old_logprobs or required.values:
+        said = policy.describe(batch, values=required.values, last_values=required.values)
         batch = batch.replace(logprobs_old=said.logprobs, values=said.values, last_values=said.last_values)
-    if "reference" in needs:
+    if required.reference:
         batch = batch.replace(logprobs_ref=copies["reference"].logprobs(batch))
-    if "teacher" in needs:
+    if required.teacher:
         batch = batch.replace(logprobs_teacher=copies["teacher"].logprobs(batch))
     return algorithm.advantages(batch)
 
@@ -195,7 +195,7 @@ def _micro_batch(
         }
         return losses, metrics
 
-    entropy, values = "entropy" in algorithm.needs, "values" in algorithm.needs
+    entropy, values = algorithm.requirements.entropy, algorithm.requirements.values
     logprob_gradient = None
     if first and not entropy:
         logprob_gradient = constant_logprob_gradient(

@@ -6,6 +6,7 @@ from torch import Tensor, tensor
 
 from lmgym.algorithms.grpo import GRPO
 from lmgym.algorithms.reinforce import RLOO, Reinforce
+from lmgym.algorithms.requirements import Requirements
 from lmgym.algorithms.supervised import Supervised
 from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.core.errors import LmgymError
@@ -112,7 +113,7 @@ def test_mean_none_and_self_critical_baselines() -> None:
     assert per_row(Reinforce(baseline="none").advantages(batch_of(scores))) == pytest.approx(scores)
     greedy = batch_of([0.9, 0.6]).replace(baseline=tensor([0.7, 0.8]))
     assert per_row(Reinforce(baseline="scst").advantages(greedy)) == pytest.approx([0.2, -0.2])
-    assert Reinforce(baseline="scst").needs == {"greedy"}
+    assert Reinforce(baseline="scst").requirements == Requirements(greedy=True)
 
 
 def test_the_mean_baseline_ignores_groups_and_rloo_does_not() -> None:
@@ -182,8 +183,8 @@ def test_the_kl_term_of_grpo() -> None:
     batch, logprobs = one_row([-1.0], [-1.2], [0.0])
     batch = batch.replace(logprobs_ref=tensor([[0.0, -1.5]]))
     assert float(loss_of(GRPO(kl_coefficient=0.1), batch, logprobs)) == pytest.approx(0.1 * 1.2214028 * 0.1065307)
-    assert GRPO(kl_coefficient=0.1).needs == {"reference"}
-    assert GRPO().needs == frozenset()
+    assert GRPO(kl_coefficient=0.1).requirements == Requirements(reference=True)
+    assert GRPO().requirements == Requirements()
 
 
 # What rows cost

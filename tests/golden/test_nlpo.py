@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lmgym.algorithms.actor_critic import PPO
 from lmgym.algorithms.nlpo import NLPO
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, SamplingMask, collate
 from lmgym.config.schema import build_config
 from lmgym.core.errors import LmgymError
@@ -491,8 +492,9 @@ def test_presets_and_needs() -> None:
     recipe = runs.tiny(algorithm={"name": "nlpo", "preset": "rl4lms", "kl_coefficient": 0.1})
     (stage,) = build_config(recipe).stages
     algorithm = stage.algorithm
-    assert isinstance(algorithm, NLPO) and algorithm.needs == {"values", "mask", "reference", "old"}
+    assert isinstance(algorithm, NLPO)
+    assert algorithm.requirements == Requirements(values=True, mask=True, reference=True, old_logprobs=True)
     assert (algorithm.top_mask, algorithm.min_tokens_to_keep, algorithm.refresh_every) == (0.9, 100, 1000)
     assert (algorithm.epochs, algorithm.gamma, algorithm.compat) == (10, 0.99, "none")
-    assert NLPO(mask_type="top_k", top_mask=5).needs == {"values"}
+    assert NLPO(mask_type="top_k", top_mask=5).requirements == Requirements(values=True)
     assert SamplingMask(torch.zeros(1, 1, dtype=torch.uint8)).renormalised
