@@ -30,7 +30,8 @@ from lmgym.rewards.base import episodes
 from lmgym.training.loop import collate_step, gather, log_step
 from lmgym.training.run import Run, begin_stage, start
 from lmgym.types import Episode, Example
-from lmgym.updates.first_order import prepare
+from lmgym.updates.prepare import prepare
+from lmgym.updates.update import update
 
 DEFAULTS = {
     "algorithm": "grpo",  # ppo; scored_grpo: grpo with a scoring pass that it does not need, to measure one
@@ -135,7 +136,7 @@ def one_step(run: Run, workload: workloads.Workload, settings: dict[str, Any], t
     batch = prepare(collate_step(run, answers, step), run.policy, run.copies.models, run.algorithm)
     turns.mark("score")
     rate = run.optimizer.set_step(step, run.stage.steps)
-    metrics = run.algorithm.update(run.policy, batch, run.optimizer)
+    metrics = update(run.algorithm, run.policy, batch, run.optimizer)
     run.step, run.version = step + 1, run.version + 1
     run.engine.load(run.policy, run.version)
     run.algorithm.after_update(run)

@@ -24,7 +24,8 @@ from lmgym.rollouts.rollout import apply_rewards, collect, demonstrate, groups_o
 from lmgym.training.evaluation_points import evaluate_now, finish, is_evaluated, record_evaluation
 from lmgym.training.run import Run, begin_stage, save, start
 from lmgym.types import Episode
-from lmgym.updates.first_order import batch_metrics, prepare
+from lmgym.updates.prepare import batch_metrics, prepare
+from lmgym.updates.update import update
 
 
 def train(config: Config, console: Console | None = None) -> Path:
@@ -51,7 +52,7 @@ def train(config: Config, console: Console | None = None) -> Path:
                     gathered = time.perf_counter()
                     batch = prepare(collate_step(run, episodes, step), run.policy, run.copies.models, run.algorithm)
                     rate = run.optimizer.set_step(step, run.stage.steps)
-                    metrics = run.algorithm.update(run.policy, batch, run.optimizer)
+                    metrics = update(run.algorithm, run.policy, batch, run.optimizer)
                     run.step, run.version = step + 1, run.version + 1
                     run.engine.load(run.policy, run.version)
                     run.algorithm.after_update(run)

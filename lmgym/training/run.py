@@ -22,6 +22,7 @@ from typing import IO, Any
 
 import torch
 
+from lmgym.algorithms.base import Algorithm
 from lmgym.config.schema import Config, Stage, dump
 from lmgym.core.errors import LmgymError
 from lmgym.envs.single_turn import SingleTurn
@@ -49,7 +50,7 @@ from lmgym.training.setup import (
     training_examples,
 )
 from lmgym.types import Example
-from lmgym.updates.first_order import Optimizer
+from lmgym.updates.optimizer import Optimizer, make_optimizer
 
 
 @dataclass
@@ -74,7 +75,7 @@ class Run:
     progress: dict[str, Any] = field(default_factory=dict)  # plain JSON: before, after, best, early stopping
     interrupted: bool = False
     stage: Stage = field(init=False)
-    algorithm: Any = field(init=False)
+    algorithm: Algorithm = field(init=False)
     optimizer: Optimizer = field(init=False)
     copies: FrozenModels = field(init=False)
     _opponent: Any = None  # the engine of a frozen opponent
@@ -92,7 +93,8 @@ class Run:
     @property
     def training_actor(self) -> Actor:
         """Who answers in training: under the algorithm's restriction, if it has one."""
-        return replace(self.actor, restriction=self.algorithm.restriction(self.copies.models.get("mask")))
+        restriction, mask = self.algorithm.restriction, self.copies.models.get("mask")
+        return replace(self.actor, engine=self.engine.restricted(restriction, mask)) if restriction else self.actor
 
     @property
     def opponent(self) -> Actor | None:
@@ -185,8 +187,7 @@ def begin_stage(run: Run) -> None:
     run.algorithm = copy.deepcopy(stage.algorithm)  # its state belongs to this run, not to the config
     if run.algorithm.requirements.values:
         add_critic(run.policy, separate=run.config.policy.critic == "separate")
-    own, critic = run.algorithm.parameters(run.policy)
-    run.optimizer = Optimizer(own, stage.optimizer, critic)
+    run.optimizer = make_optimizer(run.algorithm, run.policy, stage.optimizer)
     run.stream = Stream(run.examples[run.stage_index], run.config.seed, stage.prompts_per_step, stage.priority_scale)
     run.rewards = build(stage.rewards)
     run.close_envs()
@@ -247,7 +248,8 @@ def _copies(run: Run) -> None:
     frozen = "frozen" in (run.stage.env.get("opponent"), run.stage.env.get("user"))
     required = run.algorithm.requirements
     if required.teacher:
-        run.copies.models["teacher"] = _teacher(run)
+        teacher = load_policy(teacher_section(run.section, required.teacher), run.config.seed)
+        run.copies.models["teacher"] = teacher.frozen_copy()
     taken = checkpoint.read_state(run.resume_from)["copies"] if run.step > 0 and run.resume_from else {}
     wanted = {"reference": required.reference, "mask": required.mask, "opponent": frozen}
     for name in (name for name, is_wanted in wanted.items() if is_wanted):
@@ -257,8 +259,3 @@ def _copies(run: Run) -> None:
             run.copies.restore(name, taken[name])
         else:
             run.copies.take(name, run.policy, run.step)
-
-
-def _teacher(run: Run) -> Policy:
-    """The frozen model that the algorithm names."""
-    return load_policy(teacher_section(run.section, run.algorithm.teacher), run.config.seed).frozen_copy()
