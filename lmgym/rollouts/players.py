@@ -24,17 +24,16 @@ from lmgym.text.chat import (
     prompt_ids,
     source_ids,
 )
-from lmgym.types import Episode, Message, Restriction, Turn
+from lmgym.types import Episode, Message, Turn
 
 
 @dataclass(frozen=True)
 class Actor:
     """A policy that can be asked for turns: its engine, its tokenizer, and the keyword arguments of its chat template.
 
-    The answers of an encoder-decoder begin with `decoder_start`; a causal model has none. Under a `restriction` only
-    some tokens can be sampled. An `opponent` plays the players that do not learn, with the same tokenizer; without one
-    the actor plays them itself. `cut` says how a first prompt that is too long is cut; a demonstration is cut after
-    `reference_tokens` tokens.
+    The answers of an encoder-decoder begin with `decoder_start`; a causal model has none. An `opponent` plays the
+    players that do not learn, with the same tokenizer; without one the actor plays them itself. `cut` says how a first
+    prompt that is too long is cut; a demonstration is cut after `reference_tokens` tokens.
 
     Example: Actor(engine, tokenizer)
     """
@@ -44,7 +43,6 @@ class Actor:
     template: Mapping[str, Any] = field(default_factory=dict)
     version: int = 0
     decoder_start: tuple[int, ...] = ()
-    restriction: Restriction | None = None
     opponent: "Actor | None" = None
     cut: Cut | None = None
     reference_tokens: int | None = None

@@ -188,7 +188,7 @@ class RolloutLoop:
             players = [state.player for state in self.live if state.player.actor is actor]
             requests = [player.request(one_turn) for player in players]
             streaming = {"ended": self._announce(players)} if one_turn and self.ended is not None else {}
-            completions = actor.engine.generate(requests, sampling, actor.restriction, **streaming)
+            completions = actor.engine.generate(requests, sampling, **streaming)
             for player, completion in zip(players, completions, strict=True):
                 player.add_turn(completion, decode(actor.tokenizer, completion.ids), sampling.min_new_tokens)
         for state in self._step([None] * len(self.live)):
