@@ -1,12 +1,12 @@
-"""Frozen models beside the policy: "reference", "mask" and "teacher", which an algorithm looks at, and "opponent",
-which plays the other side of a game.
+"""Frozen models beside the policy: "reference", "mask" and "teacher" for an algorithm, and "opponent", which plays the
+other side of a game.
 
 A copy of the policy is named by the step at which it was taken and written once, when a checkpoint first refers to it:
 
     copies/stage-1-reference-step-000000/       what `from_pretrained` reads
 
-so a copy that is refreshed now and then costs a model's size per refresh, not per checkpoint, and a resumed run finds
-the one that it had.
+so a copy that is refreshed now and then costs a model's size per refresh, not per checkpoint, and a resumed run goes on
+with the same copy.
 """
 
 import shutil
@@ -21,11 +21,11 @@ from lmgym.training import checkpoint
 
 
 class FrozenModels:
-    """The copies of one stage. `models` are in use now, by name; `taken` says at which step each was taken.
+    """The frozen models of one stage. `models` has those in use, by name; `taken` the step at which each was copied.
 
     Example:
-        >>> copies = FrozenModels(folder, stage=0, section=section, seed=0)
-        >>> copies.take("reference", policy, step=0); copies.models["reference"].logprobs(batch)
+        >>> frozen = FrozenModels(folder, stage=0, section=section, seed=0)
+        >>> frozen.take("reference", policy, step=0); frozen.models["reference"].logprobs(batch)
     """
 
     def __init__(self, folder: Path, stage: int, section: PolicySection, seed: int) -> None:
@@ -34,7 +34,7 @@ class FrozenModels:
         self.taken: dict[str, int] = {}
 
     def take(self, name: str, policy: Policy, step: int) -> None:
-        """Copy the policy as it is now. What is sampled with is kept in the precision of the forward pass."""
+        """Copy the policy as it is now. Models that sample are kept in the precision of the forward pass."""
         self.models[name] = policy.frozen_copy(policy.compute if name in ("mask", "opponent") else None)
         self.taken[name] = step
 
