@@ -87,9 +87,9 @@ def demonstrate(
 def apply_rewards(
     episodes: Sequence[Episode], rewards: Sequence[Reward], timeout: float = 60.0, tokenizer: Any = None
 ) -> None:
-    """Fill in each episode's `reward_components` and `score`: environment rewards plus the weighted sum of the reward
-    functions, paid on the last turn, and there on its last token, unless a reward pays each turn
-    (rewards/turn_credit.py) or token by token (rewards/token_credit.py), for which the `tokenizer` is needed."""
+    """Fill in each episode's `reward_components` and `score`: environment rewards plus the weighted sum of the reward functions,
+    paid on the last turn, and there on its last token, unless a reward pays each turn (rewards/turn_credit.py) or token by
+    token (rewards/token_credit.py), for which the `tokenizer` is needed."""
     played = [episode for episode in episodes if episode.turns]  # the others' environments failed at once
     for reward in rewards:
         for episode in episodes:

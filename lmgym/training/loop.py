@@ -63,7 +63,7 @@ def train_stage(run: Run) -> None:
             batch = prepare(batch, run.policy, stage.frozen_models.models, algorithm)
             rate = stage.optimizer.set_step(step, steps)
             metrics = algorithm.update(run.policy, batch, stage.optimizer)
-            run.progress.step, run.progress.version = step + 1, run.progress.version + 1
+            run.progress.advance()
             run.engine.load(run.policy, run.progress.version)
             algorithm.after_update(stage)
             log_step(stage, episodes, batch, {**metrics, "learning_rate": rate}, began, gathered)

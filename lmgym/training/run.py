@@ -51,6 +51,10 @@ class Progress:
     evaluations: dict[str, Any] = field(default_factory=dict)
     """Plain JSON: the evaluations "newest", "before", "after" and "best", and the state of early stopping."""
 
+    def advance(self) -> None:
+        """Count a step, after the policy's update."""
+        self.step, self.version = self.step + 1, self.version + 1
+
 
 @dataclass
 class Run:

@@ -34,7 +34,8 @@ from lmgym.models.policy import Policy
 from lmgym.models.shapes import Shapes, shapes_of
 from lmgym.training import memory
 from lmgym.training.memory import Estimate, Part, estimate
-from lmgym.training.run import begin_stage, start
+from lmgym.training.setup import start
+from lmgym.training.stage import begin_stage
 from lmgym.types import Episode, Example, Turn
 from tests import models, runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
@@ -295,8 +296,8 @@ def test_a_reference_beside_adapters_is_no_second_trunk(
     config = build_config(runs.tiny(out=str(tmp_path / "run"), policy=section, algorithm=algorithm))
     run = start(config, Console(quiet=True))
     with run.lock, run.writer:
-        begin_stage(run)
-        copies = [getattr(one, "policy", one) for one in run.copies.models.values()]
+        frozen = begin_stage(run).frozen_models
+        copies = [getattr(one, "policy", one) for one in frozen.models.values()]
         held = [one.model.get_input_embeddings() for one in (run.policy, *copies)]
         assert len(storages(*held)) == trunks
         if trunks == 1:

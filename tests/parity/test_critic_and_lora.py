@@ -19,7 +19,8 @@ from lmgym.models import lora
 from lmgym.models.distributions import add_critic
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import VALUE_HEAD, Policy
-from lmgym.training.run import begin_stage, start
+from lmgym.training.setup import start
+from lmgym.training.stage import begin_stage
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.first_order import Optimizer, OptimizerSection, prepare
 from tests import models, runs
@@ -295,8 +296,8 @@ def test_the_reference_of_the_first_stage(lora: dict[str, Any], tmp_path: Path) 
         build_config(runs.tiny(out=str(tmp_path / "run"), policy=policy, algorithm=algorithm)), Console(quiet=True)
     )
     with run.lock, run.writer:
-        begin_stage(run)
-        reference = run.copies.models["reference"]
+        frozen = begin_stage(run).frozen_models
+        reference = frozen.models["reference"]
         assert isinstance(reference, lora.AdapterDisabledPolicy) == bool(lora)
         episode = Episode(Example("x", "?"), 0, 0, [Turn([1, 5, 6], [7, 8, 2])])
         batch = models.batch_of([episode])
@@ -305,7 +306,7 @@ def test_the_reference_of_the_first_stage(lora: dict[str, Any], tmp_path: Path) 
         disturb(run.policy.parameters())
         assert not torch.allclose(run.policy.logprobs(batch), before, atol=1e-2)
         assert torch.equal(reference.logprobs(batch), before)
-        assert set(run.copies.taken) == (set() if lora else {"reference"})
+        assert set(frozen.taken) == (set() if lora else {"reference"})
 
 
 def test_frozen_copies_and_critics_of_adapted_policies() -> None:
