@@ -7,7 +7,7 @@ Example:
     >>> lmgym.train(lmgym.load_config("lmgym/recipes/quickstart.yaml", ["stages.rl.steps=20"]))
 
 A loop of one's own has the lines of lmgym/training/loop.py: `start`, `begin_stage`, and then for each step `gather`,
-`collate_step`, `prepare`, `log_step`, `evaluate_and_save_when_due`.
+`collate_step`, `prepare`, `update`, `log_step`, `evaluate_and_save_when_due`.
 """
 
 import importlib
@@ -59,7 +59,8 @@ _HOMES = {
     "apply_rewards": "rollouts.rollout",
     "collate_step": "training.loop",
     "collate": "batch",
-    "prepare": "updates.first_order",
+    "prepare": "updates.prepare",
+    "update": "updates.update",
     "log_step": "training.loop",
     "evaluate_and_save_when_due": "training.loop",
     "save_checkpoint": "training.stage",

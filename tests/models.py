@@ -18,7 +18,7 @@ from lmgym.models.builtin import byte_tokenizer, tiny_model
 from lmgym.models.distributions import add_critic
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
-from lmgym.updates.first_order import first_order
+from lmgym.updates.first_order import optimizer_step
 
 EOS = 2  # of the byte tokenizer
 VOCABULARY = 259
@@ -193,14 +193,14 @@ class KeepGradient:
 
 
 def gradient(algorithm: Any, policy: Policy, batch: Batch, first: bool = False) -> tuple[Tensor, dict[str, float]]:
-    """The gradient of one `first_order` step as one vector, and the step's metrics."""
+    """The gradient of one optimizer step as one vector, and the step's metrics."""
     keeper = KeepGradient(policy)
-    metrics = first_order(algorithm, policy, batch, keeper, first)  # type: ignore[arg-type]
+    metrics = optimizer_step(algorithm, policy, batch, keeper, first)  # type: ignore[arg-type]
     return keeper.flat().clone(), metrics
 
 
 def loss_of(algorithm: Any, batch: Batch, logprobs: Tensor) -> Tensor:
-    """What `first_order` minimises, as a function of the log-probabilities [N T]: the weighted sum of all terms. A
+    """What an optimizer step minimises, as a function of the log-probabilities [N T]: the weighted sum of all terms. A
     value function says what it said at sampling time, and the entropy is -logprobs, its estimate by the sample."""
     entropy = -logprobs if algorithm.requirements.entropy else None
     terms, _ = algorithm.loss(batch, PolicyOutputs(logprobs, entropy=entropy, values=batch.values))

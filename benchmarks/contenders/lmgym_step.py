@@ -31,7 +31,8 @@ from lmgym.training.loop import collate_step, gather, log_step
 from lmgym.training.setup import start
 from lmgym.training.stage import StageRun, begin_stage
 from lmgym.types import Episode, Example
-from lmgym.updates.first_order import prepare
+from lmgym.updates.prepare import prepare
+from lmgym.updates.update import update
 
 DEFAULTS = {
     "algorithm": "grpo",  # ppo; scored_grpo: grpo with a scoring pass that it does not need, to measure one
@@ -137,7 +138,7 @@ def one_step(stage: StageRun, workload: workloads.Workload, settings: dict[str, 
     batch = prepare(collate_step(stage, answers, step), run.policy, stage.frozen_models.models, algorithm)
     turns.mark("score")
     rate = stage.optimizer.set_step(step, stage.config.steps)
-    metrics = algorithm.update(run.policy, batch, stage.optimizer)
+    metrics = update(algorithm, run.policy, batch, stage.optimizer)
     run.progress.advance()
     run.engine.load(run.policy, run.progress.version)
     algorithm.after_update(stage)

@@ -55,16 +55,14 @@ class Reinforce(Regularised):
         return batch.replace(advantages=batch.per_token(score - self._baseline(batch, score)))
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        assert batch.advantages is not None
-        policy = policy_gradient(new.logprobs, batch.advantages)
+        policy = policy_gradient(new.logprobs, batch.require("advantages"))
         return {"policy": (policy, "constant"), **self.regularising_terms(batch, new, "constant")}, {}
 
     def _baseline(self, batch: Batch, score: Tensor) -> Tensor:
         if self.baseline == "none":
             return torch.zeros(())
         if self.baseline == "scst":
-            assert batch.baseline is not None
-            return batch.baseline
+            return batch.require("baseline")
         mean = credit.batch_mean(score, batch.episode)
         if self.baseline == "ema":
             previous = float(mean) if self.moving_mean is None else self.moving_mean
@@ -99,6 +97,5 @@ class RLOO(Regularised):
         return batch.replace(advantages=batch.per_token(per_row))
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        assert batch.advantages is not None
-        policy = policy_gradient(new.logprobs, batch.advantages)
+        policy = policy_gradient(new.logprobs, batch.require("advantages"))
         return {"policy": (policy, "constant"), **self.regularising_terms(batch, new, "constant")}, {}

@@ -18,8 +18,8 @@ class Requirements:
     """A stage that samples must name a reward, unless its environment pays."""
     reference: bool = False
     """`batch.logprobs_ref`: log-probabilities by a frozen copy of the policy."""
-    teacher: bool = False
-    """`batch.logprobs_teacher`: log-probabilities by the model that the field `teacher` names."""
+    teacher: str | None = None
+    """`batch.logprobs_teacher`: log-probabilities by this model (Hub id, folder or built-in name)."""
     mask: bool = False
     """A frozen copy of the policy that decides which tokens may be sampled (`Algorithm.restriction`)."""
     values: bool = False

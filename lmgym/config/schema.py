@@ -21,7 +21,7 @@ from lmgym.inference.base import Sampling
 from lmgym.models.load import PolicySection
 from lmgym.rollouts.evaluate import EvaluationSection
 from lmgym.training.checkpoint import CheckpointSection
-from lmgym.updates.first_order import OptimizerSection
+from lmgym.updates.optimizer import OptimizerSection
 
 LEAST = {  # the smallest value that makes sense
     "threads": 1,
@@ -241,7 +241,7 @@ def _check_stages(stages: list[Stage]) -> None:
             raise LmgymError(f"{where}early_stop never stops anything; give it a 'patience' or a 'target'")
         if stage.algorithm.requirements.answers == "references":
             continue
-        if stage.sampling.truncates and stage.algorithm.restriction(None) is not None:
+        if stage.sampling.truncates and stage.algorithm.restriction is not None:
             name = registry.name_of("algorithm", type(stage.algorithm))
             raise LmgymError(
                 f"{where}{name} decides itself which tokens may be sampled, so sampling.top_k, top_p and min_p do not "

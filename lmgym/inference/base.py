@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lmgym.core.errors import LmgymError
-from lmgym.types import Restriction
 
 
 @dataclass(kw_only=True)
@@ -188,7 +187,6 @@ class Engine(Protocol):
         self,
         requests: Sequence[Request],
         sampling: Sampling,
-        restriction: Restriction | None = None,
         ended: Callable[[int, list[int]], None] | None = None,
     ) -> list[Completion]:
         """`ended` is called with place and ids of an answer when it has ended while others go on, in any order, where

@@ -109,9 +109,8 @@ def _memory(report: Report, config: Config, data: Data) -> bool:
 
 
 def _teacher(config: Config, stage: Stage) -> Shapes | None:
-    if not stage.algorithm.requirements.teacher:
-        return None
-    return shapes_of(teacher_section(config.policy, stage.algorithm.teacher))  # type: ignore[attr-defined]
+    teacher = stage.algorithm.requirements.teacher
+    return shapes_of(teacher_section(config.policy, teacher)) if teacher else None
 
 
 def _model(report: Report, policy: Policy) -> None:

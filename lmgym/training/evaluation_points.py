@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
 from lmgym.batch import collate
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
@@ -108,13 +106,12 @@ def _measures_references(stage: StageRun, examples: Sequence[Example]) -> bool:
     return section.reference_nll or (stage.algorithm.requirements.answers == "references" and demonstrated)
 
 
-@torch.no_grad()
 def reference_nll(examples: Sequence[Example], actor: Actor, policy: Policy, seed: int, envs: Envs) -> Interval:
     """Mean negative log-likelihood (nats per token) of the held-out references, or of what the environments' own
     demonstrators say; the interval is a bootstrap over examples of their per-token means."""
     episodes = demonstrate(list(enumerate(examples)), actor, (seed, "evaluation"), envs)
     batch = collate(episodes, policy.pad_id)
-    logprobs = policy.logprobs(batch)
+    logprobs = policy.compute_logprobs_no_grad(batch).logprobs
     means = -(logprobs * batch.actions).sum(1) / batch.actions.sum(1)
     return mean_interval([[value] for value in means.double().tolist()])
 

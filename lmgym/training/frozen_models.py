@@ -25,7 +25,7 @@ class FrozenModels:
 
     Example:
         >>> frozen = FrozenModels(folder, stage=0, section=section, seed=0)
-        >>> frozen.take("reference", policy, step=0); frozen.models["reference"].logprobs(batch)
+        >>> frozen.take("reference", policy, step=0); frozen.models["reference"].compute_logprobs_no_grad(batch)
     """
 
     def __init__(self, folder: Path, stage: int, section: PolicySection, seed: int) -> None:

@@ -26,7 +26,8 @@ from lmgym.training.run import Run
 from lmgym.training.setup import start
 from lmgym.training.stage import StageRun, begin_stage, save_checkpoint
 from lmgym.types import Episode
-from lmgym.updates.first_order import batch_metrics, prepare
+from lmgym.updates.prepare import batch_metrics, prepare
+from lmgym.updates.update import update
 
 
 def train(config: Config, console: Console | None = None) -> Path:
@@ -62,7 +63,7 @@ def train_stage(run: Run) -> None:
             batch = collate_step(stage, episodes, step)
             batch = prepare(batch, run.policy, stage.frozen_models.models, algorithm)
             rate = stage.optimizer.set_step(step, steps)
-            metrics = algorithm.update(run.policy, batch, stage.optimizer)
+            metrics = update(algorithm, run.policy, batch, stage.optimizer)
             run.progress.advance()
             run.engine.load(run.policy, run.progress.version)
             algorithm.after_update(stage)

@@ -155,16 +155,6 @@ def resident_bytes() -> float:
         return PROCESS
 
 
-class _Trains:
-    """In place of a policy: what an algorithm would have the optimizer move."""
-
-    def parameters(self) -> list[str]:
-        return ["policy"]
-
-    def critic_parameters(self) -> list[str]:
-        return ["critic"]
-
-
 def _held(
     found: Estimate, config: Config, stage: Stage, shapes: Shapes, first: bool, compute: int, teacher: Shapes | None
 ) -> None:
@@ -173,8 +163,7 @@ def _held(
     weights = weights_bytes(config, shapes, compute)
     found.add("weights", weights)
     moments = {"adamw": 2, "rmsprop": 1}[stage.optimizer.name] * MASTER
-    own, _ = stage.algorithm.parameters(_Trains())
-    if own:
+    if "policy" in stage.algorithm.optimized:
         found.add("gradients", MASTER * shapes.trained, "update")
         found.add("moments of the optimizer", moments * shapes.trained)
     if compute < MASTER and not packed:

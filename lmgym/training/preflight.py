@@ -31,8 +31,8 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
         stage.algorithm.check_vocabulary(facts.vocabulary)
         if facts.vocabulary:
             check_sampling(config, stage, facts.vocabulary)
-        if stage.algorithm.requirements.teacher:
-            check_teacher(config.policy, stage.algorithm.teacher)  # type: ignore[attr-defined]
+        if teacher := stage.algorithm.requirements.teacher:
+            check_teacher(config.policy, teacher)
     check_cut(config)
     chat = next((e for own in examples for e in own if not isinstance(e.prompt, str)), None)
     if facts.encoder_decoder and chat is not None and not load_tokenizer(config.policy).chat_template:
@@ -79,7 +79,7 @@ def kept_bytes(stage: Stage, vocabulary: int) -> int:
     """Most bytes that the kept sets of a step take, if each prompt is drawn once and answered in one turn."""
     if stage.algorithm.requirements.answers == "references":
         return 0
-    restricted = stage.algorithm.restriction(None) is not None
+    restricted = stage.algorithm.restriction is not None
     each = packed_bytes(vocabulary) if restricted else stage.sampling.kept_bytes(vocabulary)
     return stage.prompts_per_step * stage.algorithm.group_size * stage.sampling.max_new_tokens * each
 

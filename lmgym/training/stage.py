@@ -19,7 +19,7 @@ from lmgym.training.frozen_models import FrozenModels
 from lmgym.training.preflight import teacher_section
 from lmgym.training.run import Run
 from lmgym.training.setup import make_actor, make_envs
-from lmgym.updates.first_order import Optimizer
+from lmgym.updates.optimizer import Optimizer, make_optimizer
 
 
 @dataclass
@@ -65,7 +65,8 @@ class StageRun:
     @property
     def training_actor(self) -> Actor:
         """The policy as it answers in training: under the algorithm's restriction, if it has one."""
-        return replace(self.actor, restriction=self.algorithm.restriction(self.frozen_models.models.get("mask")))
+        restriction, mask = self.algorithm.restriction, self.frozen_models.models.get("mask")
+        return replace(self.actor, engine=self.run.engine.restricted(restriction, mask)) if restriction else self.actor
 
     def refresh(self, name: str) -> None:
         """Replace a frozen model by a copy of the policy as it is now; for `Algorithm.after_update`."""
@@ -89,8 +90,6 @@ def begin_stage(run: Run) -> StageRun:
     algorithm = copy.deepcopy(section.algorithm)  # its state belongs to this run, not to the config
     if algorithm.requirements.values:
         add_critic(run.policy, separate=config.policy.critic == "separate")
-    own, critic = algorithm.parameters(run.policy)
-    optimizer = Optimizer(own, section.optimizer, critic)
     envs = make_envs(config, section.env)
     frozen = _frozen_models(run, section, algorithm)
     opponent = frozen.models.get("opponent")
@@ -99,7 +98,7 @@ def begin_stage(run: Run) -> StageRun:
         index=index,
         config=section,
         algorithm=algorithm,
-        optimizer=optimizer,
+        optimizer=make_optimizer(algorithm, run.policy, section.optimizer),
         frozen_models=frozen,
         opponent=None if opponent is None else make_actor(config, opponent),
         stream=Stream(run.data.training[index], config.seed, section.prompts_per_step, section.priority_scale),
@@ -158,8 +157,8 @@ def _frozen_models(run: Run, section: Stage, algorithm: Algorithm) -> FrozenMode
     progress, required = run.progress, algorithm.requirements
     frozen = FrozenModels(run.folder, progress.stage_index, run.section, run.config.seed)
     if required.teacher:
-        teacher = teacher_section(run.section, algorithm.teacher)  # type: ignore[attr-defined]
-        frozen.models["teacher"] = load_policy(teacher, run.config.seed).frozen_copy()
+        teacher = load_policy(teacher_section(run.section, required.teacher), run.config.seed)
+        frozen.models["teacher"] = teacher.frozen_copy()
     taken = checkpoint.read_state(run.resume_from)["copies"] if progress.step > 0 and run.resume_from else {}
     opponent = "frozen" in (section.env.get("opponent"), section.env.get("user"))
     wanted = {"reference": required.reference, "mask": required.mask, "opponent": opponent}

@@ -176,7 +176,7 @@ def test_distillation_from_references_is_supervised_training() -> None:
     algorithm = Distill(source="references", epochs=2)
     assert Supervised().requirements == Requirements(answers="references")
     assert algorithm.requirements == Requirements(answers="references", reward=False)
-    assert Distill(teacher="t").requirements == Requirements(teacher=True, reward=False)
+    assert Distill(teacher="t").requirements == Requirements(teacher="t", reward=False)
     batch = algorithm.advantages(collate([conversation([2]), conversation([1], index=1)]))
     assert float(models.loss_of(algorithm, batch, tensor([[0, -1.0, -2.0], [0, -6.0, 0]]))) == pytest.approx(3.0)
 

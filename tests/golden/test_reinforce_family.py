@@ -97,7 +97,7 @@ def step_of(score: float, reference: list[float] = REFERENCE) -> Batch:
 
 
 def value_and_gradient(algorithm: Any, batch: Batch, logprobs: list[float] = LOGPROBS) -> tuple[float, list[float]]:
-    """What `first_order` minimises at its first step, and its gradient by each log-probability."""
+    """What the first optimizer step minimises, and its gradient by each log-probability."""
     leaf = tensor([[0.0, *logprobs]], dtype=torch.float64, requires_grad=True)
     batch = algorithm.advantages(batch).replace(logprobs_old=leaf.detach())
     loss = loss_of(algorithm, batch, leaf)
