@@ -65,7 +65,7 @@ class StageRun:
     @property
     def training_actor(self) -> Actor:
         """The policy as it answers in training: under the algorithm's restriction, if it has one."""
-        restriction, mask = self.algorithm.restriction, self.frozen_models.models.get("mask")
+        restriction, mask = self.algorithm.restriction, self.frozen_models.copies.get("mask")
         return replace(self.actor, engine=self.run.engine.restricted(restriction, mask)) if restriction else self.actor
 
     def refresh(self, name: str) -> None:
@@ -92,7 +92,7 @@ def begin_stage(run: Run) -> StageRun:
         add_critic(run.policy, separate=config.policy.critic == "separate")
     envs = make_envs(config, section.env)
     frozen = _frozen_models(run, section, algorithm)
-    opponent = frozen.models.get("opponent")
+    opponent = frozen.copies.get("opponent")
     stage = StageRun(
         run=run,
         index=index,
