@@ -2,7 +2,7 @@
 
 import argparse
 
-from lmgym.cli.recipes import add_recipe, read_recipe
+from lmgym.cli.recipes import add_recipe, quick_imports, read_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,9 +12,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Print each metric with its interval."""
-    from lmgym.logs.console import Console
-    from lmgym.training.preflight import check_cut, cut_prompts
-    from lmgym.training.setup import evaluate_actor, held_out_examples, held_out_rewards, make_actor, trained_policy
+    with quick_imports():
+        from lmgym.logs.console import Console
+        from lmgym.training.preflight import check_cut, cut_prompts
+        from lmgym.training.setup import evaluate_actor, held_out_examples, held_out_rewards, make_actor, trained_policy
 
     config, folder = read_recipe(given)
     check_cut(config)

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from lmgym.cli.recipes import add_recipe, read_recipe
+from lmgym.cli.recipes import add_recipe, quick_imports, read_recipe
 from lmgym.core.errors import LmgymError
 
 
@@ -15,12 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Print each prompt with its answer."""
-    from lmgym.core import seeds
-    from lmgym.inference.base import Request
-    from lmgym.tasks.base import ask
-    from lmgym.text.chat import decode
-    from lmgym.training.preflight import cut_prompts
-    from lmgym.training.setup import make_actor, trained_policy
+    with quick_imports():
+        from lmgym.core import seeds
+        from lmgym.inference.base import Request
+        from lmgym.tasks.base import ask
+        from lmgym.text.chat import decode
+        from lmgym.training.preflight import cut_prompts
+        from lmgym.training.setup import make_actor, trained_policy
 
     config, folder = read_recipe(given)
     prompts = given.prompt or [line.rstrip("\n") for line in sys.stdin]
