@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lmgym.algorithms.actor_critic import ActorCritic
-from lmgym.algorithms.base import Part
+from lmgym.algorithms.base import ParameterGroup
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 
@@ -25,7 +25,7 @@ class TRPO(ActorCritic):
     """
 
     driver: ClassVar[str] = "trust_region"
-    optimized: ClassVar[tuple[Part, ...]] = ("critic",)
+    optimized: ClassVar[tuple[ParameterGroup, ...]] = ("critic",)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "rl4lms": {
             "gamma": 0.99,
