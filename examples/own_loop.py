@@ -117,7 +117,8 @@ def main() -> None:
         if step % 10 == 9 or step == given.steps - 1:
             found = sum(episode.score >= 1 for episode in buffer) / len(buffer)
             guesses = sum(len(episode.turns) for episode in buffer) / len(buffer)
-            gradient, clipped = metrics["gradient_norm"], metrics["ratio/clipped"]
+            # A step in which no game was won has neither.
+            gradient, clipped = metrics.get("gradient_norm", 0.0), metrics.get("ratio/clipped", 0.0)
             print(
                 f"step {step + 1:>4}  found {found:.2f}  guesses {guesses:.2f}  gradient {gradient:.2f}  "
                 f"clipped {clipped:.1%}",
