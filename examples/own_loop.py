@@ -13,13 +13,24 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from lmgym import GRPO, Episode, Example, Sampler, Sampling, Step, Turn, collate, load_policy
+from lmgym import (
+    GRPO,
+    Episode,
+    Example,
+    OptimizerSection,
+    PolicySection,
+    Request,
+    Sampler,
+    Sampling,
+    Step,
+    Turn,
+    collate,
+    load_policy,
+    make_optimizer,
+    prepare,
+    update,
+)
 from lmgym.core import seeds
-from lmgym.inference.base import Request
-from lmgym.models.load import PolicySection
-from lmgym.updates.optimizer import OptimizerSection, make_optimizer
-from lmgym.updates.prepare import prepare
-from lmgym.updates.update import update
 
 DIGITS, GUESSES = 8, 3
 SECRETS, GROUP = 32, 8  # games in a step: 32 secrets, 8 times each; GRPO compares the games of one secret
@@ -58,12 +69,12 @@ class Game:
 def reset(tokenizer: Any, key: int, version: int) -> list[Game]:
     """The games of a step, each before its first guess."""
     games = []
-    for place in range(SECRETS * GROUP):
-        group, env = place // GROUP, HigherOrLower()
+    for index in range(SECRETS * GROUP):
+        group, env = index // GROUP, HigherOrLower()
         text = env.reset(seeds.key(group, parent=key))
-        episode = Episode(Example(f"game/{group}", text), group=group, index=place, version=version)
+        episode = Episode(Example(f"game/{group}", text), group=group, index=index, version=version)
         ids = [tokenizer.bos_token_id, *tokenizer(text, add_special_tokens=False)["input_ids"]]
-        games.append(Game(env, episode, seeds.key("sampling", place, parent=key), ids, list(ids)))
+        games.append(Game(env, episode, seeds.key("sampling", index, parent=key), ids, list(ids)))
     return games
 
 
@@ -106,7 +117,8 @@ def main() -> None:
         if step % 10 == 9 or step == given.steps - 1:
             found = sum(episode.score >= 1 for episode in buffer) / len(buffer)
             guesses = sum(len(episode.turns) for episode in buffer) / len(buffer)
-            gradient, clipped = metrics["gradient_norm"], metrics["ratio/clipped"]
+            # A step in which no game was won has neither.
+            gradient, clipped = metrics.get("gradient_norm", 0.0), metrics.get("ratio/clipped", 0.0)
             print(
                 f"step {step + 1:>4}  found {found:.2f}  guesses {guesses:.2f}  gradient {gradient:.2f}  "
                 f"clipped {clipped:.1%}",

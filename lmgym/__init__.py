@@ -1,12 +1,13 @@
 """lmgym trains language models by reinforcement learning.
 
-The public names, nothing else; each is imported when it is first used, so `import lmgym` loads no torch. The two
-verbs live in modules of their own name: `lmgym.training.loop.train` and `lmgym.rollouts.evaluate.evaluate`.
+The public names, nothing else; each is imported when it is first used, so `import lmgym` loads no torch.
 
 Example:
     >>> import lmgym
-    >>> from lmgym.training.loop import train
-    >>> train(lmgym.load_config("lmgym/recipes/quickstart.yaml", ["stages.rl.steps=20"]))
+    >>> lmgym.train(lmgym.load_config("lmgym/recipes/quickstart.yaml", ["stages.rl.steps=20"]))
+
+A loop of one's own has the lines of lmgym/training/loop.py: `start`, `begin_stage`, and then for each step `gather`,
+`collate_step`, `prepare`, `update`, `log_step`, `evaluate_and_save_when_due`.
 """
 
 import importlib
@@ -15,15 +16,17 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Example": "episode",
-    "Turn": "episode",
-    "Episode": "episode",
+    # data
+    "Example": "types",
+    "Turn": "types",
+    "Episode": "types",
     "Batch": "batch",
     "PolicyOutputs": "batch",
-    "collate": "batch",
-    "Config": "config",
-    "Stage": "config",
-    "load_config": "config",
+    # recipes
+    "Config": "config.schema",
+    "Stage": "config.schema",
+    "load_config": "config.schema",
+    # algorithms
     "Algorithm": "algorithms.base",
     "Reinforce": "algorithms.reinforce",
     "RLOO": "algorithms.reinforce",
@@ -36,15 +39,38 @@ _HOMES = {
     "Distill": "algorithms.distill",
     "Replay": "algorithms.replay",
     "Supervised": "algorithms.supervised",
-    "Policy": "policies.policy",
-    "load_policy": "policies.load",
-    "Sampling": "engines.base",
-    "Sampler": "engines.sampler",
+    # models, engines, environments
+    "Policy": "models.policy",
+    "PolicySection": "models.load",
+    "load_policy": "models.load",
+    "Sampling": "inference.base",
+    "Request": "inference.base",
+    "Sampler": "inference.sampler",
     "Env": "envs.base",
     "Step": "envs.base",
     "Agent": "envs.agent",
-    "LmgymError": "errors",
-    "register": "registry",
+    # a whole run
+    "train": "training.loop",
+    "evaluate": "rollouts.evaluate",
+    # the loop, line by line
+    "start": "training.setup",
+    "begin_stage": "training.stage",
+    "gather": "training.loop",
+    "collect": "rollouts.rollout",
+    "demonstrate": "rollouts.rollout",
+    "apply_rewards": "rollouts.rollout",
+    "collate_step": "training.loop",
+    "collate": "batch",
+    "OptimizerSection": "updates.optimizer",
+    "make_optimizer": "updates.optimizer",
+    "prepare": "updates.prepare",
+    "update": "updates.update",
+    "log_step": "training.loop",
+    "evaluate_and_save_when_due": "training.loop",
+    "save_checkpoint": "training.stage",
+    # plugins
+    "LmgymError": "core.errors",
+    "register": "core.registry",
     "check_env": "envs.check",
     "check_task": "tasks.base",
     "check_reward": "rewards.check",

@@ -28,7 +28,8 @@ from lmgym.envs.base import Step
 from lmgym.logs.console import Console
 from lmgym.rewards.base import episodes
 from lmgym.training.loop import collate_step, gather, log_step
-from lmgym.training.run import Run, begin_stage, start
+from lmgym.training.setup import start
+from lmgym.training.stage import StageRun, begin_stage
 from lmgym.types import Episode, Example
 from lmgym.updates.prepare import prepare
 from lmgym.updates.update import update
@@ -125,22 +126,23 @@ def config_of(folder: Path, workload: workloads.Workload, settings: dict[str, An
     return build_config(tree)
 
 
-def one_step(run: Run, workload: workloads.Workload, settings: dict[str, Any], turns: Turns) -> None:
+def one_step(stage: StageRun, workload: workloads.Workload, settings: dict[str, Any], turns: Turns) -> None:
     """What `train` does in a step; evaluation and checkpoints are never due."""
-    step, began = run.step, time.perf_counter()
-    answers = gather(run, step)
+    run, algorithm = stage.run, stage.algorithm
+    step, began = stage.step, time.perf_counter()
+    answers = gather(stage, step)
     gathered = time.perf_counter()
     turns.mark("rollout")
     for number in range(settings["turns"]):
         workloads.check_lengths(workload, [answer.turns[number].action_ids for answer in answers])
-    batch = prepare(collate_step(run, answers, step), run.policy, run.copies.models, run.algorithm)
+    batch = prepare(collate_step(stage, answers, step), run.policy, stage.frozen_models.models, algorithm)
     turns.mark("score")
-    rate = run.optimizer.set_step(step, run.stage.steps)
-    metrics = update(run.algorithm, run.policy, batch, run.optimizer)
-    run.step, run.version = step + 1, run.version + 1
-    run.engine.load(run.policy, run.version)
-    run.algorithm.after_update(run)
-    log_step(run, answers, batch, {**metrics, "learning_rate": rate}, began, gathered)
+    rate = stage.optimizer.set_step(step, stage.config.steps)
+    metrics = update(algorithm, run.policy, batch, stage.optimizer)
+    run.progress.advance()
+    run.engine.load(run.policy, run.progress.version)
+    algorithm.after_update(stage)
+    log_step(stage, answers, batch, {**metrics, "learning_rate": rate}, began, gathered)
     turns.mark("update")
 
 
@@ -152,12 +154,11 @@ def main() -> None:
         limit_lmgym(workload.lengths)
     with tempfile.TemporaryDirectory() as out, Console() as console:
         run = start(config_of(folder, workload, settings, out), console)
-        with run.lock, run.writer:
-            begin_stage(run)
+        with run.lock, run.writer, begin_stage(run) as stage:
             versions = {"torch": torch.__version__, "transformers": transformers.__version__}
             turns.ready(lmgym=lmgym.__version__, **versions, settings={**settings, "compute": run.section.compute})
             while turns.wait():
-                one_step(run, workload, settings, turns)
+                one_step(stage, workload, settings, turns)
                 turns.answer()
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from lmgym.cli.recipes import add_recipe, read_recipe
+from lmgym.cli.recipes import add_recipe, quick_imports, read_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,7 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Print the report; the exit status is 1 where it found a problem."""
-    from lmgym.training.dry_run import check
+    with quick_imports():
+        from lmgym.training.dry_run import check
 
     config, folder = read_recipe(given)
     return check(config, folder, load=not given.memory)

@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from lmgym.cli.recipes import quick_imports
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Two models, and how to compare them."""
@@ -17,9 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Print the paired differences; with --json write them all to a file."""
-    from lmgym.experiments.compare import compare, show
-    from lmgym.logs.console import Console
-    from lmgym.logs.writer import disk_errors
+    with quick_imports():
+        from lmgym.experiments.compare import compare, show
+        from lmgym.logs.console import Console
+        from lmgym.logs.writer import disk_errors
 
     with Console() as console:
         result = compare(given.first, given.second, given.overrides, given.split, given.metric, console)

@@ -2,7 +2,7 @@
 
 import argparse
 
-from lmgym.cli.recipes import add_recipe, read_recipe
+from lmgym.cli.recipes import add_recipe, quick_imports, read_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,28 +12,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Print each metric with its interval."""
-    from lmgym.logs.console import Console
-    from lmgym.rollouts.evaluate import evaluate
-    from lmgym.training.preflight import check_cut, cut_prompts
-    from lmgym.training.setup import (
-        held_out_examples,
-        held_out_rewards,
-        make_actor,
-        make_engine,
-        make_envs,
-        trained_policy,
-    )
+    with quick_imports():
+        from lmgym.logs.console import Console
+        from lmgym.training.preflight import check_cut, cut_prompts
+        from lmgym.training.setup import evaluate_actor, held_out_examples, held_out_rewards, make_actor, trained_policy
 
     config, folder = read_recipe(given)
-    section, stage = config.evaluation, config.stages[-1]
     check_cut(config)
-    examples = held_out_examples(config)
-    policy = trained_policy(config, folder)
-    cut = cut_prompts(examples, config.policy, policy.tokenizer, policy.encoder_decoder)
-    actor = make_actor(config, policy, make_engine(config, policy))
-    rewards, sampling = held_out_rewards(config, stage), section.decoding(stage.sampling)
-    envs, timeout = make_envs(config, section.env or stage.env), config.reward_timeout
-    result = evaluate(examples, actor, sampling, rewards, envs, config.seed, section.samples, timeout)
+    examples, rewards = held_out_examples(config), held_out_rewards(config, config.stages[-1])
+    policy, section = trained_policy(config, folder), config.evaluation
+    cut = cut_prompts(examples, config.policy, policy)
+    result = evaluate_actor(config, make_actor(config, policy), examples, rewards)
     with Console() as console:
         console.say(f"{given.what}: {len(examples)} prompts of {section.split}, {section.samples} answers each")
         if cut:

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from lmgym.cli.recipes import add_recipe, read_recipe
+from lmgym.cli.recipes import add_recipe, quick_imports, read_recipe
 from lmgym.core.errors import LmgymError
 
 
@@ -15,12 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Print each prompt with its answer."""
-    from lmgym.core import seeds
-    from lmgym.inference.base import Request
-    from lmgym.tasks.base import ask
-    from lmgym.text.chat import decode
-    from lmgym.training.preflight import cut_prompts
-    from lmgym.training.setup import make_actor, make_engine, trained_policy
+    with quick_imports():
+        from lmgym.core import seeds
+        from lmgym.inference.base import Request
+        from lmgym.tasks.base import ask
+        from lmgym.text.chat import decode
+        from lmgym.training.preflight import cut_prompts
+        from lmgym.training.setup import make_actor, trained_policy
 
     config, folder = read_recipe(given)
     prompts = given.prompt or [line.rstrip("\n") for line in sys.stdin]
@@ -28,15 +29,14 @@ def run(given: argparse.Namespace) -> None:
         raise LmgymError("there is no prompt: give --prompt TEXT, or one prompt a line on standard input")
     policy = trained_policy(config, folder)
     sampling = config.evaluation.decoding(config.stages[-1].sampling)
-    posed, engine = ask(prompts, config.stages[-1].task, config.seed), make_engine(config, policy)
-    if cut := cut_prompts(posed, config.policy, policy.tokenizer, policy.encoder_decoder):
+    examples, actor = ask(prompts, config.stages[-1].task, config.seed), make_actor(config, policy)
+    if cut := cut_prompts(examples, config.policy, policy):
         print(f"lmgym: {cut}", file=sys.stderr)
-    actor = make_actor(config, policy, engine)
-    ids = [tuple(actor.encode_prompt(example.prompt)) for example in posed]
-    keys = [seeds.key(config.seed, "generate", place) for place in range(len(ids))]
+    ids = [tuple(actor.encode_prompt(example.prompt)) for example in examples]
+    keys = [seeds.key(config.seed, "generate", index) for index in range(len(ids))]
     requests = [
         Request(policy.decoder_start, key, source_ids=one) if policy.encoder_decoder else Request(one, key)
         for one, key in zip(ids, keys, strict=True)
     ]
-    for prompt, completion in zip(prompts, engine.generate(requests, sampling), strict=True):
+    for prompt, completion in zip(prompts, actor.engine.generate(requests, sampling), strict=True):
         print(f"{prompt}{'' if prompt[-1:].isspace() else ' '}{decode(policy.tokenizer, completion.ids)}")

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from lmgym.cli.recipes import add_recipe, read_recipe, refuse_out
+from lmgym.cli.recipes import add_recipe, quick_imports, read_recipe, refuse_out
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,9 +13,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Train; the exit status is 130 where Ctrl-C stopped it."""
-    from lmgym.config.schema import check_same_recipe
-    from lmgym.experiments.sweep import home, is_finished, plan, train_all
-    from lmgym.training.loop import train
+    with quick_imports():
+        from lmgym.config.schema import check_same_recipe
+        from lmgym.experiments.sweep import home, is_finished, plan, train_all
+        from lmgym.training.loop import train
 
     what = Path(given.what)
     recipe = what / "recipe.yaml" if what.is_dir() else what

@@ -23,12 +23,12 @@ from lmgym.logs.formatting import decimal, json_text
 from lmgym.models.load import load_policy
 from lmgym.rewards.base import Reward
 from lmgym.rewards.corpus import Corpus
-from lmgym.rollouts.evaluate import Evaluation, evaluate, measured
+from lmgym.rollouts.evaluate import Evaluation, measured
 from lmgym.rollouts.rollout import groups_of
 from lmgym.stats.paired import Paired, compare_summed, untested
 from lmgym.stats.paired import compare as paired
 from lmgym.training.preflight import check_lengths, cut_prompts
-from lmgym.training.setup import make_actor, make_engine, make_envs
+from lmgym.training.setup import evaluate_actor, make_actor
 from lmgym.types import Example
 
 ALWAYS = ("reward", "length/mean", "truncated")  # reported of every task; its own metrics say more
@@ -166,16 +166,13 @@ def _answers(
     console: Console,
 ) -> tuple[Evaluation, str]:
     """One side's scored answers, and the precision that they were computed in."""
-    section, stage = config.evaluation, config.stages[-1]
     torch.set_num_threads(side.threads or side.config.threads or torch.get_num_threads())
     known: Any = compute or side.config.policy.compute
     policy = load_policy(replace(side.config.policy, compute=known), side.config.seed, side.weights)
-    if cut := cut_prompts(examples, side.config.policy, policy.tokenizer, policy.encoder_decoder):
+    if cut := cut_prompts(examples, side.config.policy, policy):
         console.say(cut)
-    check_lengths(examples, side.config, stage, policy)
-    actor = make_actor(side.config, policy, make_engine(side.config, policy))
-    envs, sampling = make_envs(config, section.env or stage.env), section.decoding(stage.sampling)
-    result = evaluate(examples, actor, sampling, rewards, envs, config.seed, section.samples, config.reward_timeout)
+    check_lengths(examples, side.config, config.stages[-1], policy)
+    result = evaluate_actor(config, make_actor(side.config, policy), examples, rewards)
     return result, str(policy.compute).removeprefix("torch.")
 
 

@@ -17,7 +17,8 @@ from lmgym.models.builtin import is_builtin
 from lmgym.models.load import PolicySection
 from lmgym.rewards.base import Reward, build
 from lmgym.training import checkpoint
-from lmgym.training.setup import held_out_examples, newest_model, read_machine
+from lmgym.training.machine import choose_machine
+from lmgym.training.setup import held_out_examples, newest_model
 from lmgym.types import Example
 
 
@@ -69,9 +70,9 @@ def _find(name: str, overrides: list[str]) -> Side | None:
     if (path / "manifest.json").is_file() and (problem := checkpoint.damage(path)):
         raise LmgymError(f"checkpoint {name} is damaged ({problem}); compare another one")
     config = load_config(run / "recipe.yaml", overrides)
-    machine = read_machine(run, config)
-    compute = machine["compute"] if config.policy.compute == "auto" else config.policy.compute
-    return Side(name, config, newest_model(run) if run == path else path, compute, machine["threads"])
+    machine = choose_machine(config, run)
+    compute = machine.compute if config.policy.compute == "auto" else config.policy.compute
+    return Side(name, config, newest_model(run) if run == path else path, compute, machine.threads)
 
 
 def _base_section(section: PolicySection, model: str) -> PolicySection:

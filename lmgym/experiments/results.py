@@ -12,6 +12,7 @@ from lmgym.experiments.grid import label, short_names
 from lmgym.logs.console import Console
 from lmgym.logs.curves import curves_plot
 from lmgym.logs.formatting import decimal, json_text, visible
+from lmgym.logs.records import rename_evaluations
 from lmgym.stats.intervals import Interval, student_t
 from lmgym.training import checkpoint
 
@@ -99,7 +100,7 @@ def report(
 
 def _summary(path: Path) -> dict[str, Any]:
     """A run's summary; numbers that could not be had, which JSON writes as null, are NaN again."""
-    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    summary = rename_evaluations(json.loads(path.read_text(encoding="utf-8")))
     for moment in ("newest", "before", "after"):
         for interval in summary[moment]["results"].values():
             interval |= {key: math.nan for key, value in interval.items() if value is None}

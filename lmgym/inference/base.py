@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmgym.core.errors import LmgymError
+from lmgym.types import Restriction
 
 
 @dataclass(kw_only=True)
@@ -194,6 +195,11 @@ class Engine(Protocol[PolicyT]):
     ) -> list[Completion]:
         """`ended` is called with place and ids of an answer when it has ended while others go on, in any order, where
         the engine sees that."""
+        ...
+
+    def restricted(self, restriction: Restriction, mask: Any = None) -> "Engine":
+        """This engine under a restriction of the tokens that it samples; `mask` is the frozen policy that finds tokens
+        likely enough (None: the policy itself). Valid until the next `load`."""
         ...
 
     def forget(self, conversations: Sequence[int]) -> None:

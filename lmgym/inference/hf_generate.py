@@ -7,7 +7,7 @@ a top_k or a number of beams that a checkpoint brings along would change results
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -15,83 +15,13 @@ from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import converted, suggest
 from lmgym.inference.base import Completion, Decoding, Request
 from lmgym.inference.completions import Answers
+from lmgym.inference.generation_options import checked
 from lmgym.models.policy import Policy
 
-KEYS: dict[str, Any] = {
-    "num_beams": int,
-    "length_penalty": float,
-    "early_stopping": Literal[True, False, "never"],
-    "no_repeat_ngram_size": int,
-    "encoder_no_repeat_ngram_size": int,
-    "repetition_penalty": float,
-    "encoder_repetition_penalty": float,
-    "exponential_decay_length_penalty": tuple[int, float],
-    "bad_words_ids": list[list[int]],
-    "suppress_tokens": list[int],
-    "begin_suppress_tokens": list[int],
-    "forced_eos_token_id": int,
-    "renormalize_logits": bool,
-    "remove_invalid_values": bool,
-    "typical_p": float,
-    "epsilon_cutoff": float,
-    "eta_cutoff": float,
-}
-OF_BEAMS = ("length_penalty", "early_stopping")
-OF_DRAWS = ("typical_p", "epsilon_cutoff", "eta_cutoff")
 LOOK_BACK = {"no_repeat_ngram_size", "repetition_penalty"}
 LOOK_AT_PROMPT = {"encoder_no_repeat_ngram_size", "encoder_repetition_penalty"}
-ELSEWHERE = {  # keys of GenerationConfig that have a place of their own in a recipe
-    "do_sample": "evaluation.temperature above 0",
-    "temperature": "evaluation.temperature",
-    "top_k": "evaluation.top_k",
-    "top_p": "evaluation.top_p",
-    "min_p": "evaluation.min_p",
-    "max_new_tokens": "evaluation.max_new_tokens",
-    "max_length": "evaluation.max_new_tokens",
-    "min_new_tokens": "evaluation.min_new_tokens",
-    "min_length": "evaluation.min_new_tokens",
-    "num_return_sequences": "evaluation.samples",
-    "stop_strings": "sampling.stop",
-    "eos_token_id": "sampling.stop_ids",
-    "decoder_start_token_id": "policy.context_start_token",
-    "forced_bos_token_id": "policy.context_start_token",
-}
-
-
-def checked(generation: Mapping[str, Any], temperature: float) -> dict[str, Any]:
-    """The keys and values of `evaluation.generation`, as GenerationConfig wants them.
-
-    Raises LmgymError for an unknown key or a wrong value, and for one that would have no effect.
-
-    Example: checked({"num_beams": 4, "length_penalty": "0.6"}, 0.0) -> {"num_beams": 4, "length_penalty": 0.6}
-    """
-    values = {}
-    for key, value in generation.items():
-        if key in ELSEWHERE:
-            raise LmgymError(f"evaluation.generation.{key} has a place of its own; write {ELSEWHERE[key]}")
-        if key not in KEYS:
-            raise LmgymError(f"unknown key 'evaluation.generation.{key}'; {suggest(str(key), KEYS)}")
-        values[key] = converted(KEYS[key], value, f"evaluation.generation.{key}")
-    beams = values.get("num_beams", 1)
-    if beams < 1:
-        raise LmgymError(f"evaluation.generation.num_beams is {beams}; it must be at least 1")
-    for key in OF_BEAMS:
-        if key in values and beams == 1:
-            raise LmgymError(f"evaluation.generation.{key} is about beams; give num_beams above 1 with it")
-    for key in OF_DRAWS:
-        if key in values and temperature == 0:
-            raise LmgymError(
-                f"evaluation.generation.{key} is about sampling, and evaluation.temperature is 0; write temperature: "
-                "1.0 or so with it"
-            )
-    try:
-        GenerationConfig(**values)
-    except ValueError as error:
-        raise LmgymError(f"evaluation.generation: {' '.join(str(error).split())[:300]}") from error
-    return values
 
 
 def generate(policy: Policy, requests: Sequence[Request], decoding: Decoding, rows: int) -> list[Completion]:

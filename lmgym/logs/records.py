@@ -1,12 +1,51 @@
-"""Episodes to the records that the log files keep: metrics of a step, and the answers themselves."""
+"""Episodes to the records that the log files keep: metrics of a step, and the answers themselves.
+
+Run folders of older versions have other names in them; `RENAMED` is the one table of old and new names.
+"""
 
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from lmgym.types import Episode, Turn
+
+RENAMED = {  # file of a run folder: old name -> name today
+    "metrics.jsonl": {
+        "mismatch/mean": "sampler_logprob_gap",
+        "groups/equal": "zero_variance_groups",
+        "broken": "environment_errors",
+        "broken/low": "environment_errors/low",
+        "broken/high": "environment_errors/high",
+    },
+    "rollouts.jsonl": {"parts": "reward_components", "broken": "error"},
+    "turns": {"minimum": "min_new_tokens"},  # of a record of rollouts.jsonl
+}
+
+
+def rename_record(record: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """A record of a run folder's file under the names of today.
+
+    Example:
+        >>> rename_record({"step": 3, "groups/equal": 0.5}, "metrics.jsonl")
+        {'step': 3, 'zero_variance_groups': 0.5}
+    """
+    names = RENAMED.get(file, {})
+    renamed = {names.get(name, name): value for name, value in record.items()}
+    if "turns" in renamed:
+        renamed["turns"] = [rename_record(turn, "turns") for turn in renamed["turns"]]
+    return renamed
+
+
+def rename_evaluations(evaluations: Mapping[str, Any]) -> dict[str, Any]:
+    """The evaluations of a summary.json or a checkpoint under the names of today."""
+    return {
+        moment: {**kept, "results": rename_record(kept["results"], "metrics.jsonl")}
+        if isinstance(kept, Mapping) and "results" in kept
+        else kept
+        for moment, kept in evaluations.items()
+    }
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:

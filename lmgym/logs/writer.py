@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmgym.core.errors import LmgymError
+from lmgym.logs.records import rename_record
 from lmgym.logs.sinks import brief, start
 
 if TYPE_CHECKING:
@@ -122,13 +123,14 @@ def rewind(folder: Path, stage: int, step: int) -> None:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The records of a .jsonl file in order; a torn last line, as a killed run leaves, is left out.
+    """The records of a .jsonl file in order, under the names of today; a torn last line, as a killed run leaves, is
+    left out.
 
     Raises LmgymError if there is no such file, and with its number for a line that is no record.
     """
     if not path.is_file():
         raise LmgymError(f"there is no file {path}")
-    return (record for _, record in _lines(path))
+    return (rename_record(record, path.name) for _, record in _lines(path))
 
 
 class StepClock:

@@ -4,19 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-import torch
-
-from lmgym.batch import collate
 from lmgym.envs.base import Env
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.envs.vector import Envs
 from lmgym.inference.base import Decoding, Sampling
-from lmgym.inference.hf_generate import checked
+from lmgym.inference.generation_options import checked
 from lmgym.rewards.base import Reward
 from lmgym.rewards.corpus import Corpus, corpora
 from lmgym.rewards.streaming import scoring_beside
-from lmgym.rollouts.rollout import Actor, apply_rewards, collect, demonstrate, groups_of
+from lmgym.rollouts.rollout import Actor, apply_rewards, collect, groups_of
 from lmgym.stats.intervals import Interval, mean_interval, pass_at_k_each
 from lmgym.types import Episode, Example
 
@@ -148,20 +144,3 @@ def by_task(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> d
             if name == reward.name or name.startswith(f"{reward.name}/"):
                 values[name] = numbers
     return values
-
-
-@torch.no_grad()
-def reference_nll(
-    examples: Sequence[Example],
-    actor: Actor,
-    policy: Any,
-    seed: int = 0,
-    envs: Envs | Callable[[], Env] = SingleTurn,
-) -> Interval:
-    """Mean negative log-likelihood (nats per token) of the held-out references, or of what the environments' own
-    demonstrators say; the interval is a bootstrap over examples of their per-token means."""
-    episodes = demonstrate(list(enumerate(examples)), actor, (seed, "evaluation"), envs)
-    batch = collate(episodes, policy.pad_id)
-    logprobs = policy.compute_logprobs_no_grad(batch).logprobs
-    means = -(logprobs * batch.actions).sum(1) / batch.actions.sum(1)
-    return mean_interval([[value] for value in np.asarray(means, dtype=float).tolist()])

@@ -1,6 +1,7 @@
 """Small arithmetic word problems, generated: work for a tiny model that needs no download."""
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Literal, TypeVar
 
@@ -125,15 +126,19 @@ def _split_of(prompt: str) -> str:
 
 def _problems(operations: tuple[str, ...], largest: int, steps: int, style: str) -> Iterator[tuple[str, str, str, str]]:
     """Prompt, working, answer and operations of one problem after the other, without end and with repetitions."""
+    for number in itertools.count():
+        yield from _block(operations, largest, steps, style, number)
+
+
+@functools.lru_cache(maxsize=64)
+def _block(
+    operations: tuple[str, ...], largest: int, steps: int, style: str, number: int
+) -> list[tuple[str, str, str, str]]:
+    """A block of the problems; all splits and stages of a run draw from the same ones, so they are kept."""
     key = seeds.key("arithmetic", ",".join(operations), largest, steps, style)
     width = 4 + 3 * steps  # uniform numbers per problem
-    start = 0
-    while True:
-        block = seeds.uniforms([key], start, BLOCK * width).reshape(BLOCK, width).tolist()
-        start += BLOCK * width
-        for numbers in block:
-            problem = _problem(numbers, operations, largest, style)
-            yield problem if problem else ("", "", "", "")
+    block = seeds.uniforms([key], number * BLOCK * width, BLOCK * width).reshape(BLOCK, width).tolist()
+    return [_problem(numbers, operations, largest, style) or ("", "", "", "") for numbers in block]
 
 
 def _problem(

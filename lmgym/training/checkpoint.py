@@ -2,7 +2,7 @@
 
     checkpoints/stage-1-step-000050/
         model.safetensors, config.json, tokenizer files     what `from_pretrained` reads (or an adapter)
-        value_head.safetensors, critic/                     the value function, where there is one
+        value_head.safetensors, critic/                     the value function, if the algorithm needs one
         optimizer.safetensors                               moments, by parameter
         algorithm.json                                      the algorithm's own state
         state.json                                          stage, step, frozen copies, early stopping
@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 
 from lmgym.core.errors import LmgymError
 from lmgym.logs.writer import disk_errors
+from lmgym.models.policy import Policy
 
 FORMAT = 2
 
@@ -43,7 +44,7 @@ class CheckpointSection:
 
 def save(
     folder: Path,
-    policy: Any,
+    policy: Policy,
     optimizer: torch.optim.Optimizer | None,
     algorithm: Mapping[str, Any],
     state: Mapping[str, Any],
@@ -64,13 +65,40 @@ def save(
         manifest = {p.relative_to(hidden).as_posix(): {"bytes": p.stat().st_size, "sha256": _digest(p)} for p in files}
         (hidden / "manifest.json").write_text(json.dumps(manifest, indent=1))
 
-    _write_folder(path, write)
+    write_folder(path, write)
     return path
 
 
-def save_model(path: Path, policy: Any) -> None:
+def save_model(path: Path, policy: Policy) -> None:
     """Write a model folder, as `from_pretrained` reads it, whole or not at all."""
-    _write_folder(path, policy.save_pretrained)
+    write_folder(path, policy.save_pretrained)
+
+
+def write_folder(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a hidden folder, flush it to the disk, and rename it to `path`, which it replaces.
+
+    Raises LmgymError if the disk is full; `path` is then left as it was.
+    """
+    hidden, old = path.with_name(f".saving-{path.name}"), path.with_name(f".old-{path.name}")
+    for stale in (hidden, old):
+        shutil.rmtree(stale, ignore_errors=True)
+    with disk_errors(path):
+        try:
+            hidden.mkdir(parents=True)
+            write(hidden)
+            for file in [*hidden.rglob("*"), hidden]:
+                _flush(file)
+        except Exception as error:
+            shutil.rmtree(hidden, ignore_errors=True)
+            number = re.search(r"\(os error (\d+)\)", str(error))  # how safetensors and tokenizers word a failed write
+            if isinstance(error, OSError) or number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+        if path.exists():
+            os.replace(path, old)
+        os.replace(hidden, path)
+        shutil.rmtree(old, ignore_errors=True)
+        _flush(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -103,14 +131,14 @@ def newest(folder: Path) -> tuple[Path | None, list[str]]:
 
 def all_checkpoints(folder: Path) -> list[Path]:
     """Finished checkpoints, oldest first."""
-    for old in folder.glob(".old-stage-*"):  # killed between the two renames of `_write_folder`
+    for old in folder.glob(".old-stage-*"):  # killed between the two renames of `write_folder`
         path = folder / old.name.removeprefix(".old-")
         if not path.exists():
             os.replace(old, path)
-    return sorted(folder.glob("stage-*-step-*"), key=place)
+    return sorted(folder.glob("stage-*-step-*"), key=stage_and_step)
 
 
-def place(path: Path) -> list[int]:
+def stage_and_step(path: Path) -> list[int]:
     """Stage and step of a checkpoint, from its name."""
     return [int(part) for part in path.name.split("-")[1::2]]
 
@@ -165,30 +193,6 @@ def prune(newest: Path, keep: int) -> None:
     for pattern in (".saving-*", ".old-*"):
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _write_folder(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a hidden folder, flush it to the disk, and put it in the place of `path`."""
-    hidden, old = path.with_name(f".saving-{path.name}"), path.with_name(f".old-{path.name}")
-    for stale in (hidden, old):
-        shutil.rmtree(stale, ignore_errors=True)
-    with disk_errors(path):
-        try:
-            hidden.mkdir(parents=True)
-            write(hidden)
-            for file in [*hidden.rglob("*"), hidden]:
-                _flush(file)
-        except Exception as error:
-            shutil.rmtree(hidden, ignore_errors=True)
-            number = re.search(r"\(os error (\d+)\)", str(error))  # how safetensors and tokenizers word a failed write
-            if isinstance(error, OSError) or number is None:
-                raise
-            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-        if path.exists():
-            os.replace(path, old)
-        os.replace(hidden, path)
-        shutil.rmtree(old, ignore_errors=True)
-        _flush(path.parent)
 
 
 def _moments(optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:

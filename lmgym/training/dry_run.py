@@ -19,14 +19,8 @@ from lmgym.rollouts.rollout import apply_rewards, collect, demonstrate, groups_o
 from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_ids
 from lmgym.training.memory import estimate, resident_bytes, size, weights_bytes
 from lmgym.training.preflight import check_model, cut_prompts, teacher_section
-from lmgym.training.setup import (
-    held_out_examples,
-    make_actor,
-    make_engine,
-    make_envs,
-    trained_policy,
-    training_examples,
-)
+from lmgym.training.run import Data
+from lmgym.training.setup import load_data, make_actor, make_envs, trained_policy
 from lmgym.types import Episode, Example
 
 EXAMPLES = 8
@@ -60,40 +54,40 @@ def check(config: Config, folder: Path | None = None, load: bool = True) -> int:
     Raises LmgymError where the run would not even start.
     """
     report = Report()
-    fits = _memory(report, config)
+    data = load_data(config)
+    check_model(config, data.training)
+    fits = _memory(report, config, data)
     print("\n".join(report.lines), flush=True)
     report.lines.clear()
     if load and fits:
         policy = trained_policy(config, folder)
         _model(report, policy)
-        held_out = held_out_examples(config)
+        held_out = data.held_out[config.evaluation.split]
         report.note(f"evaluation: {len(held_out)} prompts of split '{config.evaluation.split}'")
         _cut(report, config, policy, held_out)
-        for stage in config.stages:
+        for index, stage in enumerate(config.stages):
             report.lines.append(f"stage {stage.name}: {type(stage.algorithm).__name__} on {stage.task['name']}")
-            _stage(report, config, stage, policy, verdict=stage is config.stages[0] or folder is not None)
+            _stage(report, config, stage, data.training[index], policy, verdict=index == 0 or folder is not None)
         print("\n".join(report.lines))
     ready = "looks ready to train" if load and fits else "no model was loaded"
     print(ready if not report.problems else f"{report.problems} thing(s) to look at, marked with !")
     return 1 if report.problems else 0
 
 
-def _memory(report: Report, config: Config) -> bool:
-    """A table of what each stage will hold, and a warning where this machine has less; False if the weights alone are
-    more than it has."""
-    examples = [training_examples(config, stage) for stage in config.stages]
-    check_model(config, examples)
+def _memory(report: Report, config: Config, data: Data) -> bool:
+    """A table of the memory of each stage, and a warning if this machine has less; False if the weights alone are more
+    than it has."""
     shapes = shapes_of(config.policy)
     device, compute = expected_device(config.policy.device, config.policy.compute, shapes.parameters)
     here, on_cpu = memory_here(device), device == "cpu"
     tokenizer = load_tokenizer(config.policy)
     read = source_ids if shapes.encoder_decoder else prompt_ids
-    for place, stage in enumerate(config.stages):
-        few = examples[place][:EXAMPLES]
+    for index, stage in enumerate(config.stages):
+        few = data.training[index][:EXAMPLES]
         section = config.policy
         prompt = max(len(read(tokenizer, example.prompt, section.template, section.cut)) for example in few)
         found = estimate(
-            config, stage, shapes, prompt, first=place == 0, compute=compute, on_cpu=on_cpu,
+            config, stage, shapes, prompt, first=index == 0, compute=compute, on_cpu=on_cpu,
             teacher=_teacher(config, stage), process=resident_bytes() if on_cpu else 0,
         )  # fmt: skip
         report.lines.append(
@@ -137,15 +131,16 @@ def _model(report: Report, policy: Policy) -> None:
         report.warn(f"the tokenizer has {len(policy.tokenizer)} tokens, the model's head only {policy.vocabulary}")
 
 
-def _stage(report: Report, config: Config, stage: Stage, policy: Policy, verdict: bool) -> None:
-    examples = training_examples(config, stage)
+def _stage(
+    report: Report, config: Config, stage: Stage, examples: list[Example], policy: Policy, verdict: bool
+) -> None:
     few = examples[:EXAMPLES]
     report.note(f"{len(examples)} training examples, {stage.prompts_per_step} prompts a step, {stage.steps} steps "
                 f"({stage.prompts_per_step * stage.steps / len(examples):.2f} epochs)")  # fmt: skip
     if getattr(registry.get("env", stage.env["name"]), "needs_data", True):  # else prompts come from the environment
         _cut(report, config, policy, examples)
         _lengths(report, config, stage, policy, few)
-    actor = make_actor(config, policy, make_engine(config, policy))
+    actor = make_actor(config, policy)
     path = (config.seed, "check")
     if stage.algorithm.requirements.answers == "references":
         episodes = demonstrate(list(enumerate(few)), actor, path, make_envs(config, stage.env))
@@ -158,7 +153,7 @@ def _stage(report: Report, config: Config, stage: Stage, policy: Policy, verdict
 
 
 def _cut(report: Report, config: Config, policy: Policy, examples: list[Example]) -> None:
-    if sentence := cut_prompts(examples, config.policy, policy.tokenizer, policy.encoder_decoder):
+    if sentence := cut_prompts(examples, config.policy, policy):
         report.note(sentence)
 
 

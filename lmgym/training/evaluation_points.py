@@ -1,57 +1,64 @@
 """What happens beside the steps: evaluations, the best model, early stopping, and the end of a run."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from lmgym.batch import collate
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
+from lmgym.envs.vector import Envs
 from lmgym.logs.console import Sample
 from lmgym.logs.formatting import json_text
 from lmgym.logs.plots import training_plot
 from lmgym.logs.records import rollout_record
-from lmgym.rollouts.evaluate import evaluate, reference_nll
-from lmgym.stats.intervals import Interval
+from lmgym.models.policy import Policy
+from lmgym.rollouts.evaluate import evaluate
+from lmgym.rollouts.rollout import Actor, demonstrate
+from lmgym.stats.intervals import Interval, mean_interval
 from lmgym.training import checkpoint
 from lmgym.training.run import Run
 from lmgym.training.setup import held_out_rewards
-from lmgym.types import Episode
+from lmgym.training.stage import StageRun
+from lmgym.types import Episode, Example
 
 
-def evaluate_now(run: Run) -> None:
+def evaluate_now(stage: StageRun) -> None:
     """Evaluate on the held-out prompts and log it; keep the best model; decide on early stopping."""
-    results, run.progress["newest"] = _measure(run, run.config.evaluation.split)
-    _keep_best(run, results)
-    _stop_early(run, results)
+    results, stage.run.progress.evaluations["newest"] = _measure(stage, stage.run.config.evaluation.split)
+    _keep_best(stage, results)
+    _stop_early(stage, results)
 
 
-def record_evaluation(run: Run, moment: str) -> None:
+def record_evaluation(stage: StageRun, moment: str) -> None:
     """Keep what the policy can do "before" or "after" the last stage, for the table at the end.
 
-    On `evaluation.final_split`, where the recipe names one: numbers that no decision of the run has looked at. Else the
-    newest evaluation.
+    It is measured on `evaluation.final_split`, if the recipe names one: no decision of the run has looked at these
+    numbers. Else it is the newest evaluation.
     """
-    split = run.config.evaluation.final_split
+    evaluations, split = stage.run.progress.evaluations, stage.run.config.evaluation.final_split
     if split is None:
-        run.progress[moment] = run.progress["newest"]
-    elif run.step == 0 or not is_evaluated(run, moment, split):  # else a finished run, resumed
-        _, run.progress[moment] = _measure(run, split)
+        evaluations[moment] = evaluations["newest"]
+    elif stage.step == 0 or not is_evaluated(stage, moment, split):  # else a finished run, resumed
+        _, evaluations[moment] = _measure(stage, split)
 
 
-def is_evaluated(run: Run, moment: str, split: str) -> bool:
+def is_evaluated(stage: StageRun, moment: str, split: str) -> bool:
     """True if the "newest" (or "before", "after") evaluation is about this split and the policy as it is now."""
-    known = run.progress.get(moment, {})
-    return [known.get(key) for key in ("stage", "step", "split")] == [run.stage.name, run.step, split]
+    known = stage.run.progress.evaluations.get(moment, {})
+    return [known.get(key) for key in ("stage", "step", "split")] == [stage.config.name, stage.step, split]
 
 
 def finish(run: Run) -> None:
-    """The final model, the summary, the plot, and the tables that a person reads."""
+    """Write the final model, the summary and the plot, and show the tables; if interrupted, say how to go on."""
     run.console.close()
     if run.interrupted:
         run.console.say(f"stopped and saved; go on with: lmgym train {run.folder}")
         return
     checkpoint.save_model(run.folder / "final", run.policy)
-    checkpoint.write_text(run.folder / "summary.json", json_text(run.progress))
-    before, after = run.progress["before"], run.progress["after"]
+    evaluations = run.progress.evaluations
+    checkpoint.write_text(run.folder / "summary.json", json_text(evaluations))
+    before, after = evaluations["before"], evaluations["after"]
     rows = [
         (name, Interval(**before["results"][name]), Interval(**after["results"][name]))
         for name in after["results"]
@@ -64,74 +71,87 @@ def finish(run: Run) -> None:
     run.console.say(f"plot:  {plot}")
 
 
-def _measure(run: Run, split: str) -> tuple[dict[str, Interval], dict[str, Any]]:
+def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str, Any]]:
     """Answer a split's prompts, log the results, and return them, alone and as the summary keeps them."""
-    section, stage = run.config.evaluation, run.stage
-    examples, rewards = run.held_out[split], held_out_rewards(run.config, stage)
-    sampling = section.decoding(stage.sampling)
-    seed, timeout = run.config.seed, run.config.reward_timeout
-    result = evaluate(examples, run.actor, sampling, rewards, run.held_out_envs, seed, section.samples, timeout)
+    run, config = stage.run, stage.run.config
+    section, examples = config.evaluation, run.data.held_out[split]
+    sampling, rewards = section.decoding(stage.config.sampling), held_out_rewards(config, stage.config)
+    seed, timeout = config.seed, config.reward_timeout
+    result = evaluate(examples, stage.actor, sampling, rewards, stage.held_out_envs, seed, section.samples, timeout)
     results = dict(result.results)
-    asked = run.config.evaluation.env or stage.env
-    demonstrated = asked["name"] != "single_turn" or all(example.references for example in examples)
-    if section.reference_nll or (run.algorithm.requirements.answers == "references" and demonstrated):
-        results["reference_nll"] = reference_nll(examples, run.actor, run.policy, seed, run.held_out_envs)
-    place = {"kind": "evaluation", "stage": run.stage_index, "stage_name": stage.name, "step": run.step, "split": split}
-    record: dict[str, Any] = {**place, "count": len(examples)}
+    if _measures_references(stage, examples):
+        results["reference_nll"] = reference_nll(examples, stage.actor, run.policy, seed, stage.held_out_envs)
+    place = {"stage": stage.index, "stage_name": stage.config.name, "step": stage.step, "split": split}
+    record: dict[str, Any] = {"kind": "evaluation", **place, "count": len(examples)}
     for name, interval in results.items():
         record |= {name: interval.mean, f"{name}/low": interval.low, f"{name}/high": interval.high}
     run.writer.metrics(record)
-    tracked = result.episodes[: run.config.logs.samples * section.samples : section.samples]
-    predictions = run.config.logs.predictions
-    recorded = result.episodes if predictions is True else tracked  # tracked: the same prompts every time
-    run.writer.rollouts([place | rollout_record(episode) for episode in recorded])
+    tracked = result.episodes[: config.logs.samples * section.samples : section.samples]  # the same prompts every time
+    predictions = config.logs.predictions
+    recorded = result.episodes if predictions is True else tracked
+    run.writer.rollouts([{"kind": "evaluation", **place} | rollout_record(episode) for episode in recorded])
     if isinstance(predictions, str):
         write = registry.load_attribute(predictions, "logs.predictions")
-        write(run.folder, run.version, split, result.episodes)
+        write(run.folder, run.progress.version, split, result.episodes)
     shown = [name for name in results if name not in ("reward", "length/mean", "truncated")] or ["reward"]
-    run.console.evaluation(run.step, {name: results[name] for name in shown}, split)
+    run.console.evaluation(stage.step, {name: results[name] for name in shown}, split)
     plain = {name: asdict(interval) for name, interval in results.items()}
-    answers = _answers(tracked)
-    return results, {"stage": stage.name, "step": run.step, "split": split, "results": plain, "answers": answers}
+    kept = {"stage": stage.config.name, "step": stage.step, "split": split}
+    return results, {**kept, "results": plain, "answers": _answers(tracked)}
 
 
-def _keep_best(run: Run, results: dict[str, Interval]) -> None:
-    metric = run.config.evaluation.keep_best
+def _measures_references(stage: StageRun, examples: Sequence[Example]) -> bool:
+    """Whether an evaluation reports `reference_nll`: if the recipe asks for it, and in stages that imitate references
+    if the held-out examples (or the environment's demonstrator) have them."""
+    section = stage.run.config.evaluation
+    env = section.env or stage.config.env
+    demonstrated = env["name"] != "single_turn" or all(example.references for example in examples)
+    return section.reference_nll or (stage.algorithm.requirements.answers == "references" and demonstrated)
+
+
+def reference_nll(examples: Sequence[Example], actor: Actor, policy: Policy, seed: int, envs: Envs) -> Interval:
+    """Mean negative log-likelihood (nats per token) of the held-out references, or of what the environments' own
+    demonstrators say; the interval is a bootstrap over examples of their per-token means."""
+    episodes = demonstrate(list(enumerate(examples)), actor, (seed, "evaluation"), envs)
+    batch = collate(episodes, policy.pad_id)
+    logprobs = policy.compute_logprobs_no_grad(batch).logprobs
+    means = -(logprobs * batch.actions).sum(1) / batch.actions.sum(1)
+    return mean_interval([[value] for value in means.double().tolist()])
+
+
+def _keep_best(stage: StageRun, results: dict[str, Interval]) -> None:
+    run, metric = stage.run, stage.run.config.evaluation.keep_best
     if metric is None:
         return
     if metric not in results:
         raise LmgymError(f"evaluation.keep_best is '{metric}'; {registry.suggest(metric, results)}")
-    if results[metric].mean > run.progress.get("best", {}).get("value", -float("inf")):
-        run.progress["best"] = {
-            "metric": metric,
-            "value": results[metric].mean,
-            "stage": run.stage.name,
-            "step": run.step,
-        }
+    evaluations, value = run.progress.evaluations, results[metric].mean
+    if value > evaluations.get("best", {}).get("value", -float("inf")):
+        evaluations["best"] = {"metric": metric, "value": value, "stage": stage.config.name, "step": stage.step}
         checkpoint.save_model(run.folder / "best", run.policy)
 
 
-def _stop_early(run: Run, results: dict[str, Interval]) -> None:
-    stop = run.stage.early_stop
+def _stop_early(stage: StageRun, results: dict[str, Interval]) -> None:
+    stop, state = stage.config.early_stop, stage.run.progress.evaluations
     if stop is None:
         return
     if stop.metric not in results:
         raise LmgymError(f"early_stop.metric is '{stop.metric}'; {registry.suggest(stop.metric, results)}")
     sign = 1.0 if stop.mode == "max" else -1.0
-    value, best = sign * results[stop.metric].mean, run.progress.get("early_best")
+    value, best = sign * results[stop.metric].mean, state.get("early_best")
     improved = best is None or value > best
-    run.progress["early_best"] = value if improved else best
-    run.progress["early_waited"] = 0 if improved else run.progress["early_waited"] + 1
+    state["early_best"] = value if improved else best
+    state["early_waited"] = 0 if improved else state["early_waited"] + 1
     reached = stop.target is not None and value >= sign * stop.target
-    tired = stop.patience is not None and run.progress["early_waited"] >= stop.patience
-    run.progress["stop"] = asdict(stop) if reached or tired else None
+    tired = stop.patience is not None and state["early_waited"] >= stop.patience
+    state["stop"] = asdict(stop) if reached or tired else None
     if reached or tired:
         why = (
             f"{stop.metric} reached {stop.target}"
             if reached
             else f"{stop.metric} did not improve {stop.patience} times"
         )
-        run.console.say(f"stage {run.stage.name} ends at step {run.step}: {why}")
+        stage.run.console.say(f"stage {stage.config.name} ends at step {stage.step}: {why}")
 
 
 def _answers(episodes: list[Episode]) -> list[dict[str, Any]]:

@@ -22,14 +22,16 @@ from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record,
 from lmgym.rewards.streaming import scoring_beside
 from lmgym.rollouts.rollout import apply_rewards, collect, demonstrate, groups_of
 from lmgym.training.evaluation_points import evaluate_now, finish, is_evaluated, record_evaluation
-from lmgym.training.run import Run, begin_stage, save, start
+from lmgym.training.run import Run
+from lmgym.training.setup import start
+from lmgym.training.stage import StageRun, begin_stage, save_checkpoint
 from lmgym.types import Episode
 from lmgym.updates.prepare import batch_metrics, prepare
 from lmgym.updates.update import update
 
 
 def train(config: Config, console: Console | None = None) -> Path:
-    """Run all stages of a config, resuming if its folder holds a run; returns the run folder.
+    """Train all stages of a config and return the run folder; resumes if the folder holds a run.
 
     Raises LmgymError for anything that the user can mend. Ctrl-C (or SIGTERM) finishes the step, saves and returns.
 
@@ -38,58 +40,68 @@ def train(config: Config, console: Console | None = None) -> Path:
     with console or Console() as console:
         run = start(config, console)
         with run.lock, run.writer, stop_signals(run):
-            while run.stage_index < len(config.stages) and not run.interrupted:
-                begin_stage(run)
-                if run.step == 0:
-                    evaluate_now(run)
-                    if run.last_stage:
-                        record_evaluation(run, "before")
-                for step in range(run.step, run.stage.steps):
-                    if run.interrupted or run.progress.get("stop"):
-                        break
-                    began, run.algorithm.progress = time.perf_counter(), step / run.stage.steps
-                    episodes = gather(run, step)
-                    gathered = time.perf_counter()
-                    batch = prepare(collate_step(run, episodes, step), run.policy, run.copies.models, run.algorithm)
-                    rate = run.optimizer.set_step(step, run.stage.steps)
-                    metrics = update(run.algorithm, run.policy, batch, run.optimizer)
-                    run.step, run.version = step + 1, run.version + 1
-                    run.engine.load(run.policy, run.version)
-                    run.algorithm.after_update(run)
-                    log_step(run, episodes, batch, {**metrics, "learning_rate": rate}, began, gathered)
-                    evaluate_and_save_when_due(run)
-                if run.interrupted:
-                    save(run)
-                else:
-                    end_stage(run)
+            while run.progress.stage_index < len(config.stages) and not run.interrupted:
+                train_stage(run)
             finish(run)
-            run.close_envs()
     return run.folder
 
 
-def gather(run: Run, step: int) -> list[Episode]:
-    """All episodes of a step, scored: prompts from the stream, answers from the engine (or the references), rewards,
-    and more draws where the algorithm wants them. `Episode.selected` says which ones it has selected."""
-    groups: list[list[Episode]] = []
-    for draw in range(run.stage.max_draws):
-        numbered = enumerate(run.stream.at(step, draw), start=len(groups))
-        prompts = [(number, example) for number, example in numbered for _ in range(run.algorithm.group_size)]
-        path = (*run.path, "step", step, draw)
-        if run.algorithm.requirements.answers == "references":
-            episodes = demonstrate(prompts, run.actor, path, run.envs)
+def train_stage(run: Run) -> None:
+    """The loop: all steps of the run's next stage, with its evaluations and checkpoints."""
+    with begin_stage(run) as stage:
+        algorithm, steps = stage.algorithm, stage.config.steps
+        if stage.step == 0:
+            evaluate_now(stage)
+            if run.last_stage:
+                record_evaluation(stage, "before")
+        for step in range(stage.step, steps):
+            if run.stopped:
+                break
+            began, algorithm.progress = time.perf_counter(), step / steps
+            episodes = gather(stage, step)
+            gathered = time.perf_counter()
+            batch = collate_step(stage, episodes, step)
+            batch = prepare(batch, run.policy, stage.frozen_models.models, algorithm)
+            rate = stage.optimizer.set_step(step, steps)
+            metrics = update(algorithm, run.policy, batch, stage.optimizer)
+            run.progress.advance()
+            run.engine.load(run.policy, run.progress.version)
+            algorithm.after_update(stage)
+            log_step(stage, episodes, batch, {**metrics, "learning_rate": rate}, began, gathered)
+            evaluate_and_save_when_due(stage)
+        if run.interrupted:
+            save_checkpoint(stage)
         else:
-            beside = scoring_beside(run.rewards)
-            episodes = collect(prompts, run.training_actor, run.stage.sampling, path, run.envs, beside)
-            apply_rewards(episodes, run.rewards, run.config.reward_timeout, run.policy.tokenizer)
-        if run.algorithm.requirements.greedy:
-            add_greedy_baseline(run, episodes, path)
+            end_stage(stage)
+
+
+def gather(stage: StageRun, step: int) -> list[Episode]:
+    """All episodes of a step, scored: prompts from the stream, answers from the engine (or the references), rewards,
+    and more draws if the algorithm wants them. `Episode.selected` says which ones the algorithm trains on.
+
+    Raises LmgymError if it has rejected every group of all draws.
+    """
+    run, algorithm, config = stage.run, stage.algorithm, stage.config
+    groups: list[list[Episode]] = []
+    for draw in range(config.max_draws):
+        numbered = enumerate(stage.stream.at(step, draw), start=len(groups))
+        prompts = [(number, example) for number, example in numbered for _ in range(algorithm.group_size)]
+        path = (*stage.path, "step", step, draw)
+        if algorithm.requirements.answers == "references":
+            episodes = demonstrate(prompts, stage.actor, path, stage.envs)
+        else:
+            beside = scoring_beside(stage.rewards)
+            episodes = collect(prompts, stage.training_actor, config.sampling, path, stage.envs, beside)
+            apply_rewards(episodes, stage.rewards, run.config.reward_timeout, run.policy.tokenizer)
+        if algorithm.requirements.greedy:
+            add_greedy_baseline(stage, episodes, path)
         groups += groups_of(episodes)
-        selected, more = run.algorithm.select(groups, run.stage.prompts_per_step)
+        selected, more = algorithm.select(groups, config.prompts_per_step)
         if not more:
             break
     if not any(selected):
         raise LmgymError(
-            f"step {step}: the algorithm rejected every group of {run.stage.max_draws} draws; "
+            f"step {step}: the algorithm rejected every group of {config.max_draws} draws; "
             "raise max_draws, or choose prompts of another difficulty"
         )
     return mark_selected(groups, selected)
@@ -114,50 +126,50 @@ def mark_selected(groups: list[list[Episode]], selected: list[list[Episode]]) ->
     return episodes
 
 
-def add_greedy_baseline(run: Run, episodes: list[Episode], path: tuple[int | str, ...]) -> None:
-    """Score the greedy answer to each group's prompt and note it on the group's episodes."""
-    groups = groups_of(episodes)
+def add_greedy_baseline(stage: StageRun, episodes: list[Episode], path: tuple[int | str, ...]) -> None:
+    """Score the greedy answer to each group's prompt and write it to the group's episodes as their `baseline`."""
+    groups, timeout = groups_of(episodes), stage.run.config.reward_timeout
     prompts = [(group[0].group, group[0].example) for group in groups]
-    greedy = collect(prompts, run.actor, replace(run.stage.sampling, temperature=0.0), (*path, "greedy"), run.envs)
+    sampling = replace(stage.config.sampling, temperature=0.0)
+    greedy = collect(prompts, stage.actor, sampling, (*path, "greedy"), stage.envs)
     if len(greedy) != len(groups):
         raise LmgymError(
             "the baseline is a greedy answer to the group's prompt, and a game of several players has none of its own; "
             "take another baseline"
         )
-    apply_rewards(greedy, run.rewards, run.config.reward_timeout, run.policy.tokenizer)
+    apply_rewards(greedy, stage.rewards, timeout, stage.run.policy.tokenizer)
     for group, answer in zip(groups, greedy, strict=True):
         for episode in group:
             episode.baseline = answer.score
 
 
-def collate_step(run: Run, episodes: list[Episode], step: int) -> Batch:
+def collate_step(stage: StageRun, episodes: list[Episode], step: int) -> Batch:
     """The batch of the selected episodes, with the temperature and stop ids that their actions were sampled under."""
-    sampled = run.algorithm.requirements.answers == "policy"
+    policy, sampling, required = stage.run.policy, stage.config.sampling, stage.algorithm.requirements
+    weights = {reward.name: reward.weight for reward in stage.rewards}
     return collate(
         [episode for episode in episodes if episode.selected],
-        pad_id=run.policy.pad_id,
-        temperature=run.stage.sampling.temperature if sampled else 1.0,
-        stop_ids=sorted({*run.policy.stop_ids, *run.stage.sampling.stop_ids}),
-        key=seeds.key(*run.path, "update", step),
-        limit=run.stage.sampling.max_new_tokens,
-        weights={reward.name: reward.weight for reward in run.rewards}
-        if run.algorithm.requirements.reward_components
-        else None,
+        pad_id=policy.pad_id,
+        temperature=sampling.temperature if required.answers == "policy" else 1.0,
+        stop_ids=sorted({*policy.stop_ids, *sampling.stop_ids}),
+        key=seeds.key(*stage.path, "update", step),
+        limit=sampling.max_new_tokens,
+        weights=weights if required.reward_components else None,
     )
 
 
 def log_step(
-    run: Run, episodes: list[Episode], batch: Batch, metrics: dict[str, float], began: float, gathered: float
+    stage: StageRun, episodes: list[Episode], batch: Batch, metrics: dict[str, float], began: float, gathered: float
 ) -> None:
-    """One record to metrics.jsonl, the tracked answers to rollouts.jsonl, one line to the person watching.
+    """Write one record to metrics.jsonl and the tracked answers to rollouts.jsonl, and show a line on the console.
 
-    Tokens per second are sampled ones in the rollout and all real ones in the update; memory is the GPU's where there
-    is one.
+    `began` and `gathered` are seconds of `time.perf_counter`. Tokens per second are sampled tokens in the rollout and
+    all tokens of the batch in the update; memory is the GPU's if the policy is on one.
     """
-    now, step = time.perf_counter(), run.step - 1
-    place = {"kind": "train", "stage": run.stage_index, "stage_name": run.stage.name, "step": step}
-    fresh = [episode for episode in episodes if episode.version == run.version - 1]  # the others were replayed
-    record: dict[str, Any] = place | episode_metrics(fresh) | batch_metrics(batch) | metrics
+    now, run, step = time.perf_counter(), stage.run, stage.step - 1
+    index = {"kind": "train", "stage": stage.index, "stage_name": stage.config.name, "step": step}
+    fresh = [episode for episode in episodes if episode.version == run.progress.version - 1]  # the others were replayed
+    record: dict[str, Any] = index | episode_metrics(fresh) | batch_metrics(batch) | metrics
     on_gpu = run.policy.device.type == "cuda"
     record |= {
         "seconds": now - began,
@@ -167,50 +179,59 @@ def log_step(
         "tokens_per_second/update": float(batch.mask.sum()) / (now - gathered),
         "memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else peak_memory_gib(),
     }
-    if run.algorithm.requirements.answers == "references" or not (run.rewards or run.algorithm.requirements.reward):
-        del record["reward"]  # nobody judged the answers
+    required = stage.algorithm.requirements
+    if required.answers == "references" or not (stage.rewards or required.reward):
+        del record["reward"]  # no reward has judged the answers
     run.writer.metrics(record)
     tracked = episodes if run.config.logs.rollouts == "all" else groups_of(episodes)[0]
-    run.writer.rollouts([place | rollout_record(episode) for episode in tracked])
-    run.console.step(record, step, run.stage.steps)
-    failed = [episode.error for episode in fresh if episode.error]
+    run.writer.rollouts([index | rollout_record(episode) for episode in tracked])
+    run.console.step(record, step, stage.config.steps)
+    warn_of_failures(stage, fresh, step)
+
+
+def warn_of_failures(stage: StageRun, episodes: list[Episode], step: int) -> None:
+    """Warn of environments that failed, and of answers that were cut off."""
+    console, sampling = stage.run.console, stage.config.sampling
+    failed = [episode.error for episode in episodes if episode.error]
     if failed:
         count = len(failed)
-        run.console.warn(f"step {step}: {count} environments failed and were left out; the first one: {failed[0]}")
-    sampling = run.stage.sampling
+        console.warn(f"step {step}: {count} environments failed and were left out; the first one: {failed[0]}")
     # An environment may well take what was cut off: a move of one token is a move.
-    unended = sum(episode.truncated and not episode.terminated for episode in fresh)
-    if unended > 0.5 * len(fresh) and sampling.min_new_tokens < sampling.max_new_tokens:
-        run.console.warn(
+    unended = sum(episode.truncated and not episode.terminated for episode in episodes)
+    if unended > 0.5 * len(episodes) and sampling.min_new_tokens < sampling.max_new_tokens:
+        console.warn(
             f"more than half of a step's answers were cut off at sampling.max_new_tokens "
             f"({sampling.max_new_tokens}); they never came to an end, so their rewards may mean little"
         )
 
 
-def evaluate_and_save_when_due(run: Run) -> None:
-    """After a step: evaluate and save where the recipe says so."""
-    last = run.step == run.stage.steps
-    every = run.config.evaluation.every
-    if last or (every and run.step % every == 0):
-        evaluate_now(run)
-    every = run.config.checkpoint.every
-    if every and run.step % every == 0 and not last:
-        save(run)
+def evaluate_and_save_when_due(stage: StageRun) -> None:
+    """After a step: evaluate and save as often as the recipe says."""
+    config, step, last = stage.run.config, stage.step, stage.step == stage.config.steps
+    if last or is_due(config.evaluation.every, step):
+        evaluate_now(stage)
+    if is_due(config.checkpoint.every, step) and not last:
+        save_checkpoint(stage)
 
 
-def end_stage(run: Run) -> None:
-    """Save at the boundary: another stage starts at step 0 with a fresh optimizer, the last one can still be
-    extended."""
-    if not is_evaluated(run, "newest", run.config.evaluation.split):
-        evaluate_now(run)
+def is_due(every: int, step: int) -> bool:
+    """True every so many steps; never, if `every` is 0."""
+    return every > 0 and step % every == 0
+
+
+def end_stage(stage: StageRun) -> None:
+    """Save at the boundary: the next stage starts at step 0 with a new optimizer; the last stage can be continued."""
+    run, progress = stage.run, stage.run.progress
+    if not is_evaluated(stage, "newest", run.config.evaluation.split):
+        evaluate_now(stage)
     if run.last_stage:
-        record_evaluation(run, "after")
-        save(run)
-    run.stage_index += 1
-    if run.stage_index < len(run.config.stages):
-        run.step = 0
-        run.progress = {key: run.progress[key] for key in ("best",) if key in run.progress}
-        save(run)
+        record_evaluation(stage, "after")
+        save_checkpoint(stage)
+    progress.stage_index += 1
+    if progress.stage_index < len(run.config.stages):
+        progress.step = 0
+        progress.evaluations = {key: progress.evaluations[key] for key in ("best",) if key in progress.evaluations}
+        save_checkpoint(stage)
 
 
 @contextmanager

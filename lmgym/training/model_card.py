@@ -6,19 +6,19 @@ intervals. It claims nothing that the run has not measured.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from lmgym.config.schema import Config, load_config, resolved
 from lmgym.config.yaml import write_yaml
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
+from lmgym.logs.writer import read_records
 from lmgym.models import export as files
 from lmgym.models.builtin import is_builtin
 from lmgym.training import checkpoint
-from lmgym.training.setup import newest_model, read_machine
+from lmgym.training.machine import Machine, choose_machine
+from lmgym.training.setup import newest_model
 
 
 def export(what: Path, to: Path, overrides: Sequence[str] = (), merge: bool = False, push: str | None = None) -> str:
@@ -38,9 +38,8 @@ def export(what: Path, to: Path, overrides: Sequence[str] = (), merge: bool = Fa
     files.check_mergeable(source, config.policy, merge, push is not None)
     if push is not None:
         files.check_hub(push)
-    machine = read_machine(run, config)
-    wanted = config.policy.compute
-    section = replace(config.policy, compute=machine["compute"] or wanted if wanted == "auto" else wanted)
+    machine = choose_machine(config, run)
+    section = machine.policy_section(config.policy)
 
     def write(folder: Path) -> None:
         if merge:
@@ -50,13 +49,13 @@ def export(what: Path, to: Path, overrides: Sequence[str] = (), merge: bool = Fa
         card = model_card(config, run, source, machine, adapter=files.is_adapter(folder))
         (folder / "README.md").write_text(card, encoding="utf-8")
 
-    checkpoint.save_model(to, SimpleNamespace(save_pretrained=write))
+    checkpoint.write_folder(to, write)
     if push is None:
         return f"model: {to}"
     return f"model: {to}, and (private) {files.push(to, push, f'lmgym export of {source.name}')}"
 
 
-def model_card(config: Config, run: Path, source: Path, machine: Mapping[str, Any], adapter: bool) -> str:
+def model_card(config: Config, run: Path, source: Path, machine: Machine, adapter: bool) -> str:
     """The README.md of a model: what it began from, how it was trained, what it scored."""
     base = config.policy.model
     named = "made from scratch" if is_builtin(base) else Path(base).name if Path(base).exists() else base
@@ -64,7 +63,7 @@ def model_card(config: Config, run: Path, source: Path, machine: Mapping[str, An
     header: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "tags": ["lmgym"]}
     if hub:
         header |= {"base_model": base, "base_model_relation": "adapter" if adapter else "finetune"}
-    stage_name, step = _place(run, source, config)
+    stage_name, step = _stage_and_step(run, source, config)
     lines = [f"---\n{write_yaml(header)}---\n", f"# {Path(config.out or run).name}\n"]
     lines += [
         f"{'Adapters (LoRA) beside' if adapter else 'Trained from'} {named} by "
@@ -73,7 +72,8 @@ def model_card(config: Config, run: Path, source: Path, machine: Mapping[str, An
     lines += ["## Training\n", *_stages(config), ""]
     lines += ["## Results\n", *_results(config, run, stage_name, step), ""]
     lines += ["## Recipe\n", f"```yaml\n{write_yaml(_public(resolved(config)))}```\n"]
-    versions = ", ".join(f"{name} {machine[name]}" for name in ("python", "torch", "transformers") if name in machine)
+    known = {"python": machine.python, "torch": machine.torch, "transformers": machine.transformers}
+    versions = ", ".join(f"{name} {version}" for name, version in known.items() if version)
     lines += [f"Trained with {versions}. Nothing beyond the table above was measured.\n"]
     return "\n".join(lines)
 
@@ -94,7 +94,7 @@ def _find(what: Path) -> tuple[Path, Path]:
     return run, what
 
 
-def _place(run: Path, source: Path, config: Config) -> tuple[str, int]:
+def _stage_and_step(run: Path, source: Path, config: Config) -> tuple[str, int]:
     """Name of the stage, and the steps it had taken, when these weights were written."""
     if (source / "state.json").is_file():
         state = checkpoint.read_state(source)
@@ -121,8 +121,8 @@ def _stages(config: Config) -> Iterator[str]:
 
 def _results(config: Config, run: Path, stage: str, step: int) -> Iterator[str]:
     """The evaluations of these very weights, beside those of the stage's beginning where they were asked the same."""
-    text = (run / "metrics.jsonl").read_text(encoding="utf-8") if (run / "metrics.jsonl").is_file() else ""
-    records = [json.loads(line) for line in text.splitlines()]
+    metrics = run / "metrics.jsonl"
+    records = list(read_records(metrics)) if metrics.is_file() else []
     records = [record for record in records if record["kind"] == "evaluation" and record["stage_name"] == stage]
     own = {record["split"]: record for record in records if record["step"] == step}
     first = {record["split"]: record for record in records if record["step"] == 0}

@@ -1,11 +1,11 @@
-"""What a recipe, its data and its model must have in common, looked at before anything is trained.
+"""Whether a recipe, its data and its model fit each other, checked before anything is trained.
 
-`check_model` and `check_teacher` read configurations and tokenizers only, so a recipe that cannot work is refused
-before any weight is loaded; `check_lengths` counts tokens.
+`check_model` reads the model's configuration and tokenizer only, so a recipe that cannot work is refused before any
+weight is loaded. `check_fit` counts the tokens of the data, with the policy loaded.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +16,13 @@ from lmgym.models.builtin import is_builtin
 from lmgym.models.load import PolicySection, check_start_token, load_tokenizer, read_model_info
 from lmgym.models.policy import Policy
 from lmgym.text.chat import answer_ids, decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids
+from lmgym.training.run import Data
 from lmgym.types import Example, Message
 
 
 def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
-    """Raise LmgymError where the recipe does not fit the model, as far as its configuration and tokenizer tell."""
+    """Raise LmgymError if the recipe and its examples (by stage) do not fit the model, as far as the model's
+    configuration and tokenizer tell."""
     facts = read_model_info(config.policy)
     if config.policy.context_start_token is not None:
         words = load_tokenizer(config.policy) if facts.encoder_decoder else None
@@ -41,8 +43,26 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
         )
 
 
+def check_fit(config: Config, data: Data, policy: Policy, say: Callable[[str], None]) -> None:
+    """Raise LmgymError, naming the example, if a prompt or a reference is too long for the policy. `say` is told how
+    many will be cut."""
+    stages = list(zip(config.stages, data.training, strict=True))
+    asked = {f"stage {stage.name}": examples for stage, examples in stages}
+    asked |= {f"evaluation on {split}": examples for split, examples in data.held_out.items()}
+    for where, examples in asked.items():
+        if cut := cut_prompts(examples, config.policy, policy):
+            say(f"{where}: {cut}")
+    for stage, examples in stages:
+        imitates = stage.algorithm.requirements.answers == "references"
+        if imitates and (cut := cut_references(examples, config.policy, policy)):
+            say(f"stage {stage.name}: {cut}")
+    for stage, examples in stages:
+        for own in (examples, *data.held_out.values()):
+            check_lengths(own, config, stage, policy)
+
+
 def check_sampling(config: Config, stage: Stage, vocabulary: int) -> None:
-    """Raise LmgymError where truncation does not fit the vocabulary, or the kept sets of a step pass their bound."""
+    """Raise LmgymError if truncation does not fit the vocabulary, or the kept sets of a step need too much memory."""
     for sampling in (stage.sampling, config.evaluation.decoding(stage.sampling)):
         sampling.check_vocabulary(vocabulary)
     gib = kept_bytes(stage, vocabulary) / 2**30
@@ -56,7 +76,7 @@ def check_sampling(config: Config, stage: Stage, vocabulary: int) -> None:
 
 
 def kept_bytes(stage: Stage, vocabulary: int) -> int:
-    """Bytes that the kept sets of a step take at most, where each prompt is drawn once and answered in one turn."""
+    """Most bytes that the kept sets of a step take, if each prompt is drawn once and answered in one turn."""
     if stage.algorithm.requirements.answers == "references":
         return 0
     restricted = stage.algorithm.restriction is not None
@@ -83,7 +103,7 @@ def check_teacher(section: PolicySection, name: str) -> None:
 
 
 def check_cut(config: Config) -> None:
-    """Raise LmgymError where `policy.max_prompt_tokens` would cut what no task has written."""
+    """Raise LmgymError if `policy.max_prompt_tokens` would cut prompts that an environment writes."""
     section = config.policy
     sections = [stage.env for stage in config.stages] + [config.evaluation.env or {"name": "single_turn"}]
     other = next((env["name"] for env in sections if env["name"] != "single_turn"), None)
@@ -94,14 +114,15 @@ def check_cut(config: Config) -> None:
         )
 
 
-def cut_prompts(examples: Sequence[Example], section: PolicySection, tokenizer: Any, encoder_decoder: bool) -> str:
-    """A sentence that says how many of the prompts will be cut, empty where the recipe cuts none. Raises LmgymError,
-    naming the example, where one cannot be.
+def cut_prompts(examples: Sequence[Example], section: PolicySection, policy: Policy) -> str:
+    """A sentence that says how many of the prompts will be cut; empty if the recipe cuts none. Raises LmgymError,
+    naming the example, if a prompt cannot be cut.
 
     Example: "131 of 1,000 prompts are longer than policy.max_prompt_tokens (512); these lose their beginning"
     """
     if section.cut is None:
         return ""
+    tokenizer, encoder_decoder = policy.tokenizer, policy.encoder_decoder
     limit, read = section.cut.tokens, source_ids if encoder_decoder else prompt_ids
     if getattr(tokenizer, "chat_template", None):
         count, tried = 0, examples  # the first that is too long is refused
@@ -133,15 +154,16 @@ def _plain_lengths(tokenizer: Any, prompts: Sequence[str | Sequence[Message]], e
     return lengths
 
 
-def cut_references(examples: Sequence[Example], section: PolicySection, tokenizer: Any) -> str:
-    """A sentence that says how many references will be imitated in part only, empty where the recipe cuts none.
+def cut_references(examples: Sequence[Example], section: PolicySection, policy: Policy) -> str:
+    """A sentence that says how many references will be imitated in part only; empty if the recipe cuts none.
 
     Example: "12 of 500 references are longer than policy.max_reference_tokens (64); these lose their end"
     """
     limit, texts = section.max_reference_tokens, [text for example in examples for text in example.references]
     if limit is None or not texts:
         return ""
-    longer = sum(len(ids) + 1 > limit for ids in tokenizer(text_target=texts, add_special_tokens=False)["input_ids"])
+    ids_of = policy.tokenizer(text_target=texts, add_special_tokens=False)["input_ids"]
+    longer = sum(len(ids) + 1 > limit for ids in ids_of)
     return (
         f"{longer:,} of {len(texts):,} references are longer than policy.max_reference_tokens ({limit}); these lose "
         "their end"
@@ -149,8 +171,8 @@ def cut_references(examples: Sequence[Example], section: PolicySection, tokenize
 
 
 def check_lengths(examples: Sequence[Example], config: Config, stage: Stage, policy: Policy) -> None:
-    """Raise LmgymError, naming the example, where a prompt leaves the model no room to answer, or a demonstration does
-    not fit. A token stands for at least one byte, so only texts of many bytes are tokenized."""
+    """Raise LmgymError, naming the example, if a prompt leaves the model no room to answer, or a demonstration does not
+    fit. A token takes at least one byte, so only texts of many bytes are tokenized."""
     if policy.context is None or stage.env["name"] != "single_turn":
         return
     tokenizer, template, cut = policy.tokenizer, config.policy.template, config.policy.cut

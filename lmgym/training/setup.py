@@ -1,11 +1,9 @@
-"""What a recipe asks for, built: examples, rewards, environments, an engine, a policy. No state; train, eval, sample,
-check and compare use the same ones."""
+"""Set-up goes one way: recipe, machine, data, policy, engine, run. Each step is a function of the results before it.
 
-import importlib.metadata
-import json
-import platform
-import subprocess
-from collections.abc import Mapping
+`start` sets up a run; eval, generate, compare and check take the same steps, as far as they need them.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,18 +11,58 @@ from typing import Any
 
 import torch
 
-from lmgym.config.schema import Config, Stage
+from lmgym.config.schema import Config, Stage, dump
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.vector import Envs, InProcess
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.inference.base import Engine
+from lmgym.logs.console import Console
+from lmgym.logs.records import rename_evaluations
+from lmgym.logs.writer import Writer, rewind
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
-from lmgym.rewards.base import Reward, available_metrics, build
+from lmgym.rewards.base import Reward, available_metrics, build, check_examples
+from lmgym.rollouts.evaluate import Evaluation, evaluate
 from lmgym.rollouts.rollout import Actor
 from lmgym.tasks.base import load
 from lmgym.training import checkpoint
+from lmgym.training.machine import Machine, choose_machine
+from lmgym.training.preflight import check_fit, check_model
+from lmgym.training.run import Data, Progress, Run, lock_folder
 from lmgym.types import Example
+
+
+def start(config: Config, console: Console) -> Run:
+    """Set up a run: load data and policy (from the newest whole checkpoint, if its folder has one), open the folder.
+
+    Raises LmgymError for anything that the recipe has wrong, before the folder is made.
+
+    Example: run = start(load_config("lmgym/recipes/quickstart.yaml", ["out=runs/mine"]), Console())
+    """
+    folder = Path(config.out or "runs/run")
+    machine = choose_machine(config, folder)  # threads and precision, chosen once
+    data = load_data(config)  # examples of all stages and splits; rewards find their references
+    weights, progress = find_progress(config, folder, console.warn)
+    check_model(config, data.training)  # what the model's configuration and tokenizer tell, before any weight is loaded
+    policy = load_weights(config, machine, weights)
+    check_fit(config, data, policy, console.say)  # lengths of prompts and references
+    engine = make_engine(config, policy)
+    machine = replace(machine, compute=str(policy.compute).removeprefix("torch."))
+    return open_run(config, folder, machine, data, policy, engine, weights, progress, console)
+
+
+def load_data(config: Config) -> Data:
+    """All examples of a run. Raises LmgymError for a reward whose references they do not have."""
+    training = [training_examples(config, stage) for stage in config.stages]
+    splits = {config.evaluation.split, config.evaluation.final_split or config.evaluation.split}
+    held_out = {split: held_out_examples(config, split) for split in sorted(splits)}
+    for stage, examples in zip(config.stages, training, strict=True):
+        if stage.algorithm.requirements.answers == "policy":
+            check_examples(build(stage.rewards), examples)
+    for examples in held_out.values():
+        check_examples(held_out_rewards(config, config.stages[-1]), examples)
+    return Data(training, held_out)
 
 
 def training_examples(config: Config, stage: Stage) -> list[Example]:
@@ -33,7 +71,8 @@ def training_examples(config: Config, stage: Stage) -> list[Example]:
 
 
 def held_out_examples(config: Config, split: str | None = None) -> list[Example]:
-    """What an evaluation asks, of `evaluation.split` or another. Raises LmgymError if a stage trains on that split."""
+    """The examples of an evaluation, of `evaluation.split` or of another split. Raises LmgymError if a stage trains on
+    that split."""
     section, task = config.evaluation, config.evaluation.task or config.stages[-1].task
     split = split or section.split
     for stage in config.stages:
@@ -43,9 +82,14 @@ def held_out_examples(config: Config, split: str | None = None) -> list[Example]
     return _examples(task, split, config.seed)[: section.examples]
 
 
+def _examples(section: dict[str, Any], split: str, seed: int) -> list[Example]:
+    arguments = {key: value for key, value in section.items() if key not in ("name", "split")}
+    return load(section["name"], split, seed=seed, **arguments)
+
+
 def held_out_rewards(config: Config, stage: Stage) -> list[Reward]:
-    """What an evaluation reports: the stage's rewards with their weights (where it has none, the last stage's), and the
-    last stage's and `evaluation.metrics` (see `available_metrics`) besides, without weight."""
+    """The rewards that an evaluation reports: the stage's with their weights (the last stage's, if it has none), and
+    with weight 0 the last stage's and `evaluation.metrics` (see `available_metrics`)."""
     weighted = stage.rewards or config.stages[-1].rewards
     sections = {**config.stages[-1].rewards, **weighted}
     metrics = available_metrics(config.evaluation.metrics)
@@ -64,9 +108,66 @@ def _arguments(section: Any) -> dict[str, Any]:
     return {key: value for key, value in section.items() if key != "weight"} if isinstance(section, Mapping) else {}
 
 
+def find_progress(config: Config, folder: Path, warn: Callable[[str], None]) -> tuple[Path | None, Progress]:
+    """The newest whole checkpoint of a run folder (None for a new run), and how far the run has come.
+
+    `warn` is told of newer checkpoints that are damaged. Raises LmgymError if all are, or if the recipe has fewer
+    stages than the run has begun.
+    """
+    newest, complaints = checkpoint.newest(folder / "checkpoints")
+    for complaint in complaints:
+        warn(complaint)
+    if newest is None:
+        return None, Progress()
+    state = checkpoint.read_state(newest)
+    if state["stage"] >= len(config.stages):
+        raise LmgymError(f"{folder} is in its stage {state['stage'] + 1}, and the recipe has {len(config.stages)}")
+    return newest, Progress(state["stage"], state["step"], state["version"], rename_evaluations(state["progress"]))
+
+
+def load_weights(config: Config, machine: Machine, weights: Path | None) -> Policy:
+    """The policy with the threads and the precision of its run; from a model folder, or as the recipe begins."""
+    torch.set_num_threads(machine.threads)
+    return load_policy(machine.policy_section(config.policy), config.seed, weights)
+
+
+def trained_policy(config: Config, folder: Path | None) -> Policy:
+    """The newest policy of a run folder; without one, the recipe's model as it begins."""
+    machine = choose_machine(config, folder)
+    return load_weights(config, machine, None if folder is None else newest_model(folder))
+
+
+def newest_model(folder: Path) -> Path:
+    """The folder of a run's newest weights: its newest whole checkpoint, else final/. (A run that was resumed with more
+    steps has checkpoints newer than its final/.)"""
+    source, _ = checkpoint.newest(folder / "checkpoints")
+    source = source or (folder / "final" if (folder / "final").is_dir() else None)
+    if source is None:
+        raise LmgymError(f"{folder} holds no model yet: neither final/ nor a whole checkpoint")
+    return source
+
+
+def make_engine(config: Config, policy: Policy) -> Engine:
+    """The engine that samples from the policy."""
+    return registry.get("engine", "sampler")(policy, config.engine.rows, config.engine.captured)
+
+
+def make_actor(config: Config, policy: Policy, engine: Engine | None = None, version: int = 0) -> Actor:
+    """The policy as it acts in rollouts: its engine (a new one, unless given) with its tokenizer."""
+    section = config.policy
+    return Actor(
+        engine or make_engine(config, policy),
+        policy.tokenizer,
+        section.template,
+        version,
+        policy.decoder_start,
+        cut=section.cut,
+        reference_tokens=section.max_reference_tokens,
+    )
+
+
 def make_envs(config: Config, env: Mapping[str, Any]) -> Envs:
-    """The environments of an `env:` section side by side: in processes of their own where the recipe or the environment
-    says so."""
+    """The environments of an `env:` section; in processes of their own if the recipe or the environment says so."""
     section = dict(env)
     make = registry.get("env", section.pop("name"))
     count, seconds = section.pop("workers", getattr(make, "workers", 0)), section.pop("seconds", 60.0)
@@ -75,70 +176,36 @@ def make_envs(config: Config, env: Mapping[str, Any]) -> Envs:
     return InProcess(make if not section else partial(make, **section))
 
 
-def make_engine(config: Config, policy: Policy) -> Any:
-    """The engine that samples from the policy."""
-    return registry.get("engine", "sampler")(policy, config.engine.rows, config.engine.captured)
+def evaluate_actor(config: Config, actor: Actor, examples: list[Example], rewards: list[Reward]) -> Evaluation:
+    """Evaluate outside of a run, as the recipe's last stage and `evaluation:` section say."""
+    section, stage = config.evaluation, config.stages[-1]
+    envs, sampling = make_envs(config, section.env or stage.env), section.decoding(stage.sampling)
+    return evaluate(examples, actor, sampling, rewards, envs, config.seed, section.samples, config.reward_timeout)
 
 
-def make_actor(config: Config, policy: Policy, engine: Any, version: int = 0) -> Actor:
-    """Who answers: the engine, in the words of the policy's tokenizer."""
-    section, start = config.policy, policy.decoder_start
-    read, said = section.cut, section.max_reference_tokens
-    return Actor(engine, policy.tokenizer, section.template, version, start, cut=read, reference_tokens=said)
-
-
-def trained_policy(config: Config, folder: Path | None) -> Policy:
-    """A run's newest model (its newest whole checkpoint, else final/), or the recipe's own where there is no run."""
-    if folder is None:
-        return load_policy(config.policy, config.seed)
-    source = newest_model(folder)
-    machine = read_machine(folder, config)
-    torch.set_num_threads(machine["threads"])
-    return load_policy(policy_section(config, machine), config.seed, source)
-
-
-def newest_model(folder: Path) -> Path:
-    """The folder of a run's newest weights. A run that was resumed with more steps has checkpoints newer than its
-    final/."""
-    source, _ = checkpoint.newest(folder / "checkpoints")
-    source = source or (folder / "final" if (folder / "final").is_dir() else None)
-    if source is None:
-        raise LmgymError(f"{folder} holds no model yet: neither final/ nor a whole checkpoint")
-    return source
-
-
-def read_machine(folder: Path, config: Config) -> dict[str, Any]:
-    """What is chosen once for a run: read back when it exists, so that a resumed run computes the same."""
-    path = folder / "machine.json"
-    if path.is_file():
-        try:
-            machine = json.loads(path.read_text(encoding="utf-8"))
-            return {**machine, "compute": machine["compute"], "threads": config.threads or int(machine["threads"])}
-        except (ValueError, KeyError, TypeError) as error:
-            raise LmgymError(f"{path} is damaged ({error}); put it back, or delete it to choose anew") from error
+def open_run(
+    config: Config,
+    folder: Path,
+    machine: Machine,
+    data: Data,
+    policy: Policy,
+    engine: Engine,
+    resume_from: Path | None,
+    progress: Progress,
+    console: Console,
+) -> Run:
+    """Lock the run folder, write what was chosen, and take its logs back to the checkpoint."""
+    lock = lock_folder(folder)
     try:
-        described = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip()
-    except OSError:  # no git here
-        described = ""
-    return {
-        "threads": config.threads or torch.get_num_threads(),
-        "compute": None,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": importlib.metadata.version("transformers"),
-        "platform": platform.platform(),
-        "commit": described or None,
-    }
-
-
-def policy_section(config: Config, machine: dict[str, Any]) -> PolicySection:
-    """The policy section with the precision that this run has chosen, if it has."""
-    chosen = machine["compute"] if config.policy.compute == "auto" else None
-    return replace(config.policy, compute=chosen or config.policy.compute)
-
-
-def _examples(section: dict[str, Any], split: str, seed: int) -> list[Example]:
-    arguments = {key: value for key, value in section.items() if key not in ("name", "split")}
-    return load(section["name"], split, seed=seed, **arguments)
+        checkpoint.write_text(folder / "recipe.yaml", dump(config))
+        machine.write(folder)
+        rewind(folder, progress.stage_index, progress.step)
+        writer = Writer(folder, config.logs.sinks, console)
+    except BaseException:
+        lock.close()
+        raise
+    if resume_from:
+        engine.load(policy, progress.version)
+        console.say(f"resuming {folder} at stage {progress.stage_index + 1}, step {progress.step}")
+    section = replace(config.policy, compute=machine.compute)
+    return Run(config, folder, section, data, policy, engine, console, writer, lock, progress, resume_from)

@@ -76,7 +76,7 @@ def test_checkpoints_come_in_the_order_of_training(tmp_path: Path) -> None:
     for stage, step in ((1, 0), (0, 1_000_000), (0, 5), (10, 3), (2, 3)):
         (tmp_path / f"stage-{stage}-step-{step:06d}").mkdir()
     (tmp_path / ".saving-stage-9-step-000009").mkdir()
-    found = [checkpoint.place(path) for path in checkpoint.all_checkpoints(tmp_path)]
+    found = [checkpoint.stage_and_step(path) for path in checkpoint.all_checkpoints(tmp_path)]
     assert found == [[0, 5], [0, 1_000_000], [1, 0], [2, 3], [10, 3]]
 
 

@@ -108,8 +108,8 @@ def test_the_recipe_of_the_readme_and_its_overrides_are_valid(tmp_path: Path) ->
 def test_the_loop_of_the_readme_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "recipes").mkdir()
-    runs.write(tmp_path / "recipes" / "gsm8k_grpo.yaml", steps=2)
+    (tmp_path / "lmgym" / "recipes").mkdir(parents=True)
+    runs.write(tmp_path / "lmgym" / "recipes" / "gsm8k_grpo.yaml", steps=2)
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(write(tmp_path, "my_loop.py")))
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-2:]] == ["0", "1"]

@@ -15,11 +15,12 @@ from lmgym.batch import Batch
 from lmgym.config.schema import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
-from lmgym.models import lora
+from lmgym.models import lora as adapter
 from lmgym.models.distributions import add_critic
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import VALUE_HEAD, Policy
-from lmgym.training.run import begin_stage, start
+from lmgym.training.setup import start
+from lmgym.training.stage import begin_stage
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.optimizer import Optimizer, OptimizerSection
 from lmgym.updates.prepare import prepare
@@ -49,7 +50,7 @@ def section_of(model: str, **more: Any) -> PolicySection:
 def policy_of(model: str, critic: str = "none", **more: Any) -> Policy:
     """Weights larger than a fresh model's, so that a mistake shows; adapters and value head likewise."""
     policy = load_policy(section_of(model, **more))
-    if lora.has_adapter(policy.model):
+    if adapter.has_adapter(policy.model):
         disturb(policy.parameters())
     else:
         models.sharpen(policy.model)
@@ -205,7 +206,9 @@ def assert_same(one: Policy, other: Policy) -> None:
     batch = batch_for(one)
     ask: dict[str, Any] = {"entropy": True, "values": one.has_critic, "last_values": one.has_critic}
     for ours, theirs in zip(
-        vars(one.score(batch, **ask)).values(), vars(other.score(batch, **ask)).values(), strict=True
+        vars(one.compute_logprobs(batch, **ask)).values(),
+        vars(other.compute_logprobs(batch, **ask)).values(),
+        strict=True,
     ):
         assert (ours is None) == (theirs is None)
         assert ours is None or torch.equal(ours, theirs)
@@ -234,7 +237,9 @@ def test_adapters_say_nothing_at_first_and_nothing_else_trains(model: str) -> No
     base, policy = load_policy(section_of(model)), load_policy(section_of(model, **LORA))
     batch = batch_for(base)
     # Not bit for bit: how torch folds a product, and so rounds, depends on whether the weights want gradients.
-    assert torch.allclose(base.score(batch).logprobs, policy.compute_logprobs(batch).logprobs, rtol=0, atol=1e-5)
+    assert torch.allclose(
+        base.compute_logprobs(batch).logprobs, policy.compute_logprobs(batch).logprobs, rtol=0, atol=1e-5
+    )
     assert not any(bool(p.any()) for name, p in policy.model.named_parameters() if ".lora_B." in name)
     assert {name.split(".")[-3] for name, p in policy.model.named_parameters() if p.requires_grad} == {
         "lora_A",
@@ -256,10 +261,10 @@ def test_a_merged_model_is_a_plain_one_that_says_the_same(model: str, alpha: flo
     policy = policy_of(model, lora_rank=4, lora_alpha=alpha)
     base = dict(load_policy(section_of(model)).model.named_parameters())
     policy.save_pretrained(tmp_path)
-    assert not (tmp_path / lora.CONFIG).exists() and (tmp_path / "model.safetensors").is_file()
+    assert not (tmp_path / adapter.CONFIG).exists() and (tmp_path / "model.safetensors").is_file()
     kind: Any = AutoModelForSeq2SeqLM if policy.encoder_decoder else AutoModelForCausalLM
     plain = kind.from_pretrained(tmp_path)
-    assert type(plain) is type(policy.model) and not lora.has_adapter(plain)
+    assert type(plain) is type(policy.model) and not adapter.has_adapter(plain)
     adapted = {name: p for name, p in policy.model.named_parameters() if ".lora_" in name}
     changed = 0
     for name, weight in plain.named_parameters():
@@ -271,10 +276,10 @@ def test_a_merged_model_is_a_plain_one_that_says_the_same(model: str, alpha: flo
         assert torch.allclose(weight, expected, atol=1e-6)
     assert changed == len(adapted) // 2 > 4
     batch = batch_for(policy)
-    merged = Policy(plain, policy.tokenizer).score(batch).logprobs
+    merged = Policy(plain, policy.tokenizer).compute_logprobs(batch).logprobs
     assert torch.allclose(merged, policy.compute_logprobs(batch).logprobs, rtol=0, atol=1e-4)
-    assert not torch.allclose(merged, load_policy(section_of(model)).score(batch).logprobs, atol=1e-2)
-    assert lora.has_adapter(policy.model)  # saving has not merged the one that trains
+    assert not torch.allclose(merged, load_policy(section_of(model)).compute_logprobs(batch).logprobs, atol=1e-2)
+    assert adapter.has_adapter(policy.model)  # saving has not merged the one that trains
 
 
 @every_model
@@ -283,7 +288,7 @@ def test_before_its_adapters_a_policy_is_its_base(model: str) -> None:
     batch = batch_for(policy)
     trained, now = len(policy.parameters()), policy.compute_logprobs(batch).logprobs
     assert torch.allclose(
-        lora.AdapterDisabledPolicy(policy).compute_logprobs_no_grad(batch).logprobs,
+        adapter.AdapterDisabledPolicy(policy).compute_logprobs_no_grad(batch).logprobs,
         base.compute_logprobs_no_grad(batch).logprobs,
         rtol=0,
         atol=1e-5,
@@ -302,9 +307,9 @@ def test_the_reference_of_the_first_stage(lora: dict[str, Any], tmp_path: Path) 
         build_config(runs.tiny(out=str(tmp_path / "run"), policy=policy, algorithm=algorithm)), Console(quiet=True)
     )
     with run.lock, run.writer:
-        begin_stage(run)
-        reference = run.copies.models["reference"]
-        assert isinstance(reference, lora.AdapterDisabledPolicy) == bool(lora)
+        frozen = begin_stage(run).frozen_models
+        reference = frozen.models["reference"]
+        assert isinstance(reference, adapter.AdapterDisabledPolicy) == bool(lora)
         episode = Episode(Example("x", "?"), 0, 0, [Turn([1, 5, 6], [7, 8, 2])])
         batch = models.batch_of([episode])
         before = run.policy.compute_logprobs_no_grad(batch).logprobs
@@ -312,21 +317,21 @@ def test_the_reference_of_the_first_stage(lora: dict[str, Any], tmp_path: Path) 
         disturb(run.policy.parameters())
         assert not torch.allclose(run.policy.compute_logprobs_no_grad(batch).logprobs, before, atol=1e-2)
         assert torch.equal(reference.compute_logprobs_no_grad(batch).logprobs, before)
-        assert set(run.copies.taken) == (set() if lora else {"reference"})
+        assert set(frozen.taken) == (set() if lora else {"reference"})
 
 
 def test_frozen_copies_and_critics_of_adapted_policies() -> None:
     policy = policy_of("builtin:tiny_t5", "separate", **LORA)
     batch = batch_for(policy)
     frozen = policy.frozen_copy()
-    assert frozen.parameters() == [] and not lora.has_adapter(frozen.model) and not frozen.has_critic
+    assert frozen.parameters() == [] and not adapter.has_adapter(frozen.model) and not frozen.has_critic
     assert torch.allclose(
         frozen.compute_logprobs_no_grad(batch).logprobs,
         policy.compute_logprobs_no_grad(batch).logprobs,
         rtol=0,
         atol=1e-4,
     )
-    assert policy.critic is not None and lora.has_adapter(policy.critic.model)
+    assert policy.critic is not None and adapter.has_adapter(policy.critic.model)
     shared = {id(p) for p in policy.model.parameters()} & {id(p) for p in policy.critic.model.parameters()}
     assert not shared
     disturb(policy.parameters(), seed=9)

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from lmgym.core.errors import LmgymError
 from lmgym.core.seeds import key
 from lmgym.inference.base import Completion, Decoding, Request
-from lmgym.inference.hf_generate import KEYS, checked
+from lmgym.inference.generation_options import KEYS, checked
 from lmgym.inference.sampler import Sampler
 from lmgym.models.builtin import builtin_model
 from lmgym.models.policy import Policy

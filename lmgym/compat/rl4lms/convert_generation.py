@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmgym.compat.rl4lms.schema import Conversion, Section
-from lmgym.inference.hf_generate import KEYS
+from lmgym.inference.generation_options import KEYS
 
 TOP_K = 50  # the default of `generate`
 Length = tuple[int, int]  # most and fewest new tokens

@@ -1,0 +1,77 @@
+"""machine.json: threads and precision, chosen once so that a resumed run computes the same; and the versions."""
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lmgym.config.schema import Config
+from lmgym.core.errors import LmgymError
+from lmgym.models.load import PolicySection
+from lmgym.training import checkpoint
+
+NAME = "machine.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """CPU threads and precision of a run, and what it ran with.
+
+    Example: Machine(threads=2, compute="float32", python="3.11.7")
+    """
+
+    threads: int
+    compute: Any = None
+    """Precision of the forward pass ("float32", "bfloat16"); None until the policy has been loaded."""
+    python: str | None = None
+    torch: str | None = None
+    transformers: str | None = None
+    platform: str | None = None
+    commit: str | None = None
+    """Of lmgym's own repository, if it runs from one."""
+
+    def policy_section(self, section: PolicySection) -> PolicySection:
+        """The policy section with the precision of this run in place of "auto"."""
+        chosen = self.compute if section.compute == "auto" else None
+        return replace(section, compute=chosen or section.compute)
+
+    def write(self, folder: Path) -> None:
+        """Write machine.json into a run folder."""
+        checkpoint.write_text(folder / NAME, json.dumps(asdict(self), indent=1))
+
+
+def choose_machine(config: Config, folder: Path | None) -> Machine:
+    """The machine.json of a run folder, or a new choice if it has none. `threads` of the recipe wins over both.
+
+    Raises LmgymError if the file is damaged.
+    """
+    path = None if folder is None else folder / NAME
+    if path is None or not path.is_file():
+        return _this_machine(config.threads or torch.get_num_threads())
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        known = {field.name: found[field.name] for field in fields(Machine) if field.name in found}
+        return Machine(**{**known, "compute": found["compute"], "threads": config.threads or int(found["threads"])})
+    except (ValueError, KeyError, TypeError) as error:
+        raise LmgymError(f"{path} is damaged ({error}); put it back, or delete it to choose anew") from error
+
+
+def _this_machine(threads: int) -> Machine:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:  # no git here
+        commit = ""
+    return Machine(
+        threads=threads,
+        python=platform.python_version(),
+        torch=torch.__version__,
+        transformers=importlib.metadata.version("transformers"),
+        platform=platform.platform(),
+        commit=commit or None,
+    )

@@ -1,0 +1,172 @@
+"""One stage of a run: what `begin_stage` builds for it, and its checkpoints."""
+
+import copy
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from lmgym.algorithms.base import Algorithm
+from lmgym.config.schema import Stage
+from lmgym.core.errors import LmgymError
+from lmgym.envs.vector import Envs
+from lmgym.models import lora
+from lmgym.models.distributions import add_critic
+from lmgym.models.load import load_policy
+from lmgym.rewards.base import Reward, build
+from lmgym.rollouts.rollout import Actor
+from lmgym.tasks.stream import Stream
+from lmgym.training import checkpoint
+from lmgym.training.frozen_models import FrozenModels
+from lmgym.training.preflight import teacher_section
+from lmgym.training.run import Run
+from lmgym.training.setup import make_actor, make_envs
+from lmgym.updates.optimizer import Optimizer, make_optimizer
+
+
+@dataclass
+class StageRun:
+    """What one stage of a run trains with. As a context manager it closes its environments.
+
+    Example:
+        >>> with begin_stage(run) as stage:
+        ...     episodes = gather(stage, step=0)
+    """
+
+    run: Run
+    index: int
+    config: Stage
+    algorithm: Algorithm
+    optimizer: Optimizer
+    frozen_models: FrozenModels
+    opponent: Actor | None  # the frozen model that plays the other side of a game
+    stream: Stream
+    rewards: list[Reward]
+    envs: Envs
+    held_out_envs: Envs
+
+    @property
+    def step(self) -> int:
+        """Steps taken in this stage."""
+        return self.run.progress.step
+
+    @property
+    def path(self) -> tuple[int | str, ...]:
+        """The beginning of the key of every random number of this stage."""
+        return (self.run.config.seed, "stage", self.index)
+
+    @property
+    def actor(self) -> Actor:
+        """The policy as it answers in evaluations."""
+        run = self.run
+        return replace(
+            make_actor(run.config, run.policy, run.engine, run.progress.version),
+            opponent=self.opponent,
+        )
+
+    @property
+    def training_actor(self) -> Actor:
+        """The policy as it answers in training: under the algorithm's restriction, if it has one."""
+        restriction, mask = self.algorithm.restriction, self.frozen_models.copies.get("mask")
+        return replace(self.actor, engine=self.run.engine.restricted(restriction, mask)) if restriction else self.actor
+
+    def refresh(self, name: str) -> None:
+        """Replace a frozen model by a copy of the policy as it is now; for `Algorithm.after_update`."""
+        self.frozen_models.take(name, self.run.policy, self.step)
+
+    def __enter__(self) -> "StageRun":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.envs.close()
+        self.held_out_envs.close()
+
+
+def begin_stage(run: Run) -> StageRun:
+    """Build what the run's next stage needs; on resume, restore the optimizer and the algorithm's own state.
+
+    Raises LmgymError if the checkpoint's state does not fit the algorithm.
+    """
+    index, config = run.progress.stage_index, run.config
+    section = config.stages[index]
+    algorithm = copy.deepcopy(section.algorithm)  # its state belongs to this run, not to the config
+    if algorithm.requirements.values:
+        add_critic(run.policy, separate=config.policy.critic == "separate")
+    envs = make_envs(config, section.env)
+    frozen = _frozen_models(run, section, algorithm)
+    opponent = frozen.copies.get("opponent")
+    stage = StageRun(
+        run=run,
+        index=index,
+        config=section,
+        algorithm=algorithm,
+        optimizer=make_optimizer(algorithm, run.policy, section.optimizer),
+        frozen_models=frozen,
+        opponent=None if opponent is None else make_actor(config, opponent),
+        stream=Stream(run.data.training[index], config.seed, section.prompts_per_step, section.priority_scale),
+        rewards=build(section.rewards),
+        envs=envs,
+        held_out_envs=make_envs(config, config.evaluation.env) if config.evaluation.env else envs,
+    )
+    if run.progress.step > 0 and run.resume_from is not None:
+        _restore(stage, run.resume_from)
+    if run.progress.evaluations.get("stop") != (section.early_stop and asdict(section.early_stop)):
+        run.progress.evaluations["stop"] = None  # it was stopped early, and goes on under another rule
+    run.console.stage(section.name, index, len(config.stages))
+    return stage
+
+
+def save_checkpoint(stage: StageRun) -> None:
+    """Write a checkpoint of the run as it is now and delete the oldest."""
+    run, progress = stage.run, stage.run.progress
+    begun = progress.step > 0  # else the next stage begins, with its own optimizer and algorithm
+    state = {
+        "stage": progress.stage_index,
+        "step": progress.step,
+        "steps": run.config.stages[progress.stage_index].steps,
+        "version": progress.version,
+        "progress": progress.evaluations,
+        "copies": stage.frozen_models.taken if begun else {},
+    }
+    stage.frozen_models.save()
+    optimizer = stage.optimizer.torch if begun else None
+    algorithm = stage.algorithm.state_dict() if begun else {}
+    saved = checkpoint.save(run.folder / "checkpoints", run.policy, optimizer, algorithm, state)
+    checkpoint.prune(saved, run.config.checkpoint.keep)
+    stage.frozen_models.prune(map(checkpoint.read_state, checkpoint.all_checkpoints(saved.parent)))
+
+
+def _restore(stage: StageRun, saved: Path) -> None:
+    """Take over the optimizer's and the algorithm's state of a checkpoint."""
+    checkpoint.load_optimizer(saved, stage.optimizer.torch)
+    try:
+        stage.algorithm.load_state_dict(checkpoint.read_algorithm(saved))
+    except (KeyError, TypeError) as error:
+        raise LmgymError(
+            f"{saved / 'algorithm.json'} is not a state of this algorithm ({error}): another version of lmgym may have "
+            "written it; start the run anew in another folder"
+        ) from error
+    steps, config = checkpoint.read_state(saved)["steps"], stage.config
+    if steps != config.steps and config.optimizer.schedule != "constant":
+        stage.run.console.warn(
+            f"stage {config.name} now has {config.steps} steps instead of {steps}, so its {config.optimizer.schedule} "
+            f"learning rate jumps to where the new curve stands at step {stage.step}"
+        )
+
+
+def _frozen_models(run: Run, section: Stage, algorithm: Algorithm) -> FrozenModels:
+    """The frozen models that a stage needs: copies of the policy as it is now, or those of the checkpoint."""
+    progress, required = run.progress, algorithm.requirements
+    frozen = FrozenModels(run.folder, progress.stage_index, run.section, run.config.seed)
+    if required.teacher:
+        teacher = load_policy(teacher_section(run.section, required.teacher), run.config.seed)
+        frozen.models["teacher"] = teacher.frozen_copy()
+    taken = checkpoint.read_state(run.resume_from)["copies"] if progress.step > 0 and run.resume_from else {}
+    opponent = "frozen" in (section.env.get("opponent"), section.env.get("user"))
+    wanted = {"reference": required.reference, "mask": required.mask, "opponent": opponent}
+    for name in (name for name, is_wanted in wanted.items() if is_wanted):
+        if name == "reference" and progress.stage_index == 0 and lora.has_adapter(run.policy.model) and not taken:
+            frozen.models[name] = lora.AdapterDisabledPolicy(run.policy)  # the model before its adapters
+        elif name in taken:
+            frozen.restore(name, taken[name])
+        else:
+            frozen.take(name, run.policy, progress.step)
+    return frozen
