@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lmgym.config.schema import STAGE_KEYS, Config, build_config, resolved
+from lmgym.config.build import build_config, resolved
+from lmgym.config.schema import STAGE_KEYS, Config
 from lmgym.config.yaml import apply_override, check_heard, read_yaml, write_yaml
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import check_arguments, suggest
+from lmgym.core.registry import suggest
+from lmgym.core.validation import check_arguments
 from lmgym.experiments.grid import SEED, expand, expands, flat, says_expand
 from lmgym.experiments.parallel_runs import side_by_side
 from lmgym.experiments.results import Member, report

@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import converted, suggest
+from lmgym.core.registry import suggest
+from lmgym.core.validation import converted
 from lmgym.inference.base import Completion, Decoding, Request
 from lmgym.inference.completions import Answers
 

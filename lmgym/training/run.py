@@ -22,7 +22,8 @@ from typing import IO, Any
 
 import torch
 
-from lmgym.config.schema import Config, Stage, dump
+from lmgym.config.build import dump
+from lmgym.config.schema import Config, Stage
 from lmgym.core.errors import LmgymError
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.envs.vector import Envs, InProcess

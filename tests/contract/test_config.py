@@ -11,7 +11,8 @@ from hypothesis import strategies as some
 from lmgym.algorithms.grpo import GRPO
 from lmgym.algorithms.reinforce import Reinforce
 from lmgym.algorithms.supervised import Supervised
-from lmgym.config.schema import STAGE_KEYS, Config, Stage, build_config, dump, load_config, resolved
+from lmgym.config.build import build_config, dump, load_config, resolved
+from lmgym.config.schema import STAGE_KEYS, Config, Stage
 from lmgym.config.yaml import apply_override, read_yaml
 from lmgym.core.errors import LmgymError
 

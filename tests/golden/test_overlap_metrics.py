@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lmgym.config.schema import load_config
+from lmgym.config.build import load_config
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import build, check_examples
 from lmgym.rewards.text.bleu import bleu, sacre_bleu, split_13a, ter

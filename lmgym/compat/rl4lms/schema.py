@@ -12,6 +12,7 @@ from lmgym.config.yaml import read_yaml
 from lmgym.core import registry
 from lmgym.core.builtins import BUILTIN
 from lmgym.core.errors import LmgymError
+from lmgym.core.validation import converted
 
 ROOTS = ("tokenizer", "reward_fn", "datapool", "env", "alg", "train_evaluation")
 
@@ -77,7 +78,7 @@ class Section:
     def take(self, name: str, hint: Any, default: Any = None) -> Any:
         """The key's value as the type wants it, the default where it is left out or null."""
         value = self._left.pop(name, None)
-        return default if value is None else registry.converted(hint, value, f"{self.key}.{name}")
+        return default if value is None else converted(hint, value, f"{self.key}.{name}")
 
     def need(self, name: str, hint: Any) -> Any:
         """The same of a key that RL4LMs cannot do without."""
