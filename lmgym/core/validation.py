@@ -49,7 +49,8 @@ class Section:
 
 def check_fields(section: Section) -> None:
     """Raise LmgymError for the first field whose value its hint's bounds or choices (Literal) do not allow."""
-    for name, hint in _checked_hints(type(section)).items():
+    kind: Any = type(section)
+    for name, hint in _checked_hints(kind).items():
         converted(hint, getattr(section, name), f"{section.section}.{name}".lstrip("."))
 
 
