@@ -1,4 +1,4 @@
-"""Batch and PolicyOutputs: what a set of episodes is as tensors. `collate` is the only door from the text world.
+"""Batch, PolicyOutputs and States: what a set of episodes is as tensors. `collate` is the only door from the text world.
 
 Letters: N rows, T tokens, S tokens that an encoder reads. A row is one sequence that the model can be run on, padded
 on the right. Column t describes token t; `Policy.compute_logprobs` is the only place that shifts by one.
@@ -6,7 +6,7 @@ on the right. Column t describes token t; `Policy.compute_logprobs` is the only 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Int32, UInt8
@@ -58,6 +58,7 @@ class Batch:
     stop_ids: tuple[int, ...] = ()
     key: int = 0  # random key of this step's update (order of minibatches)
     limit: int | None = None  # most tokens that an answer could have had (max_new_tokens)
+    vocabulary: int | None = None  # how many tokens the policy's head knows (from `prepare`)
     reward_components: Float[Tensor, "N P"] | None = (
         None  # each part of the score before its weight, the environment's own last
     )
@@ -99,6 +100,13 @@ class Batch:
     def to(self, device: torch.device | str) -> "Batch":
         return replace(self, **self._map(lambda column: column.to(device)))
 
+    def require(self, name: str) -> Tensor:
+        """The column of this name. Raises LmgymError if nothing has filled it in.
+
+        Example: batch.require("advantages")
+        """
+        return _required(self, name)
+
     def per_token(self, per_row: Float[Tensor, " N"]) -> Float[Tensor, "N T"]:
         """One number per row, written to each of its actions (zero elsewhere)."""
         return per_row[:, None] * self.actions
@@ -120,6 +128,17 @@ class PolicyOutputs:
     entropy: Float[Tensor, "N T"] | None = None
     values: Float[Tensor, "N T"] | None = None
     last_values: Float[Tensor, " N"] | None = None
+
+    def require(self, name: str) -> Tensor:
+        """The column of this name. Raises LmgymError if it was not asked for."""
+        return _required(self, name)
+
+
+class States(NamedTuple):
+    """Hidden states of R tokens as they enter the LM head, and the model's own logits on the plain path."""
+
+    hidden: Float[Tensor, "R H"]
+    logits: Float[Tensor, "R V"] | None
 
 
 def collate(
@@ -191,6 +210,16 @@ def collate(
         **_kept_columns([turn for _, row in rows for turn in row], actions),
         **(_component_columns(owners, weights) if weights is not None else {}),
     )
+
+
+def _required(owner: Batch | PolicyOutputs, name: str) -> Tensor:
+    column = getattr(owner, name)
+    if not isinstance(column, Tensor):
+        raise LmgymError(
+            f"{type(owner).__name__} has no column '{name}'; let the algorithm's `requirements` ask for it, or fill it in "
+            "before (advantages and returns: in `advantages`; what the sampler says: in `collate`)"
+        )
+    return column
 
 
 def _token_rewards(turn: Turn) -> Float[Tensor, " A"]:

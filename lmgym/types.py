@@ -122,15 +122,14 @@ class Episode:
 
 @dataclass(frozen=True)
 class Restriction:
-    """Only likely tokens may be sampled: those that `policy` (the sampled one itself, if None) finds likely enough.
+    """Only likely tokens may be sampled: those that a mask policy, or else the sampled one itself, finds likely enough.
 
     The set of each token travels with the answer (`Completion.kept`), and everything that is scored later is
     renormalised on it. The policy's special ids are always in it.
 
-    Example: Restriction(rule="top_p", amount=0.9, least=1, policy=mask_policy)
+    Example: Restriction(rule="top_p", amount=0.9, least=1)
     """
 
     rule: Literal["top_p", "top_k"]
     amount: float  # top_p: probability mass; top_k: number of tokens
     least: int = 1  # tokens that are kept whatever the rule says
-    policy: Any = None

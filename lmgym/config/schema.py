@@ -19,7 +19,7 @@ from lmgym.core.validation import Section
 from lmgym.inference.base import Sampling
 from lmgym.models.load import PolicySection
 from lmgym.rollouts.evaluate import EvaluationSection
-from lmgym.updates.first_order import OptimizerSection
+from lmgym.updates.optimizer import OptimizerSection
 
 DEFAULT = {"algorithm": "grpo", "env": "single_turn"}  # for a section without a name, such as {group_size: 4}
 
@@ -77,9 +77,9 @@ class Stage(Section):
         sentence."""
         if not self.task:
             raise LmgymError(f"{where}the recipe names no task; write, for example, 'task: arithmetic'")
-        if "demonstrations" in self.algorithm.needs:
+        if self.algorithm.requirements.answers == "references":
             return
-        if self.sampling.truncates and self.algorithm.restriction(None) is not None:
+        if self.sampling.truncates and self.algorithm.restriction is not None:
             name = registry.name_of("algorithm", type(self.algorithm))
             raise LmgymError(
                 f"{where}{name} decides itself which tokens may be sampled, so sampling.top_k, top_p and min_p do not "
@@ -89,7 +89,7 @@ class Stage(Section):
             raise LmgymError(
                 f"{where}sampling.temperature is 0; training needs answers that differ, so write 1.0 or so"
             )
-        if self.algorithm.rewarded and not self.rewards and self.env.get("name") == DEFAULT["env"]:
+        if self.algorithm.requirements.reward and not self.rewards and self.env.get("name") == DEFAULT["env"]:
             raise LmgymError(f"{where}the recipe names no reward; write, for example, 'rewards: {{final_answer: 1.0}}'")
 
 
@@ -169,6 +169,6 @@ class Config(Section):
             stage.check(f"stage '{stage.name}': " if len(self.stages) > 1 else "")
         for stage in self.stages:
             self.evaluation.decoding(stage.sampling)  # raises where the two do not go together
-            if "values" in stage.algorithm.needs and self.policy.critic == "none":
+            if stage.algorithm.requirements.values and self.policy.critic == "none":
                 name = registry.name_of("algorithm", type(stage.algorithm))
                 raise LmgymError(f"{name} needs a value function, and policy.critic is none; write head or separate")

@@ -14,7 +14,6 @@ from annotated_types import Ge, Gt, Le, MinLen
 from lmgym.core.constraints import NonNegativeInt, PositiveFloat, PositiveInt, Rule
 from lmgym.core.errors import LmgymError
 from lmgym.core.validation import Section
-from lmgym.types import Restriction
 
 Temperature = Annotated[float, Ge(0), Rule("it must be 0 (greedy) or more")]
 StopString = Annotated[str, MinLen(1), Rule("an empty string would end every answer at once; remove it")]
@@ -181,7 +180,6 @@ class Engine(Protocol):
         self,
         requests: Sequence[Request],
         sampling: Sampling,
-        restriction: Restriction | None = None,
         ended: Callable[[int, list[int]], None] | None = None,
     ) -> list[Completion]:
         """`ended` is called with place and ids of an answer when it has ended while others go on, in any order, where

@@ -6,13 +6,13 @@ slots. How far attention looks is rounded up, so that few shapes occur. Without 
 
 import warnings
 from collections import Counter
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from lmgym.models.attention.kv_cache import CachedRows, KeyValueCache
+from lmgym.models.policy import Policy
 
 WIDTH = 256  # attention looks at multiples of so many tokens
 BEFORE = 3  # steps of a shape before it is captured: they also set up what libraries do once
@@ -25,7 +25,7 @@ class CapturedSteps:
     Example: CapturedSteps(policy, cache, 64).logits(last, lengths)
     """
 
-    def __init__(self, policy: Any, cache: KeyValueCache, slots: int) -> None:
+    def __init__(self, policy: Policy, cache: KeyValueCache, slots: int) -> None:
         self.policy, self.cache = policy, cache
         self.last, self.lengths = (torch.zeros(slots, dtype=torch.long, device=policy.device) for _ in range(2))
         self.captures = policy.device.type == "cuda"

@@ -7,7 +7,6 @@ turn reads only what is new.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -24,6 +23,7 @@ from lmgym.inference.hf_cache import EncoderDecoderReader, PlainReader
 from lmgym.inference.mkl_linear import PreparedLayers
 from lmgym.models.attention.kv_cache import CachedRows, ExtendedRows, KeyValueCache, SharedPrompts
 from lmgym.models.attention.packed import PackedRows
+from lmgym.models.policy import Policy
 from lmgym.types import Restriction
 
 WORTH_SHARING = 1024  # tokens: sharing prompts doubles the calls of attention, which is what few short rows cost
@@ -43,11 +43,12 @@ class Decoder:
 
     def __init__(
         self,
-        policy: Any,
+        policy: Policy,
         requests: list[Request],
         sampling: Sampling,
         rows: int,
         restriction: Restriction | None,
+        mask: Policy | None,
         held: HeldConversations,
         captured: bool = False,
         ended: Callable[[int, list[int]], None] | None = None,
@@ -57,8 +58,7 @@ class Decoder:
         self.restriction, self.held = restriction, held
         self.conversing = any(request.conversation is not None for request in requests)
         # Who reads the answers back: the sampled policy and, where another restricts it, that one beside it.
-        guide = restriction.policy if restriction else None
-        self.policies = [policy] if guide is None else [policy, guide]
+        self.policies = [policy] if mask is None else [policy, mask]
         self.device, self.prepared = policy.device, PreparedLayers(policy)
         self.answers = Answers(policy, requests, sampling)
         self.ids, self.stops = self.answers.ids, self.answers.stops
@@ -205,7 +205,7 @@ class Decoder:
         live.lengths[slots] += 1
         self._take(logits, slots, live, caches)
 
-    def _read(self, policy: Any, cache: KeyValueCache, live: Live, slots: list[int]) -> Float[Tensor, "R V"]:
+    def _read(self, policy: Policy, cache: KeyValueCache, live: Live, slots: list[int]) -> Float[Tensor, "R V"]:
         layout = CachedRows(cache, live.lengths.to(self.device), int(live.lengths.max()) + 1)
         hidden = policy.forward_hidden(live.last.to(self.device)[:, None], layout.positions[:, None], layout)
         logits: Tensor = policy.head(hidden[:, 0])

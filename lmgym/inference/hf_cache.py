@@ -5,7 +5,6 @@ begin together: `step(None)` returns the logits [S V] of their first tokens, `st
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +13,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from lmgym.inference.base import Request
+from lmgym.models.policy import Policy
 
 
 class PlainReader:
@@ -21,7 +21,7 @@ class PlainReader:
     survive padding. A model without a cache reads everything again. Ended answers stay and are fed padding: a recurrent
     state cannot be picked apart."""
 
-    def __init__(self, policy: Any, requests: Sequence[Request]) -> None:
+    def __init__(self, policy: Policy, requests: Sequence[Request]) -> None:
         self.model, self.cache = policy.model, None
         self.ids = torch.tensor([request.prompt_ids for request in requests], device=policy.device)
 
@@ -38,7 +38,7 @@ class EncoderDecoderReader:
     """An encoder-decoder LM. A distinct source is encoded once, and its first decoder step, which fills the cache of
     the cross-attention, is run once; answers to it then get copies. Ended answers leave the caches (`keep`)."""
 
-    def __init__(self, policy: Any, requests: Sequence[Request]) -> None:
+    def __init__(self, policy: Policy, requests: Sequence[Request]) -> None:
         self.policy, self.model = policy, policy.model
         places: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
         owner = [places.setdefault((r.source_ids, r.prompt_ids), len(places)) for r in requests]

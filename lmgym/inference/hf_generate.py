@@ -19,6 +19,7 @@ from lmgym.core.registry import suggest
 from lmgym.core.validation import converted
 from lmgym.inference.base import Completion, Decoding, Request
 from lmgym.inference.completions import Answers
+from lmgym.models.policy import Policy
 
 KEYS: dict[str, Any] = {
     "num_beams": int,
@@ -94,7 +95,7 @@ def checked(generation: Mapping[str, Any], temperature: float) -> dict[str, Any]
     return values
 
 
-def generate(policy: Any, requests: Sequence[Request], decoding: Decoding, rows: int) -> list[Completion]:
+def generate(policy: Policy, requests: Sequence[Request], decoding: Decoding, rows: int) -> list[Completion]:
     """One completion per request, in order, whose ids are those of the model's own `generate`.
 
     With temperature 0 an answer depends on its request only; above, torch's generator is seeded for each block of
@@ -125,7 +126,7 @@ def _take(answers: Answers, request: int, ids: list[int]) -> None:
         answers.add(request, token)
 
 
-def _blocks(policy: Any, answers: Answers, settings: Mapping[str, Any], rows: int) -> list[list[int]]:
+def _blocks(policy: Policy, answers: Answers, settings: Mapping[str, Any], rows: int) -> list[list[int]]:
     """Requests that are decoded side by side: they end at the same length at most and with the same strings, and are of
     one length where padding would be read (left padding is exact for the families of the fast path, and right padding
     for encoders)."""
@@ -147,7 +148,7 @@ def _blocks(policy: Any, answers: Answers, settings: Mapping[str, Any], rows: in
     return blocks
 
 
-def _inputs(policy: Any, requests: Sequence[Request]) -> tuple[dict[str, Tensor], int]:
+def _inputs(policy: Policy, requests: Sequence[Request]) -> tuple[dict[str, Tensor], int]:
     """The arguments of `generate`, and the column at which answers begin."""
     read = [one.source_ids if policy.encoder_decoder else one.prompt_ids for one in requests]
     longest = max(map(len, read))
@@ -163,7 +164,7 @@ def _inputs(policy: Any, requests: Sequence[Request]) -> tuple[dict[str, Tensor]
     return inputs, len(requests[0].prompt_ids)
 
 
-def _configuration(policy: Any, answers: Answers, settings: Mapping[str, Any], limit: int) -> GenerationConfig:
+def _configuration(policy: Policy, answers: Answers, settings: Mapping[str, Any], limit: int) -> GenerationConfig:
     decoding = answers.sampling
     draws: dict[str, Any] = {"do_sample": False}
     if decoding.temperature > 0:

@@ -8,11 +8,12 @@ they take no more than an update, which has their gradients in its place.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
+
+from lmgym.models.policy import Policy
 
 FIRST_STEP = 2  # of as many rows, for which layers are prepared: laying out costs about what two steps gain
 
@@ -23,7 +24,7 @@ class PreparedLayers:
     Example: prepared.expect(rows) before each step of so many rows; prepared.release() when the weights may change.
     """
 
-    def __init__(self, policy: Any) -> None:
+    def __init__(self, policy: Policy) -> None:
         here = policy.device.type == "cpu" and policy.compute == torch.float32 and _available()
         idle = set(policy.model.get_encoder().modules()) if policy.encoder_decoder else set()  # it runs once a source
         self.layers = [layer for layer in policy.model.modules() if here and layer not in idle and _plain(layer)]

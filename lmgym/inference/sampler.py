@@ -6,7 +6,6 @@ Face's caches (inference/hf_cache.py); beams in evaluations are Hugging Face's o
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -17,6 +16,7 @@ from lmgym.inference.completions import check_request
 from lmgym.inference.conversation_cache import HeldConversations
 from lmgym.inference.decoder import Decoder
 from lmgym.inference.hf_generate import generate
+from lmgym.models.policy import Policy
 from lmgym.types import Restriction
 
 
@@ -29,14 +29,16 @@ class Sampler:
     fixed shapes and become CUDA graphs (inference/cuda_graphs.py); causal models on the fast path only.
     """
 
-    def __init__(self, policy: Any, rows: int = 256, captured: bool = False) -> None:
+    def __init__(self, policy: Policy, rows: int = 256, captured: bool = False) -> None:
         self.policy, self.rows, self.captured, self.version = policy, rows, captured, 0
         if captured and (policy.encoder_decoder or not policy.fast):
             raise LmgymError(
                 f"engine.captured: decoding steps of {policy.model.config.model_type} run through Hugging Face's "
                 "caches, whose shapes are not fixed; remove it"
             )
-        self._copy: Any = None
+        self._copy: Policy | None = None
+        self._restriction: Restriction | None = None
+        self._mask: Policy | None = None
         self._held = HeldConversations()
         self.load(policy, 0)
 
@@ -44,7 +46,7 @@ class Sampler:
     def context(self) -> int | None:
         return self.policy.context
 
-    def load(self, policy: Any, version: int) -> None:
+    def load(self, policy: Policy, version: int) -> None:
         """Take over the policy's weights; without bf16 they are shared, and nothing is copied."""
         self.policy, self.version = policy, version
         self._held.clear()
@@ -60,6 +62,15 @@ class Sampler:
             for ours, theirs in zip(self._copy.model.parameters(), policy.model.parameters(), strict=True):
                 ours.copy_(theirs)
 
+    def restricted(self, restriction: Restriction, mask: Policy | None = None) -> "Sampler":
+        """This engine, but only those tokens are sampled that `mask` (the policy itself, if None) finds likely enough.
+
+        What it holds of conversations is shared. Take it anew after each `load`.
+        """
+        other = copy.copy(self)
+        other._restriction, other._mask = restriction, mask
+        return other
+
     def forget(self, conversations: Sequence[int]) -> None:
         """These conversations are over; what is held of them goes."""
         self._held.forget(conversations)
@@ -69,7 +80,6 @@ class Sampler:
         self,
         requests: Sequence[Request],
         sampling: Sampling,
-        restriction: Restriction | None = None,
         ended: Callable[[int, list[int]], None] | None = None,
     ) -> list[Completion]:
         """One completion per request, in order. Raises LmgymError for a prompt that leaves no room to answer, and for
@@ -77,7 +87,7 @@ class Sampler:
         for request in requests:
             check_request(self.policy, request)
         sampling.check_vocabulary(self.policy.vocabulary)
-        if restriction is not None and sampling.truncates:
+        if self._restriction is not None and sampling.truncates:
             raise LmgymError(
                 "the algorithm decides itself which tokens may be sampled, so sampling.top_k, top_p and min_p do not "
                 "go with it; leave them out"
@@ -87,5 +97,5 @@ class Sampler:
         policy = self._copy or self.policy
         if isinstance(sampling, Decoding) and sampling.generation:
             return generate(policy, requests, sampling, self.rows)
-        how = (self.rows, restriction, self._held, self.captured, ended)
+        how = (self.rows, self._restriction, self._mask, self._held, self.captured, ended)
         return Decoder(policy, list(requests), sampling, *how).finish()

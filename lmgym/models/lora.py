@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
 from lmgym.models import quantization
 
@@ -117,6 +118,8 @@ class AdapterDisabledPolicy:
     def __init__(self, policy: Any) -> None:
         self.policy = policy
 
-    def logprobs(self, batch: Any) -> Any:
+    def compute_logprobs_no_grad(self, batch: Batch) -> PolicyOutputs:
+        """As `Policy.compute_logprobs_no_grad`, without the adapters."""
         with without_adapter(self.policy.model):
-            return self.policy.logprobs(batch)
+            outputs: PolicyOutputs = self.policy.compute_logprobs_no_grad(batch)
+            return outputs

@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
-from lmgym.batch import Batch, PolicyOutputs
+from lmgym.batch import Batch, PolicyOutputs, States
 from lmgym.core.errors import LmgymError
 from lmgym.models import forward, lora, quantization, scoring
 from lmgym.models.attention import packed
 from lmgym.models.device import choose_tokens_per_forward
 from lmgym.models.distributions import action_logits, describe_actions
 from lmgym.models.families import default_decoder_start, supports_fast_path
-from lmgym.models.scoring import States
 
 VALUE_HEAD = "value_head.safetensors"
 
@@ -88,6 +87,10 @@ class Policy:
     def parameters(self) -> list[nn.Parameter]:
         """The language model's parameters that train."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """The LM head's parameters, whether they train or not."""
+        return list(self.model.get_output_embeddings().parameters())
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """The value function's own parameters: its head, and its model where that is separate."""
@@ -180,8 +183,11 @@ class Policy:
         return [torch.tensor(rows) for rows in batches if rows]
 
     @torch.no_grad()
-    def describe(self, batch: Batch, values: bool = False, last_values: bool = False) -> PolicyOutputs:
-        """`compute_logprobs` of a whole batch without gradients, micro-batch by micro-batch, on the CPU."""
+    def compute_logprobs_no_grad(self, batch: Batch, values: bool = False, last_values: bool = False) -> PolicyOutputs:
+        """`compute_logprobs` of a whole batch, micro-batch by micro-batch, without gradient; columns in fp32 on the CPU.
+
+        Example: policy.compute_logprobs_no_grad(batch).logprobs  # [N T]
+        """
         columns = {"logprobs": torch.zeros(batch.tokens.shape)}
         if values:
             columns |= {"values": torch.zeros(batch.tokens.shape), "last_values": torch.zeros(len(batch))}
@@ -194,9 +200,16 @@ class Policy:
                 columns["last_values"][rows] = scored.last_values.float().cpu()
         return PolicyOutputs(**columns)
 
-    def logprobs(self, batch: Batch) -> Float[Tensor, "N T"]:
-        """Log-probabilities of a whole batch without gradients."""
-        return self.describe(batch).logprobs
+    def compute_values(self, batch: Batch) -> Float[Tensor, " R"]:
+        """The value of the text before each action, in the order of `batch.actions.nonzero()`.
+
+        The gradient reaches the value function's own parameters only: a head on this model leaves the model as it is.
+        """
+        row, column = batch.actions.nonzero(as_tuple=True)
+        critic = self.critic or self
+        with self.precision(), torch.set_grad_enabled(self.critic is not None):
+            hidden = critic.states(batch, row, column - 1).hidden
+        return critic._apply_value_head(hidden)
 
     def forward_hidden(self, ids: Int[Tensor, "B L"], positions: Int[Tensor, "B L"], layout: packed.Layout) -> Tensor:
         """Last hidden states [B L H] of a causal trunk over one of lmgym's own attention layouts."""
@@ -301,7 +314,10 @@ class Policy:
         critic, hidden = self, states.hidden
         if self.critic is not None:
             critic, hidden = self.critic, self.critic.states(batch, row, column).hidden
-        if critic.value_head is None:
+        return critic._apply_value_head(hidden)
+
+    def _apply_value_head(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, " R"]:
+        if self.value_head is None:
             raise LmgymError("the policy has no value function; write policy.critic: head or separate")
         with torch.autocast(self.device.type, enabled=False):
-            return critic.value_head(hidden.to(critic.value_head.weight.dtype))[:, 0]
+            return self.value_head(hidden.to(self.value_head.weight.dtype))[:, 0]

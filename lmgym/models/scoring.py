@@ -4,27 +4,20 @@ Each returns the states at (row, column), in that order, with gradient.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
-from lmgym.batch import Batch
+from lmgym.batch import Batch, States
 from lmgym.models.attention.cpu import BlockGroups, BlockRows
 from lmgym.models.attention.flex import FlexGroups, FlexRows
 from lmgym.models.attention.packed import PackedGroups, PackedRows
 
 if TYPE_CHECKING:
     from lmgym.models.policy import Policy
-
-
-class States(NamedTuple):
-    """Hidden states as they enter the LM head [R H], and the model's own logits [R V] on the plain path."""
-
-    hidden: Tensor
-    logits: Tensor | None
 
 
 def packed(policy: "Policy", batch: Batch, row: Tensor, column: Tensor) -> States:
