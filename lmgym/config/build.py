@@ -18,7 +18,7 @@ from lmgym.config.yaml import NAMED, apply_override, check_heard, merge, read_ya
 from lmgym.core import registry
 from lmgym.core.constraints import FormerKey
 from lmgym.core.errors import LmgymError
-from lmgym.core.validation import check_arguments, converted, hints_of, metadata_of
+from lmgym.core.validation import check_arguments, converted, field_hints, metadata_of
 from lmgym.rewards import base as rewards
 from lmgym.tasks.base import OPTIONS
 
@@ -94,7 +94,7 @@ def build(cls: Any, tree: Any, where: str) -> Any:
     if not isinstance(tree, Mapping):
         raise LmgymError(f"'{where.rstrip('.')}' must be a section of keys and values, not {tree!r}")
     known = {f.name: f for f in fields(cls) if f.init}
-    hints = hints_of(cls)
+    hints = field_hints(cls)
     values = {}
     for key, value in with_present_keys(cls, tree, where).items():
         if key in getattr(cls, "elsewhere", {}):
@@ -127,7 +127,7 @@ def plain(value: Any) -> Any:
 def with_present_keys(cls: Any, tree: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The tree with the former names of fields (`FormerKey`) replaced by those of today, each with a warning."""
     today = {
-        former.name: name for name, hint in hints_of(cls).items() for former in metadata_of(hint)
+        former.name: name for name, hint in field_hints(cls).items() for former in metadata_of(hint)
         if isinstance(former, FormerKey)
     }  # fmt: skip
     for former in today.keys() & tree.keys():

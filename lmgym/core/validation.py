@@ -119,9 +119,20 @@ def metadata_of(hint: Any) -> list[Any]:
 
 
 @cache
+def field_hints(section: Any) -> dict[str, Any]:
+    """The type hints of a class's fields. A subclass that repeats a field for another default keeps its bounds."""
+    found: dict[str, Any] = {}
+    for kind in reversed(section.__mro__):
+        for name, hint in hints_of(kind).items():
+            if name not in found or hint != _without_metadata(found[name]):
+                found[name] = hint
+    return found
+
+
+@cache
 def _checked_hints(section: Any) -> dict[str, Any]:
     """The hints of a section's fields that have bounds or choices."""
-    hints = hints_of(section)
+    hints = field_hints(section)
     own = {f.name: hints[f.name] for f in fields(section) if f.init and f.name in hints}
     return {name: hint for name, hint in own.items() if metadata_of(hint) or _has_choices(hint)}
 
@@ -141,29 +152,32 @@ def _adapter(hint: Any, bounded: bool = True) -> Any:
 def _cached_adapter(hint: Any, bounded: bool) -> Any:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(_without_booleans(hint, bounded))
+    return TypeAdapter(_without_booleans(hint if bounded else _without_metadata(hint)))
 
 
-def _without_booleans(hint: Any, bounded: bool) -> Any:
-    """The hint with numbers that refuse booleans, at any depth, which pydantic would take for 0 and 1; its bounds are
-    left out unless `bounded`."""
+def _without_booleans(hint: Any) -> Any:
+    """The hint with numbers that refuse booleans, at any depth, which pydantic would take for 0 and 1."""
     from pydantic import BeforeValidator
 
+    refusal = BeforeValidator(_refuse_boolean)
+    return _changed(hint, lambda part: Annotated[part, refusal] if part in (int, float) else part)
+
+
+def _without_metadata(hint: Any) -> Any:
+    """The hint without what `Annotated` says, at any depth."""
+    return _changed(hint, lambda part: part.__origin__ if typing.get_origin(part) is Annotated else part)
+
+
+def _changed(hint: Any, change: Callable[[Any], Any]) -> Any:
+    """The hint with `change` applied to each of its parts, the inner ones first."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if hint in (int, float):
-        return Annotated[hint, BeforeValidator(_refuse_boolean)]
     if origin is Annotated:
-        metadata = hint.__metadata__ if bounded else ()
-        kind = _without_booleans(inner[0], bounded)
-        # Validators that come later in the list run earlier: the refusal goes to the end.
-        refusal = kind.__metadata__ if typing.get_origin(kind) is Annotated else ()
-        bare = inner[0] if refusal else kind
-        return Annotated[(bare, *metadata, *refusal)] if metadata or refusal else kind
+        return change(Annotated[(_changed(inner[0], change), *hint.__metadata__)])
     if origin in (Union, UnionType):
-        return Union[tuple(_without_booleans(part, bounded) for part in inner)]  # noqa: UP007 (of a list)
-    if origin is not None and hint is not origin and (origin in COLLECTIONS):
-        return origin[tuple(_without_booleans(part, bounded) for part in inner)]
-    return hint
+        return change(Union[tuple(_changed(part, change) for part in inner)])  # noqa: UP007 (of a list)
+    if origin in COLLECTIONS:
+        return change(origin[tuple(_changed(part, change) for part in inner)])
+    return change(hint)
 
 
 def _refuse_boolean(value: Any) -> Any:
