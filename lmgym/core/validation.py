@@ -230,7 +230,9 @@ def _in_words(hint: Any, shown: Any) -> str:
     """The bounds of a hint: "it must be at least 0 and below 1"."""
     found = {type(item): item for item in metadata_of(hint)}
     kinds = ((Ge, "ge", "at least"), (Gt, "gt", "above"), (Le, "le", "at most"), (Lt, "lt", "below"))
-    words = [f"{word} {getattr(found[kind], name):g}" for kind, name, word in kinds if kind in found]
+    words = [f"{word} {getattr(found[kind], name)}" for kind, name, word in kinds if kind in found]
+    if Ge in found and Le in found:
+        words = [f"from {found[Ge].ge} to {found[Le].le}"]
     if FINITE in found.values() and isinstance(shown, float) and not math.isfinite(shown):
         words.append("finite")
     subject = "each" if isinstance(shown, list | tuple | dict) else "it"
