@@ -124,6 +124,12 @@ def plain(value: Any) -> Any:
     return value
 
 
+def section_of(hint: Any) -> Any:
+    """The dataclass that a type hint names, alone or beside None; None if there is none."""
+    kinds = (hint, *typing.get_args(hint))
+    return next((kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None)
+
+
 def with_present_keys(cls: Any, tree: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The tree with the former names of fields (`FormerKey`) replaced by those of today, each with a warning."""
     today = {
@@ -164,8 +170,7 @@ def _value(hint: Any, value: Any, key: str) -> Any:
     if name == "rewards" or key == "evaluation.metrics":
         rewards.build(converted(dict[str, Any], value, key))
         return value
-    kinds = (hint, *typing.get_args(hint))
-    section: Any = next((kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None)
+    section = section_of(hint)
     if section is None or value is None:
         return converted(hint, value, key)
     return value if isinstance(value, section) else build(section, value, key + ".")

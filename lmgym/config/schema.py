@@ -79,12 +79,8 @@ class Stage(Section):
             raise LmgymError(f"{where}the recipe names no task; write, for example, 'task: arithmetic'")
         if self.algorithm.requirements.answers == "references":
             return
-        if self.sampling.truncates and self.algorithm.restriction is not None:
-            name = registry.name_of("algorithm", type(self.algorithm))
-            raise LmgymError(
-                f"{where}{name} decides itself which tokens may be sampled, so sampling.top_k, top_p and min_p do not "
-                "go with it; leave them out"
-            )
+        if self.algorithm.restriction is not None:
+            self.sampling.check_untruncated(where + registry.name_of("algorithm", type(self.algorithm)))
         if self.sampling.temperature == 0:
             raise LmgymError(
                 f"{where}sampling.temperature is 0; training needs answers that differ, so write 1.0 or so"

@@ -198,6 +198,7 @@ def _sentence(hint: Any, value: Any, key: str, problems: Sequence[Mapping[str, A
         return _of_another_type(value, key, problems)
     several = isinstance(shown, list | tuple | dict)
     rule = next((item.text for item in metadata_of(hint) if isinstance(item, Rule)), None) or _in_words(hint, shown)
+    rule = "each " + rule.removeprefix("it ") if several and rule.startswith("it ") else rule
     if not rule:  # a bound that has no words here
         return _of_another_type(value, key, problems)
     return f"{key} {'are' if several else 'is'} {shown}; {rule}"
@@ -235,5 +236,4 @@ def _in_words(hint: Any, shown: Any) -> str:
         words = [f"from {found[Ge].ge} to {found[Le].le}"]
     if FINITE in found.values() and isinstance(shown, float) and not math.isfinite(shown):
         words.append("finite")
-    subject = "each" if isinstance(shown, list | tuple | dict) else "it"
-    return f"{subject} must be {' and '.join(words)}" if words else ""
+    return f"it must be {' and '.join(words)}" if words else ""

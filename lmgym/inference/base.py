@@ -88,6 +88,14 @@ class Sampling(Section):
         bits = -(-vocabulary // 8)
         return bits if self.top_k is None else min(bits, 4 * self.top_k)
 
+    def check_untruncated(self, owner: str) -> None:
+        """Raise LmgymError if tokens are cut off, where the `owner` of a restriction says which may be sampled."""
+        if self.truncates:
+            raise LmgymError(
+                f"{owner} decides itself which tokens may be sampled, so sampling.top_k, top_p and min_p do not go with "
+                "it; leave them out"
+            )
+
     def check_vocabulary(self, size: int) -> None:
         """Raise LmgymError where the fields do not go with a vocabulary of `size`."""
         if self.top_k is not None and self.top_k > size:
