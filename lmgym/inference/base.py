@@ -92,8 +92,8 @@ class Sampling(Section):
         """Raise LmgymError if tokens are cut off, where the `owner` of a restriction says which may be sampled."""
         if self.truncates:
             raise LmgymError(
-                f"{owner} decides itself which tokens may be sampled, so sampling.top_k, top_p and min_p do not go with "
-                "it; leave them out"
+                f"{owner} decides itself which tokens may be sampled, so sampling.top_k, top_p and min_p do not "
+                "go with it; leave them out"
             )
 
     def check_vocabulary(self, size: int) -> None:
