@@ -20,7 +20,7 @@ from lmgym.functional.reductions import Reduction
 from lmgym.types import Episode, Restriction
 
 Terms = dict[str, tuple[Tensor, Reduction]]  # name -> (per-token term [N T], how it is averaged)
-Part = Literal["policy", "critic"]
+ParameterGroup = Literal["policy", "critic"]
 
 
 class UpdateContext(Protocol):
@@ -59,7 +59,7 @@ class Algorithm(Section):
     """Values of the fields under a name: `algorithm: {name: ppo, preset: trl}`."""
     driver: ClassVar[str] = "first_order"
     """Who takes the optimizer steps, by its registered name: first_order, trust_region, or one of your own."""
-    optimized: ClassVar[tuple[Part, ...]] = ("policy", "critic")
+    optimized: ClassVar[tuple[ParameterGroup, ...]] = ("policy", "critic")
     """Whose parameters the recipe's `optimizer` moves; a driver may move others by itself."""
 
     group_size: PositiveInt = 1

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Gt, Le, Lt
 
 from lmgym.algorithms.actor_critic import ActorCritic
-from lmgym.algorithms.base import Part
+from lmgym.algorithms.base import ParameterGroup
 from lmgym.core.constraints import Coefficient, PositiveFloat, PositiveInt, Share
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
@@ -28,7 +28,7 @@ class TRPO(ActorCritic):
     """
 
     driver: ClassVar[str] = "trust_region"
-    optimized: ClassVar[tuple[Part, ...]] = ("critic",)
+    optimized: ClassVar[tuple[ParameterGroup, ...]] = ("critic",)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "rl4lms": {
             "gamma": 0.99,

@@ -5,7 +5,7 @@ An engine never sees an environment or a reward. `Sampling` is also the `samplin
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -165,7 +165,10 @@ class Completion:
     )
 
 
-class Engine(Protocol):
+PolicyT = TypeVar("PolicyT", contravariant=True)  # the class of policy that an engine samples from
+
+
+class Engine(Protocol[PolicyT]):
     """Anything that samples from the policy's weights.
 
     Contract: completions come in the order of the requests; a completion's random numbers depend on its key only;
@@ -198,6 +201,6 @@ class Engine(Protocol):
         """These conversations are over."""
         ...
 
-    def load(self, policy: Any, version: int) -> None:
+    def load(self, policy: PolicyT, version: int) -> None:
         """Take over the policy's weights after an update."""
         ...

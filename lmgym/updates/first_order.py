@@ -61,15 +61,18 @@ def optimizer_step(
     a batch `logprobs_old` is what the policy says now, so the ratio is exactly 1. If the algorithm should stop early,
     the parameters are left as they were ("gradient_norm" is then missing).
     """
+    # What each token weighs follows from the whole minibatch.
     total = totals(batch.actions, batch.episode)
     episode_tokens = tokens_of_episode(batch.actions, batch.episode)
     active = algorithm.active(batch)
+    # Gradients and sums of metrics add up, micro-batch by micro-batch, over the rows that can contribute.
     optimizer.zero_grad()
     sums: dict[str, Tensor] = {}
     for rows in policy.micro_batches(batch[active]) if bool(active.any()) else []:
         rows = active.nonzero()[:, 0][rows]
         for name, value in _micro_batch(algorithm, policy, batch[rows], episode_tokens[rows], total, first).items():
             sums[name] = sums[name] + value if name in sums else value
+    # Losses are weighted sums already; the other sums become means over tokens.
     tokens = max(float(sums.pop("tokens", torch.tensor(0.0))), 1.0)
     metrics = {name: float(value) / (1.0 if name.startswith("loss/") else tokens) for name, value in sums.items()}
     metrics["rows/computed"] = float(active.float().mean())
@@ -94,6 +97,7 @@ def _micro_batch(
         }
         return losses, metrics
 
+    # Forward; if the loss's gradient by the log-probabilities is known beforehand, backward through the head is cheaper.
     required = algorithm.requirements
     logprob_gradient = None
     if first and not required.entropy:
@@ -105,8 +109,10 @@ def _micro_batch(
     )
     if first:
         batch = batch.replace(logprobs_old=new.logprobs.detach())
+    # Backward.
     losses, metrics = compute_losses(batch, new)
     torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
+    # Sums for the metrics, over this micro-batch's tokens.
     with torch.no_grad():
         sums = {name: (value.detach() * batch.actions).sum().to(wide) for name, value in metrics.items()}
         sums["tokens"] = batch.actions.sum().to(wide)
@@ -124,8 +130,11 @@ def constant_logprob_gradient(
     values: bool,
     dtype: torch.dtype,
 ) -> Tensor | None:
-    """The gradient of a first step's losses by each log-probability [N T], where it is the same whatever the policy
-    says: with a ratio of 1 it often is. None where two guesses at what it says come to different gradients."""
+    """The gradient of a first step's losses by each log-probability [N T], if it does not depend on them.
+
+    With a ratio of 1 it often does not. It is computed for two guesses at the log-probabilities; None if they lead to
+    different gradients.
+    """
     gradients = []
     for guess in (-0.5, -2.0):
         logprobs = torch.full(batch.tokens.shape, guess, dtype=dtype, device=batch.tokens.device, requires_grad=True)

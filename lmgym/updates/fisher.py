@@ -55,7 +55,7 @@ class FisherProduct:
         own = [self.parameters[index] for index in self.head_indices]
         own_tangents, own_products = [tangents[index] for index in self.head_indices], filled([None] * len(own), own)
         moved, pulled = trunk.push(tangents), torch.zeros_like(trunk.output)
-        for chunk in torch.arange(len(row), device=pulled.device).split(self.policy.head_chunk):
+        for chunk in torch.split(torch.arange(len(row), device=pulled.device), self.policy.head_chunk):
             with torch.enable_grad():
                 hidden = trunk.output[chunk].detach().requires_grad_()
                 logits = self.policy.action_logits(states._replace(hidden=hidden), part, row[chunk], column[chunk])
@@ -105,7 +105,7 @@ def joined(parts: Sequence[Tensor]) -> Vector:
 
 def split(vector: Vector, like: Sequence[Tensor]) -> list[Tensor]:
     """The vector cut into the shapes of `like`."""
-    pieces = vector.split([each.numel() for each in like])
+    pieces = torch.split(vector, [each.numel() for each in like])
     return [piece.view_as(each) for piece, each in zip(pieces, like, strict=True)]
 
 

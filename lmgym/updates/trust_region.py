@@ -150,7 +150,7 @@ def compare(policy: TrainablePolicy, batch: Batch, start: Sequence[Tensor]) -> t
             new = policy.states(part, row, column - 1)
             with exchanged(parameters, start):
                 old = policy.states(part, row, column - 1)
-        for chunk in torch.arange(len(row), device=policy.device).split(policy.head_chunk):
+        for chunk in torch.split(torch.arange(len(row), device=policy.device), policy.head_chunk):
             at = (part, row[chunk], column[chunk])
             after = policy.action_logits(some(new, chunk), *at)
             with exchanged(parameters, start):

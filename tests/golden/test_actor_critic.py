@@ -184,8 +184,8 @@ def test_schedules_fall_linearly_over_the_stage(tmp_path: Path) -> None:
 
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        update = PPO.update
-        patch.setattr(PPO, "update", lambda self, *rest: seen.append(self.progress) or update(self, *rest))
+        metrics = PPO.metrics
+        patch.setattr(PPO, "metrics", lambda self, batch: seen.append(self.progress) or metrics(self, batch))
         runs.run(tmp_path / "run", algorithm={"name": "ppo"}, steps=4, evaluation={"every": 0}, logs={"samples": 0})
     assert seen == [0, 0.25, 0.5, 0.75]
 

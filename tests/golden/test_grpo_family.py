@@ -88,7 +88,9 @@ def batch_of(inputs: Inputs, parts: bool = False) -> Batch:
         rewards = dict(zip(("first", "second"), inputs.rewards[row].tolist(), strict=True))
         score = sum(w * r for w, r in zip(WEIGHTS, rewards.values(), strict=True)) if parts else rewards["first"]
         turn = Turn([9] * inputs.prompt_lengths[row], ids, [-1.0] * len(ids))
-        episode = Episode(Example("x", "?"), row // SIZE, row, [turn], inputs.ended[row], parts=rewards, score=score)
+        episode = Episode(
+            Example("x", "?"), row // SIZE, row, [turn], inputs.ended[row], reward_components=rewards, score=score
+        )
         episodes.append(episode)
     weights = dict(zip(("first", "second"), WEIGHTS, strict=True))
     batch = collate(episodes, stop_ids=[EOS], limit=LIMIT, weights=weights if parts else None)
