@@ -109,7 +109,7 @@ def greedy_table(folder: Path) -> dict[State, float]:
     the worse of the two where it matters most."""
     import torch
 
-    from lmgym.config.schema import load_config
+    from lmgym.config.build import load_config
     from lmgym.inference.base import Request, Sampling
     from lmgym.text.chat import decode, prompt_ids
     from lmgym.training.setup import make_engine, trained_policy

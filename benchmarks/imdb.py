@@ -31,7 +31,7 @@ import yaml
 
 from benchmarks.training import ROOT, train
 from lmgym.batch import collate
-from lmgym.config.schema import load_config
+from lmgym.config.build import load_config
 from lmgym.config.yaml import read_yaml, write_yaml
 from lmgym.experiments.compare import compare
 from lmgym.models.load import load_policy

@@ -25,7 +25,7 @@ _HOMES = {
     # recipes
     "Config": "config.schema",
     "Stage": "config.schema",
-    "load_config": "config.schema",
+    "load_config": "config.build",
     # algorithms
     "Algorithm": "algorithms.base",
     "Reinforce": "algorithms.reinforce",

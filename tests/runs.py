@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from lmgym.cli.main import main
-from lmgym.config.schema import build_config
+from lmgym.config.build import build_config
 from lmgym.logs.console import Console
 from lmgym.training.loop import train
 

@@ -22,7 +22,8 @@ from benchmarks.contenders.lengths import limit_lmgym
 from benchmarks.contenders.turns import Turns
 from lmgym.algorithms.grpo import GRPO
 from lmgym.algorithms.requirements import Requirements
-from lmgym.config.schema import Config, build_config
+from lmgym.config.build import build_config
+from lmgym.config.schema import Config
 from lmgym.core.registry import register
 from lmgym.envs.base import Step
 from lmgym.logs.console import Console

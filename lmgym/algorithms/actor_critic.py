@@ -11,6 +11,7 @@ from lmgym.algorithms.base import Terms
 from lmgym.algorithms.regularised import Regularised
 from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core.constraints import Coefficient, PositiveFloat, PositiveInt, Share
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.functional import advantages as credit
@@ -28,17 +29,17 @@ class ActorCritic(Regularised):
     value loss = value_coefficient * mean over tokens of (V_t - (A_t + V_t at sampling time))^2
     """
 
-    gamma: float = 1.0
+    gamma: Share = 1.0
     """Discount per step."""
-    gae_lambda: float = 1.0
+    gae_lambda: Share = 1.0
     """1: returns less values; lower trusts the critic more."""
     discount_per: Literal["token", "turn"] = "token"
     """What a step is for gamma and gae_lambda. turn: nothing fades inside a turn, whose tokens share its fate; each
     still has its own value."""
     whiten: Literal["none", "batch", "minibatch"] = "batch"
     """Shift and scale advantages to mean 0 and standard deviation 1, over the tokens of the step or of a minibatch."""
-    value_coefficient: float = 0.5
-    value_clip: float | None = None
+    value_coefficient: Coefficient = 0.5
+    value_clip: PositiveFloat | None = None
     """Most that a value may leave the one at sampling time in one step; without it, plain squared error."""
     value_clip_form: ValueClip = "max"
     """clipped: as in stable-baselines3 (and RL4LMs); max: as in OpenAI's PPO2 and TRL (see functional/losses.py)."""
@@ -47,16 +48,6 @@ class ActorCritic(Regularised):
     bootstrap: bool = False
     """Put the critic's value behind the last token of an episode that was cut off. Off, since a reward for the whole
     text has been paid at the cut."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise LmgymError(f"algorithm.{name} is {getattr(self, name)}; it must lie between 0 and 1")
-        if self.value_coefficient < 0:
-            raise LmgymError(f"algorithm.value_coefficient is {self.value_coefficient}; it must be 0 or more")
-        if self.value_clip is not None and not self.value_clip > 0:
-            raise LmgymError(f"algorithm.value_clip is {self.value_clip}; it must be above 0")
 
     @property
     def requirements(self) -> Requirements:
@@ -139,21 +130,14 @@ class PPO(ActorCritic):
         },
     }
 
-    epochs: int = 4
-    gae_lambda: float = 0.95
+    epochs: PositiveInt = 4
+    gae_lambda: Share = 0.95
     clip_low: float = 0.2
     clip_high: float = 0.2
-    clip_final_fraction: float = 1.0
+    clip_final_fraction: Share = 1.0
     """The clip range falls linearly over the stage to this share of itself."""
     target_kl: float | None = None
     """Leave the rest of a step's updates out once the mean KL(old, new) exceeds 1.5 times this (stable-baselines3)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.clip_final_fraction <= 1:
-            raise LmgymError(
-                f"algorithm.clip_final_fraction is {self.clip_final_fraction}; it must lie between 0 and 1"
-            )
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
         advantages = batch.require("advantages")

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
-from lmgym.core.errors import LmgymError
+from lmgym.core.constraints import PositiveInt
+from lmgym.core.validation import Section
 from lmgym.functional.reductions import Reduction
 from lmgym.types import Episode, Restriction
 
@@ -41,7 +42,7 @@ class UpdateContext(Protocol):
 
 
 @dataclass(kw_only=True)
-class Algorithm:
+class Algorithm(Section):
     """What every algorithm has. Fields are its section of a recipe.
 
     Example: the whole of REINFORCE without a baseline:
@@ -53,6 +54,7 @@ class Algorithm:
         ...         return {"policy": (-batch.advantages * new.logprobs, "constant")}, {}
     """
 
+    section = "algorithm"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Values of the fields under a name: `algorithm: {name: ppo, preset: trl}`."""
     driver: ClassVar[str] = "first_order"
@@ -60,19 +62,14 @@ class Algorithm:
     optimized: ClassVar[tuple[ParameterGroup, ...]] = ("policy", "critic")
     """Whose parameters the recipe's `optimizer` moves; a driver may move others by itself."""
 
-    group_size: int = 1
+    group_size: PositiveInt = 1
     """Answers per prompt."""
-    epochs: int = 1
+    epochs: PositiveInt = 1
     """Passes over each batch."""
-    minibatches: int = 1
+    minibatches: PositiveInt = 1
     """Optimizer steps per pass (at most one per group)."""
     progress: float = field(default=0.0, init=False, repr=False)
     """Share of the stage's steps that lie behind; the trainer sets it before each step, for schedules."""
-
-    def __post_init__(self) -> None:
-        for name in ("group_size", "epochs", "minibatches"):
-            if getattr(self, name) < 1:
-                raise LmgymError(f"algorithm.{name} is {getattr(self, name)}; it must be at least 1")
 
     @property
     def requirements(self) -> Requirements:

@@ -11,6 +11,7 @@ from torch import Tensor
 from lmgym.algorithms.base import Algorithm, Terms
 from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core.constraints import Coefficient, Share
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.functional import advantages as credit
@@ -38,9 +39,9 @@ class Distill(Algorithm):
     """Hub id, local folder or built-in name of a model with the policy's tokenizer; needed with source: student."""
     source: Literal["student", "references"] = "student"
     """Whose texts are trained on: the student's own answers, or the task's references."""
-    reward_coefficient: float = 0.0
+    reward_coefficient: Coefficient = 0.0
     """Weight of the score, centred in its group, beside the teacher's log-ratio."""
-    gamma: float = 0.0
+    gamma: Share = 0.0
     """How much of the log-ratios of later tokens a token is credited with; 0: each token for itself."""
 
     def __post_init__(self) -> None:
@@ -53,10 +54,6 @@ class Distill(Algorithm):
                 "algorithm.teacher is missing; name the model that distill learns from, or write source: references to "
                 "imitate texts that it has written"
             )
-        if not 0 <= self.gamma <= 1:
-            raise LmgymError(f"algorithm.gamma is {self.gamma}; it must lie between 0 and 1")
-        if self.reward_coefficient < 0:
-            raise LmgymError(f"algorithm.reward_coefficient is {self.reward_coefficient}; it must be 0 or more")
         if self.reward_coefficient and self.group_size < 2:
             raise LmgymError(
                 f"algorithm.group_size is {self.group_size}; reward_coefficient compares the answers of a group, so "

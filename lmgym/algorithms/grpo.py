@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from annotated_types import Ge, Gt
 from jaxtyping import Float
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from lmgym.algorithms.base import Terms
 from lmgym.algorithms.regularised import Regularised
 from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core.constraints import Coefficient, FormerKey, PositiveFloat, Rule
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.functional import advantages as credit
@@ -91,23 +93,23 @@ class GRPO(Regularised):
         },
     }
 
-    group_size: int = 8
+    group_size: Annotated[int, Ge(2), Rule("grpo needs at least 2 answers per prompt")] = 8
     objective: Literal["clip", "cispo", "sapo", "dppo"] = "clip"
     """What bounds a step: the clipped surrogate, a clipped weight, a soft gate, or a mask on changes of probability."""
     ratio: losses.Level = "token"
     """sequence: the geometric mean of a row's ratios, on each of its tokens (GSPO)."""
     ratio_to: Literal["old", "sampler"] = "old"
     """The policy below the ratio's bar: the trainer's before this batch's steps, or what the sampler said of itself."""
-    clip_low: float = 0.2
+    clip_low: Coefficient = 0.2
     """clip, cispo: the ratio's bounds are 1 - clip_low and 1 + clip_high. dppo: bounds of the change of probability."""
-    clip_high: float = 0.28
-    dual_clip: float | None = None
+    clip_high: Coefficient = 0.28
+    dual_clip: Annotated[float, Gt(1), Rule("it bounds a ratio from above, so write 3 or so")] | None = None
     """clip: bound of the ratio where A < 0 (verl: 3)."""
-    sapo_positive: float = 1.0
+    sapo_positive: PositiveFloat = 1.0
     """sapo: the gate's temperature where A > 0."""
-    sapo_negative: float = 1.05
+    sapo_negative: PositiveFloat = 1.05
     """sapo: where A <= 0; higher closes faster."""
-    squared_log_ratio_coefficient: float = 0.0
+    squared_log_ratio_coefficient: Annotated[Coefficient, FormerKey("drift_coefficient")] = 0.0
     """Weight of (log r_t)^2 in the loss, on tokens with an advantage."""
     scale_rewards: credit.Scale = "none"
     """Divide by the standard deviation of the group's scores, or of the batch's, + 1e-4."""
@@ -117,7 +119,7 @@ class GRPO(Regularised):
     """Draw until there are prompts_per_step groups whose scores differ, up to the stage's max_draws (DAPO)."""
     mask_truncated: bool = False
     """Episodes that were cut off have no tokens in the loss; their scores still count in their group's mean."""
-    importance_cap: float | None = None
+    importance_cap: PositiveFloat | None = None
     """Weigh the policy's term by min(pi_old / the sampler's probability, this) (truncated importance sampling)."""
     importance_level: losses.Level = "token"
     """sequence: the product over the row."""
@@ -128,21 +130,11 @@ class GRPO(Regularised):
     kl_in: Literal["reward", "loss"] = "loss"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.group_size < 2:
-            raise LmgymError(f"algorithm.group_size is {self.group_size}; grpo needs at least 2 answers per prompt")
         if isinstance(self.scale_rewards, bool):
             raise LmgymError(
                 f"algorithm.scale_rewards is {self.scale_rewards}; write group for true, none for false, or batch"
             )
-        for name in ("clip_low", "clip_high", "squared_log_ratio_coefficient"):
-            if not getattr(self, name) >= 0:
-                raise LmgymError(f"algorithm.{name} is {getattr(self, name)}; it must be 0 or more")
-        for name in ("sapo_positive", "sapo_negative", "importance_cap"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise LmgymError(f"algorithm.{name} is {getattr(self, name)}; it must be above 0")
-        if self.dual_clip is not None and not self.dual_clip > 1:
-            raise LmgymError(f"algorithm.dual_clip is {self.dual_clip}; it bounds a ratio from above, so write 3 or so")
+        super().__post_init__()
         self._check_together()
 
     def _check_together(self) -> None:

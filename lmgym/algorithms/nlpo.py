@@ -8,6 +8,7 @@ from lmgym.algorithms.actor_critic import PPO
 from lmgym.algorithms.base import UpdateContext
 from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch
+from lmgym.core.constraints import PositiveInt
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.functional import truncation
@@ -45,9 +46,9 @@ class NLPO(PPO):
     """learned_top_p, learned_top_k: by the mask policy; top_k: the sampled policy's own likeliest tokens."""
     top_mask: float = 0.9
     """learned_top_p: share of the mask policy's mass that is kept, up to 1; the others: number of tokens."""
-    min_tokens_to_keep: int = 100
+    min_tokens_to_keep: PositiveInt = 100
     """Tokens that are kept at least, whatever top_mask says."""
-    refresh_every: int = 5
+    refresh_every: PositiveInt = 5
     """Steps after which the mask policy becomes a copy of the policy again."""
     compat: Literal["none", "rl4lms"] = "none"
     """rl4lms: the mask policy stays the first one, and ratio and KL take log-probabilities over the whole vocabulary,
@@ -55,9 +56,6 @@ class NLPO(PPO):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("min_tokens_to_keep", "refresh_every"):
-            if getattr(self, name) < 1:
-                raise LmgymError(f"algorithm.{name} is {getattr(self, name)}; it must be at least 1")
         if self.mask_type == "learned_top_p" and not 0 < self.top_mask <= 1:
             raise LmgymError(
                 f"algorithm.top_mask is {self.top_mask}; with mask_type learned_top_p it is a share of the probability "

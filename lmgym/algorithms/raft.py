@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm, Terms
 from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core.constraints import PositiveInt
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.types import Episode
@@ -25,8 +26,8 @@ class RAFT(Algorithm):
         >>> RAFT(group_size=8, keep=8, threshold=1.0, skip_equal=True)
     """
 
-    group_size: int = 8
-    keep: int = 1
+    group_size: PositiveInt = 8
+    keep: PositiveInt = 1
     """Most answers of a group that are imitated."""
     threshold: float | None = None
     """Least score of an answer that is imitated."""
@@ -35,7 +36,7 @@ class RAFT(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.keep <= self.group_size:
+        if self.keep > self.group_size:
             raise LmgymError(f"algorithm.keep is {self.keep}; it must lie between 1 and group_size ({self.group_size})")
         if self.keep == self.group_size and self.threshold is None:
             raise LmgymError(

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm, Terms
 from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core.constraints import Coefficient, PositiveFloat, Rule
 from lmgym.core.errors import LmgymError
 from lmgym.functional import kl
 from lmgym.functional.losses import log_ratio
@@ -30,31 +32,22 @@ class Regularised(Algorithm):
     """
 
     entropy_coefficient: float = 0.0
-    entropy_final_fraction: float = 1.0
+    entropy_final_fraction: Annotated[float, Ge(0), Rule("it must be 0 or more (1: constant)")] = 1.0
     """The bonus falls linearly over the stage to this share of itself."""
-    kl_coefficient: float = 0.0
+    kl_coefficient: Coefficient = 0.0
     """beta at first; above 0 a frozen copy of the policy is kept as reference."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
     kl_in: Literal["reward", "loss"] = "reward"
-    kl_target: float | None = None
+    kl_target: PositiveFloat | None = None
     """Adapt beta so that the measured KL approaches this (nats; per token if proportional, per answer if horizon)."""
     kl_controller: Literal["proportional", "horizon"] = "proportional"
     """proportional: beta follows the relative error (RL4LMs); horizon: slowed by kl_horizon (arXiv 1909.08593)."""
-    kl_horizon: float = 10_000.0
+    kl_horizon: PositiveFloat = 10_000.0
     """The horizon controller moves beta by at most a fifth in this many answers."""
     beta: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.entropy_final_fraction < 0:
-            raise LmgymError(
-                f"algorithm.entropy_final_fraction is {self.entropy_final_fraction}; it must be 0 or more (1: constant)"
-            )
-        if self.kl_coefficient < 0:
-            raise LmgymError(f"algorithm.kl_coefficient is {self.kl_coefficient}; it must be 0 or more")
-        for name in ("kl_target", "kl_horizon"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise LmgymError(f"algorithm.{name} is {getattr(self, name)}; it must be above 0")
         if self.kl_target is not None and not self.kl_coefficient:
             raise LmgymError(
                 "algorithm.kl_target needs a reference to measure the KL to, and with kl_coefficient 0 there is none; "

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from lmgym.algorithms.base import Terms
 from lmgym.algorithms.regularised import Regularised
 from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core.constraints import Rule, ShareBelowOne
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.functional import advantages as credit
@@ -35,14 +37,12 @@ class Reinforce(Regularised):
     """
 
     baseline: Literal["none", "mean", "ema", "scst"] = "mean"
-    ema_beta: float = 0.9
+    ema_beta: ShareBelowOne = 0.9
     """Memory of the ema baseline: higher weighs past rewards more."""
     moving_mean: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.ema_beta < 1:
-            raise LmgymError(f"algorithm.ema_beta is {self.ema_beta}; it must be at least 0 and below 1")
         if self.optimizer_steps > 1:
             raise LmgymError(NO_RATIO.format("reinforce"))
 
@@ -83,12 +83,10 @@ class Reinforce(Regularised):
 class RLOO(Regularised):
     """REINFORCE whose baseline is the mean score of the other answers to the same prompt (arXiv 2402.14740, eq. 8)."""
 
-    group_size: int = 4
+    group_size: Annotated[int, Ge(2), Rule("rloo needs at least 2 answers per prompt")] = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.group_size < 2:
-            raise LmgymError(f"algorithm.group_size is {self.group_size}; rloo needs at least 2 answers per prompt")
         if self.optimizer_steps > 1:
             raise LmgymError(NO_RATIO.format("rloo"))
 

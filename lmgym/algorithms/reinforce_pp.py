@@ -9,6 +9,7 @@ from torch import Tensor
 from lmgym.algorithms.base import Terms
 from lmgym.algorithms.regularised import Regularised
 from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core.constraints import Share
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.functional import advantages as credit
@@ -44,7 +45,7 @@ class ReinforcePlusPlus(Regularised):
 
     baseline: Literal["none", "group"] = "none"
     """group: the mean score of the answers to the same prompt."""
-    gamma: float = 1.0
+    gamma: Share = 1.0
     """Discount per token."""
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -52,8 +53,6 @@ class ReinforcePlusPlus(Regularised):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.gamma <= 1:
-            raise LmgymError(f"algorithm.gamma is {self.gamma}; it must lie between 0 and 1")
         if self.baseline == "group" and self.group_size < 2:
             raise LmgymError(
                 f"algorithm.baseline is group, and algorithm.group_size is {self.group_size}; the mean of a group "

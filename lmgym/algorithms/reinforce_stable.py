@@ -12,6 +12,7 @@ from torch import Tensor
 from lmgym.algorithms.base import Terms, UpdateContext
 from lmgym.algorithms.regularised import Regularised
 from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core.constraints import Coefficient, PositiveInt, Share
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.functional.losses import log_ratio, policy_gradient
@@ -40,16 +41,16 @@ class ReinforceStable(Regularised):
     Example: {name: reinforce_stable, kl_coefficient: 0.25, refresh_every: 2}
     """
 
-    gamma: float = 0.99
+    gamma: Share = 0.99
     """Discount per turn."""
     return_low: float | None = 0.0
     """Returns below become this, so with 0 there is no negative one; null: no bound."""
     return_high: float | None = 10.0
     baseline: Literal["none", "group", "batch"] = "none"
     """Mean return of the group's or the batch's turns, subtracted from the cut returns."""
-    refresh_every: int = 2
+    refresh_every: PositiveInt = 2
     """Steps after which the reference becomes a copy of the policy again."""
-    kl_coefficient: float = 0.25
+    kl_coefficient: Coefficient = 0.25
     kl_estimator: Literal["k1", "k2", "k3"] = "k2"
     kl_in: Literal["reward", "loss"] = "loss"
     compat: Literal["none", "llm_rl"] = "none"
@@ -57,10 +58,6 @@ class ReinforceStable(Regularised):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.gamma <= 1:
-            raise LmgymError(f"algorithm.gamma is {self.gamma}; it must lie between 0 and 1")
-        if self.refresh_every < 1:
-            raise LmgymError(f"algorithm.refresh_every is {self.refresh_every}; it must be at least 1")
         if self.return_low is not None and self.return_high is not None and not self.return_low < self.return_high:
             raise LmgymError(
                 f"algorithm.return_low is {self.return_low} and algorithm.return_high {self.return_high}; the first "

@@ -12,6 +12,7 @@ from lmgym.algorithms.base import Terms, UpdateContext
 from lmgym.algorithms.grpo import GRPO
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core import seeds
+from lmgym.core.constraints import PositiveFloat, PositiveInt
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.functional.losses import log_ratio, policy_gradient
@@ -32,13 +33,13 @@ class Replay(GRPO):
         >>> Replay(group_size=8, replayed=32, capacity=128, max_age=4)      # with prompts_per_step: 32
     """
 
-    capacity: int = 64
+    capacity: PositiveInt = 64
     """Most groups kept; the oldest go first."""
-    replayed: int = 8
+    replayed: PositiveInt = 8
     """Groups replayed in a step (fewer while fewer are kept)."""
-    max_age: int = 8
+    max_age: PositiveInt = 8
     """Updates since a group was sampled after which it is dropped."""
-    truncate: float | None = None
+    truncate: PositiveFloat | None = None
     """In place of the clip: the policy gradient of each token times min(r_t, this) (truncated importance weights)."""
     buffer: list[Group] = field(default_factory=list, init=False, repr=False)
     fresh: list[Group] = field(default_factory=list, init=False, repr=False)  # of the step in flight
@@ -46,16 +47,11 @@ class Replay(GRPO):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("capacity", "replayed", "max_age"):
-            if getattr(self, name) < 1:
-                raise LmgymError(f"algorithm.{name} is {getattr(self, name)}; it must be at least 1")
         if self.replayed > self.capacity:
             raise LmgymError(
                 f"algorithm.replayed is {self.replayed}, and the buffer holds capacity ({self.capacity}) groups; raise "
                 "capacity, or lower replayed"
             )
-        if self.truncate is not None and not self.truncate > 0:
-            raise LmgymError(f"algorithm.truncate is {self.truncate}; it must be above 0")
         if self.truncate is not None and (self.objective != "clip" or self.ratio != "token"):
             raise LmgymError("algorithm.truncate takes the place of the objective; leave objective: clip, ratio: token")
         if self.importance_cap is not None:

@@ -5,10 +5,13 @@ The steps themselves are the driver's: updates/trust_region.py.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Gt, Le, Lt
 
 from lmgym.algorithms.actor_critic import ActorCritic
 from lmgym.algorithms.base import ParameterGroup
+from lmgym.core.constraints import Coefficient, PositiveFloat, PositiveInt, Share
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 
@@ -38,37 +41,26 @@ class TRPO(ActorCritic):
         },
     }
 
-    gae_lambda: float = 0.95
-    delta: float = 0.01
+    gae_lambda: Share = 0.95
+    delta: PositiveFloat = 0.01
     """Largest mean KL(old || new) of a step, in nats per token."""
-    damping: float = 0.1
+    damping: Coefficient = 0.1
     """Added to the Fisher matrix's diagonal."""
-    iterations: int = 15
+    iterations: PositiveInt = 15
     """Most products with the Fisher matrix in the conjugate gradient."""
-    line_search_steps: int = 10
+    line_search_steps: PositiveInt = 10
     """Most lengths that are tried."""
-    line_search_factor: float = 0.8
+    line_search_factor: Annotated[float, Gt(0), Lt(1)] = 0.8
     """Each length over the one before it."""
-    subsample: float = 1.0
+    subsample: Annotated[float, Gt(0), Le(1)] = 1.0
     """Share of the episodes that the Fisher matrix is of; gradient and checks always see all."""
-    critic_epochs: int = 10
+    critic_epochs: PositiveInt = 10
     """Passes of the critic over each batch; the policy takes one step."""
-    critic_minibatches: int = 1
+    critic_minibatches: PositiveInt = 1
     """The critic's optimizer steps per pass (at most one per group)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("iterations", "line_search_steps", "critic_epochs", "critic_minibatches"):
-            if getattr(self, name) < 1:
-                raise LmgymError(f"algorithm.{name} is {getattr(self, name)}; it must be at least 1")
-        if not self.delta > 0:
-            raise LmgymError(f"algorithm.delta is {self.delta}; it must be above 0")
-        if not self.damping >= 0:
-            raise LmgymError(f"algorithm.damping is {self.damping}; it must be 0 or more")
-        if not 0 < self.line_search_factor < 1:
-            raise LmgymError(f"algorithm.line_search_factor is {self.line_search_factor}; it must lie between 0 and 1")
-        if not 0 < self.subsample <= 1:
-            raise LmgymError(f"algorithm.subsample is {self.subsample}; it must be above 0 and at most 1")
         if self.optimizer_steps > 1:
             raise LmgymError(
                 "trpo takes one step of the policy per batch: set epochs and minibatches to 1, and critic_epochs and "

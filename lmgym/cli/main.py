@@ -1,4 +1,4 @@
-"""lmgym train | eval | compare | generate | list | check | export | convert. Verbs and key=value, few flags to learn.
+"""lmgym train | eval | compare | generate | list | check | export | convert | schema. Verbs and key=value, few flags to learn.
 
 Importing this loads no torch; each verb imports what it needs.
 """
@@ -25,6 +25,7 @@ EPILOG = """examples:
   lmgym export runs/quickstart --to model                         the model with its tokenizer and a model card
   lmgym convert rl4lms gpt2_ppo.yml > gpt2_ppo.yaml               RL4LMs' file as a recipe (train takes it too)
   lmgym list reward --json
+  lmgym schema > recipe.schema.json                               for your editor, with --plugin for names of your own
 """
 
 
@@ -78,6 +79,7 @@ COMMANDS = {  # verb: its module, and what it does
     "export": ("export", "write a trained model for others, with its tokenizer and a model card"),
     "convert": ("convert", "print another system's configuration as a recipe"),
     "list": ("list", "what recipes can name"),
+    "schema": ("schema", "print the JSON Schema of a recipe, with which editors complete and check one"),
 }
 
 

@@ -38,7 +38,7 @@ def add_recipe(parser: argparse.ArgumentParser, what: str = "recipe or run") -> 
 
 def read_recipe(given: argparse.Namespace) -> tuple["Config", Path | None]:
     """The config of a recipe or a run folder, and that folder (None for a recipe)."""
-    from lmgym.config.schema import load_config
+    from lmgym.config.build import load_config
 
     what = Path(given.what)
     if not what.is_dir():

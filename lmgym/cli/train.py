@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Train; the exit status is 130 where Ctrl-C stopped it."""
     with quick_imports():
-        from lmgym.config.schema import check_same_recipe
+        from lmgym.config.build import check_same_recipe
         from lmgym.experiments.sweep import home, is_finished, plan, train_all
         from lmgym.training.loop import train
 

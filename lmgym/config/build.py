@@ -1,42 +1,108 @@
-"""Sections of a recipe: a plain tree to dataclasses, strictly, and back; config.py says which ones there are."""
+"""A recipe's plain tree to the dataclasses of config/schema.py, strictly, and back.
+
+An unknown key is an error that names the section, the valid keys and the nearest match. No interpolation, no
+inheritance between files. The resolved tree, with every default written out, is a recipe again.
+"""
 
 import dataclasses
-import math
 import typing
+import warnings
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from lmgym.algorithms.base import Algorithm
-from lmgym.config.yaml import NAMED
+from lmgym.config.schema import DEFAULT, STAGE_KEYS, Config, Stage
+from lmgym.config.yaml import NAMED, apply_override, check_heard, merge, read_yaml, write_yaml
 from lmgym.core import registry
+from lmgym.core.constraints import FormerKey
 from lmgym.core.errors import LmgymError
+from lmgym.core.validation import check_arguments, converted, field_hints, metadata_of
 from lmgym.rewards import base as rewards
 from lmgym.tasks.base import OPTIONS
 
 ENV_OPTIONS = {"workers": int, "seconds": float}  # processes (0: none), and seconds that one call may take
-DEFAULT = {"algorithm": "grpo", "env": "single_turn"}  # for a section without a name, such as {group_size: 4}
+
+
+def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
+    """Read a recipe, apply `key=value` overrides, and build it strictly.
+
+    Raises LmgymError naming the file and the line or key at fault.
+
+    Example: load_config("lmgym/recipes/quickstart.yaml", ["seed=1", "stages.rl.steps=20"])
+    """
+    tree = read_yaml(Path(path))
+    for override in overrides or []:
+        apply_override(tree, override, STAGE_KEYS)
+    try:
+        config = build_config(tree)
+    except LmgymError as error:
+        raise LmgymError(f"{path}: {error}") from error
+    check_heard(tree, overrides or [], STAGE_KEYS)
+    return config
+
+
+def build_config(tree: Mapping[str, Any]) -> Config:
+    """The typed tree of a recipe's plain one."""
+    for plugin in converted(list[str], tree.get("plugins") or [], "plugins"):
+        registry.load_plugin(plugin)
+    if tree.get("runs") is not None:
+        where = "add runs=null, or name one of their folders"
+        raise LmgymError(f"'runs' makes it several runs, which `lmgym train` alone takes; {where}")
+    valid = {f.name for f in fields(Config)} | STAGE_KEYS | {"runs"}
+    for key in tree:
+        if key not in valid:
+            raise LmgymError(f"unknown key '{key}'; {registry.suggest(str(key), valid)}")
+    stages = _stages(tree)
+    whole = {key: value for key, value in tree.items() if key not in {"runs", "stages"} | STAGE_KEYS}
+    config = build(Config, {**whole, "stages": stages}, "")
+    config.check()
+    if "split" in (config.evaluation.task or {}):
+        raise LmgymError("unknown key 'evaluation.task.split'; the split is evaluation.split")
+    return config
+
+
+def resolved(config: Config) -> dict[str, Any]:
+    """The plain tree of a config with every default written out; itself a recipe."""
+    tree: dict[str, Any] = plain(config)
+    return tree
+
+
+def dump(config: Config) -> str:
+    """The resolved tree as YAML."""
+    return write_yaml(resolved(config))
+
+
+def check_same_recipe(config: Config, recipe: str) -> None:
+    """Raise LmgymError where `out` holds a run of another recipe; the same one resumes. `recipe` is its name."""
+    there = Path(config.out or "") / "recipe.yaml"
+    if there.is_file() and dump(load_config(there)) != dump(config):
+        raise LmgymError(
+            f"{config.out} holds a run of another recipe than {recipe}; go on with it by `lmgym train {config.out} "
+            "key=value`, or choose another out="
+        )
 
 
 def build(cls: Any, tree: Any, where: str) -> Any:
     """A dataclass from a mapping; `where` is the dotted prefix for messages.
 
-    Raises LmgymError for an unknown key, a value of another type and a key that is missing.
+    Raises LmgymError for an unknown key, a value of another type or out of bounds, and a key that is missing.
 
     Example: build(Sampling, {"top_k": 50}, "sampling.") -> Sampling(top_k=50)
     """
     if not isinstance(tree, Mapping):
         raise LmgymError(f"'{where.rstrip('.')}' must be a section of keys and values, not {tree!r}")
     known = {f.name: f for f in fields(cls) if f.init}
-    hints = typing.get_type_hints(cls)
+    hints = field_hints(cls)
     values = {}
-    for key, value in tree.items():
+    for key, value in with_present_keys(cls, tree, where).items():
         if key in getattr(cls, "elsewhere", {}):
             raise LmgymError(f"'{where}{key}' is no key of this section: {cls.elsewhere[key]}")
         if key not in known:
             section = f" in '{where.rstrip('.')}'" if where else ""
             raise LmgymError(f"unknown key '{key}'{section}; {registry.suggest(str(key), known)}")
-        values[key] = _value(hints[key], value, f"{where}{key}")
+        values[key] = _value(hints.get(key, Any), value, f"{where}{key}")
     missing = [f.name for f in known.values() if _required(f) and f.name not in values]
     if missing:
         raise LmgymError(f"'{where.rstrip('.') or 'recipe'}' lacks the key '{missing[0]}'")
@@ -58,26 +124,55 @@ def plain(value: Any) -> Any:
     return value
 
 
-def check_least(section: Any, least: Mapping[str, float], where: str) -> None:
-    """Raise LmgymError for a value below the smallest that makes sense, by dotted key; what is None is left out."""
-    for key, smallest in least.items():
-        value = section
-        for part in key.split("."):
-            value = getattr(value, part, None)
-        if value is not None and not smallest <= value < math.inf:
-            raise LmgymError(f"{where}{key} is {value}; it must be at least {smallest}")
+def section_of(hint: Any) -> Any:
+    """The dataclass that a type hint names, alone or beside None; None if there is none."""
+    kinds = (hint, *typing.get_args(hint))
+    return next((kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None)
+
+
+def with_present_keys(cls: Any, tree: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The tree with the former names of fields (`FormerKey`) replaced by those of today, each with a warning."""
+    today = {
+        former.name: name for name, hint in field_hints(cls).items() for former in metadata_of(hint)
+        if isinstance(former, FormerKey)
+    }  # fmt: skip
+    for former in today.keys() & tree.keys():
+        if today[former] in tree:
+            raise LmgymError(f"'{where}{former}' is the former name of '{where}{today[former]}'; remove one of them")
+        warnings.warn(f"'{where}{former}' is now called '{where}{today[former]}'", FutureWarning, stacklevel=2)
+    return {today.get(key, key): value for key, value in tree.items()}
+
+
+def _stages(tree: Mapping[str, Any]) -> list[Stage]:
+    """The stages of a recipe, each over the defaults at its top level."""
+    base = {key: value for key, value in tree.items() if key in STAGE_KEYS}
+    given = tree.get("stages")
+    if given is not None and (not isinstance(given, list) or not given):
+        raise LmgymError("'stages' must be a list of at least one stage; without stages, leave the key out")
+    stages = []
+    for number, own in enumerate(given or [{}]):
+        if not isinstance(own, dict):
+            raise LmgymError(f"stages.{number} must be a mapping of keys to values")
+        where = f"stages.{own.get('name', number)}." if given else ""
+        stage = build(Stage, merge(base, own), where)
+        if not stage.task and not getattr(registry.get("env", stage.env["name"]), "needs_data", True):
+            stage.task = {"name": "episodes"}
+        stages.append(stage)
+    return stages
 
 
 def _value(hint: Any, value: Any, key: str) -> Any:
     name = key.rsplit(".", 1)[-1]
+    if key == "stages":
+        return value
     if name in NAMED and not isinstance(value, Algorithm) and (value is not None or not _optional(hint)):
         return _named(name, value, key)
     if name == "rewards" or key == "evaluation.metrics":
-        rewards.build(registry.converted(dict[str, Any], value, key))
+        rewards.build(converted(dict[str, Any], value, key))
         return value
-    section: Any = next((a for a in (hint, *typing.get_args(hint)) if is_dataclass(a)), None)
+    section = section_of(hint)
     if section is None or value is None:
-        return registry.converted(hint, value, key)
+        return converted(hint, value, key)
     return value if isinstance(value, section) else build(section, value, key + ".")
 
 
@@ -90,14 +185,15 @@ def _named(kind: str, value: Any, key: str) -> Any:
     thing = registry.get(kind, tree["name"])
     arguments = {k: v for k, v in tree.items() if k != "name"}
     if kind == "algorithm":
-        return build(thing, _with_preset(thing, tree["name"], arguments, key), key + ".")
+        own = with_present_keys(thing, arguments, key + ".")
+        return build(thing, _with_preset(thing, tree["name"], own, key), key + ".")
     # What `tasks.base.load`, `parts.make_envs` and the run itself take.
     also: tuple[str, ...] = {"task": (*OPTIONS, "split"), "env": tuple(ENV_OPTIONS)}.get(kind, ())
     own = {k: v for k, v in arguments.items() if k not in also}
     for option, hint in ENV_OPTIONS.items() if kind == "env" else ():
         if option in arguments:
-            registry.converted(hint, arguments[option], f"{key}.{option}")
-    own = registry.check_arguments(thing, own, key, given=1 if kind == "task" else 0, also=also)
+            converted(hint, arguments[option], f"{key}.{option}")
+    own = check_arguments(thing, own, key, given=1 if kind == "task" else 0, also=also)
     if kind == "env":
         thing(**own)  # an environment is built for each episode; what it refuses shows now
     return dict(tree)

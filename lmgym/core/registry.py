@@ -9,10 +9,8 @@ import difflib
 import importlib
 import importlib.metadata
 import importlib.util
-import inspect
 import sys
-import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -103,49 +101,6 @@ def suggest(word: str, valid: Iterable[str]) -> str:
     near = difflib.get_close_matches(word, valid, n=3)
     near.sort(key=lambda other: sorted(other) != sorted(word))  # gpro: grpo, before the equally near gspo
     return (f"did you mean '{near[0]}'? " if near else "") + f"Valid: {', '.join(valid) or '(none)'}."
-
-
-def check_arguments(
-    function: Callable[..., Any], arguments: Mapping[str, Any], key: str, given: int, also: Iterable[str] = ()
-) -> dict[str, Any]:
-    """The keyword arguments for a function, checked against its signature, its first `given` parameters apart.
-
-    Values are held against the type hints, where there are any, and converted as the rest of a recipe is ("1e-3",
-    which YAML reads as text, becomes a number). Raises LmgymError for an unknown, missing or wrong one; `key` is the
-    section of the recipe that the sentence names, `also` are further keys that it may hold.
-    """
-    parameters = inspect.signature(function).parameters.values()
-    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    takes = [p for p in parameters if p.name not in positional[:given]]
-    named = {p.name: p for p in takes if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    for name in arguments:
-        if name not in named and not any(p.kind is p.VAR_KEYWORD for p in takes):
-            raise LmgymError(f"unknown key '{key}.{name}'; {suggest(str(name), {*named, *also})}")
-    for name, parameter in named.items():
-        if parameter.default is parameter.empty and name not in arguments:
-            raise LmgymError(f"key '{key}.{name}' is missing; '{key}' needs it")
-    try:
-        hints = typing.get_type_hints(function)
-    except (NameError, TypeError):  # hints that only its author can resolve
-        hints = {}
-    return {name: converted(hints.get(name, Any), value, f"{key}.{name}") for name, value in arguments.items()}
-
-
-def converted(hint: Any, value: Any, key: str) -> Any:
-    """The value as its type hint wants it ("1e-3" becomes a number); LmgymError naming `key` if it cannot be."""
-    from pydantic import PydanticUserError, TypeAdapter, ValidationError
-
-    if hint in (int, float) and isinstance(value, bool):
-        raise LmgymError(f"key '{key}' must be a number, got {value}")
-    try:
-        return TypeAdapter(hint).validate_python(value)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join([key, *map(str, problem["loc"])])
-        reason = problem["msg"]
-        raise LmgymError(f"key '{where}': {reason[0].lower() + reason[1:]}, got {problem['input']!r}") from None
-    except PydanticUserError:  # a class that pydantic does not know
-        return value
 
 
 def load_plugin(plugin: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
+from lmgym.core.validation import check_arguments
 from lmgym.envs.base import Env, Step
 from lmgym.envs.env_worker import plain
 from lmgym.envs.vector import EnvFailure, InProcess, Opening
@@ -45,7 +46,7 @@ def check_env(
     """
     if isinstance(env, str):
         name, made = env, registry.get("env", env)
-        arguments = registry.check_arguments(made, arguments, "env", given=0)
+        arguments = check_arguments(made, arguments, "env", given=0)
         _check_plain(name, "its arguments", arguments)
         make: Callable[[], Env] = lambda: made(**arguments)  # noqa: E731
     else:

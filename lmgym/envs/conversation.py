@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import check_arguments, register
+from lmgym.core.registry import register
+from lmgym.core.validation import check_arguments
 from lmgym.envs.base import Step
 from lmgym.envs.tools.parsing import parse_calls
 from lmgym.envs.tools.sandbox.runner import Limits, python_within

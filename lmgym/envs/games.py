@@ -6,8 +6,10 @@ from typing import Literal
 import numpy as np
 
 from lmgym.core import seeds
+from lmgym.core.constraints import PositiveInt
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
+from lmgym.core.validation import Section
 from lmgym.envs.base import Step
 from lmgym.types import Example, Message
 
@@ -17,7 +19,7 @@ Style = Literal["words", "numbers"]
 
 @register("env", "guess_number")
 @dataclass(kw_only=True)
-class GuessNumber:
+class GuessNumber(Section):
     """Find a secret number from `low` to `high` in `guesses` guesses; a wrong one is answered by higher or lower.
 
     Pays 1 for the number and nothing else. What is no number of the range is a guess lost. With style numbers
@@ -29,18 +31,19 @@ class GuessNumber:
         'I think of a number from 0 to 7. Guess it.\\n'
     """
 
+    section = "env"
+
     low: int = 0
     high: int = 99
-    guesses: int = 7
+    guesses: PositiveInt = 7
     style: Style = "words"
 
     needs_data = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.low >= self.high:
             raise LmgymError(f"env.low is {self.low} and env.high {self.high}; the range needs two numbers at least")
-        if self.guesses < 1:
-            raise LmgymError(f"env.guesses is {self.guesses}; it must be at least 1")
 
     def reset(self, example: Example, seed: int) -> str:
         self._secret = self.low + seeds.key("secret", parent=seed) % (self.high - self.low + 1)

@@ -1,12 +1,13 @@
 """Any environment of gymnasium, played in words."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from lmgym.core import registry
+from lmgym.core.constraints import FINITE, PositiveInt
 from lmgym.core.errors import LmgymError
+from lmgym.core.validation import Section
 from lmgym.envs.agent import Agent
 from lmgym.envs.base import Step
 from lmgym.types import Example, Message
@@ -14,7 +15,7 @@ from lmgym.types import Example, Message
 
 @registry.register("env", "gymnasium")
 @dataclass(kw_only=True)
-class Gymnasium:
+class Gymnasium(Section):
     """An episode of gymnasium.make(id, **arguments), whose observations and actions an `Agent` puts into words.
 
     An answer that is no legal action (`Agent.extract_action` raises, or the action space does not hold what it
@@ -25,6 +26,8 @@ class Gymnasium:
     Example: Gymnasium(id="Blackjack-v1", agent="blackjack")
     """
 
+    section = "env"
+
     id: str
     agent: str = "plain"
     """A registered agent, or "module:Class"."""
@@ -33,22 +36,17 @@ class Gymnasium:
     memory: Literal["conversation", "observation"] = "conversation"
     """What the policy sees: everything so far, or the present observation only (each turn is then a prompt of its
     own)."""
-    max_turns: int | None = None
+    max_turns: PositiveInt | None = None
     """Most actions in an episode, which is then cut off; without it, the environment's own limit alone."""
     on_invalid: Literal["retry", "penalty", "random", "end"] = "penalty"
-    invalid_penalty: float = 1.0
-    max_invalid: int = 3
+    invalid_penalty: Annotated[float, FINITE] = 1.0
+    max_invalid: PositiveInt = 3
 
     needs_data = False  # a recipe with it may leave out its task
     workers = 2  # processes that these environments run in, where the recipe does not say how many
 
     def __post_init__(self) -> None:
-        if self.max_turns is not None and self.max_turns < 1:
-            raise LmgymError(f"env.max_turns is {self.max_turns}; it must be at least 1")
-        if self.max_invalid < 1:
-            raise LmgymError(f"env.max_invalid is {self.max_invalid}; it must be at least 1")
-        if not math.isfinite(self.invalid_penalty):
-            raise LmgymError(f"env.invalid_penalty is {self.invalid_penalty}; it must be a finite number")
+        super().__post_init__()
         _check_id(self.id)
         make = registry.get("agent", self.agent)
         missing = [name for name in ("format_observation", "extract_action") if not callable(getattr(make, name, None))]

@@ -4,9 +4,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Annotated
+
+from annotated_types import Ge, Le
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
+from lmgym.core.validation import Section
 from lmgym.envs.base import Step
 from lmgym.envs.tools.calculator import LONGEST, Style, calculate, format_number
 from lmgym.text.latex import boxes
@@ -23,7 +27,7 @@ AROUND = " \t\r\n*_$:"  # what may stand behind an announcement without being an
 
 @register("env", "stepwise")
 @dataclass(kw_only=True)
-class StepwiseEnv:
+class StepwiseEnv(Section):
     r"""Reasoning line by line on problems with a final answer (GSM8K, MATH, arithmetic, a task of one's own).
 
     The state is the problem and the lines so far, an action the next line with its newline. The episode ends with the
@@ -51,7 +55,9 @@ class StepwiseEnv:
         True
     """
 
-    max_steps: int = 10
+    section = "env"
+
+    max_steps: Annotated[int, Ge(1), Le(10_000)] = 10
     markers: Sequence[str] = MARKERS
     """What announces a final answer, in any case; something must follow it, and a brace that it opens must close."""
     line_reward: float = 0.0
@@ -59,17 +65,15 @@ class StepwiseEnv:
     calculation_reward: float = 0.0
     """Earned by each line with calculations of the model's own ("<<48/2=24>>"), all of them right to .005."""
     calculator: bool = False
-    max_calculations: int = 4
+    max_calculations: Annotated[int, Ge(0), Le(1_000)] = 4
     """Most results that a line is given (4: LLM_RL's number)."""
-    decimals: int = 2
+    decimals: Annotated[int, Ge(0), Le(20)] = 2
     style: Style = "lmgym"
     """llm_rl: the environment repeats the result behind the brackets, "<<2/2=1.0>>1.0", as that system does."""
     stop: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        for key, least, most in (("max_steps", 1, 10_000), ("max_calculations", 0, 1_000), ("decimals", 0, 20)):
-            if not least <= getattr(self, key) <= most:
-                raise LmgymError(f"env.{key} is {getattr(self, key)}; it must be from {least} to {most}")
+        super().__post_init__()
         if isinstance(self.markers, str) or not all(isinstance(one, str) and one.strip() for one in self.markers):
             raise LmgymError(f"env.markers must be a list of texts, none of them blank, not {self.markers!r}")
         if self.calculator and self.calculation_reward:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from lmgym.core import registry
+from lmgym.core.constraints import PositiveInt
 from lmgym.core.errors import LmgymError
+from lmgym.core.validation import Section
 from lmgym.envs.base import Step
 from lmgym.types import Example, Message
 
@@ -15,7 +17,7 @@ T = TypeVar("T")
 
 @registry.register("env", "textarena")
 @dataclass(kw_only=True)
-class TextArena:
+class TextArena(Section):
     """A game of TextArena (github.com/LeonGuertler/TextArena) by its id, without its wrappers: a player reads what is
     new to him, once, and his answer is the action as it is. The game pays at its end.
 
@@ -26,18 +28,21 @@ class TextArena:
     Example: TextArena(id="TicTacToe-v0", players=2)
     """
 
+    section = "env"
+
     id: str
-    players: int = 2
+    players: PositiveInt = 2
     opponent: Literal["self", "current", "frozen"] = "self"
     arguments: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of textarena.make."""
-    max_turns: int | None = None
+    max_turns: PositiveInt | None = None
     """Most turns of all players together; the game is then cut off."""
 
     needs_data = False
     workers = 2  # processes that these environments run in, where the recipe does not say how many
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.learners: tuple[int, ...] = tuple(range(self.players))
         self.first = 0
         known = _library().envs.registration.ENV_REGISTRY
@@ -45,10 +50,6 @@ class TextArena:
             names = sorted(name.removesuffix("-raw") for name in known if name.endswith("-raw"))
             said = registry.suggest(self.id, names).split("Valid:")[0].strip()
             raise LmgymError(f"env.id: TextArena has no '{self.id}'; {said or f'it has {len(names)} games'}")
-        if self.players < 1:
-            raise LmgymError(f"env.players is {self.players}; it must be at least 1")
-        if self.max_turns is not None and self.max_turns < 1:
-            raise LmgymError(f"env.max_turns is {self.max_turns}; it must be at least 1")
 
     def reset(self, example: Example, seed: int) -> Sequence[Message]:
         if self.opponent != "self":

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmgym.core.constraints import PositiveInt
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
+from lmgym.core.validation import Section
 from lmgym.envs.base import Step
 from lmgym.types import Example, Message
 
@@ -19,7 +21,7 @@ TO_THE_MACHINE = {  # commands that speak to the interpreter, not to the game; s
 
 @register("env", "textworld")
 @dataclass(kw_only=True)
-class TextWorld:
+class TextWorld(Section):
     """A game of TextWorld (arXiv 1806.11532), made by its `tw-make` or its Python functions: the first line that the
     policy writes is a command, and what the game answers comes back. A step earns what the game's score grows by,
     over the highest score there is, so that a whole game earns at most 1. A game that is lost ends as it stands.
@@ -30,18 +32,19 @@ class TextWorld:
     Example: TextWorld(game="games/level1.z8", commands=True)
     """
 
+    section = "env"
+
     game: str
     """The file, .z8, with the .json that TextWorld writes beside it."""
     commands: bool = False
     """Whether the commands that make sense now are listed with each answer."""
-    max_turns: int | None = 50
+    max_turns: PositiveInt | None = 50
 
     needs_data = False
     workers = 2  # a game that takes its process down costs its own episode
 
     def __post_init__(self) -> None:
-        if self.max_turns is not None and self.max_turns < 1:
-            raise LmgymError(f"env.max_turns is {self.max_turns}; it must be at least 1")
+        super().__post_init__()
         _library()
         path = Path(self.game).expanduser()
         for needed in (path, path.with_suffix(".json")):

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lmgym.config.schema import Config, load_config
+from lmgym.config.build import load_config
+from lmgym.config.schema import Config
 from lmgym.core.errors import LmgymError
 from lmgym.models.builtin import is_builtin
 from lmgym.models.load import PolicySection

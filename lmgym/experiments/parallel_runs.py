@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from lmgym.config.schema import Config, dump
+from lmgym.config.build import dump
+from lmgym.config.schema import Config
 from lmgym.logs.console import Console
 from lmgym.logs.formatting import duration
 from lmgym.logs.writer import disk_errors

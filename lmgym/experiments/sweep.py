@@ -13,10 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lmgym.config.schema import STAGE_KEYS, Config, build_config, resolved
+from lmgym.config.build import build_config, resolved
+from lmgym.config.schema import STAGE_KEYS, Config
 from lmgym.config.yaml import apply_override, check_heard, read_yaml, write_yaml
+from lmgym.core.constraints import PositiveInt
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import check_arguments, suggest
+from lmgym.core.registry import suggest
+from lmgym.core.validation import Section, check_arguments
 from lmgym.experiments.grid import SEED, expand, expands, flat, says_expand
 from lmgym.experiments.parallel_runs import side_by_side
 from lmgym.experiments.results import Member, report
@@ -31,17 +34,19 @@ ALWAYS = ("reward", "length/mean", "truncated", "reference_nll")  # metrics that
 
 
 @dataclass(kw_only=True)
-class Runs:
+class Runs(Section):
     """The `runs:` section of a recipe, which makes it several runs.
 
     Example: Runs(seeds=[0, 1, 2], sweep={"algorithm.group_size": [4, 8]}, jobs=2)
     """
 
+    section = "runs"
+
     seeds: list[int] = field(default_factory=list)
     """One run each; left out, the recipe's own seed."""
     sweep: dict[str, Any] = field(default_factory=dict)
     """Dotted key: list of values, stages by name as in overrides. All combinations are run."""
-    jobs: int = 1
+    jobs: PositiveInt = 1
     """Runs side by side, each a process of its own."""
     metric: str | None = None
     """What sorts the table of a sweep, on evaluation.split; left out, the last stage's first reward."""
@@ -94,8 +99,6 @@ def plan_tree(tree: dict[str, Any]) -> Plan:
     if not isinstance(given, dict):
         raise LmgymError(f"'runs' must be a section with seeds and sweep, not {given!r}")
     section = Runs(**check_arguments(Runs, given, "runs", given=0))
-    if section.jobs < 1:
-        raise LmgymError(f"runs.jobs is {section.jobs}; it must be at least 1")
     base = {key: value for key, value in tree.items() if key not in ("runs", "out")}
     inline = says_expand(base.get(SEED)) or SEED in section.sweep
     seeds = section.seeds or ([] if inline else [base.get(SEED, 0)])

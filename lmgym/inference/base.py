@@ -5,17 +5,26 @@ An engine never sees an environment or a reward. `Sampling` is also the `samplin
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Gt, Le, MinLen
 
+from lmgym.core.constraints import NonNegativeInt, PositiveFloat, PositiveInt, Rule
 from lmgym.core.errors import LmgymError
+from lmgym.core.validation import Section
 from lmgym.types import Restriction
+
+Temperature = Annotated[float, Ge(0), Rule("it must be 0 (greedy) or more")]
+StopString = Annotated[str, MinLen(1), Rule("an empty string would end every answer at once; remove it")]
+TopK = Annotated[int, Ge(1), Rule("it must be at least 1; to draw from the whole vocabulary, leave it out")]
+TopP = Annotated[float, Gt(0), Le(1), Rule("it is a share of the probability, above 0 and at most 1")]
+MinP = Annotated[float, Ge(0), Le(1), Rule("it is a share of the likeliest token's probability, from 0 to 1")]
 
 
 @dataclass(kw_only=True)
-class Sampling:
+class Sampling(Section):
     """How answers are drawn.
 
     Where top_k, top_p or min_p is given, sampling is truncated: with temperature applied and excluded ids removed, the
@@ -27,52 +36,39 @@ class Sampling:
     Example: Sampling(temperature=1.0, max_new_tokens=256, stop=("\n\n",), top_k=50)
     """
 
-    section: ClassVar[str] = "sampling"  # of a recipe, as errors name it
+    section = "sampling"
     elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("generation", "beams", "num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size"),
         "training has to know with what probability each token was sampled, which beams and Hugging Face's `generate` "
         "do not tell; write it in the evaluation, such as evaluation: {generation: {num_beams: 4}}",
     )
-    """Keys that belong to another section, and what to say of them."""
 
-    temperature: float = 1.0
+    temperature: Temperature = 1.0
     """Logits are divided by it, in sampling and in scoring. 0 is greedy (evaluation only)."""
-    max_new_tokens: int = 256
-    min_new_tokens: int = 0
+    max_new_tokens: PositiveInt = 256
+    min_new_tokens: NonNegativeInt = 0
     """The end-of-sequence and stop ids are excluded from this many first tokens, in sampling and in scoring."""
-    stop: tuple[str, ...] = ()
+    stop: tuple[StopString, ...] = ()
     """Strings that end an answer; the whole token that completes one is kept."""
     stop_ids: tuple[int, ...] = ()
     """Token ids that end an answer, besides the model's own."""
-    top_k: int | None = None
+    top_k: TopK | None = None
     """Only this many of the likeliest tokens are drawn from."""
-    top_p: float | None = None
+    top_p: TopP | None = None
     """Only the likeliest tokens that hold this share of the probability are drawn from (arXiv 1904.09751)."""
-    min_p: float | None = None
+    min_p: MinP | None = None
     """Only tokens at least this many times as likely as the likeliest are drawn from (arXiv 2407.01082)."""
-    kept_gib: float = 4.0
+    kept_gib: PositiveFloat = 4.0
     """Most memory in GiB that the kept sets of a step's answers may take, one turn of each; above it a run is
     refused."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            self._refuse("temperature", "must be 0 (greedy) or more")
-        if self.max_new_tokens < 1:
-            self._refuse("max_new_tokens", "must be at least 1")
-        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
-            self._refuse("min_new_tokens", f"must lie between 0 and max_new_tokens ({self.max_new_tokens})")
-        if any(not text for text in self.stop):
+        super().__post_init__()
+        if self.min_new_tokens > self.max_new_tokens:
             raise LmgymError(
-                f"{self.section}.stop holds an empty string, which would end every answer at once; remove it"
+                f"{self.section}.min_new_tokens is {self.min_new_tokens}; it must lie between 0 and max_new_tokens "
+                f"({self.max_new_tokens})"
             )
-        if self.top_k is not None and self.top_k < 1:
-            self._refuse("top_k", "must be at least 1; to draw from the whole vocabulary, leave it out")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            self._refuse("top_p", "is a share of the probability, above 0 and at most 1")
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
-            self._refuse("min_p", "is a share of the likeliest token's probability, from 0 to 1")
-        if not self.kept_gib > 0:
-            self._refuse("kept_gib", "must be above 0")
 
     @property
     def truncates(self) -> bool:
@@ -93,6 +89,14 @@ class Sampling:
         bits = -(-vocabulary // 8)
         return bits if self.top_k is None else min(bits, 4 * self.top_k)
 
+    def check_untruncated(self, owner: str) -> None:
+        """Raise LmgymError if tokens are cut off, where the `owner` of a restriction says which may be sampled."""
+        if self.truncates:
+            raise LmgymError(
+                f"{owner} decides itself which tokens may be sampled, so sampling.top_k, top_p and min_p do not "
+                "go with it; leave them out"
+            )
+
     def check_vocabulary(self, size: int) -> None:
         """Raise LmgymError where the fields do not go with a vocabulary of `size`."""
         if self.top_k is not None and self.top_k > size:
@@ -100,9 +104,6 @@ class Sampling:
                 f"{self.section}.top_k is {self.top_k}, and the model's vocabulary has {size} tokens, so nothing would "
                 "be cut off; lower it, or leave it out"
             )
-
-    def _refuse(self, key: str, rule: str) -> NoReturn:
-        raise LmgymError(f"{self.section}.{key} is {getattr(self, key)}; it {rule}")
 
 
 @dataclass(kw_only=True)
@@ -113,7 +114,7 @@ class Decoding(Sampling):
     Example: beam search: Decoding(temperature=0.0, generation={"num_beams": 4, "length_penalty": 0.6})
     """
 
-    section: ClassVar[str] = "evaluation"
+    section = "evaluation"
     elsewhere: ClassVar[Mapping[str, str]] = {}
 
     generation: Mapping[str, Any] = field(default_factory=dict)

@@ -4,11 +4,13 @@ inference/hf_generate.py decodes with them."""
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from lmgym.core.constraints import PositiveInt
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import converted, suggest
+from lmgym.core.registry import suggest
+from lmgym.core.validation import converted
 
 KEYS: dict[str, Any] = {
-    "num_beams": int,
+    "num_beams": PositiveInt,
     "length_penalty": float,
     "early_stopping": Literal[True, False, "never"],
     "no_repeat_ngram_size": int,
@@ -61,8 +63,6 @@ def checked(generation: Mapping[str, Any], temperature: float) -> dict[str, Any]
             raise LmgymError(f"unknown key 'evaluation.generation.{key}'; {suggest(str(key), KEYS)}")
         values[key] = converted(KEYS[key], value, f"evaluation.generation.{key}")
     beams = values.get("num_beams", 1)
-    if beams < 1:
-        raise LmgymError(f"evaluation.generation.num_beams is {beams}; it must be at least 1")
     for key in OF_BEAMS:
         if key in values and beams == 1:
             raise LmgymError(f"evaluation.generation.{key} is about beams; give num_beams above 1 with it")

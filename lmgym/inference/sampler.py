@@ -87,11 +87,8 @@ class Sampler:
         for request in requests:
             check_request(self.policy, request)
         sampling.check_vocabulary(self.policy.vocabulary)
-        if self._restriction is not None and sampling.truncates:
-            raise LmgymError(
-                "the algorithm decides itself which tokens may be sampled, so sampling.top_k, top_p and min_p do not "
-                "go with it; leave them out"
-            )
+        if self._restriction is not None:
+            sampling.check_untruncated("the algorithm")
         if not requests:
             return []
         policy = self._copy or self.policy

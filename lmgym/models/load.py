@@ -10,7 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.utils import logging as transformers_logging
 
 from lmgym.core import seeds
+from lmgym.core.constraints import NonNegativeFloat, PositiveInt
 from lmgym.core.errors import LmgymError
+from lmgym.core.validation import Section
 from lmgym.models import lora, quantization
 from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
 from lmgym.models.device import choose_compute, choose_device
@@ -23,11 +25,13 @@ transformers_logging.disable_progress_bar()
 
 
 @dataclass(kw_only=True)
-class PolicySection:
+class PolicySection(Section):
     """The `policy:` section of a recipe.
 
     Example: PolicySection(model="Qwen/Qwen2.5-0.5B-Instruct", device="cuda")
     """
+
+    section = "policy"
 
     model: str = BUILTIN
     """Hub id or local folder of a causal or encoder-decoder LM, or a small random one: builtin:tiny (a Llama),
@@ -44,9 +48,9 @@ class PolicySection:
     critic: Literal["head", "separate", "none"] = "head"
     """Value function, for algorithms that need one: a linear head on the policy's own trunk, or on a copy of it that
     trains apart."""
-    lora_rank: int | None = None
+    lora_rank: PositiveInt | None = None
     """Train LoRA adapters (arXiv 2106.09685) of this rank instead of the model's own weights; needs lmgym[lora]."""
-    lora_alpha: float | None = None
+    lora_alpha: NonNegativeFloat | None = None
     """The adapters' update is scaled by alpha / rank; 2 * rank if left out."""
     lora_targets: list[str] | str = "all-linear"
     """Names of the linear layers with adapters; all-linear: every one but the LM head."""
@@ -57,7 +61,7 @@ class PolicySection:
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of forward passes; the parameters themselves stay fp32. auto: bf16 where a short probe finds it
     fast."""
-    tokens_per_forward: int | None = None
+    tokens_per_forward: PositiveInt | None = None
     """Bound on the tokens of one forward pass (memory, not results): those that are run where nothing is padded, each
     prompt once (packed rows on a CPU and with flex attention), and rows by the longest of them elsewhere. Left out:
     4,096 on a CPU, where more are no faster, and 16,384 elsewhere."""
@@ -71,12 +75,12 @@ class PolicySection:
     attention, which is made for GPUs and not measured on one yet."""
     template: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the tokenizer's chat template."""
-    max_prompt_tokens: int | None = None
+    max_prompt_tokens: PositiveInt | None = None
     """A longer prompt is cut to so many tokens, those that the tokenizer puts around a text included; `lmgym check` and
     the run's log say how many are. A chat is not cut but refused."""
     truncation_side: Literal["left", "right"] = "left"
     """Where a prompt is cut: left loses its beginning, right its end."""
-    max_reference_tokens: int | None = None
+    max_reference_tokens: PositiveInt | None = None
     """A longer reference is imitated up to so many tokens, its end of sequence is then not; the run's log says how many
     are."""
     architecture: dict[str, Any] = field(default_factory=dict)
@@ -88,6 +92,7 @@ class PolicySection:
         return None if self.max_prompt_tokens is None else Cut(self.max_prompt_tokens, self.truncation_side)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.quantise is not None and self.lora_rank is None:
             raise LmgymError(
                 "policy.quantise packs weights that then cannot train; add policy.lora_rank (16, say) to train "

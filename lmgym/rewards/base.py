@@ -17,7 +17,8 @@ from typing import Any, Literal, TypeVar
 from lmgym.core import registry
 from lmgym.core.availability import availability_of
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import check_arguments, converted, suggest
+from lmgym.core.registry import suggest
+from lmgym.core.validation import check_arguments, converted
 from lmgym.rewards.adapters import from_trl
 from lmgym.rewards.alarm import TimeUp, alarm
 from lmgym.rewards.parallel import Parallel, in_parallel

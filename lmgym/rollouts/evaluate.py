@@ -4,10 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lmgym.core.constraints import NonNegativeFloat, NonNegativeInt, PositiveInt
+from lmgym.core.validation import Section
 from lmgym.envs.base import Env
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.envs.vector import Envs
-from lmgym.inference.base import Decoding, Sampling
+from lmgym.inference.base import Decoding, MinP, Sampling, TopK, TopP
 from lmgym.inference.generation_options import checked
 from lmgym.rewards.base import Reward
 from lmgym.rewards.corpus import Corpus, corpora
@@ -18,28 +20,30 @@ from lmgym.types import Episode, Example
 
 
 @dataclass(kw_only=True)
-class EvaluationSection:
+class EvaluationSection(Section):
     """The `evaluation:` section of a recipe."""
 
-    every: int = 20
+    section = "evaluation"
+
+    every: NonNegativeInt = 20
     """Steps between evaluations; there is always one at the start and one at the end of each stage. 0: only those."""
     split: str = "test"
     """Held-out split of the evaluations on the way, which early stopping and keep_best look at."""
     final_split: str | None = None
     """Another split for the before-and-after table, so that its numbers have not been selected on."""
-    examples: int = 256
+    examples: PositiveInt = 256
     """Held-out prompts (all of them, where there are fewer)."""
-    samples: int = 1
+    samples: PositiveInt = 1
     """Answers per prompt; with more than one, pass@k is reported too."""
-    temperature: float = 0.0
+    temperature: NonNegativeFloat = 0.0
     """0 is greedy, or beam search where `generation` names num_beams. The sampling section's truncation is not taken
     over; its stops and its numbers of tokens are."""
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
+    top_k: TopK | None = None
+    top_p: TopP | None = None
+    min_p: MinP | None = None
     """As in `sampling:`, where temperature is above 0."""
-    max_new_tokens: int | None = None
-    min_new_tokens: int | None = None
+    max_new_tokens: PositiveInt | None = None
+    min_new_tokens: NonNegativeInt | None = None
     """As in `sampling:`; left out, the stage's own."""
     generation: dict[str, Any] = field(default_factory=dict)
     """Keys of Hugging Face's GenerationConfig, such as {num_beams: 4, length_penalty: 0.6}; where there are any, its
@@ -58,6 +62,7 @@ class EvaluationSection:
     """A metric; the model that scored highest on it is kept in the run folder's best/."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.generation = checked(self.generation, self.temperature)
 
     def decoding(self, sampling: Sampling) -> Decoding:

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from lmgym.core import registry, seeds
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import check_arguments, suggest
+from lmgym.core.registry import suggest
+from lmgym.core.validation import check_arguments
 from lmgym.types import Example, Message
 
 OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix")  # of `load`, for any task

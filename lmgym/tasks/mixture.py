@@ -7,7 +7,8 @@ from typing import Any
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import check_arguments, register
+from lmgym.core.registry import register
+from lmgym.core.validation import check_arguments, converted
 from lmgym.tasks.base import OPTIONS, MissingSplit, check_split, load
 from lmgym.types import Example
 
@@ -68,7 +69,7 @@ def _member(section: Mapping[str, Any], key: str) -> _Member:
         raise LmgymError(f"key '{key}' must be a section with the name of a task, got {dict(section)!r}")
     if name == "mixture":
         raise LmgymError(f"key '{key}' is a mixture itself; list its tasks here, with their weights")
-    weight = registry.converted(float, section.get("weight", 1.0), f"{key}.weight")
+    weight = converted(float, section.get("weight", 1.0), f"{key}.weight")
     if not 0 < weight < math.inf:
         raise LmgymError(f"key '{key}.weight' is {weight:g}; it must be above 0 (to do without {name}, take it out)")
     label = section.get("label", name)

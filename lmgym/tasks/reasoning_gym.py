@@ -7,7 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import check_arguments, register, suggest
+from lmgym.core.registry import register, suggest
+from lmgym.core.validation import check_arguments
 from lmgym.tasks.base import SPLITS, check_split
 from lmgym.types import Example
 

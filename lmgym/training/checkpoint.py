@@ -18,7 +18,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +29,6 @@ from lmgym.logs.writer import disk_errors
 from lmgym.models.policy import Policy
 
 FORMAT = 2
-
-
-@dataclass(kw_only=True)
-class CheckpointSection:
-    """The `checkpoint:` section of a recipe."""
-
-    every: int = 50
-    """Steps between checkpoints; one is always written at the end of a stage and on Ctrl-C. 0: only those."""
-    keep: int = 2
-    """How many of the newest to keep."""
 
 
 def save(

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmgym.config.schema import Config, load_config, resolved
+from lmgym.config.build import load_config, resolved
+from lmgym.config.schema import Config
 from lmgym.config.yaml import write_yaml
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError

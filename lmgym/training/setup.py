@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from lmgym.config.schema import Config, Stage, dump
+from lmgym.config.build import dump
+from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.envs.env_processes import EnvProcesses

@@ -8,35 +8,39 @@ from typing import Literal
 import torch
 
 from lmgym.algorithms.base import Algorithm
+from lmgym.core.constraints import NonNegativeFloat, NonNegativeInt, ShareBelowOne
 from lmgym.core.errors import LmgymError
+from lmgym.core.validation import Section
 from lmgym.updates.protocols import TrainablePolicy
 
 
 @dataclass(kw_only=True)
-class OptimizerSection:
+class OptimizerSection(Section):
     """The `optimizer:` section of a recipe: AdamW (arXiv 1711.05101) or RMSprop, and the learning rate as a function of
     the step.
 
     Example: OptimizerSection(learning_rate=1e-6, schedule="cosine", warmup=20)
     """
 
+    section = "optimizer"
+
     name: Literal["adamw", "rmsprop"] = "adamw"
-    learning_rate: float = 1e-6
-    critic_learning_rate: float | None = None
+    learning_rate: NonNegativeFloat = 1e-6
+    critic_learning_rate: NonNegativeFloat | None = None
     """Of the value function's own parameters; like the policy's if left out. Schedule and warm-up are the same."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.999)
     """AdamW's."""
-    alpha: float = 0.99
+    alpha: ShareBelowOne = 0.99
     """RMSprop's memory of squared gradients."""
-    epsilon: float = 1e-8
-    weight_decay: float = 0.01
+    epsilon: NonNegativeFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.01
     """On matrices only, not on biases and norms. AdamW decays the weights themselves, RMSprop adds to the gradient."""
-    max_gradient_norm: float = 1.0
+    max_gradient_norm: NonNegativeFloat = 1.0
     """Gradients are scaled down to this L2 norm; 0 switches it off (the norm is logged all the same)."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup: int = 5
+    warmup: NonNegativeInt = 5
     """Steps over which the learning rate rises linearly from 1/warmup of itself."""
-    final_fraction: float = 0.0
+    final_fraction: NonNegativeFloat = 0.0
     """Where linear and cosine schedules end, as a fraction of learning_rate."""
 
     def at(self, step: int, steps: int) -> float:

@@ -27,7 +27,7 @@ from lmgym.compat.rl4lms.registries import (
     WrapperRegistry,
 )
 from lmgym.compat.rl4lms.reward import BatchedRewardFunction, Observation, RewardFunction, observations
-from lmgym.config.schema import build_config
+from lmgym.config.build import build_config
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import build, check_examples, evaluate

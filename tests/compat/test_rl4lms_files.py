@@ -32,7 +32,7 @@ from lmgym.compat.rl4lms.registries import (
 )
 from lmgym.compat.rl4lms.reward import BatchedRewardFunction
 from lmgym.compat.rl4lms.schema import is_rl4lms
-from lmgym.config.schema import build_config, load_config
+from lmgym.config.build import build_config, load_config
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from tests.compat.rl4lms_configurations import ALGORITHMS, TASKS, Tree, on_policy, supervised

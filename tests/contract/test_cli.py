@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lmgym import __version__
 from lmgym.cli.main import main
-from lmgym.config.schema import dump, load_config
+from lmgym.config.build import dump, load_config
 from lmgym.core import registry
 from lmgym.types import Example
 from tests import runs

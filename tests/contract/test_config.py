@@ -1,5 +1,6 @@
 """A recipe to a typed tree and back: how stages and overrides merge, and that the resolved tree is itself a recipe."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,13 @@ from hypothesis import strategies as some
 from lmgym.algorithms.grpo import GRPO
 from lmgym.algorithms.reinforce import Reinforce
 from lmgym.algorithms.supervised import Supervised
-from lmgym.config.schema import STAGE_KEYS, Config, Stage, build_config, dump, load_config, resolved
+from lmgym.config.build import build_config, check_same_recipe, dump, load_config, resolved
+from lmgym.config.schema import STAGE_KEYS, Config, EarlyStop, Stage
 from lmgym.config.yaml import apply_override, read_yaml
+from lmgym.core.constraints import PositiveInt, Share
 from lmgym.core.errors import LmgymError
+from lmgym.inference.base import Sampling
+from lmgym.updates.optimizer import OptimizerSection
 
 BASE: dict[str, Any] = {"task": "arithmetic", "rewards": {"final_answer": 1.0}}
 STAGED = """
@@ -205,3 +210,72 @@ def test_a_config_can_be_written_in_python(tmp_path: Path) -> None:
 def test_read_yaml_keeps_what_a_recipe_may_hold(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("a: &anchor {b: 1, c: é}\nd: {<<: *anchor, c: 2}\n", encoding="utf-8")
     assert read_yaml(tmp_path / "a.yaml") == {"a": {"b": 1, "c": "é"}, "d": {"b": 1, "c": 2}}
+
+
+def test_a_former_key_is_replaced_with_a_warning(tmp_path: Path) -> None:
+    """Also over a preset's own value, and in the recipe.yaml of an older run folder."""
+    for name, value in (("grpo", 0.25), ("dapo", "5e-1")):
+        with pytest.warns(FutureWarning, match=r"'algorithm\.drift_coefficient' is now called 'algorithm\.squared_log"):
+            config = build_config(BASE | {"algorithm": {"name": name, "drift_coefficient": value}})
+        assert config.stages[0].algorithm.squared_log_ratio_coefficient == float(value)  # type: ignore[attr-defined]
+        assert "drift_coefficient" not in dump(config).replace("squared_log_ratio_coefficient", "")
+    with pytest.raises(
+        LmgymError, match=r"former name of 'algorithm\.squared_log_ratio_coefficient'; remove one of them"
+    ):
+        both = {"drift_coefficient": 0.1, "squared_log_ratio_coefficient": 0.1}
+        build_config(BASE | {"algorithm": {"name": "grpo", **both}})
+    folder = tmp_path / "run"
+    folder.mkdir()
+    config = build_config(BASE | {"out": str(folder)})
+    text = dump(config).replace("squared_log_ratio_coefficient", "drift_coefficient")
+    (folder / "recipe.yaml").write_text(text)
+    with pytest.warns(FutureWarning):
+        check_same_recipe(config, "a.yaml")
+
+
+@dataclass(kw_only=True)
+class Bounded(GRPO):
+    """A user's own: a field with a bound, and one of the base's with another default."""
+
+    group_size: int = 4
+    half_life: PositiveInt = 10
+    shares: list[Share] = field(default_factory=list)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"half_life": 0}, "algorithm.half_life is 0; it must be at least 1"),
+        ({"half_life": True}, "key 'algorithm.half_life' must be a number, got True"),
+        ({"group_size": 1}, "algorithm.group_size is 1; grpo needs at least 2 answers per prompt"),
+        ({"shares": [0.5, 2]}, r"algorithm.shares are \[0.5, 2.0\]; each must lie between 0 and 1"),
+        ({"shares": [0.5, False]}, "key 'algorithm.shares.1' must be a number, got False"),
+        ({"objective": "clipp"}, "key 'algorithm.objective': input should be 'clip', "),
+    ],
+)
+def test_bounds_of_a_users_algorithm_hold_in_a_recipe_and_in_python(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(LmgymError, match=sentence):
+        Bounded(**values)
+    with pytest.raises(LmgymError, match=sentence):
+        build_config(BASE | {"algorithm": {"name": f"{__name__}:Bounded", **values}})
+    assert Bounded(group_size=3).group_size == 3
+
+
+def test_sections_built_in_python_are_checked() -> None:
+    for make, sentence in (
+        (
+            lambda: OptimizerSection(betas=(0.9, 1.0)),
+            r"optimizer.betas are \(0.9, 1.0\); each must be at least 0 and below 1",
+        ),
+        (lambda: Stage(steps=0), "^steps is 0; it must be at least 1"),
+        (lambda: Sampling(stop=("a", "")), r"sampling.stop are \('a', ''\); an empty string would end every answer"),
+        (lambda: EarlyStop(metric="reward"), "early_stop never stops anything"),
+    ):
+        with pytest.raises(LmgymError, match=sentence):
+            make()
+
+
+def test_a_wrong_value_of_one_of_several_stages_is_told_with_its_stage() -> None:
+    stages = [{"name": "a"}, {"name": "b", "optimizer": {"warmup": -1}}]
+    with pytest.raises(LmgymError, match=r"^stages\.b\.optimizer\.warmup is -1; it must be at least 0"):
+        build_config(BASE | {"stages": stages})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lmgym.algorithms.actor_critic import PPO
 from lmgym.batch import collate
-from lmgym.config.schema import build_config
+from lmgym.config.build import build_config
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.envs.agent import Agent, Blackjack, words

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lmgym.config.schema import build_config
+from lmgym.config.build import build_config
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.processes.pool import close_shared

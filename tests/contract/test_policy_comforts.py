@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 from lmgym.batch import Batch, collate
 from lmgym.cli.main import main
-from lmgym.config.schema import build_config
+from lmgym.config.build import build_config
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Request, Sampling

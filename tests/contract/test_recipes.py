@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from lmgym.cli.main import main
-from lmgym.config.schema import load_config
+from lmgym.config.build import load_config
 from tests import learned_models, runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 

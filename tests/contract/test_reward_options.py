@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmgym.config.schema import build_config
+from lmgym.config.build import build_config
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step

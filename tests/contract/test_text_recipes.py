@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lmgym.cli.main import main
-from lmgym.config.schema import load_config
+from lmgym.config.build import load_config
 from lmgym.core.availability import standing
 from tests import learned_models, runs
 from tests.contract.test_rl4lms_tasks import task_arguments

@@ -22,7 +22,7 @@ from lmgym.algorithms.regularised import Regularised
 from lmgym.algorithms.reinforce import RLOO, Reinforce
 from lmgym.algorithms.replay import Replay
 from lmgym.batch import Batch, PolicyOutputs, collate
-from lmgym.config.schema import build_config, resolved
+from lmgym.config.build import build_config, resolved
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.functional import losses

@@ -21,7 +21,7 @@ from lmgym.algorithms.actor_critic import PPO
 from lmgym.algorithms.nlpo import NLPO
 from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, SamplingMask, collate
-from lmgym.config.schema import build_config
+from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.core.seeds import key
 from lmgym.functional import truncation

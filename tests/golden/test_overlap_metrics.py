@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lmgym.config.schema import load_config
+from lmgym.config.build import load_config
 from lmgym.core.availability import NEEDS, Need
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import _available, available_metrics, build, check_examples

@@ -14,7 +14,7 @@ from lmgym.algorithms.reinforce_pp import ReinforcePlusPlus
 from lmgym.algorithms.reinforce_stable import ReinforceStable
 from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs, collate
-from lmgym.config.schema import build_config
+from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.functional.turn_discounts import turn_lengths, turn_returns
 from lmgym.types import Episode, Example, Turn

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import get_json_schema
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import check_arguments
+from lmgym.core.validation import check_arguments
 from lmgym.envs.conversation import Conversation
 from lmgym.envs.tools.parsing import Call, Unreadable, parse_calls
 from lmgym.envs.tools.schema import Answer, answer, calculator, cut, prepare, schema, tool

@@ -19,7 +19,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from lmgym.algorithms.replay import _episode, _plain
 from lmgym.batch import collate
-from lmgym.config.schema import build_config
+from lmgym.config.build import build_config
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.functional import truncation

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from lmgym.algorithms.actor_critic import A2C, PPO
 from lmgym.batch import Batch
-from lmgym.config.schema import build_config
+from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
 from lmgym.models import lora as adapter

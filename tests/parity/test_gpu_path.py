@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from lmgym.config.schema import build_config
+from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.inference import cuda_graphs
 from lmgym.inference.base import Request, Sampling

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
 from lmgym.cli.main import main
-from lmgym.config.schema import build_config
+from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.text.chat import Cut, answer_ids, prompt_ids, source_ids
 from lmgym.training.preflight import check_model

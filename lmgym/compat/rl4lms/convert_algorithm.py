@@ -11,6 +11,7 @@ from typing import Any
 from lmgym.compat.rl4lms.schema import Conversion, Section, is_added
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
+from lmgym.core.validation import converted
 
 DEFAULTS: dict[str, dict[str, Any]] = {  # RL4LMs' own
     "nlpo": {"n_steps": 2048, "batch_size": 64, "n_epochs": 10, "learning_rate": 3e-4},
@@ -149,7 +150,7 @@ def _scheduled(arguments: Section, name: str, default: float) -> tuple[float, bo
     """A number, and whether it decays linearly to 0 over the run."""
     given = arguments.take(name, Any, default)
     falls = isinstance(given, str) and given.startswith("lin_")
-    return registry.converted(float, given[4:] if falls else given, f"{arguments.key}.{name}"), falls
+    return converted(float, given[4:] if falls else given, f"{arguments.key}.{name}"), falls
 
 
 def _whitening(arguments: Section, section: dict[str, Any], over: str, default: bool) -> None:

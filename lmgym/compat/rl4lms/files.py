@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lmgym.compat.rl4lms.convert import conversions, text
-from lmgym.config.schema import build_config
+from lmgym.config.build import build_config
 from lmgym.config.yaml import apply_override
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
+from lmgym.core.validation import converted
 
 
 @contextmanager
@@ -29,7 +30,7 @@ def recipes(path: Path, overrides: Sequence[str] = ()) -> Iterator[list[Path]]:
     for override in overrides:
         if override.startswith("plugins="):
             apply_override(tree, override, ())
-    for plugin in registry.converted(list[str], tree.get("plugins") or [], "plugins"):
+    for plugin in converted(list[str], tree.get("plugins") or [], "plugins"):
         registry.load_plugin(plugin)
     found = conversions(path)
     several = f", a sweep of {len(found)}" if len(found) > 1 else ""

@@ -10,6 +10,7 @@ from typing import Any
 from lmgym.core import registry
 from lmgym.core.builtins import BUILTIN
 from lmgym.core.errors import LmgymError
+from lmgym.core.validation import converted
 
 
 def is_rl4lms(tree: Mapping[str, Any]) -> bool:
@@ -68,7 +69,7 @@ class Section:
     def take(self, name: str, hint: Any, default: Any = None) -> Any:
         """Remove a key and return its value, converted to the type; the default if it is left out or null."""
         value = self._left.pop(name, None)
-        return default if value is None else registry.converted(hint, value, f"{self.key}.{name}")
+        return default if value is None else converted(hint, value, f"{self.key}.{name}")
 
     def need(self, name: str, hint: Any) -> Any:
         """As `take`, for a key that RL4LMs requires: LmgymError if it is left out."""
