@@ -22,8 +22,7 @@ from lmgym.inference.conversation_cache import HeldConversations
 from lmgym.inference.cuda_graphs import CapturedSteps
 from lmgym.inference.hf_cache import EncoderDecoderReader, PlainReader
 from lmgym.inference.mkl_linear import PreparedLayers
-from lmgym.models.attention.kv_cache import CachedRows, ExtendedRows, KeyValueCache, SharedPrompts
-from lmgym.models.attention.packed import PackedRows
+from lmgym.models.attention.kv_cache import CachedRows, ExtendedRows, KeyValueCache, PrefilledRows, SharedPrompts
 from lmgym.types import Restriction
 
 WORTH_SHARING = 1024  # tokens: sharing prompts doubles the calls of attention, which is what few short rows cost
@@ -167,9 +166,9 @@ class Decoder:
         logits = []
         for policy, cache in zip(self.policies, caches, strict=True):
             if cache.prompts is None:
-                layout = PackedRows(lengths, self.device, cache, source, torch.tensor(slots, device=self.device))
+                layout = PrefilledRows(lengths, cache, source, torch.tensor(slots, device=self.device))
             else:
-                layout = PackedRows(lengths, self.device, cache.prompts.cache, *cache.prompts.seat(prompts, others))
+                layout = PrefilledRows(lengths, cache.prompts.cache, *cache.prompts.assign(prompts, others))
             hidden = policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
             logits.append(policy.head(hidden[ends])[source])
         self._take(logits, slots, live, caches)

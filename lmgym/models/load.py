@@ -13,9 +13,9 @@ from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.models import lora, quantization
 from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
+from lmgym.models.critic import add_critic
 from lmgym.models.device import choose_compute, choose_device
-from lmgym.models.distributions import add_critic
-from lmgym.models.forward import layers_of
+from lmgym.models.hooks import layers_of
 from lmgym.models.policy import VALUE_HEAD, Policy
 from lmgym.text.chat import Cut
 

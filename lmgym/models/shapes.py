@@ -8,7 +8,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from lmgym.models.families import supports_fast_path
-from lmgym.models.forward import layers_of
+from lmgym.models.hooks import layers_of
 from lmgym.models.load import PolicySection, skeleton
 
 

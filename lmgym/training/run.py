@@ -29,7 +29,7 @@ from lmgym.envs.vector import Envs, InProcess
 from lmgym.logs.console import Console
 from lmgym.logs.writer import Writer, disk_errors, rewind
 from lmgym.models import lora
-from lmgym.models.distributions import add_critic
+from lmgym.models.critic import add_critic
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.rewards.base import Reward, build, check_examples
