@@ -1,5 +1,6 @@
-"""The built-in algorithms, tasks, rewards, environments, agents, tools and engines: one literal table, so that `lmgym
-list` answers without importing any of them. A test holds it against the decorators.
+"""The table of all built-in algorithms, tasks, rewards, environments, agents, tools and engines.
+
+It is written out, so that `lmgym list` does not import them. A test compares it with the `@register` decorators.
 """
 
 from dataclasses import dataclass
@@ -7,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Entry:
-    """What `lmgym list` prints of one name.
+    """One line of `lmgym list`.
 
     Example: Entry("lmgym.rewards.text.form:length", "1 at the target number of words, falling off linearly")
     """
 
     target: str  # "module:attribute"
     summary: str  # one line
-    needs: str = ""  # names of needs.py, parted by ", ": an extra to install, a model, Java ...; empty: nothing
+    needs: str = ""  # names of availability.py, separated by ", ": an extra to install, a model, Java ...
 
 
 BUILTIN: dict[str, dict[str, Entry]] = {

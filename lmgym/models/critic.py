@@ -6,7 +6,7 @@ from lmgym.models.policy import Policy
 
 
 def value_head(size: int, like: Tensor) -> nn.Linear:
-    """A linear map without bias from a hidden state [size] to its value [1], as in RL4LMs.
+    """A linear map without bias from a hidden state [size] to its value [1] (as in RL4LMs).
 
     Its weights are zero, so it predicts 0 at first. Device and dtype are those of `like`.
     """

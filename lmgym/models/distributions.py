@@ -62,8 +62,8 @@ def logprobs_of_logits(
     """Log-probability of each action at (row, column) and, if asked for, the entropy of its distribution (else empty).
 
     `logits` are the model's own, before temperature and masks; results are in nats. With a sampling mask that is not
-    renormalised, the entropy is RL4LMs': the mean of -log p over the whole vocabulary, weighted by the renormalised
-    probabilities of the kept tokens.
+    renormalised, the entropy is the mean of -log p, where p is over the whole vocabulary and the mean is weighted by
+    the renormalised probabilities of the kept tokens (RL4LMs).
     """
     logits = action_logits(logits, batch, row, column)
     normaliser = logits.logsumexp(-1)

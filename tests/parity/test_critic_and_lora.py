@@ -17,6 +17,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
 from lmgym.models import lora
 from lmgym.models.critic import add_critic
+from lmgym.models.lora import AdapterDisabledPolicy
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import VALUE_HEAD, Policy
 from lmgym.training.run import begin_stage, start
@@ -300,7 +301,7 @@ def test_the_reference_of_the_first_stage(lora: dict[str, Any], tmp_path: Path) 
     with run.lock, run.writer:
         begin_stage(run)
         reference = run.copies.models["reference"]
-        assert isinstance(reference, lora.AdapterDisabledPolicy) == bool(lora)
+        assert isinstance(reference, AdapterDisabledPolicy) == bool(lora)
         episode = Episode(Example("x", "?"), 0, 0, [Turn([1, 5, 6], [7, 8, 2])])
         batch = models.batch_of([episode])
         before = run.policy.logprobs(batch)
