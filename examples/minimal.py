@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from lmgym.models.builtin import byte_tokenizer, tiny_model
+from lmgym.models.builtin import builtin_model, byte_tokenizer
 
 LETTERS = 4  # of a word: 26^4 = 456,976 problems
 HELD_OUT = 256  # words to measure on
@@ -194,7 +194,7 @@ def main() -> None:
     torch.manual_seed(given.seed)  # sampling
     generator = torch.Generator().manual_seed(given.seed)  # words
     held_out = random_words(HELD_OUT, generator)
-    model = tiny_model(tokenizer, {}, given.seed)
+    model = builtin_model("builtin:tiny", tokenizer, {}, given.seed)
     print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters")
     steps = warm_start(model, held_out, generator, given.warm_start)
     print(f"held-out accuracy after {steps} steps of warm start: {accuracy(model, held_out):.2f}", flush=True)

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.functional.reductions import tokens_of_episode, totals, weights
-from lmgym.models.builtin import byte_tokenizer, tiny_model
+from lmgym.models.builtin import builtin_model, byte_tokenizer
 from lmgym.models.critic import add_critic
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
@@ -46,7 +46,7 @@ def llama(seed: int = 0, **architecture: Any) -> Any:
     """The package's own tiny Llama, smaller still: two layers, hidden size 16, two query heads on one key head."""
     small = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     fields = {**small, "num_key_value_heads": 1, "max_position_embeddings": 64, **architecture}
-    return sharpen(tiny_model(tokenizer(), fields, seed), seed=seed)
+    return sharpen(builtin_model("builtin:tiny", tokenizer(), fields, seed), seed=seed)
 
 
 def in_double(model: Any) -> Any:

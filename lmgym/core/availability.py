@@ -71,10 +71,8 @@ def nltk_folders() -> list[Path]:
     folders = [Path(folder) for folder in os.environ.get("NLTK_DATA", "").split(os.pathsep) if folder]
     folders += [Path.home() / "nltk_data"]
     folders += [Path(sys.prefix) / name for name in ("nltk_data", "share/nltk_data", "lib/nltk_data")]
-    folders += [
-        Path(parent) / "nltk_data" for parent in ("/usr/share", "/usr/local/share", "/usr/lib", "/usr/local/lib")
-    ]
-    return folders
+    roots = ("/usr/share", "/usr/local/share", "/usr/lib", "/usr/local/lib")
+    return [*folders, *(Path(root) / "nltk_data" for root in roots)]
 
 
 def _nltk_data(name: str) -> bool:

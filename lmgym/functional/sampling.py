@@ -38,11 +38,10 @@ def draw(
     share = ((target - running.gather(1, block)) / sums.gather(1, block) + 1).clamp(0, 1 - torch.finfo(wide).eps)
     ids = block * BLOCK + torch.arange(BLOCK, device=logits.device)
     inside = ids < logits.shape[1]
-    block_logits = logits.gather(1, ids.clamp(max=logits.shape[1] - 1))  # [R BLOCK]
-    block_logits = _at_temperature(block_logits, temperature) - highest
-    inner = block_logits.exp().masked_fill(~inside, 0.0).to(wide).cumsum(-1)
+    chosen = _at_temperature(logits.gather(1, ids.clamp(max=logits.shape[1] - 1)), temperature) - highest  # [R BLOCK]
+    inner = chosen.exp().masked_fill(~inside, 0.0).to(wide).cumsum(-1)
     within = torch.searchsorted(inner, share * inner[:, -1:], right=True)
-    logprobs = block_logits.gather(1, within)[:, 0] - running[:, -1].log().to(logits.dtype)
+    logprobs = chosen.gather(1, within)[:, 0] - running[:, -1].log().to(logits.dtype)
     return (block * BLOCK + within)[:, 0], logprobs
 
 

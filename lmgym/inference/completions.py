@@ -37,11 +37,8 @@ class Answers:
 
     def __init__(self, policy: Any, requests: Sequence[Request], sampling: Sampling) -> None:
         self.policy, self.requests, self.sampling = policy, requests, sampling
-        room = [
-            policy.context - len(request.prompt_ids) if policy.context else sampling.max_new_tokens
-            for request in requests
-        ]
-        self.limits = [min(sampling.max_new_tokens, space) for space in room]
+        most, context = sampling.max_new_tokens, policy.context
+        self.limits = [min(most, context - len(request.prompt_ids)) if context else most for request in requests]
         self.stop_ids = {*policy.stop_ids, *sampling.stop_ids}
         self.stop_texts = [(*sampling.stop, *request.stop) for request in requests]
         longest = max((len(text.encode()) for texts in self.stop_texts for text in texts), default=0)

@@ -4,7 +4,7 @@ A distinct prompt is computed once for all of its answers. The cache is prealloc
 request takes the slot of a finished answer. Of a conversation's next prompt only the new tokens are computed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,37 +173,35 @@ class Decoder:
         """Compute distinct prompts, each for all the slots that begin with it."""
         slots = [slot for _, prompt_slots in prompts for slot in prompt_slots]
         others = [slot for slot, request in enumerate(live.request) if request >= 0 and slot not in set(slots)]
-        source = torch.tensor(
-            [i for i, (_, prompt_slots) in enumerate(prompts) for _ in prompt_slots], device=self.device
-        )
-        ids = torch.tensor([token for prompt, _ in prompts for token in prompt], device=self.device)
-        lengths = [len(prompt) for prompt, _ in prompts]
-        ends = (torch.tensor(lengths).cumsum(0) - 1).to(self.device)
-        logits = []
-        for policy, cache in zip(self.policies, caches, strict=True):
+        repeats = torch.tensor([len(prompt_slots) for _, prompt_slots in prompts])
+        source = torch.arange(len(prompts)).repeat_interleave(repeats).to(self.device)  # the prompt of each slot
+        ids = [prompt for prompt, _ in prompts]
+        layouts = []
+        for cache in caches:
             if cache.prompts is None:
-                layout = PrefilledRows(lengths, cache, source, torch.tensor(slots, device=self.device))
+                target = (cache, source, torch.tensor(slots, device=self.device))
             else:
-                layout = PrefilledRows(lengths, cache.prompts.cache, *cache.prompts.assign(prompts, others))
-            hidden = policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
-            logits.append(policy.head(hidden[ends])[source])
-        self._take(logits, slots, live, caches)
+                target = (cache.prompts.cache, *cache.prompts.assign(prompts, others))
+            layouts.append(PrefilledRows(list(map(len, ids)), *target))
+        self._take([of_model[source] for of_model in self._last_logits(ids, layouts)], slots, live)
 
     def _extend(
         self, new_tokens: list[tuple[int, ...]], slots: list[int], live: LiveSlots, caches: list[KeyValueCache]
     ) -> None:
         """Compute the new tokens of prompts whose beginnings are cached in these slots."""
-        slot_index = torch.tensor(slots, device=self.device)
-        ids = torch.tensor([token for tokens in new_tokens for token in tokens], device=self.device)
-        lengths = [len(tokens) for tokens in new_tokens]
-        ends = (torch.tensor(lengths).cumsum(0) - 1).to(self.device)
+        slot_index, lengths = torch.tensor(slots, device=self.device), list(map(len, new_tokens))
         before = (live.lengths[slots] - torch.tensor(lengths)).to(self.device)
-        logits = []
-        for policy, cache in zip(self.policies, caches, strict=True):
-            layout = ExtendedRows(cache, before, lengths, slot_index)
-            hidden = policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
-            logits.append(policy.head(hidden[ends]))
-        self._take(logits, slots, live, caches)
+        layouts = [ExtendedRows(cache, before, lengths, slot_index) for cache in caches]
+        self._take(self._last_logits(new_tokens, layouts), slots, live)
+
+    def _last_logits(
+        self, sequences: list[tuple[int, ...]], layouts: Sequence[PrefilledRows | ExtendedRows]
+    ) -> list[Float[Tensor, "R V"]]:
+        """Each model's logits at the last token of these sequences, which are packed as the layouts say."""
+        ids = torch.tensor([[token for tokens in sequences for token in tokens]], device=self.device)
+        ends = (torch.tensor(list(map(len, sequences))).cumsum(0) - 1).to(self.device)
+        both = zip(self.policies, layouts, strict=True)
+        return [policy.head(policy.forward_hidden(ids, at.positions[None], at)[0][ends]) for policy, at in both]
 
     def _step(self, live: LiveSlots, caches: list[KeyValueCache]) -> None:
         """One token for each live slot. Free slots are computed too, and their logits are dropped."""
@@ -218,7 +216,7 @@ class Decoder:
         else:
             logits = [self._step_logits(*both, live, slots) for both in zip(self.policies, caches, strict=True)]
         live.lengths[slots] += 1
-        self._take(logits, slots, live, caches)
+        self._take(logits, slots, live)
 
     def _step_logits(
         self, policy: Any, cache: KeyValueCache, live: LiveSlots, slots: list[int]
@@ -228,9 +226,7 @@ class Decoder:
         logits: Tensor = policy.head(hidden[:, 0])
         return logits if len(slots) == len(logits) else logits[slots]
 
-    def _take(
-        self, logits: list[Float[Tensor, "R V"]], slots: list[int], live: LiveSlots, caches: list[KeyValueCache]
-    ) -> None:
+    def _take(self, logits: list[Float[Tensor, "R V"]], slots: list[int], live: LiveSlots) -> None:
         """Sample one token per slot, and free the slots of ended answers. Conversations stay cached."""
         requests = [live.request[slot] for slot in slots]
         live.last[slots] = torch.tensor(self._draw(logits, requests))

@@ -148,11 +148,6 @@ def builtin_model(
             raise LmgymError(f"policy.architecture: {' '.join(str(error).split())[:300]}") from error
 
 
-def tiny_model(tokenizer: PreTrainedTokenizerFast, architecture: Mapping[str, Any], seed: int) -> Any:
-    """builtin:tiny: a random Llama of less than a million parameters; the same seed gives the same weights."""
-    return builtin_model(BUILTIN, tokenizer, architecture, seed)
-
-
 def builtin_tokenizer(name: str = "builtin:bytes") -> PreTrainedTokenizerFast:
     """The tokenizer builtin:bytes or builtin:numbers; LmgymError for another name.
 

@@ -31,7 +31,6 @@ def add_critic(policy: Policy, separate: bool) -> None:
         policy.critic = policy.trainable_copy()
         add_critic(policy.critic, separate=False)
         return
-    # Same dtype as the parameters that train: the weights of a quantized base are packed, its adapters are not.
-    trained = next(iter(policy.parameters()), None)
-    like = next(policy.model.parameters()) if trained is None else trained
+    # Preferably like a parameter that trains: the weights of a quantized base are packed, its adapters are not.
+    like = next(iter([*policy.parameters(), *policy.model.parameters()]))
     policy.value_head = value_head(policy.hidden_size, like)

@@ -1,6 +1,6 @@
 """From hidden states to log-probabilities: action logits, log-probabilities of actions, entropies."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,22 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from lmgym.batch import Batch
 from lmgym.functional import truncation
 from lmgym.models.fused_logprobs import FusedLogprobs
-from lmgym.models.scoring import States
-
-
-class ModelWithHead(Protocol):
-    """What this module needs of a policy (models/policy.py describes each member)."""
-
-    @property
-    def model(self) -> Any: ...
-
-    @property
-    def head_chunk(self) -> int: ...
-
-    device: torch.device
-    compute: torch.dtype
-
-    def head(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R V"]: ...
+from lmgym.models.scoring import ScoringModel, States
 
 
 def action_logits(
@@ -81,7 +66,7 @@ def logprobs_of_logits(
 
 
 def logprobs_of_states(
-    model: ModelWithHead,
+    model: ScoringModel,
     batch: Batch,
     states: States,
     row: Int[Tensor, " R"],

@@ -60,8 +60,7 @@ class Policy:
         self.fast = supports_fast_path(model.config) if fast is None else fast
         self.device = next(model.parameters()).device
         self.tokens_per_forward = choose_tokens_per_forward(tokens_per_forward, self.device.type)
-        self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
-        self.hidden_size = int(model.get_output_embeddings().weight.shape[1])
+        self.vocabulary, self.hidden_size = map(int, model.get_output_embeddings().weight.shape)
         self.pad_id = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
         self.encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
         self.decoder_start = decoder_start or (default_decoder_start(model) if self.encoder_decoder else ())

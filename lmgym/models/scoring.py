@@ -18,12 +18,19 @@ from lmgym.models.attention.packed import Layout, PackedGroups, PackedRows
 
 
 class ScoringModel(Protocol):
-    """What this module needs of a policy (models/policy.py describes each member)."""
+    """What scoring needs of a policy (models/policy.py describes each member)."""
 
+    model: Any
     device: torch.device
+    compute: torch.dtype
     fast: bool
     flex: bool
     encoder_decoder: bool
+
+    @property
+    def head_chunk(self) -> int: ...
+
+    def head(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R V"]: ...
 
     def forward_hidden(self, ids: Int[Tensor, "B L"], positions: Int[Tensor, "B L"], layout: Layout) -> Tensor: ...
 
@@ -102,8 +109,7 @@ def _packed_rows(
     model: ScoringModel, tokens: Int[Tensor, "N T"], lengths: Int[Tensor, " N"], row: Tensor, column: Tensor
 ) -> Float[Tensor, "R H"]:
     used = torch.arange(tokens.shape[1], device=model.device) < lengths[:, None]
-    rows, _ = _layouts(model)
-    layout = rows(lengths.tolist(), model.device)
+    layout = _layouts(model)[0](lengths.tolist(), model.device)
     hidden = model.forward_hidden(tokens[used][None], layout.positions[None], layout)[0]
     return hidden.index_select(0, layout.offsets.to(model.device)[row] + column)
 

@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from lmgym.cli.main import main
-from lmgym.models.builtin import builtin_model, byte_tokenizer, tiny_model
+from lmgym.models.builtin import builtin_model, byte_tokenizer
 from lmgym.types import Example
 from tests import runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
@@ -309,7 +309,7 @@ def test_a_reward_that_fails_is_named(
 def model_folder(folder: Path) -> Path:
     """A whole, tiny model."""
     tokenizer = byte_tokenizer()
-    tiny_model(tokenizer, runs.ARCHITECTURE, seed=0).save_pretrained(folder)
+    builtin_model("builtin:tiny", tokenizer, runs.ARCHITECTURE, seed=0).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

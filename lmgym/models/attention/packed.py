@@ -133,17 +133,12 @@ class PackedGroups:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         cut = self.prompt_tokens
         prompt_out = self.prompts.attend(layer, query[:, :, :cut], key[:, :, :cut], value[:, :, :cut], scale)
-        keys, values = (
-            torch.cat(
-                [
-                    self.prompts.pad(x[:, :, :cut]).index_select(0, self.prompt_of_row),
-                    self.answers.pad(x[:, :, cut:]),
-                ],
-                2,
-            )
-            for x in (key, value)
-        )
-        keys, values = per_query_head(query, keys, values)
+
+        def per_answer(packed: Tensor) -> Tensor:  # the prompt's tokens in front of each answer's
+            prompts = self.prompts.pad(packed[:, :, :cut]).index_select(0, self.prompt_of_row)
+            return torch.cat([prompts, self.answers.pad(packed[:, :, cut:])], 2)
+
+        keys, values = per_query_head(query, per_answer(key), per_answer(value))
         answer_out = F.scaled_dot_product_attention(
             self.answers.pad(query[:, :, cut:]), keys, values, attn_mask=self.mask, scale=scale
         )
