@@ -210,7 +210,7 @@ def likelihoods(folder: Path, weights: Path | None) -> list[tuple[float, int, in
     batch = collate(demonstrate(list(enumerate(examples)), actor, (0, "likelihoods")), policy.pad_id)
     last = batch.actions.long().cumsum(1) == batch.actions.sum(1, keepdim=True)
     counted = batch.actions & ~last
-    sums = (policy.logprobs(batch).double() * counted).sum(1).tolist()
+    sums = (policy.compute_logprobs_no_grad(batch).logprobs.double() * counted).sum(1).tolist()
     counts = counted.sum(1).tolist()
     return [(s, n, len(e.references[0].split())) for s, n, e in zip(sums, counts, examples, strict=True)]
 

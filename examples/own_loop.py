@@ -17,7 +17,9 @@ from lmgym import GRPO, Episode, Example, Sampler, Sampling, Step, Turn, collate
 from lmgym.core import seeds
 from lmgym.inference.base import Request
 from lmgym.models.load import PolicySection
-from lmgym.updates.first_order import Optimizer, OptimizerSection, prepare
+from lmgym.updates.optimizer import OptimizerSection, make_optimizer
+from lmgym.updates.prepare import prepare
+from lmgym.updates.update import update
 
 DIGITS, GUESSES = 8, 3
 SECRETS, GROUP = 32, 8  # games in a step: 32 secrets, 8 times each; GRPO compares the games of one secret
@@ -89,7 +91,7 @@ def main() -> None:
     section = PolicySection(model="builtin:tiny", architecture={"num_hidden_layers": 2}, device="cpu")
     policy = load_policy(section, given.seed)
     engine, algorithm = Sampler(policy), GRPO(group_size=GROUP, minibatches=4)
-    optimizer = Optimizer(policy.parameters(), OptimizerSection(learning_rate=1e-3))
+    optimizer = make_optimizer(algorithm, policy, OptimizerSection(learning_rate=1e-3))
     for step in range(given.steps):
         key = seeds.key(given.seed, "step", step)
         games = live = reset(policy.tokenizer, key, version=step)
@@ -99,7 +101,7 @@ def main() -> None:
         batch = collate(buffer, policy.pad_id, SAMPLING.temperature, policy.stop_ids, key)  # and from here on tensors
         batch = prepare(batch, policy, {}, algorithm)  # old log-probabilities, advantages
         optimizer.set_step(step, given.steps)
-        metrics = algorithm.update(policy, batch, optimizer)  # four optimizer steps, on a quarter of the games each
+        metrics = update(algorithm, policy, batch, optimizer)  # four optimizer steps, on a quarter of the games each
         engine.load(policy, step + 1)  # the next guesses are the new policy's
         if step % 10 == 9 or step == given.steps - 1:
             found = sum(episode.score >= 1 for episode in buffer) / len(buffer)

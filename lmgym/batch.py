@@ -1,4 +1,4 @@
-"""Batch and PolicyOutputs: episodes as tensors. `collate` is the only way from episodes to tensors.
+"""Batch, PolicyOutputs and States: episodes as tensors. `collate` is the only way from episodes to tensors.
 
 Shapes: N rows, T tokens, S source tokens of an encoder, V vocabulary. A row is one sequence on which the model can run,
 padded on the right. Column t describes token t; `Policy.compute_logprobs` is the only place that shifts by one.
@@ -6,7 +6,7 @@ padded on the right. Column t describes token t; `Policy.compute_logprobs` is th
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Int32, UInt8
@@ -58,6 +58,7 @@ class Batch:
     stop_ids: tuple[int, ...] = ()
     key: int = 0  # random key of this step's update (order of minibatches)
     limit: int | None = None  # max_new_tokens of an answer
+    vocabulary: int | None = None  # number of tokens of the policy's head (from `prepare`)
     reward_components: Float[Tensor, "N P"] | None = None  # each before its weight; last the environment's own reward
     component_weights: tuple[float, ...] = ()
     stop_excluded: Bool[Tensor, "N T"] | None = None  # the stop ids could not be sampled here (min_new_tokens)
@@ -95,6 +96,13 @@ class Batch:
     def to(self, device: torch.device | str) -> "Batch":
         return replace(self, **self._map(lambda column: column.to(device)))
 
+    def require(self, name: str) -> Tensor:
+        """The column with this name. Raises LmgymError if it is None.
+
+        Example: batch.require("advantages")
+        """
+        return _required(self, name)
+
     def per_token(self, per_row: Float[Tensor, " N"]) -> Float[Tensor, "N T"]:
         """A number per row, written to each of the row's actions; zero elsewhere."""
         return per_row[:, None] * self.actions
@@ -118,6 +126,20 @@ class PolicyOutputs:
     entropy: Float[Tensor, "N T"] | None = None
     values: Float[Tensor, "N T"] | None = None
     last_values: Float[Tensor, " N"] | None = None
+
+    def require(self, name: str) -> Tensor:
+        """The column with this name. Raises LmgymError if it is None."""
+        return _required(self, name)
+
+
+class States(NamedTuple):
+    """Inputs of the LM head for R tokens; on the padded path also the model's own logits (models/scoring.py).
+
+    Example: policy.states(batch, row, column).hidden
+    """
+
+    hidden: Float[Tensor, "R H"]
+    logits: Float[Tensor, "R V"] | None
 
 
 def collate(
@@ -193,6 +215,16 @@ def collate(
         **_kept_columns([turn for _, row in rows for turn in row], actions),
         **(_component_columns(owners, weights) if weights is not None else {}),
     )
+
+
+def _required(owner: Batch | PolicyOutputs, name: str) -> Tensor:
+    column = getattr(owner, name)
+    if not isinstance(column, Tensor):
+        raise LmgymError(
+            f"{type(owner).__name__} has no column '{name}'; let the algorithm's `requirements` ask for it, or fill it "
+            "in before (advantages and returns: in `advantages`; logprobs_sampler: in `collate`)"
+        )
+    return column
 
 
 def _token_rewards(turn: Turn) -> Float[Tensor, " A"]:

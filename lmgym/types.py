@@ -118,15 +118,14 @@ class Episode:
 
 @dataclass(frozen=True)
 class Restriction:
-    """Only tokens that are likely under `policy` may be sampled (None: the sampled policy itself).
+    """Only tokens that are likely under a mask policy, or under the sampled policy itself, may be sampled.
 
     The set of allowed tokens is stored for each sampled token (`Completion.kept`), and log-probabilities are
     renormalised on it later. It always contains the policy's special ids.
 
-    Example: Restriction(rule="top_p", amount=0.9, least=1, policy=mask_policy)
+    Example: Restriction(rule="top_p", amount=0.9, least=1)
     """
 
     rule: Literal["top_p", "top_k"]
     amount: float  # top_p: probability mass; top_k: number of tokens
     least: int = 1  # smallest number of tokens in a set
-    policy: Any = None

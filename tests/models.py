@@ -18,7 +18,7 @@ from lmgym.models.builtin import builtin_model, byte_tokenizer
 from lmgym.models.critic import add_critic
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
-from lmgym.updates.first_order import first_order
+from lmgym.updates.first_order import optimizer_step
 
 EOS = 2  # of the byte tokenizer
 VOCABULARY = 259
@@ -160,7 +160,7 @@ def prepared(
     """The columns that `update.prepare` fills, in the policy's own precision, with old log-probabilities and values
     that have drifted from the policy's by a hash of the token and its place (so that they do not depend on the batch).
     The reference is the teacher too."""
-    critic = "values" in algorithm.needs
+    critic = algorithm.requirements.values
     with torch.no_grad():
         said = policy.compute_logprobs(batch, values=critic, last_values=critic)
         now = said.logprobs
@@ -168,9 +168,9 @@ def prepared(
         if said.values is not None:
             drifted = said.values + drift * torch.sin(1000 * now) * batch.actions
             batch = batch.replace(values=drifted, last_values=said.last_values)
-        if reference is not None and "reference" in algorithm.needs:
+        if reference is not None and algorithm.requirements.reference:
             batch = batch.replace(logprobs_ref=reference.compute_logprobs(batch).logprobs)
-        if reference is not None and "teacher" in algorithm.needs:
+        if reference is not None and algorithm.requirements.teacher:
             batch = batch.replace(logprobs_teacher=reference.compute_logprobs(batch).logprobs)
     return algorithm.advantages(batch)
 
@@ -193,16 +193,16 @@ class KeepGradient:
 
 
 def gradient(algorithm: Any, policy: Policy, batch: Batch, first: bool = False) -> tuple[Tensor, dict[str, float]]:
-    """The gradient of one `first_order` step as one vector, and the step's metrics."""
+    """The gradient of one optimizer step as one vector, and the step's metrics."""
     keeper = KeepGradient(policy)
-    metrics = first_order(algorithm, policy, batch, keeper, first)  # type: ignore[arg-type]
+    metrics = optimizer_step(algorithm, policy, batch, keeper, first)  # type: ignore[arg-type]
     return keeper.flat().clone(), metrics
 
 
 def loss_of(algorithm: Any, batch: Batch, logprobs: Tensor) -> Tensor:
-    """What `first_order` minimises, as a function of the log-probabilities [N T]: the weighted sum of all terms. A
+    """What an optimizer step minimises, as a function of the log-probabilities [N T]: the weighted sum of all terms. A
     value function says what it said at sampling time, and the entropy is -logprobs, its estimate by the sample."""
-    entropy = -logprobs if "entropy" in algorithm.needs else None
+    entropy = -logprobs if algorithm.requirements.entropy else None
     terms, _ = algorithm.loss(batch, PolicyOutputs(logprobs, entropy=entropy, values=batch.values))
     total, counts = totals(batch.actions, batch.episode), tokens_of_episode(batch.actions, batch.episode)
     sums = [(weights(reduction, batch.actions, counts, total) * term).sum() for term, reduction in terms.values()]

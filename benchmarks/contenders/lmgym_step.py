@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from benchmarks import workloads
 from benchmarks.contenders.lengths import limit_lmgym
 from benchmarks.contenders.turns import Turns
 from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.requirements import Requirements
 from lmgym.config.schema import Config, build_config
 from lmgym.core.registry import register
 from lmgym.envs.base import Step
@@ -29,7 +30,8 @@ from lmgym.rewards.base import episodes
 from lmgym.training.loop import collate_step, gather, log_step
 from lmgym.training.run import Run, begin_stage, start
 from lmgym.types import Episode, Example
-from lmgym.updates.first_order import prepare
+from lmgym.updates.prepare import prepare
+from lmgym.updates.update import update
 
 DEFAULTS = {
     "algorithm": "grpo",  # ppo; scored_grpo: grpo with a scoring pass that it does not need, to measure one
@@ -85,8 +87,8 @@ class ScoredGRPO(GRPO):
     """GRPO with a scoring pass before its one optimizer step."""
 
     @property
-    def needs(self) -> frozenset[str]:
-        return super().needs | {"old"}
+    def requirements(self) -> Requirements:
+        return replace(super().requirements, old_logprobs=True)
 
 
 def config_of(folder: Path, workload: workloads.Workload, settings: dict[str, Any], out: str) -> Config:
@@ -134,7 +136,7 @@ def one_step(run: Run, workload: workloads.Workload, settings: dict[str, Any], t
     batch = prepare(collate_step(run, answers, step), run.policy, run.copies.models, run.algorithm)
     turns.mark("score")
     rate = run.optimizer.set_step(step, run.stage.steps)
-    metrics = run.algorithm.update(run.policy, batch, run.optimizer)
+    metrics = update(run.algorithm, run.policy, batch, run.optimizer)
     run.step, run.version = step + 1, run.version + 1
     run.engine.load(run.policy, run.version)
     run.algorithm.after_update(run)

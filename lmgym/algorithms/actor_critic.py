@@ -1,7 +1,7 @@
 """PPO and A2C, and what every algorithm with a value function shares: GAE and a value loss."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from jaxtyping import Bool, Float
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lmgym.algorithms.base import Terms
 from lmgym.algorithms.regularised import Regularised
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
@@ -58,11 +59,11 @@ class ActorCritic(Regularised):
             raise LmgymError(f"algorithm.value_clip is {self.value_clip}; it must be above 0")
 
     @property
-    def needs(self) -> frozenset[str]:
-        return super().needs | {"values"}
+    def requirements(self) -> Requirements:
+        return replace(super().requirements, values=True)
 
     def advantages(self, batch: Batch) -> Batch:
-        assert batch.values is not None and batch.logprobs_old is not None and batch.last_values is not None
+        values, last_values = batch.require("values"), batch.require("last_values")
         rewards = self.penalised_rewards(batch)
         if self.norm_reward:
             rewards = credit.whiten(rewards, batch.actions, unbiased=False)
@@ -71,10 +72,10 @@ class ActorCritic(Regularised):
         cut = ~batch.terminated[last_row] & self.bootstrap
         dense, dense_returns = credit.gae(
             rewards[row, column],
-            batch.values[row, column],
+            values[row, column],
             steps,
-            batch.last_values[last_row] * cut,
-            *self._factors(batch.turn, row, column),
+            last_values[last_row] * cut,
+            *self._factors(batch, row, column),
         )
         advantages, returns = (
             credit.scatter_steps(one, row, column, steps, batch.actions.shape)  # type: ignore[arg-type]
@@ -84,12 +85,11 @@ class ActorCritic(Regularised):
             advantages = credit.whiten(advantages, batch.actions)
         return batch.replace(advantages=advantages, returns=returns)
 
-    def _factors(self, turn: Tensor | None, row: Tensor, column: Tensor) -> tuple[Any, Any]:
+    def _factors(self, batch: Batch, row: Tensor, column: Tensor) -> tuple[Any, Any]:
         """gamma and lambda, for all steps or for each."""
         if self.discount_per == "token":
             return self.gamma, self.gae_lambda
-        assert turn is not None
-        numbers = turn[row, column]
+        numbers = batch.require("turn")[row, column]
         return per_turn(numbers, self.gamma), per_turn(numbers, self.gae_lambda)
 
     def active(self, batch: Batch) -> Bool[Tensor, " N"]:
@@ -98,8 +98,8 @@ class ActorCritic(Regularised):
 
     def value_term(self, batch: Batch, new: PolicyOutputs) -> Float[Tensor, "N T"]:
         """value_coefficient times the squared error of the values, per token."""
-        assert new.values is not None and batch.values is not None and batch.returns is not None
-        error = value_loss(new.values, batch.values, batch.returns, self.value_clip, self.value_clip_form)
+        old, returns = batch.require("values"), batch.require("returns")
+        error = value_loss(new.require("values"), old, returns, self.value_clip, self.value_clip_form)
         return self.value_coefficient * error
 
     def shared_terms(self, batch: Batch, new: PolicyOutputs) -> Terms:
@@ -156,26 +156,24 @@ class PPO(ActorCritic):
             )
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        assert batch.advantages is not None and batch.logprobs_old is not None
-        difference = log_ratio(new.logprobs, batch.logprobs_old)
+        advantages = batch.require("advantages")
+        difference = log_ratio(new.logprobs, batch.require("logprobs_old"))
         ratio = difference.exp()
         low, high = (self.scheduled(self.clip_final_fraction) * bound for bound in (self.clip_low, self.clip_high))
-        surrogate = clipped_surrogate(ratio, batch.advantages, low, high)
+        surrogate = clipped_surrogate(ratio, advantages, low, high)
         return {"policy": (surrogate, "token"), **self.shared_terms(batch, new)}, {
             "ratio/mean": ratio,
-            "ratio/clipped": clipped(ratio, batch.advantages, low, high),
+            "ratio/clipped": clipped(ratio, advantages, low, high),
             "kl/old": ratio - 1 - difference,
         }
 
     def should_stop_early(self, metrics: Mapping[str, float]) -> bool:
         return self.target_kl is not None and metrics["kl/old"] > 1.5 * self.target_kl
 
-    def minibatches_of(self, batch: Batch) -> Iterator[Batch]:
-        for minibatch in super().minibatches_of(batch):
-            if self.whiten == "minibatch":
-                assert minibatch.advantages is not None
-                minibatch = minibatch.replace(advantages=credit.whiten(minibatch.advantages, minibatch.actions))
-            yield minibatch
+    def before_minibatch(self, batch: Batch) -> Batch:
+        if self.whiten != "minibatch":
+            return batch
+        return batch.replace(advantages=credit.whiten(batch.require("advantages"), batch.actions))
 
 
 @register("algorithm", "a2c")
@@ -208,6 +206,5 @@ class A2C(ActorCritic):
             raise LmgymError("algorithm.whiten is minibatch, and a2c has no minibatches; write batch or none")
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        assert batch.advantages is not None
-        policy = policy_gradient(new.logprobs, batch.advantages)
+        policy = policy_gradient(new.logprobs, batch.require("advantages"))
         return {"policy": (policy, self.reduction), **self.shared_terms(batch, new)}, {}

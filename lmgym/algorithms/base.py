@@ -1,26 +1,43 @@
 """The contract of an algorithm: a dataclass of its hyperparameters and a few short methods.
 
 The trainer knows only what is here. `advantages` and `loss` are the algorithm; the rest has defaults. An algorithm
-never sees a string, a model or a tokenizer: columns of a `Batch` come in, per-token terms go out.
+never sees a string, a model or a tokenizer: columns of a `Batch` come in, per-token terms go out. A driver
+(updates/) calls it and moves the parameters.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Protocol
 
-import numpy as np
-import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
-from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.functional.reductions import Reduction
 from lmgym.types import Episode, Restriction
-from lmgym.updates.first_order import Optimizer, first_order
 
 Terms = dict[str, tuple[Tensor, Reduction]]  # name -> (per-token term [N T], how it is averaged)
+ParameterGroup = Literal["policy", "critic"]
+
+
+class UpdateContext(Protocol):
+    """What `Algorithm.after_update` may ask of the run."""
+
+    @property
+    def step(self) -> int:
+        """Steps of this stage that are done."""
+        ...
+
+    @property
+    def path(self) -> tuple[int | str, ...]:
+        """Where the random numbers of this stage start (core/seeds.py)."""
+        ...
+
+    def refresh(self, name: str) -> None:
+        """Replace the frozen copy "reference" or "mask" by a copy of the policy as it is now."""
+        ...
 
 
 @dataclass(kw_only=True)
@@ -38,6 +55,10 @@ class Algorithm:
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Values of the fields under a name: `algorithm: {name: ppo, preset: trl}`."""
+    driver: ClassVar[str] = "first_order"
+    """Who takes the optimizer steps, by its registered name: first_order, trust_region, or one of your own."""
+    optimized: ClassVar[tuple[ParameterGroup, ...]] = ("policy", "critic")
+    """Whose parameters the recipe's `optimizer` moves; a driver may move others by itself."""
 
     group_size: int = 1
     """Answers per prompt."""
@@ -54,30 +75,19 @@ class Algorithm:
                 raise LmgymError(f"algorithm.{name} is {getattr(self, name)}; it must be at least 1")
 
     @property
-    def needs(self) -> frozenset[str]:
-        """What to collect and fill in besides the rollout: any of "reference" (log-probabilities of a frozen copy),
-        "teacher" (of the model that the field `teacher` names), "mask" (a frozen copy for `restriction`), "values" (a
-        value function: `batch.values`, `new.values`), "greedy" (the score of the greedy answer), "demonstrations"
-        (reference answers in place of sampled ones), "old" (a scoring pass even for one optimizer step), "entropy"
-        (exact entropies in `PolicyOutputs`), "reward_components" (the score's, each before its weight: `batch.reward_components`)."""
-        return frozenset()
-
-    @property
-    def rewarded(self) -> bool:
-        """Whether a stage that samples must name a reward, unless its environment pays."""
-        return True
+    def requirements(self) -> Requirements:
+        """What to collect and fill in besides the answers; a subclass extends it by `dataclasses.replace`."""
+        return Requirements()
 
     @property
     def optimizer_steps(self) -> int:
         """Optimizer steps that one batch serves."""
         return self.epochs * self.minibatches
 
-    def parameters(self, policy: Any) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
-        """What the optimizer moves: the policy's own parameters, and its critic's."""
-        return policy.parameters(), policy.critic_parameters()
-
-    def restriction(self, mask: Any) -> Restriction | None:
-        """Which tokens may be sampled in training; `mask` is the frozen copy that "mask" asks for, else None."""
+    @property
+    def restriction(self) -> Restriction | None:
+        """Which tokens may be sampled in training: likely ones by the copy that `requirements.mask` asks for, or else
+        by the policy itself. None: all."""
         return None
 
     def check_vocabulary(self, size: int) -> None:
@@ -103,28 +113,22 @@ class Algorithm:
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
         """Named per-token terms to minimise, each with its reduction, and per-token metrics.
 
-        `new` is what the policy says now. The terms of all tokens are weighted and summed by `update.first_order`;
-        do not average here. A function of its arguments, which may be asked more than once (update.py's `constant_logprob_gradient`).
+        `new` is what the policy says now. The driver weights the terms of all tokens and sums them; do not average
+        here. It must have no effects of its own, since it may be called more than once for the same rows.
         """
         raise NotImplementedError(f"{type(self).__name__} has no loss()")
 
     def active(self, batch: Batch) -> Bool[Tensor, " N"]:
         """Rows that can move the policy; the others count in the totals but cost no compute."""
-        assert batch.advantages is not None
-        return (batch.advantages != 0).any(1)
+        return (batch.require("advantages") != 0).any(1)
 
-    def update(self, policy: Any, batch: Batch, optimizer: Optimizer) -> dict[str, float]:
-        """All optimizer steps on one prepared batch; returns the mean of their metrics."""
-        records = []
-        for place, minibatch in enumerate(self.minibatches_of(batch)):
-            records.append(
-                first_order(self, policy, minibatch, optimizer, first=place == 0, refuse=self.should_stop_early)
-            )
-            if "gradient_norm" not in records[-1]:
-                break
-        names = {name for record in records for name in record}
-        metrics = {name: float(np.mean([r[name] for r in records if name in r])) for name in sorted(names)}
-        return metrics | {"updates": float(sum("gradient_norm" in record for record in records))}
+    def before_minibatch(self, batch: Batch) -> Batch:
+        """A minibatch as its optimizer step is to see it; what compares the rows of a minibatch belongs here."""
+        return batch
+
+    def metrics(self, batch: Batch) -> Mapping[str, float]:
+        """What to log of a prepared batch besides the driver's metrics; called once per step, after the update."""
+        return {}
 
     def scheduled(self, final_fraction: float) -> float:
         """A linear schedule's factor at this step: 1 at first, `final_fraction` at the end of the stage."""
@@ -134,23 +138,8 @@ class Algorithm:
         """Whether an optimizer step with these metrics is left out, and all after it on the same batch."""
         return False
 
-    def minibatches_of(self, batch: Batch) -> Iterator[Batch]:
-        """Each epoch's minibatches, in an order that is a function of the batch's key.
-
-        They are made of whole groups, whose rows share a prompt that is computed once; their numbers of groups differ
-        by one at most, and where there are fewer groups than minibatches there are as many minibatches as groups.
-        """
-        if self.optimizer_steps == 1:
-            yield batch
-            return
-        groups = torch.unique(batch.group)
-        for epoch in range(self.epochs):
-            order = seeds.permutation(len(groups), batch.key, "minibatches", epoch)
-            for chosen in np.array_split(order, min(self.minibatches, len(groups))):
-                yield batch[torch.isin(batch.group, groups[torch.from_numpy(chosen)])]
-
-    def after_update(self, run: Any) -> None:
-        """Called once per step when the policy has changed: moving baselines, reference refresh, controllers."""
+    def after_update(self, context: UpdateContext) -> None:
+        """Called once per step, when the policy has changed: moving baselines, refreshed copies, controllers."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything besides the fields that a resumed run needs, as plain JSON values."""

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm, Terms
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
@@ -68,26 +69,23 @@ class Distill(Algorithm):
             )
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"teacher"} if self.source == "student" else {"demonstrations"})
-
-    @property
-    def rewarded(self) -> bool:
-        return self.reward_coefficient > 0
+    def requirements(self) -> Requirements:
+        if self.source == "references":
+            return Requirements(answers="references", reward=self.reward_coefficient > 0)
+        return Requirements(teacher=self.teacher, reward=self.reward_coefficient > 0)
 
     def advantages(self, batch: Batch) -> Batch:
         if self.source == "references":
             return batch.replace(advantages=batch.actions.float())
-        assert batch.logprobs_teacher is not None and batch.logprobs_sampler is not None
-        advantages = self._ahead(kl.k1(batch.logprobs_teacher, batch.logprobs_sampler) * batch.actions, batch)
+        gains = kl.k1(batch.require("logprobs_teacher"), batch.require("logprobs_sampler"))
+        advantages = self._ahead(gains * batch.actions, batch)
         if self.reward_coefficient:
             centred = credit.group_centred(batch.score, batch.episode, batch.group)
             advantages = advantages + self.reward_coefficient * batch.per_token(centred)
         return batch.replace(advantages=advantages)
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        assert batch.advantages is not None
-        terms: Terms = {"policy": (policy_gradient(new.logprobs, batch.advantages), "token")}
+        terms: Terms = {"policy": (policy_gradient(new.logprobs, batch.require("advantages")), "token")}
         if batch.logprobs_teacher is None or batch.logprobs_sampler is None:
             return terms, {}
         return terms, {"kl/teacher": kl.k1(batch.logprobs_sampler, batch.logprobs_teacher)}

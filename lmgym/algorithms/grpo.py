@@ -1,7 +1,7 @@
 """GRPO (group-relative policy optimisation, arXiv 2402.03300) and its family, whose other members are presets."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lmgym.algorithms.base import Terms
 from lmgym.algorithms.regularised import Regularised
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
@@ -168,8 +169,8 @@ class GRPO(Regularised):
             )
 
     @property
-    def needs(self) -> frozenset[str]:
-        return super().needs | ({"reward_components"} if self.normalise_parts else set())
+    def requirements(self) -> Requirements:
+        return replace(super().requirements, reward_components=self.normalise_parts)
 
     def select(self, groups: list[list[Episode]], wanted: int) -> tuple[list[list[Episode]], bool]:
         """All groups; or, with dynamic sampling, the first `wanted` whose scores differ. Where none does, as in a task
@@ -183,11 +184,9 @@ class GRPO(Regularised):
         self._check_columns(batch)
         score = self.penalised_score(batch)
         if self.normalise_parts:
-            assert batch.reward_components is not None
-            weights = torch.tensor(
-                batch.component_weights, dtype=batch.reward_components.dtype, device=batch.reward_components.device
-            )
-            per_row = gdpo_advantages(batch.reward_components, weights, batch.episode, batch.group)
+            components = batch.require("reward_components")
+            weights = torch.tensor(batch.component_weights, dtype=components.dtype, device=components.device)
+            per_row = gdpo_advantages(components, weights, batch.episode, batch.group)
         else:
             per_row = credit.group_centred(score, batch.episode, batch.group, self.scale_rewards)
         if self.mask_truncated:
@@ -195,29 +194,25 @@ class GRPO(Regularised):
         return batch.replace(advantages=batch.per_token(per_row))
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        assert batch.advantages is not None and batch.logprobs_old is not None
         metrics: dict[str, Tensor] = {}
         weight: Tensor | float = 1.0
         if self.importance_cap is not None:
-            assert batch.logprobs_sampler is not None
-            importance = losses.importance_ratio(
-                batch.logprobs_old, batch.logprobs_sampler, batch.actions, self.importance_level
-            )
+            old, sampler = batch.require("logprobs_old"), batch.require("logprobs_sampler")
+            importance = losses.importance_ratio(old, sampler, batch.actions, self.importance_level)
             weight = importance.clamp(max=self.importance_cap)
             capped = (importance > self.importance_cap).to(importance.dtype)
             metrics |= {"importance/mean": weight, "importance/capped": capped}
         if self.ratio_to == "sampler":
             batch = batch.replace(logprobs_old=batch.logprobs_sampler)
-        assert batch.logprobs_old is not None
-        difference = losses.log_ratio(new.logprobs, batch.logprobs_old)
+        difference = losses.log_ratio(new.logprobs, batch.require("logprobs_old"))
         policy, measured = self._objective(batch, new, difference)
         terms: Terms = {"policy": (weight * policy, self.reduction)}
         terms |= self.regularising_terms(batch, new, self.reduction)
         if self.squared_log_ratio_coefficient:
-            drift = self.squared_log_ratio_coefficient * difference**2 * (batch.advantages != 0)
+            drift = self.squared_log_ratio_coefficient * difference**2 * (batch.require("advantages") != 0)
             terms["drift"] = (drift, self.reduction)
         if self.length_norm:
-            assert batch.limit is not None
+            assert batch.limit is not None  # see _check_columns
             scale = {"constant": 1.0 / batch.limit}
             terms = {name: (scale.get(how, 1.0) * term, how) for name, (term, how) in terms.items()}
         return terms, metrics | measured | {"kl/old": difference.exp() - 1 - difference}
@@ -226,10 +221,10 @@ class GRPO(Regularised):
         self, batch: Batch, new: PolicyOutputs, difference: Float[Tensor, "N T"]
     ) -> tuple[Float[Tensor, "N T"], dict[str, Tensor]]:
         """The policy's term per token, to be minimised, and what is measured of it."""
-        assert batch.advantages is not None and batch.logprobs_old is not None
-        credits, low, high = batch.advantages, self.clip_low, self.clip_high
+        old, credits = batch.require("logprobs_old"), batch.require("advantages")
+        low, high = self.clip_low, self.clip_high
         if self.ratio == "sequence":
-            difference = losses.sequence_log_ratio(new.logprobs, batch.logprobs_old, batch.actions)
+            difference = losses.sequence_log_ratio(new.logprobs, old, batch.actions)
         ratio = difference.exp()
         measured = {"ratio/mean": ratio}
         if self.objective == "sapo":
@@ -240,7 +235,7 @@ class GRPO(Regularised):
             cut = (weight != ratio.detach()).to(ratio.dtype)
             return losses.policy_gradient(new.logprobs, weight * credits), {**measured, "ratio/clipped": cut}
         if self.objective == "dppo":
-            masked = losses.dppo_mask(new.logprobs, batch.logprobs_old, credits, low, high)
+            masked = losses.dppo_mask(new.logprobs, old, credits, low, high)
             return -ratio * credits * ~masked, {**measured, "ratio/clipped": masked.to(ratio.dtype)}
         cut = losses.clipped(ratio, credits, low, high, self.dual_clip)
         return losses.clipped_surrogate(ratio, credits, low, high, self.dual_clip), {**measured, "ratio/clipped": cut}

@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from lmgym.algorithms.actor_critic import PPO
+from lmgym.algorithms.base import UpdateContext
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.functional import truncation
 from lmgym.types import Restriction
-from lmgym.updates.first_order import Optimizer
 
 
 @register("algorithm", "nlpo")
@@ -69,12 +70,13 @@ class NLPO(PPO):
             )
 
     @property
-    def needs(self) -> frozenset[str]:
-        return super().needs | ({"mask"} if self.mask_type != "top_k" else set())
+    def requirements(self) -> Requirements:
+        return replace(super().requirements, mask=self.mask_type != "top_k")
 
-    def restriction(self, mask: Any) -> Restriction:
+    @property
+    def restriction(self) -> Restriction:
         rule: Literal["top_p", "top_k"] = "top_p" if self.mask_type == "learned_top_p" else "top_k"
-        return Restriction(rule=rule, amount=self.top_mask, least=self.min_tokens_to_keep, policy=mask)
+        return Restriction(rule=rule, amount=self.top_mask, least=self.min_tokens_to_keep)
 
     def check_vocabulary(self, size: int) -> None:
         super().check_vocabulary(size)
@@ -89,14 +91,13 @@ class NLPO(PPO):
             return batch
         return batch.replace(sampling_mask=replace(batch.sampling_mask, renormalised=False))
 
-    def update(self, policy: Any, batch: Batch, optimizer: Optimizer) -> dict[str, float]:
-        metrics = super().update(policy, batch, optimizer)
-        if batch.sampling_mask is None:
-            return metrics
+    def metrics(self, batch: Batch) -> Mapping[str, float]:
+        if batch.sampling_mask is None or batch.vocabulary is None:
+            return super().metrics(batch)
         tokens = float(truncation.sizes(batch.sampling_mask.bits).double().mean())
-        return {**metrics, "kept/tokens": tokens, "kept/share": tokens / policy.vocabulary}
+        return {**super().metrics(batch), "kept/tokens": tokens, "kept/share": tokens / batch.vocabulary}
 
-    def after_update(self, run: Any) -> None:
-        super().after_update(run)
-        if "mask" in self.needs and self.compat == "none" and run.step % self.refresh_every == 0:
-            run.refresh("mask")
+    def after_update(self, context: UpdateContext) -> None:
+        super().after_update(context)
+        if self.requirements.mask and self.compat == "none" and context.step % self.refresh_every == 0:
+            context.refresh("mask")

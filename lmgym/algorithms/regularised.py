@@ -1,7 +1,7 @@
 """What keeps a policy from running away: the KL to a frozen reference, and an entropy bonus."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -9,12 +9,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm, Terms
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
 from lmgym.functional import kl
 from lmgym.functional.losses import log_ratio
 from lmgym.functional.reductions import Reduction, masked_mean
-from lmgym.updates.first_order import Optimizer
 
 ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
 
@@ -68,11 +68,14 @@ class Regularised(Algorithm):
         self.beta = self.kl_coefficient
 
     @property
-    def needs(self) -> frozenset[str]:
-        needs = {"entropy"} if self.entropy_coefficient else set()
-        if self.kl_coefficient:
-            needs |= {"reference"} if self.kl_in == "loss" and self.kl_target is None else {"reference", "old"}
-        return frozenset(needs)
+    def requirements(self) -> Requirements:
+        penalised = self.kl_coefficient > 0
+        return replace(
+            super().requirements,
+            entropy=self.entropy_coefficient != 0,
+            reference=penalised,
+            old_logprobs=penalised and (self.kl_in == "reward" or self.kl_target is not None),
+        )
 
     def active(self, batch: Batch) -> Bool[Tensor, " N"]:
         """All rows, where a term of the loss does not depend on the advantage."""
@@ -97,20 +100,17 @@ class Regularised(Algorithm):
         """ "kl" and "entropy", where they are in the loss. The entropy's mean is always over tokens."""
         terms: Terms = {}
         if self.kl_coefficient and self.kl_in == "loss":
-            assert batch.logprobs_ref is not None and batch.logprobs_old is not None
-            ratio = log_ratio(new.logprobs, batch.logprobs_old).exp()
+            ratio = log_ratio(new.logprobs, batch.require("logprobs_old")).exp()
             weight = ratio if self.kl_estimator == "k3" else ratio.detach()
-            penalty = ESTIMATORS[self.kl_estimator](new.logprobs, batch.logprobs_ref)
+            penalty = ESTIMATORS[self.kl_estimator](new.logprobs, batch.require("logprobs_ref"))
             terms["kl"] = (self.beta * weight * penalty, reduction)
         if self.entropy_coefficient:
-            assert new.entropy is not None
             coefficient = self.entropy_coefficient * self.scheduled(self.entropy_final_fraction)
-            terms["entropy"] = (-coefficient * new.entropy, "token")
+            terms["entropy"] = (-coefficient * new.require("entropy"), "token")
         return terms
 
-    def update(self, policy: Any, batch: Batch, optimizer: Optimizer) -> dict[str, float]:
-        metrics = super().update(policy, batch, optimizer)
-        return {**metrics, "kl/coefficient": self.beta} if self.kl_coefficient else metrics
+    def metrics(self, batch: Batch) -> Mapping[str, float]:
+        return {"kl/coefficient": self.beta} if self.kl_coefficient else {}
 
     def state_dict(self) -> dict[str, Any]:
         return {"beta": self.beta}
@@ -124,8 +124,8 @@ class Regularised(Algorithm):
             return None
         if self.kl_in == "loss" and self.kl_target is None:
             return None
-        assert batch.logprobs_old is not None
-        beta, measured = self.beta, kl.k1(batch.logprobs_old, batch.logprobs_ref) * batch.actions
+        old, beta = batch.require("logprobs_old"), self.beta
+        measured = kl.k1(old, batch.logprobs_ref) * batch.actions
         if self.kl_target is not None:
             if self.kl_controller == "proportional":
                 mean = float(masked_mean(measured, batch.actions))
@@ -136,4 +136,4 @@ class Regularised(Algorithm):
                 self.beta = kl.horizon_update(self.beta, per_answer, self.kl_target, self.kl_horizon, episodes)
         if self.kl_in == "loss":
             return None
-        return beta * ESTIMATORS[self.kl_estimator](batch.logprobs_old, batch.logprobs_ref) * batch.actions
+        return beta * ESTIMATORS[self.kl_estimator](old, batch.logprobs_ref) * batch.actions

@@ -1,7 +1,7 @@
 """REINFORCE (Williams 1992) with NanoRL's baselines, and RLOO (arXiv 2402.14740)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lmgym.algorithms.base import Terms
 from lmgym.algorithms.regularised import Regularised
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
@@ -46,24 +47,22 @@ class Reinforce(Regularised):
             raise LmgymError(NO_RATIO.format("reinforce"))
 
     @property
-    def needs(self) -> frozenset[str]:
-        return super().needs | ({"greedy"} if self.baseline == "scst" else set())
+    def requirements(self) -> Requirements:
+        return replace(super().requirements, greedy=self.baseline == "scst")
 
     def advantages(self, batch: Batch) -> Batch:
         score = self.penalised_score(batch)
         return batch.replace(advantages=batch.per_token(score - self._baseline(batch, score)))
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        assert batch.advantages is not None
-        policy = policy_gradient(new.logprobs, batch.advantages)
+        policy = policy_gradient(new.logprobs, batch.require("advantages"))
         return {"policy": (policy, "constant"), **self.regularising_terms(batch, new, "constant")}, {}
 
     def _baseline(self, batch: Batch, score: Tensor) -> Tensor:
         if self.baseline == "none":
             return torch.zeros(())
         if self.baseline == "scst":
-            assert batch.baseline is not None
-            return batch.baseline
+            return batch.require("baseline")
         mean = credit.batch_mean(score, batch.episode)
         if self.baseline == "ema":
             previous = float(mean) if self.moving_mean is None else self.moving_mean
@@ -98,6 +97,5 @@ class RLOO(Regularised):
         return batch.replace(advantages=batch.per_token(per_row))
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        assert batch.advantages is not None
-        policy = policy_gradient(new.logprobs, batch.advantages)
+        policy = policy_gradient(new.logprobs, batch.require("advantages"))
         return {"policy": (policy, "constant"), **self.regularising_terms(batch, new, "constant")}, {}

@@ -73,12 +73,12 @@ class ReinforcePlusPlus(Regularised):
         return batch.replace(advantages=advantages, returns=returns)
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        assert batch.advantages is not None and batch.logprobs_old is not None
-        difference = log_ratio(new.logprobs, batch.logprobs_old)
+        advantages = batch.require("advantages")
+        difference = log_ratio(new.logprobs, batch.require("logprobs_old"))
         ratio = difference.exp()
-        surrogate = clipped_surrogate(ratio, batch.advantages, self.clip_low, self.clip_high)
+        surrogate = clipped_surrogate(ratio, advantages, self.clip_low, self.clip_high)
         return {"policy": (surrogate, self.reduction), **self.regularising_terms(batch, new, self.reduction)}, {
             "ratio/mean": ratio,
-            "ratio/clipped": clipped(ratio, batch.advantages, self.clip_low, self.clip_high),
+            "ratio/clipped": clipped(ratio, advantages, self.clip_low, self.clip_high),
             "kl/old": ratio - 1 - difference,
         }

@@ -3,20 +3,19 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lmgym.algorithms.base import Terms
+from lmgym.algorithms.base import Terms, UpdateContext
 from lmgym.algorithms.regularised import Regularised
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.functional.losses import log_ratio, policy_gradient
 from lmgym.functional.turn_discounts import turn_lengths, turn_means, turn_returns
-from lmgym.updates.first_order import Optimizer
 
 LEAST_LOGPROB = math.log(1e-10)  # LLM_RL clamps probabilities there
 
@@ -84,41 +83,39 @@ class ReinforceStable(Regularised):
             returns = returns - self._returns(batch, penalty)
         advantages = returns
         if self.baseline != "none":
-            assert batch.turn is not None
             group = batch.group if self.baseline == "group" else torch.zeros_like(batch.group)
-            advantages = returns - batch.per_token(turn_means(returns, batch.actions, batch.turn, batch.episode, group))
+            means = turn_means(returns, batch.actions, batch.require("turn"), batch.episode, group)
+            advantages = returns - batch.per_token(means)
         return batch.replace(advantages=advantages, returns=returns)
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        assert batch.advantages is not None and batch.logprobs_old is not None and batch.turn is not None
-        length = turn_lengths(batch.actions, batch.turn, batch.episode).clamp(min=1)
+        length = turn_lengths(batch.actions, batch.require("turn"), batch.episode).clamp(min=1)
         terms = self.regularising_terms(batch, new, "constant")
         if self.compat == "llm_rl":
             terms["policy"] = (self._llm_rl(batch, new, length), "constant")
             terms.pop("kl", None)
             return terms, {}
-        difference = log_ratio(new.logprobs, batch.logprobs_old)
+        difference = log_ratio(new.logprobs, batch.require("logprobs_old"))
         ratio = difference.exp()
         # The gradient of -ratio * A, with the value of -A log pi.
-        terms["policy"] = (ratio.detach() * policy_gradient(new.logprobs, batch.advantages) / length, "constant")
+        gain = policy_gradient(new.logprobs, batch.require("advantages"))
+        terms["policy"] = (ratio.detach() * gain / length, "constant")
         if "kl" in terms:
             terms["kl"] = (terms["kl"][0] / length**2, "constant")
         return terms, {"ratio/mean": ratio, "kl/old": ratio - 1 - difference}
 
-    def update(self, policy: Any, batch: Batch, optimizer: Optimizer) -> dict[str, float]:
-        metrics = super().update(policy, batch, optimizer)
+    def metrics(self, batch: Batch) -> Mapping[str, float]:
         whole = self._returns(batch, batch.rewards)
         clamped = (self._cut(batch, whole) != whole)[batch.actions].double().mean()
-        return {**metrics, "return/clamped": float(clamped)}
+        return {**super().metrics(batch), "return/clamped": float(clamped)}
 
-    def after_update(self, run: Any) -> None:
-        super().after_update(run)
-        if "reference" in self.needs and run.step % self.refresh_every == 0:
-            run.refresh("reference")
+    def after_update(self, context: UpdateContext) -> None:
+        super().after_update(context)
+        if self.requirements.reference and context.step % self.refresh_every == 0:
+            context.refresh("reference")
 
     def _returns(self, batch: Batch, rewards: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-        assert batch.turn is not None
-        return turn_returns(rewards, batch.actions, batch.turn, batch.episode, self.gamma)
+        return turn_returns(rewards, batch.actions, batch.require("turn"), batch.episode, self.gamma)
 
     def _cut(self, batch: Batch, returns: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         if self.return_low is None and self.return_high is None:
@@ -126,9 +123,8 @@ class ReinforceStable(Regularised):
         return returns.clamp(self.return_low, self.return_high) * batch.actions
 
     def _llm_rl(self, batch: Batch, new: PolicyOutputs, length: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-        assert batch.advantages is not None
-        own = new.logprobs.clamp(min=LEAST_LOGPROB) / length
+        own, advantages = new.logprobs.clamp(min=LEAST_LOGPROB) / length, batch.require("advantages")
         if batch.logprobs_ref is None:
-            return -own * batch.advantages
+            return -own * advantages
         reference = batch.logprobs_ref.clamp(min=LEAST_LOGPROB) / length
-        return -own * (batch.advantages - self.beta * (own - reference))
+        return -own * (advantages - self.beta * (own - reference))

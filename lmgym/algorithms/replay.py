@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lmgym.algorithms.base import Terms
+from lmgym.algorithms.base import Terms, UpdateContext
 from lmgym.algorithms.grpo import GRPO
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core import seeds
@@ -73,19 +73,18 @@ class Replay(GRPO):
         terms, metrics = super().loss(batch.replace(logprobs_old=batch.logprobs_sampler), new)
         if self.truncate is None:
             return terms, metrics
-        assert batch.logprobs_sampler is not None and batch.advantages is not None
-        ratio = log_ratio(new.logprobs.detach(), batch.logprobs_sampler).exp()
-        weighted = policy_gradient(new.logprobs, ratio.clamp(max=self.truncate) * batch.advantages)
+        ratio = log_ratio(new.logprobs.detach(), batch.require("logprobs_sampler")).exp()
+        weighted = policy_gradient(new.logprobs, ratio.clamp(max=self.truncate) * batch.require("advantages"))
         cut = (ratio > self.truncate).to(ratio.dtype)
         return {**terms, "policy": (weighted, self.reduction)}, {**metrics, "ratio/clipped": cut}
 
-    def after_update(self, run: Any) -> None:
+    def after_update(self, context: UpdateContext) -> None:
         """Keep the groups of this step for those to come."""
         kept = [
             [_without_meta(episode) for episode in group] for group in self.fresh if len({e.score for e in group}) > 1
         ]
         self.buffer = [*self.buffer, *kept][-self.capacity :]
-        self.fresh, self.key = [], seeds.key(*run.path, "step", run.step)
+        self.fresh, self.key = [], seeds.key(*context.path, "step", context.step)
 
     def state_dict(self) -> dict[str, Any]:
         buffer = [[_plain(episode) for episode in group] for group in self.buffer]

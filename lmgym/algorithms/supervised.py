@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm, Terms
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.registry import register
 
@@ -19,8 +20,8 @@ class Supervised(Algorithm):
     """
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"demonstrations"})
+    def requirements(self) -> Requirements:
+        return Requirements(answers="references")
 
     def advantages(self, batch: Batch) -> Batch:
         return batch.replace(advantages=batch.actions.float())

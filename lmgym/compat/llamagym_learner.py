@@ -21,7 +21,9 @@ from lmgym.models.critic import add_critic, value_head
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import VALUE_HEAD, Policy
 from lmgym.types import Episode
-from lmgym.updates.first_order import Optimizer, batch_metrics, prepare
+from lmgym.updates.optimizer import make_optimizer
+from lmgym.updates.prepare import batch_metrics, prepare
+from lmgym.updates.update import update
 
 COMPUTE = {"auto": "auto", "torch.float32": "float32", "float32": "float32"} | dict.fromkeys(
     ("torch.bfloat16", "bfloat16"), "bfloat16"
@@ -134,13 +136,12 @@ class Learner:
         self.sampling = sampling_of(generate, tokenizer, self.policy.stop_ids)
         self.sampling.check_vocabulary(self.policy.vocabulary)
         self.algorithm, self.seed, self.version = self.settings.ppo, self.settings.seed, 0
-        own, critic = self.algorithm.parameters(self.policy)
-        if not own:
+        if not self.policy.parameters():
             raise LmgymError("no parameter of the model trains (requires_grad); give it adapters, or unfreeze it")
-        self.optimizer = Optimizer(own, self.settings.optimizer, critic)
+        self.optimizer = make_optimizer(self.algorithm, self.policy, self.settings.optimizer)
         self.engine = Sampler(self.policy, rows=1)
         self.copies: dict[str, Any] = {}
-        if "reference" in self.algorithm.needs:
+        if self.algorithm.requirements.reference:
             adapted = lora.has_adapter(self.policy.model)
             self.copies["reference"] = lora.AdapterDisabledPolicy(self.policy) if adapted else self.policy.frozen_copy()
 
@@ -159,7 +160,7 @@ class Learner:
         )
         batch = prepare(batch, self.policy, self.copies, self.algorithm)
         rate = self.optimizer.set_step(self.version, self.version + 1)
-        metrics = self.algorithm.update(self.policy, batch, self.optimizer)
+        metrics = update(self.algorithm, self.policy, batch, self.optimizer)
         answers = sum(len(episode.turns) for episode in episodes)
         older = sum(len(episode.turns) for episode in episodes if episode.version < self.version)
         self.version += 1

@@ -13,7 +13,7 @@ from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
 from lmgym.inference.base import Sampling
-from lmgym.updates.first_order import OptimizerSection
+from lmgym.updates.optimizer import OptimizerSection
 
 GENERATION: Mapping[str, Any] = {
     "max_new_tokens": 32,
@@ -113,11 +113,9 @@ class OwnLoopPPO(PPO):
     """Updates that the weights have seen; set before each batch."""
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, torch.Tensor]]:
-        assert batch.logprobs_old is not None and batch.logprobs_sampler is not None
+        old, sampler = batch.require("logprobs_old"), batch.require("logprobs_sampler")
         kept = (batch.version < self.version)[:, None]
-        return super().loss(
-            batch.replace(logprobs_old=torch.where(kept, batch.logprobs_sampler, batch.logprobs_old)), new
-        )
+        return super().loss(batch.replace(logprobs_old=torch.where(kept, sampler, old)), new)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from lmgym.inference.base import Sampling
 from lmgym.models.load import PolicySection
 from lmgym.rollouts.evaluate import EvaluationSection
 from lmgym.training.checkpoint import CheckpointSection
-from lmgym.updates.first_order import OptimizerSection
+from lmgym.updates.optimizer import OptimizerSection
 
 LEAST = {  # the smallest value that makes sense
     "threads": 1,
@@ -192,7 +192,7 @@ def build_config(tree: Mapping[str, Any]) -> Config:
     check_least(config, LEAST, "")
     for stage in stages:
         config.evaluation.decoding(stage.sampling)  # raises where the two do not go together
-        if "values" in stage.algorithm.needs and config.policy.critic == "none":
+        if stage.algorithm.requirements.values and config.policy.critic == "none":
             name = registry.name_of("algorithm", type(stage.algorithm))
             raise LmgymError(f"{name} needs a value function, and policy.critic is none; write head or separate")
     if not config.reward_timeout > 0:
@@ -239,9 +239,9 @@ def _check_stages(stages: list[Stage]) -> None:
             raise LmgymError(f"{where}optimizer.betas are {stage.optimizer.betas}; each must be at least 0 and below 1")
         if stage.early_stop and stage.early_stop.patience is None and stage.early_stop.target is None:
             raise LmgymError(f"{where}early_stop never stops anything; give it a 'patience' or a 'target'")
-        if "demonstrations" in stage.algorithm.needs:
+        if stage.algorithm.requirements.answers == "references":
             continue
-        if stage.sampling.truncates and stage.algorithm.restriction(None) is not None:
+        if stage.sampling.truncates and stage.algorithm.restriction is not None:
             name = registry.name_of("algorithm", type(stage.algorithm))
             raise LmgymError(
                 f"{where}{name} decides itself which tokens may be sampled, so sampling.top_k, top_p and min_p do not "
@@ -251,5 +251,5 @@ def _check_stages(stages: list[Stage]) -> None:
             raise LmgymError(
                 f"{where}sampling.temperature is 0; training needs answers that differ, so write 1.0 or so"
             )
-        if stage.algorithm.rewarded and not stage.rewards and stage.env.get("name") == "single_turn":
+        if stage.algorithm.requirements.reward and not stage.rewards and stage.env.get("name") == "single_turn":
             raise LmgymError(f"{where}the recipe names no reward; write, for example, 'rewards: {{final_answer: 1.0}}'")

@@ -321,6 +321,14 @@ BUILTIN: dict[str, dict[str, Entry]] = {
         "blackjack": Entry("lmgym.envs.agent:Blackjack", "Blackjack-v1 in words"),
         "grid": Entry("lmgym.envs.agent:Grid", "FrozenLake-v1 and CliffWalking-v1 in words"),
     },
+    "driver": {
+        "first_order": Entry(
+            "lmgym.updates.first_order:first_order", "optimizer steps over epochs of minibatches (the usual one)"
+        ),
+        "trust_region": Entry(
+            "lmgym.updates.trust_region:trust_region", "a natural-gradient step with a line search, then the critic"
+        ),
+    },
     "engine": {
         "sampler": Entry("lmgym.inference.sampler:Sampler", "lmgym's own batched sampler, in the training process"),
     },

@@ -135,7 +135,7 @@ def _keep_test_apart(tree: dict[str, Any]) -> None:
 def _first_metric(config: Config) -> str:
     last = config.stages[-1]
     names = [*last.rewards, *as_measured_here(config.evaluation.metrics)]
-    return next(iter(names), "reference_nll" if "demonstrations" in last.algorithm.needs else "reward")
+    return next(iter(names), "reference_nll" if last.algorithm.requirements.answers == "references" else "reward")
 
 
 def _check_metric(metric: str, config: Config) -> None:

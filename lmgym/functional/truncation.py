@@ -194,5 +194,5 @@ def sizes(sets: UInt8[Tensor, "R W"] | Int32[Tensor, "R W"]) -> Int[Tensor, " R"
     """Number of tokens in each set."""
     if sets.dtype == torch.int32:
         return 1 + (sets[:, 1:] != sets[:, :1]).sum(1).cpu()
-    counts = [np.bitwise_count(part.numpy()).sum(1, dtype=np.int64) for part in sets.cpu().split(1024)]
+    counts = [np.bitwise_count(part.numpy()).sum(1, dtype=np.int64) for part in torch.split(sets.cpu(), 1024)]
     return torch.from_numpy(np.concatenate(counts))

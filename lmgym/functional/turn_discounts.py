@@ -93,5 +93,5 @@ def turn_means(
 
 def _turn_of_episode(turn: Int[Tensor, "N T"], episode: Int[Tensor, " N"]) -> Int[Tensor, "N T"]:
     """A number for each turn of each episode, different between episodes."""
-    _, inverse = torch.unique(episode, return_inverse=True)
+    inverse: Tensor = torch.unique(episode, return_inverse=True)[1]
     return inverse[:, None] * (turn.max() + 1) + turn

@@ -5,13 +5,12 @@ An engine knows nothing of texts, environments or rewards. `Sampling` is also th
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from lmgym.core.errors import LmgymError
-from lmgym.types import Restriction
 
 
 @dataclass(kw_only=True)
@@ -164,7 +163,10 @@ class Completion:
     kept: npt.NDArray[np.uint8] | npt.NDArray[np.int32] | None = None
 
 
-class Engine(Protocol):
+PolicyT = TypeVar("PolicyT", contravariant=True)  # the class of policies from which an engine samples
+
+
+class Engine(Protocol[PolicyT]):
     """Samples answers with the policy's weights.
 
     Contract: completions have the order of the requests; the random numbers of a completion depend on its key only;
@@ -189,19 +191,16 @@ class Engine(Protocol):
         self,
         requests: Sequence[Request],
         sampling: Sampling,
-        restriction: Restriction | None = None,
         ended: Callable[[int, list[int]], None] | None = None,
     ) -> list[Completion]:
-        """One completion per request. `restriction` limits the tokens that may be sampled.
-
-        If the engine can, it calls `ended` with index and ids of each answer as soon as that has ended, in any order.
-        """
+        """One completion per request. If the engine can, it calls `ended` with index and ids of each answer as soon as
+        that has ended, in any order."""
         ...
 
     def forget(self, conversations: Sequence[int]) -> None:
         """Free what is cached of conversations that are over."""
         ...
 
-    def load(self, policy: Any, version: int) -> None:
+    def load(self, policy: PolicyT, version: int) -> None:
         """Use the policy's weights after an update; `version` is the number of updates so far."""
         ...

@@ -1,15 +1,15 @@
 """The answers of one `generate` call while they grow: which requests are valid, what ends an answer, what is stored."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.functional import truncation
 from lmgym.inference.base import Completion, Decoding, Request, Sampling
+from lmgym.models.policy import Policy
 from lmgym.text.chat import decode
 
 
-def check_request(policy: Any, request: Request) -> None:
+def check_request(policy: Policy, request: Request) -> None:
     """Raise LmgymError if the prompt is empty, or so long that the context has no room for an answer."""
     context = policy.context
     if not request.prompt_ids or (policy.encoder_decoder and not request.source_ids):
@@ -35,7 +35,7 @@ class Answers:
     Example: answers.add(0, token=7, logprob=-0.5); answers.stops[0]
     """
 
-    def __init__(self, policy: Any, requests: Sequence[Request], sampling: Sampling) -> None:
+    def __init__(self, policy: Policy, requests: Sequence[Request], sampling: Sampling) -> None:
         self.policy, self.requests, self.sampling = policy, requests, sampling
         most, context = sampling.max_new_tokens, policy.context
         self.limits = [min(most, context - len(request.prompt_ids)) if context else most for request in requests]

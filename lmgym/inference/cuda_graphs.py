@@ -7,13 +7,13 @@ run without graphs.
 
 import warnings
 from collections import Counter
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from lmgym.models.attention.kv_cache import CachedRows, KeyValueCache
+from lmgym.models.policy import Policy
 
 WIDTH = 256  # attention reads a multiple of this many tokens
 WARM_UP = 3  # steps of a shape before it is captured: libraries initialise themselves in them
@@ -27,7 +27,7 @@ class CapturedSteps:
     Example: CapturedSteps(policy, cache, 64).logits(last, lengths)
     """
 
-    def __init__(self, policy: Any, cache: KeyValueCache, slots: int) -> None:
+    def __init__(self, policy: Policy, cache: KeyValueCache, slots: int) -> None:
         self.policy, self.cache = policy, cache
         self.last, self.lengths = (torch.zeros(slots, dtype=torch.long, device=policy.device) for _ in range(2))
         self.captures = policy.device.type == "cuda"

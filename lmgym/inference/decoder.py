@@ -6,7 +6,6 @@ request takes the slot of a finished answer. Of a conversation's next prompt onl
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +21,7 @@ from lmgym.inference.cuda_graphs import CapturedSteps
 from lmgym.inference.hf_cache import EncoderDecoderReader, PlainReader
 from lmgym.inference.mkl_linear import MKLLinearLayers
 from lmgym.models.attention.kv_cache import CachedRows, ExtendedRows, KeyValueCache, PrefilledRows, SharedPrompts
+from lmgym.models.policy import Policy
 from lmgym.types import Restriction
 
 WORTH_SHARING = 1024  # tokens saved; below, the second call of attention that shared prompts need costs more
@@ -47,11 +47,12 @@ class Decoder:
 
     def __init__(
         self,
-        policy: Any,
+        policy: Policy,
         requests: list[Request],
         sampling: Sampling,
         rows: int,
         restriction: Restriction | None,
+        mask: Policy | None,
         conversations: ConversationCache,
         captured: bool = False,
         ended: Callable[[int, list[int]], None] | None = None,
@@ -61,8 +62,7 @@ class Decoder:
         self.restriction, self.conversations = restriction, conversations
         self.conversing = any(request.conversation is not None for request in requests)
         # Every model that needs the logits: the sampled policy, and another one that restricts its tokens.
-        guide = restriction.policy if restriction else None
-        self.policies = [policy] if guide is None else [policy, guide]
+        self.policies = [policy] if mask is None else [policy, mask]
         self.device, self.linear_layers = policy.device, MKLLinearLayers(policy)
         self.answers = Answers(policy, requests, sampling)
         self.ids, self.stops = self.answers.ids, self.answers.stops
@@ -219,7 +219,7 @@ class Decoder:
         self._take(logits, slots, live)
 
     def _step_logits(
-        self, policy: Any, cache: KeyValueCache, live: LiveSlots, slots: list[int]
+        self, policy: Policy, cache: KeyValueCache, live: LiveSlots, slots: list[int]
     ) -> Float[Tensor, "R V"]:
         layout = CachedRows(cache, live.lengths.to(self.device), int(live.lengths.max()) + 1)
         hidden = policy.forward_hidden(live.last.to(self.device)[:, None], layout.positions[:, None], layout)

@@ -5,7 +5,6 @@ first tokens, `step(tokens)` the logits of the tokens after these.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +13,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from lmgym.inference.base import Request
+from lmgym.models.policy import Policy
 
 
 class PlainReader:
@@ -26,7 +26,7 @@ class PlainReader:
     Example: PlainReader(policy, requests).step(None).argmax(-1)
     """
 
-    def __init__(self, policy: Any, requests: Sequence[Request]) -> None:
+    def __init__(self, policy: Policy, requests: Sequence[Request]) -> None:
         self.model, self.cache = policy.model, None
         self.ids = torch.tensor([request.prompt_ids for request in requests], device=policy.device)
 
@@ -48,7 +48,7 @@ class EncoderDecoderReader:
     Example: EncoderDecoderReader(policy, requests).step(None).argmax(-1)
     """
 
-    def __init__(self, policy: Any, requests: Sequence[Request]) -> None:
+    def __init__(self, policy: Policy, requests: Sequence[Request]) -> None:
         self.policy, self.model = policy, policy.model
         index_of: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}  # of distinct (source, decoder prefix)
         source_of_row = [index_of.setdefault((r.source_ids, r.prompt_ids), len(index_of)) for r in requests]

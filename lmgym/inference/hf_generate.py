@@ -18,6 +18,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import converted, suggest
 from lmgym.inference.base import Completion, Decoding, Request
 from lmgym.inference.completions import Answers
+from lmgym.models.policy import Policy
 
 KEYS: dict[str, Any] = {
     "num_beams": int,
@@ -93,7 +94,7 @@ def checked(generation: Mapping[str, Any], temperature: float) -> dict[str, Any]
     return values
 
 
-def generate(policy: Any, requests: Sequence[Request], decoding: Decoding, rows: int) -> list[Completion]:
+def generate(policy: Policy, requests: Sequence[Request], decoding: Decoding, rows: int) -> list[Completion]:
     """One completion per request, in order, with the ids that the model's own `generate` returns.
 
     With temperature 0 an answer depends on its request only. Above 0, torch's generator is seeded for each block of
@@ -124,7 +125,7 @@ def _take(answers: Answers, request: int, ids: list[int]) -> None:
         answers.add(request, token)
 
 
-def _blocks(policy: Any, answers: Answers, settings: Mapping[str, Any], rows: int) -> list[list[int]]:
+def _blocks(policy: Policy, answers: Answers, settings: Mapping[str, Any], rows: int) -> list[list[int]]:
     """Requests in blocks that are decoded together: of one answer limit and with the same stop strings.
 
     Prompts of a block have one length if padding would change results: for settings that read the prompt, and for
@@ -149,7 +150,7 @@ def _blocks(policy: Any, answers: Answers, settings: Mapping[str, Any], rows: in
     return blocks
 
 
-def _inputs(policy: Any, requests: Sequence[Request]) -> tuple[dict[str, Tensor], int]:
+def _inputs(policy: Policy, requests: Sequence[Request]) -> tuple[dict[str, Tensor], int]:
     """The arguments of `generate`, and the column at which answers begin. Prompts are padded on the left, sources on
     the right."""
     prompts = [request.source_ids if policy.encoder_decoder else request.prompt_ids for request in requests]
@@ -166,7 +167,7 @@ def _inputs(policy: Any, requests: Sequence[Request]) -> tuple[dict[str, Tensor]
     return inputs, len(requests[0].prompt_ids)
 
 
-def _configuration(policy: Any, answers: Answers, settings: Mapping[str, Any], limit: int) -> GenerationConfig:
+def _configuration(policy: Policy, answers: Answers, settings: Mapping[str, Any], limit: int) -> GenerationConfig:
     decoding = answers.sampling
     sampling: dict[str, Any] = {"do_sample": False}
     if decoding.temperature > 0:

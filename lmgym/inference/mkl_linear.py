@@ -10,11 +10,12 @@ no more memory than an update, which stores their gradients instead.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
+
+from lmgym.models.policy import Policy
 
 PACK_AT_STEP = 2  # with the same number of rows: packing costs about as much as two steps save
 
@@ -25,7 +26,7 @@ class MKLLinearLayers:
     Example: layers.begin_step(rows) before each decoding step of so many rows; layers.release() before weights change.
     """
 
-    def __init__(self, policy: Any) -> None:
+    def __init__(self, policy: Policy) -> None:
         usable = policy.device.type == "cpu" and policy.compute == torch.float32 and _available()
         encoder = set(policy.model.get_encoder().modules()) if policy.encoder_decoder else set()  # runs once a source
         modules = [layer for layer in policy.model.modules() if layer not in encoder and _is_trainable_linear(layer)]

@@ -6,7 +6,6 @@ all of a conversation again each turn. Beam search in evaluations is Hugging Fac
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -17,6 +16,7 @@ from lmgym.inference.completions import check_request
 from lmgym.inference.conversation_cache import ConversationCache
 from lmgym.inference.decoder import Decoder
 from lmgym.inference.hf_generate import generate
+from lmgym.models.policy import Policy
 from lmgym.types import Restriction
 
 
@@ -33,14 +33,16 @@ class Sampler:
         >>> Sampler(policy).generate([Request((5, 6), key=1)], Sampling(max_new_tokens=8))[0].ids
     """
 
-    def __init__(self, policy: Any, rows: int = 256, captured: bool = False) -> None:
+    def __init__(self, policy: Policy, rows: int = 256, captured: bool = False) -> None:
         self.policy, self.rows, self.captured, self.version = policy, rows, captured, 0
         if captured and (policy.encoder_decoder or not policy.fast):
             raise LmgymError(
                 f"engine.captured: decoding steps of {policy.model.config.model_type} run through Hugging Face's "
                 "caches, whose shapes are not fixed; remove it"
             )
-        self._bf16_copy: Any = None
+        self._bf16_copy: Policy | None = None
+        self._restriction: Restriction | None = None
+        self._mask: Policy | None = None
         self._conversations = ConversationCache()
         self.load(policy, 0)
 
@@ -48,7 +50,7 @@ class Sampler:
     def context(self) -> int | None:
         return self.policy.context
 
-    def load(self, policy: Any, version: int) -> None:
+    def load(self, policy: Policy, version: int) -> None:
         """Use the policy's weights from now on. They are shared, not copied, unless it computes in bf16."""
         self.policy, self.version = policy, version
         self._conversations.clear()
@@ -64,6 +66,15 @@ class Sampler:
             for ours, theirs in zip(self._bf16_copy.model.parameters(), policy.model.parameters(), strict=True):
                 ours.copy_(theirs)
 
+    def restricted(self, restriction: Restriction, mask: Policy | None = None) -> "Sampler":
+        """A copy of this engine that samples only tokens that are likely under `mask` (None: the policy itself).
+
+        It shares the cache of conversations. Make a new copy after each `load`.
+        """
+        other = copy.copy(self)
+        other._restriction, other._mask = restriction, mask
+        return other
+
     def forget(self, conversations: Sequence[int]) -> None:
         """Free the cache of conversations that are over."""
         self._conversations.forget(conversations)
@@ -73,19 +84,17 @@ class Sampler:
         self,
         requests: Sequence[Request],
         sampling: Sampling,
-        restriction: Restriction | None = None,
         ended: Callable[[int, list[int]], None] | None = None,
     ) -> list[Completion]:
         """One completion per request, in order.
 
-        `restriction` limits the tokens that may be sampled. `ended` is called with index and ids of an answer when it
-        ends. Raises LmgymError for a prompt that leaves no room for an answer, and for sampling settings that do not
-        fit the vocabulary or the restriction.
+        `ended` is called with index and ids of an answer when it ends. Raises LmgymError for a prompt that leaves no
+        room for an answer, and for sampling settings that do not fit the vocabulary or the restriction.
         """
         for request in requests:
             check_request(self.policy, request)
         sampling.check_vocabulary(self.policy.vocabulary)
-        if restriction is not None and sampling.truncates:
+        if self._restriction is not None and sampling.truncates:
             raise LmgymError(
                 "the algorithm decides itself which tokens may be sampled, so sampling.top_k, top_p and min_p do not "
                 "go with it; leave them out"
@@ -95,5 +104,5 @@ class Sampler:
         policy = self._bf16_copy or self.policy
         if isinstance(sampling, Decoding) and sampling.generation:
             return generate(policy, requests, sampling, self.rows)
-        settings = (self.rows, restriction, self._conversations, self.captured, ended)
+        settings = (self.rows, self._restriction, self._mask, self._conversations, self.captured, ended)
         return Decoder(policy, list(requests), sampling, *settings).finish()

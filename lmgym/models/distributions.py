@@ -7,10 +7,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lmgym.batch import Batch
+from lmgym.batch import Batch, States
 from lmgym.functional import truncation
 from lmgym.models.fused_logprobs import FusedLogprobs
-from lmgym.models.scoring import ScoringModel, States
+from lmgym.models.scoring import ScoringModel
 
 
 def action_logits(

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
 from lmgym.models import quantization
 
@@ -118,12 +119,14 @@ def _peft() -> Any:
 class AdapterDisabledPolicy:
     """The policy with its adapters switched off: a reference policy that needs no second model.
 
-    Example: AdapterDisabledPolicy(policy).logprobs(batch)
+    Example: AdapterDisabledPolicy(policy).compute_logprobs_no_grad(batch).logprobs
     """
 
     def __init__(self, policy: Any) -> None:
         self.policy = policy
 
-    def logprobs(self, batch: Any) -> Any:
+    def compute_logprobs_no_grad(self, batch: Batch) -> PolicyOutputs:
+        """`Policy.compute_logprobs_no_grad` without the adapters."""
         with without_adapter(self.policy.model):
-            return self.policy.logprobs(batch)
+            outputs: PolicyOutputs = self.policy.compute_logprobs_no_grad(batch)
+            return outputs

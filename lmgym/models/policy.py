@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
-from lmgym.batch import Batch, PolicyOutputs
+from lmgym.batch import Batch, PolicyOutputs, States
 from lmgym.core.errors import LmgymError
 from lmgym.models import hooks, lora, quantization, scoring
 from lmgym.models.attention import packed
 from lmgym.models.device import choose_tokens_per_forward
 from lmgym.models.distributions import action_logits, logprobs_of_states
 from lmgym.models.families import default_decoder_start, supports_fast_path
-from lmgym.models.scoring import States
 
 VALUE_HEAD = "value_head.safetensors"
 
@@ -93,6 +92,10 @@ class Policy:
     def parameters(self) -> list[nn.Parameter]:
         """The trainable parameters of the language model."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the LM head, trainable or frozen."""
+        return list(self.model.get_output_embeddings().parameters())
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """The parameters of the value function alone: its head, and its model if that is a separate one."""
@@ -193,8 +196,11 @@ class Policy:
         return [torch.tensor(rows) for rows in batches if rows]
 
     @torch.no_grad()
-    def describe(self, batch: Batch, values: bool = False, last_values: bool = False) -> PolicyOutputs:
-        """`compute_logprobs` of a whole batch without gradients, micro-batch by micro-batch, on the CPU."""
+    def compute_logprobs_no_grad(self, batch: Batch, values: bool = False, last_values: bool = False) -> PolicyOutputs:
+        """`compute_logprobs` of a whole batch without gradient, by micro-batches; columns in fp32 on the CPU.
+
+        Example: policy.compute_logprobs_no_grad(batch).logprobs  # [N T]
+        """
         columns = {"logprobs": torch.zeros(batch.tokens.shape)}
         if values:
             columns |= {"values": torch.zeros(batch.tokens.shape), "last_values": torch.zeros(len(batch))}
@@ -207,9 +213,16 @@ class Policy:
                 columns["last_values"][rows] = scored.last_values.float().cpu()
         return PolicyOutputs(**columns)
 
-    def logprobs(self, batch: Batch) -> Float[Tensor, "N T"]:
-        """Log-probabilities of a whole batch without gradients."""
-        return self.describe(batch).logprobs
+    def compute_values(self, batch: Batch) -> Float[Tensor, " R"]:
+        """The value of the state before each action [R], in the order of `batch.actions.nonzero()`.
+
+        Only the value function's own parameters get a gradient, not the language model below a value head.
+        """
+        row, column = batch.actions.nonzero(as_tuple=True)
+        critic = self.critic or self
+        with self.precision(), torch.set_grad_enabled(self.critic is not None):
+            hidden = critic.states(batch, row, column - 1).hidden
+        return critic._apply_value_head(hidden)
 
     def forward_hidden(self, ids: Int[Tensor, "B L"], positions: Int[Tensor, "B L"], layout: packed.Layout) -> Tensor:
         """Last hidden states [B L H] of a causal model, with one of lmgym's own attention layouts (attention/)."""
@@ -321,7 +334,10 @@ class Policy:
         critic, hidden = self, states.hidden
         if self.critic is not None:
             critic, hidden = self.critic, self.critic.states(batch, row, column).hidden
-        if critic.value_head is None:
+        return critic._apply_value_head(hidden)
+
+    def _apply_value_head(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, " R"]:
+        if self.value_head is None:
             raise LmgymError("the policy has no value function; write policy.critic: head or separate")
         with torch.autocast(self.device.type, enabled=False):
-            return critic.value_head(hidden.to(critic.value_head.weight.dtype))[:, 0]
+            return self.value_head(hidden.to(self.value_head.weight.dtype))[:, 0]

@@ -4,14 +4,14 @@ Each function returns the hidden states that predict the batch's actions, at (ro
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
-from lmgym.batch import Batch
+from lmgym.batch import Batch, States
 from lmgym.models.attention.cpu import BlockGroups, BlockRows
 from lmgym.models.attention.flex import FlexGroups, FlexRows
 from lmgym.models.attention.packed import Layout, PackedGroups, PackedRows
@@ -37,13 +37,6 @@ class ScoringModel(Protocol):
     def encode(self, source: Int[Tensor, "P S"], mask: Bool[Tensor, "P S"]) -> Float[Tensor, "P S H"]: ...
 
     def head_inputs(self, shorten: bool = False, **inputs: Any) -> tuple[Tensor, Any]: ...
-
-
-class States(NamedTuple):
-    """Inputs of the LM head [R H]; on the padded path also the model's own logits [R V]."""
-
-    hidden: Tensor
-    logits: Tensor | None
 
 
 def packed(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> States:

@@ -162,6 +162,6 @@ def reference_nll(
     demonstrators say; the interval is a bootstrap over examples of their per-token means."""
     episodes = demonstrate(list(enumerate(examples)), actor, (seed, "evaluation"), envs)
     batch = collate(episodes, policy.pad_id)
-    logprobs = policy.logprobs(batch)
+    logprobs = policy.compute_logprobs_no_grad(batch).logprobs
     means = -(logprobs * batch.actions).sum(1) / batch.actions.sum(1)
     return mean_interval([[value] for value in np.asarray(means, dtype=float).tolist()])

@@ -23,15 +23,14 @@ from lmgym.text.chat import (
     prompt_ids,
     source_ids,
 )
-from lmgym.types import Episode, Message, Restriction, Turn
+from lmgym.types import Episode, Message, Turn
 
 
 @dataclass(frozen=True)
 class Actor:
     """Who answers: an engine with the tokenizer of its policy and the keyword arguments of its chat template.
 
-    An encoder-decoder's answers begin with `decoder_start`; a causal model has none. Under a `restriction` only some
-    tokens are sampled. An `opponent` plays the seats that do not learn, in the words of the same tokenizer; without one
+    An encoder-decoder's answers begin with `decoder_start`; a causal model has none. An `opponent` plays the seats that do not learn, in the words of the same tokenizer; without one
     the actor itself does. A first prompt that is longer than `cut` allows is cut, and a reference that is imitated
     behind so many `reference_tokens`.
     """
@@ -41,7 +40,6 @@ class Actor:
     template: Mapping[str, Any] = field(default_factory=dict)
     version: int = 0
     decoder_start: tuple[int, ...] = ()
-    restriction: Restriction | None = None
     opponent: "Actor | None" = None
     cut: Cut | None = None
     reference_tokens: int | None = None

@@ -174,7 +174,7 @@ class RolloutLoop:
             seats = [game.seat for game in self.live if game.seat.actor is actor]
             requests = [seat.request(one_turn) for seat in seats]
             early = {"ended": self._tell(seats)} if one_turn and self.ended is not None else {}
-            completions = actor.engine.generate(requests, sampling, actor.restriction, **early)
+            completions = actor.engine.generate(requests, sampling, **early)
             for seat, completion in zip(seats, completions, strict=True):
                 seat.say(completion, decode(actor.tokenizer, completion.ids), sampling.min_new_tokens)
         for game in self._go_on([None] * len(self.live)):

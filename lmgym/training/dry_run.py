@@ -115,9 +115,8 @@ def _memory(report: Report, config: Config) -> bool:
 
 
 def _teacher(config: Config, stage: Stage) -> Shapes | None:
-    if "teacher" not in stage.algorithm.needs:
-        return None
-    return shapes_of(teacher_section(config.policy, stage.algorithm.teacher))  # type: ignore[attr-defined]
+    teacher = stage.algorithm.requirements.teacher
+    return shapes_of(teacher_section(config.policy, teacher)) if teacher else None
 
 
 def _model(report: Report, policy: Policy) -> None:
@@ -148,7 +147,7 @@ def _stage(report: Report, config: Config, stage: Stage, policy: Policy, verdict
         _lengths(report, config, stage, policy, few)
     actor = make_actor(config, policy, make_engine(config, policy))
     path = (config.seed, "check")
-    if "demonstrations" in stage.algorithm.needs:
+    if stage.algorithm.requirements.answers == "references":
         episodes = demonstrate(list(enumerate(few)), actor, path, make_envs(config, stage.env))
     else:
         group = max(stage.algorithm.group_size, GROUP)

@@ -74,7 +74,7 @@ def _measure(run: Run, split: str) -> tuple[dict[str, Interval], dict[str, Any]]
     results = dict(result.results)
     asked = run.config.evaluation.env or stage.env
     demonstrated = asked["name"] != "single_turn" or all(example.references for example in examples)
-    if section.reference_nll or ("demonstrations" in run.algorithm.needs and demonstrated):
+    if section.reference_nll or (run.algorithm.requirements.answers == "references" and demonstrated):
         results["reference_nll"] = reference_nll(examples, run.actor, run.policy, seed, run.held_out_envs)
     place = {"kind": "evaluation", "stage": run.stage_index, "stage_name": stage.name, "step": run.step, "split": split}
     record: dict[str, Any] = {**place, "count": len(examples)}

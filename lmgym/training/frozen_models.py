@@ -25,7 +25,7 @@ class FrozenModels:
 
     Example:
         >>> copies = FrozenModels(folder, stage=0, section=section, seed=0)
-        >>> copies.take("reference", policy, step=0); copies.models["reference"].logprobs(batch)
+        >>> copies.take("reference", policy, step=0); copies.models["reference"].compute_logprobs_no_grad(batch).logprobs
     """
 
     def __init__(self, folder: Path, stage: int, section: PolicySection, seed: int) -> None:

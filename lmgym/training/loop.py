@@ -24,7 +24,8 @@ from lmgym.rollouts.rollout import apply_rewards, collect, demonstrate, groups_o
 from lmgym.training.evaluation_points import evaluate_now, finish, is_evaluated, record_evaluation
 from lmgym.training.run import Run, begin_stage, save, start
 from lmgym.types import Episode
-from lmgym.updates.first_order import batch_metrics, prepare
+from lmgym.updates.prepare import batch_metrics, prepare
+from lmgym.updates.update import update
 
 
 def train(config: Config, console: Console | None = None) -> Path:
@@ -51,7 +52,7 @@ def train(config: Config, console: Console | None = None) -> Path:
                     gathered = time.perf_counter()
                     batch = prepare(collate_step(run, episodes, step), run.policy, run.copies.models, run.algorithm)
                     rate = run.optimizer.set_step(step, run.stage.steps)
-                    metrics = run.algorithm.update(run.policy, batch, run.optimizer)
+                    metrics = update(run.algorithm, run.policy, batch, run.optimizer)
                     run.step, run.version = step + 1, run.version + 1
                     run.engine.load(run.policy, run.version)
                     run.algorithm.after_update(run)
@@ -74,13 +75,13 @@ def gather(run: Run, step: int) -> list[Episode]:
         numbered = enumerate(run.stream.at(step, draw), start=len(groups))
         prompts = [(number, example) for number, example in numbered for _ in range(run.algorithm.group_size)]
         path = (*run.path, "step", step, draw)
-        if "demonstrations" in run.algorithm.needs:
+        if run.algorithm.requirements.answers == "references":
             episodes = demonstrate(prompts, run.actor, path, run.envs)
         else:
             beside = scoring_beside(run.rewards)
             episodes = collect(prompts, run.training_actor, run.stage.sampling, path, run.envs, beside)
             apply_rewards(episodes, run.rewards, run.config.reward_timeout, run.policy.tokenizer)
-        if "greedy" in run.algorithm.needs:
+        if run.algorithm.requirements.greedy:
             add_greedy_baseline(run, episodes, path)
         groups += groups_of(episodes)
         selected, more = run.algorithm.select(groups, run.stage.prompts_per_step)
@@ -131,7 +132,7 @@ def add_greedy_baseline(run: Run, episodes: list[Episode], path: tuple[int | str
 
 def collate_step(run: Run, episodes: list[Episode], step: int) -> Batch:
     """The batch of the selected episodes, with the temperature and stop ids that their actions were sampled under."""
-    sampled = "demonstrations" not in run.algorithm.needs
+    sampled = run.algorithm.requirements.answers == "policy"
     return collate(
         [episode for episode in episodes if episode.selected],
         pad_id=run.policy.pad_id,
@@ -140,7 +141,7 @@ def collate_step(run: Run, episodes: list[Episode], step: int) -> Batch:
         key=seeds.key(*run.path, "update", step),
         limit=run.stage.sampling.max_new_tokens,
         weights={reward.name: reward.weight for reward in run.rewards}
-        if "reward_components" in run.algorithm.needs
+        if run.algorithm.requirements.reward_components
         else None,
     )
 
@@ -166,7 +167,7 @@ def log_step(
         "tokens_per_second/update": float(batch.mask.sum()) / (now - gathered),
         "memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else peak_memory_gib(),
     }
-    if "demonstrations" in run.algorithm.needs or not (run.rewards or run.algorithm.rewarded):
+    if run.algorithm.requirements.answers == "references" or not (run.rewards or run.algorithm.requirements.reward):
         del record["reward"]  # nobody judged the answers
     run.writer.metrics(record)
     tracked = episodes if run.config.logs.rollouts == "all" else groups_of(episodes)[0]

@@ -114,7 +114,7 @@ def estimate(
         answer = max(min(answer, shapes.context - prompt), 1)
     found.add("batch", answers * (prompt + answer) * COLUMNS)
     found.add("kept sets", kept_bytes(stage, shapes.vocabulary))
-    if "demonstrations" not in stage.algorithm.needs:
+    if stage.algorithm.requirements.answers == "policy":
         asked = max(answers, (config.evaluation.examples or 0) * config.evaluation.samples)
         _rollout(found, config, shapes, prompt, answer, min(config.engine.rows, asked), compute, on_cpu)
     _update(found, config, shapes, _largest_pass(config, stage, shapes, prompt, answer, on_cpu), compute)
@@ -155,38 +155,27 @@ def resident_bytes() -> float:
         return PROCESS
 
 
-class _Trains:
-    """In place of a policy: what an algorithm would have the optimizer move."""
-
-    def parameters(self) -> list[str]:
-        return ["policy"]
-
-    def critic_parameters(self) -> list[str]:
-        return ["critic"]
-
-
 def _held(
     found: Estimate, config: Config, stage: Stage, shapes: Shapes, first: bool, compute: int, teacher: Shapes | None
 ) -> None:
     """What stays for the whole stage, and the gradients, which stay for an update."""
-    needs, packed = stage.algorithm.needs, config.policy.quantise is not None
+    required, packed = stage.algorithm.requirements, config.policy.quantise is not None
     weights = weights_bytes(config, shapes, compute)
     found.add("weights", weights)
     moments = {"adamw": 2, "rmsprop": 1}[stage.optimizer.name] * MASTER
-    own, _ = stage.algorithm.parameters(_Trains())
-    if own:
+    if "policy" in stage.algorithm.optimized:
         found.add("gradients", MASTER * shapes.trained, "update")
         found.add("moments of the optimizer", moments * shapes.trained)
     if compute < MASTER and not packed:
         found.add("the sampler's copy", compute * (shapes.parameters + shapes.adapter))
     copied = MASTER * shapes.adapter if packed else MASTER * shapes.parameters
-    if "reference" in needs and not (shapes.adapter and first):
+    if required.reference and not (shapes.adapter and first):
         found.add("reference", copied)
-    if "mask" in needs:
+    if required.mask:
         found.add("mask", copied if packed else compute * shapes.parameters)
     if teacher is not None:
         found.add("teacher", MASTER * teacher.parameters)
-    if "values" in needs:
+    if required.values:
         shared = weights - MASTER * shapes.adapter if packed else 0.0
         apart = config.policy.critic == "separate"
         trained = shapes.width + (shapes.trained if apart else 0)

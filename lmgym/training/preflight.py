@@ -29,8 +29,8 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
         stage.algorithm.check_vocabulary(facts.vocabulary)
         if facts.vocabulary:
             check_sampling(config, stage, facts.vocabulary)
-        if "teacher" in stage.algorithm.needs:
-            check_teacher(config.policy, stage.algorithm.teacher)  # type: ignore[attr-defined]
+        if teacher := stage.algorithm.requirements.teacher:
+            check_teacher(config.policy, teacher)
     check_cut(config)
     chat = next((e for own in examples for e in own if not isinstance(e.prompt, str)), None)
     if facts.encoder_decoder and chat is not None and not load_tokenizer(config.policy).chat_template:
@@ -57,9 +57,9 @@ def check_sampling(config: Config, stage: Stage, vocabulary: int) -> None:
 
 def kept_bytes(stage: Stage, vocabulary: int) -> int:
     """Bytes that the kept sets of a step take at most, where each prompt is drawn once and answered in one turn."""
-    if "demonstrations" in stage.algorithm.needs:
+    if stage.algorithm.requirements.answers == "references":
         return 0
-    restricted = stage.algorithm.restriction(None) is not None
+    restricted = stage.algorithm.restriction is not None
     each = packed_bytes(vocabulary) if restricted else stage.sampling.kept_bytes(vocabulary)
     return stage.prompts_per_step * stage.algorithm.group_size * stage.sampling.max_new_tokens * each
 
@@ -154,7 +154,7 @@ def check_lengths(examples: Sequence[Example], config: Config, stage: Stage, pol
     if policy.context is None or stage.env["name"] != "single_turn":
         return
     tokenizer, template, cut = policy.tokenizer, config.policy.template, config.policy.cut
-    imitated = "demonstrations" in stage.algorithm.needs
+    imitated = stage.algorithm.requirements.answers == "references"
     limit = config.policy.max_reference_tokens or sys.maxsize
     read = source_ids if policy.encoder_decoder else prompt_ids
     around = len(read(tokenizer, examples[0].prompt, template, cut))  # at least what the chat template adds

@@ -22,6 +22,7 @@ from typing import IO, Any
 
 import torch
 
+from lmgym.algorithms.base import Algorithm
 from lmgym.config.schema import Config, Stage, dump
 from lmgym.core.errors import LmgymError
 from lmgym.envs.single_turn import SingleTurn
@@ -49,7 +50,7 @@ from lmgym.training.setup import (
     training_examples,
 )
 from lmgym.types import Example
-from lmgym.updates.first_order import Optimizer
+from lmgym.updates.optimizer import Optimizer, make_optimizer
 
 
 @dataclass
@@ -74,7 +75,7 @@ class Run:
     progress: dict[str, Any] = field(default_factory=dict)  # plain JSON: before, after, best, early stopping
     interrupted: bool = False
     stage: Stage = field(init=False)
-    algorithm: Any = field(init=False)
+    algorithm: Algorithm = field(init=False)
     optimizer: Optimizer = field(init=False)
     copies: FrozenModels = field(init=False)
     _opponent: Any = None  # the engine of a frozen opponent
@@ -92,7 +93,8 @@ class Run:
     @property
     def training_actor(self) -> Actor:
         """Who answers in training: under the algorithm's restriction, if it has one."""
-        return replace(self.actor, restriction=self.algorithm.restriction(self.copies.models.get("mask")))
+        restriction, mask = self.algorithm.restriction, self.copies.models.get("mask")
+        return replace(self.actor, engine=self.engine.restricted(restriction, mask)) if restriction else self.actor
 
     @property
     def opponent(self) -> Actor | None:
@@ -130,7 +132,7 @@ def start(config: Config, console: Console) -> Run:
     splits = {config.evaluation.split, config.evaluation.final_split or config.evaluation.split}
     held_out = {split: held_out_examples(config, split) for split in sorted(splits)}
     for stage, own in zip(config.stages, examples, strict=True):
-        if "demonstrations" not in stage.algorithm.needs:
+        if stage.algorithm.requirements.answers == "policy":
             check_examples(build(stage.rewards), own)
     for asked in held_out.values():
         check_examples(held_out_rewards(config, config.stages[-1]), asked)
@@ -152,7 +154,9 @@ def start(config: Config, console: Console) -> Run:
         if cut := cut_prompts(own, config.policy, policy.tokenizer, policy.encoder_decoder):
             console.say(f"{where}: {cut}")
     for stage, own in zip(config.stages, examples, strict=True):
-        if "demonstrations" in stage.algorithm.needs and (cut := cut_references(own, config.policy, policy.tokenizer)):
+        if stage.algorithm.requirements.answers == "references" and (
+            cut := cut_references(own, config.policy, policy.tokenizer)
+        ):
             console.say(f"stage {stage.name}: {cut}")
     for stage, own in zip(config.stages, examples, strict=True):
         check_lengths(own, config, stage, policy)
@@ -181,10 +185,9 @@ def begin_stage(run: Run) -> None:
     """Build the stage's parts; on resume, put back the optimizer and the algorithm's own state."""
     stage = run.stage = run.config.stages[run.stage_index]
     run.algorithm = copy.deepcopy(stage.algorithm)  # its state belongs to this run, not to the config
-    if "values" in run.algorithm.needs:
+    if run.algorithm.requirements.values:
         add_critic(run.policy, separate=run.config.policy.critic == "separate")
-    own, critic = run.algorithm.parameters(run.policy)
-    run.optimizer = Optimizer(own, stage.optimizer, critic)
+    run.optimizer = make_optimizer(run.algorithm, run.policy, stage.optimizer)
     run.stream = Stream(run.examples[run.stage_index], run.config.seed, stage.prompts_per_step, stage.priority_scale)
     run.rewards = build(stage.rewards)
     run.close_envs()
@@ -243,21 +246,16 @@ def _copies(run: Run) -> None:
     run.copies = FrozenModels(run.folder, run.stage_index, run.section, run.config.seed)
     run._opponent = None
     frozen = "frozen" in (run.stage.env.get("opponent"), run.stage.env.get("user"))
-    needs = run.algorithm.needs | ({"opponent"} if frozen else set())
-    if "teacher" in needs:
-        run.copies.models["teacher"] = _teacher(run)
+    required = run.algorithm.requirements
+    if required.teacher:
+        teacher = load_policy(teacher_section(run.section, required.teacher), run.config.seed)
+        run.copies.models["teacher"] = teacher.frozen_copy()
     taken = checkpoint.read_state(run.resume_from)["copies"] if run.step > 0 and run.resume_from else {}
-    for name in ("reference", "mask", "opponent"):
-        if name not in needs:
-            continue
+    wanted = {"reference": required.reference, "mask": required.mask, "opponent": frozen}
+    for name in (name for name, is_wanted in wanted.items() if is_wanted):
         if name == "reference" and run.stage_index == 0 and lora.has_adapter(run.policy.model) and not taken:
             run.copies.models[name] = lora.AdapterDisabledPolicy(run.policy)  # what the adapters began from
         elif name in taken:
             run.copies.restore(name, taken[name])
         else:
             run.copies.take(name, run.policy, run.step)
-
-
-def _teacher(run: Run) -> Policy:
-    """The frozen model that the algorithm names."""
-    return load_policy(teacher_section(run.section, run.algorithm.teacher), run.config.seed).frozen_copy()

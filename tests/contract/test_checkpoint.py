@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from lmgym.core.errors import LmgymError
 from lmgym.models.policy import Policy
 from lmgym.training import checkpoint
-from lmgym.updates.first_order import Optimizer, OptimizerSection
+from lmgym.updates.optimizer import Optimizer, OptimizerSection
 from tests import models
 
 STATE = {"stage": 0, "step": 3, "version": 3, "progress": {"best": 0.1}, "algorithm": {"moving_mean": 1 / 3}}

@@ -195,18 +195,21 @@ def test_a_packed_policy_samples_what_it_scores_and_keeps_its_adapters(
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in policy.parameters())
     assert any(bool(p.grad.any()) for p in policy.parameters() if p.grad is not None)
 
-    before = lora.AdapterDisabledPolicy(policy).logprobs(batch)
+    before = lora.AdapterDisabledPolicy(policy).compute_logprobs_no_grad(batch).logprobs
     assert not torch.allclose(before, scored.logprobs, atol=1e-3)
     policy.save(tmp_path)
     assert not list(tmp_path.glob("model*.safetensors")) and (tmp_path / "adapter_model.safetensors").is_file()
     again = load_policy(section, folder=tmp_path)
     assert torch.equal(again.compute_logprobs(batch).logprobs, scored.logprobs)
     frozen = policy.frozen_copy(policy.compute)
-    assert torch.equal(frozen.logprobs(batch), scored.logprobs.detach()) and frozen.parameters() == []
+    assert (
+        torch.equal(frozen.compute_logprobs_no_grad(batch).logprobs, scored.logprobs.detach())
+        and frozen.parameters() == []
+    )
     base = {id(p) for p in policy.model.parameters() if not p.requires_grad}
     assert base <= {id(p) for p in frozen.model.parameters()}  # only the adapters were copied
     disturbed(policy)
-    assert torch.equal(frozen.logprobs(batch), scored.logprobs.detach())
+    assert torch.equal(frozen.compute_logprobs_no_grad(batch).logprobs, scored.logprobs.detach())
 
 
 @needs_bitsandbytes

@@ -36,7 +36,7 @@ def placed(batch: Batch, values: list[list[float]]) -> Tensor:
 
 
 def minimised(algorithm: ActorCritic, batch: Batch, new: PolicyOutputs) -> tuple[Tensor, dict[str, Tensor]]:
-    """What `update.first_order` minimises, whole and by term."""
+    """What an optimizer step minimises, whole and by term."""
     terms, _ = algorithm.loss(batch, new)
     total, counts = totals(batch.actions, batch.episode), tokens_of_episode(batch.actions, batch.episode)
     sums = {name: (weights(how, batch.actions, counts, total) * term).sum() for name, (term, how) in terms.items()}
@@ -63,7 +63,7 @@ def test_ppo_is_that_of_stable_baselines3(case: dict[str, Any]) -> None:
     )
     columns = {"logprobs_old": "old_log_prob", "values": "old_values", "advantages": "advantages", "returns": "returns"}
     batch = batch_of([len(case["log_prob"])], **{ours: [case[theirs]] for ours, theirs in columns.items()})
-    (batch,) = algorithm.minibatches_of(batch)
+    batch = algorithm.before_minibatch(batch)
     logprobs, values = (placed(batch, [case[name]]).requires_grad_() for name in ("log_prob", "values"))
     loss, sums = minimised(algorithm, batch, PolicyOutputs(logprobs, values=values))
     loss.backward()
@@ -184,8 +184,8 @@ def test_schedules_fall_linearly_over_the_stage(tmp_path: Path) -> None:
 
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        update = PPO.update
-        patch.setattr(PPO, "update", lambda self, *rest: seen.append(self.progress) or update(self, *rest))
+        metrics = PPO.metrics
+        patch.setattr(PPO, "metrics", lambda self, batch: seen.append(self.progress) or metrics(self, batch))
         runs.run(tmp_path / "run", algorithm={"name": "ppo"}, steps=4, evaluation={"every": 0}, logs={"samples": 0})
     assert seen == [0, 0.25, 0.5, 0.75]
 

@@ -6,10 +6,12 @@ from torch import Tensor, tensor
 
 from lmgym.algorithms.grpo import GRPO
 from lmgym.algorithms.reinforce import RLOO, Reinforce
+from lmgym.algorithms.requirements import Requirements
 from lmgym.algorithms.supervised import Supervised
 from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.core.errors import LmgymError
 from lmgym.types import Episode, Example, Turn
+from lmgym.updates.first_order import minibatches_of
 from tests.models import loss_of
 
 
@@ -112,7 +114,7 @@ def test_mean_none_and_self_critical_baselines() -> None:
     assert per_row(Reinforce(baseline="none").advantages(batch_of(scores))) == pytest.approx(scores)
     greedy = batch_of([0.9, 0.6]).replace(baseline=tensor([0.7, 0.8]))
     assert per_row(Reinforce(baseline="scst").advantages(greedy)) == pytest.approx([0.2, -0.2])
-    assert Reinforce(baseline="scst").needs == {"greedy"}
+    assert Reinforce(baseline="scst").requirements == Requirements(greedy=True)
 
 
 def test_the_mean_baseline_ignores_groups_and_rloo_does_not() -> None:
@@ -182,8 +184,8 @@ def test_the_kl_term_of_grpo() -> None:
     batch, logprobs = one_row([-1.0], [-1.2], [0.0])
     batch = batch.replace(logprobs_ref=tensor([[0.0, -1.5]]))
     assert float(loss_of(GRPO(kl_coefficient=0.1), batch, logprobs)) == pytest.approx(0.1 * 1.2214028 * 0.1065307)
-    assert GRPO(kl_coefficient=0.1).needs == {"reference"}
-    assert GRPO().needs == frozenset()
+    assert GRPO(kl_coefficient=0.1).requirements == Requirements(reference=True)
+    assert GRPO().requirements == Requirements()
 
 
 # What rows cost
@@ -200,8 +202,8 @@ def test_rows_without_advantage_are_not_active_unless_there_is_a_penalty() -> No
 
 @pytest.mark.parametrize(("epochs", "minibatches", "rows"), [(1, 1, 7), (3, 1, 7), (1, 3, 7), (2, 4, 10), (2, 5, 3)])
 def test_minibatches_cover_every_row_once_per_epoch(epochs: int, minibatches: int, rows: int) -> None:
-    algorithm = GRPO(epochs=epochs, minibatches=minibatches)
-    cuts = list(algorithm.minibatches_of(batch_of([float(n) for n in range(rows)]).replace(group=torch.arange(rows))))
+    batch = batch_of([float(n) for n in range(rows)]).replace(group=torch.arange(rows))
+    cuts = list(minibatches_of(batch, epochs, minibatches))
     per_epoch = min(minibatches, rows)
     assert len(cuts) == epochs * per_epoch
     orders = []
@@ -216,18 +218,18 @@ def test_minibatches_cover_every_row_once_per_epoch(epochs: int, minibatches: in
 
 def test_minibatches_keep_groups_whole() -> None:
     batch = batch_of([float(n) for n in range(12)]).replace(group=torch.arange(12) // 3)
-    cuts = list(GRPO(minibatches=3).minibatches_of(batch))
+    cuts = list(minibatches_of(batch, epochs=1, minibatches=3))
     assert sorted(len(cut) for cut in cuts) == [3, 3, 6]
     groups = [set(cut.group.tolist()) for cut in cuts]
     assert sum(map(len, groups)) == len(set.union(*groups)) == 4
-    assert len(list(GRPO(minibatches=9).minibatches_of(batch))) == 4  # as many as there are groups
+    assert len(list(minibatches_of(batch, epochs=1, minibatches=9))) == 4  # as many as there are groups
 
 
 def test_minibatches_are_a_function_of_the_key_and_the_epoch() -> None:
     batch = batch_of([float(n) for n in range(12)]).replace(group=torch.arange(12))
 
     def orders(key: int) -> list[list[int]]:
-        return [cut.episode.tolist() for cut in GRPO(epochs=2, minibatches=3).minibatches_of(batch.replace(key=key))]
+        return [cut.episode.tolist() for cut in minibatches_of(batch.replace(key=key), epochs=2, minibatches=3)]
 
     assert orders(1) == orders(1)
     assert orders(1) != orders(2)

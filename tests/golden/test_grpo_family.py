@@ -88,7 +88,9 @@ def batch_of(inputs: Inputs, parts: bool = False) -> Batch:
         rewards = dict(zip(("first", "second"), inputs.rewards[row].tolist(), strict=True))
         score = sum(w * r for w, r in zip(WEIGHTS, rewards.values(), strict=True)) if parts else rewards["first"]
         turn = Turn([9] * inputs.prompt_lengths[row], ids, [-1.0] * len(ids))
-        episode = Episode(Example("x", "?"), row // SIZE, row, [turn], inputs.ended[row], parts=rewards, score=score)
+        episode = Episode(
+            Example("x", "?"), row // SIZE, row, [turn], inputs.ended[row], reward_components=rewards, score=score
+        )
         episodes.append(episode)
     weights = dict(zip(("first", "second"), WEIGHTS, strict=True))
     batch = collate(episodes, stop_ids=[EOS], limit=LIMIT, weights=weights if parts else None)
@@ -425,7 +427,7 @@ def test_case_1_the_controllers(kl_in: Any) -> None:
     per answer, horizon 10,000, 16 answers, KL 3 then 12 -> .199936, .19999998. Wherever the penalty stands."""
     estimator = "k1" if kl_in == "reward" else "k3"
     grpo = GRPO(kl_coefficient=0.1, kl_target=0.1, kl_in=kl_in, kl_estimator=estimator)
-    assert {"reference", "old"} <= grpo.needs
+    assert grpo.requirements.reference and grpo.requirements.old_logprobs
     for measured, expected in ((-0.2, 0.098), (0.3, 0.09996), (0.4, 0.1019592), (0.1, 0.1019592)):
         batch, _ = penalised(grpo, [measured] * 3)
         first = batch.replace(logprobs_ref=batch.logprobs_old - measured * batch.actions)  # both answers drift alike

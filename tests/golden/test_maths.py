@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, tensor
 
 from lmgym.functional import advantages, kl, losses, reductions
-from lmgym.updates.first_order import OptimizerSection, batch_metrics
+from lmgym.updates.optimizer import OptimizerSection
+from lmgym.updates.prepare import batch_metrics
 from tests import models
 
 EPISODES = torch.arange(4)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lmgym.algorithms.actor_critic import PPO
 from lmgym.algorithms.nlpo import NLPO
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, SamplingMask, collate
 from lmgym.config.schema import build_config
 from lmgym.core.errors import LmgymError
@@ -32,7 +33,7 @@ from lmgym.models.critic import add_critic
 from lmgym.models.distributions import logprobs_of_logits
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Restriction, Turn
-from lmgym.updates.first_order import prepare
+from lmgym.updates.prepare import prepare
 from tests import models, runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
@@ -276,9 +277,8 @@ def test_what_is_sampled_is_what_is_scored(
     kind: str, fast: bool, own: bool, rule: Restriction, changes: dict[str, Any]
 ) -> None:
     policy, mask = policy_of(kind, fast), policy_of(kind, fast, seed=1)
-    rule, sampling = replace(rule, policy=None if own else mask), Sampling(max_new_tokens=12, **changes)
-    asked = requests_of(policy, 16)
-    answers = Sampler(policy, 6).generate(asked, sampling, rule)
+    asked, sampling = requests_of(policy, 16), Sampling(max_new_tokens=12, **changes)
+    answers = Sampler(policy, 6).restricted(rule, None if own else mask).generate(asked, sampling)
     batch = batch_of(asked, answers, policy, sampling)
     row, column = batch.actions.nonzero(as_tuple=True)
     assert batch.sampling_mask is not None and batch.kept is not None and batch.logprobs_sampler is not None
@@ -286,9 +286,9 @@ def test_what_is_sampled_is_what_is_scored(
     allowed = truncation.unpack(batch.sampling_mask.bits[batch.kept[row, column]], VOCABULARY)
     assert bool(allowed.gather(1, batch.tokens[row, column][:, None]).all())
     assert bool(allowed[:, list(policy.special_ids)].all())
-    gap = (policy.logprobs(batch) - batch.logprobs_sampler).abs()
+    gap = (policy.compute_logprobs_no_grad(batch).logprobs - batch.logprobs_sampler).abs()
     assert float(gap.max()) < 1e-4
-    plain = policy.logprobs(batch.replace(sampling_mask=None, kept=None))
+    plain = policy.compute_logprobs_no_grad(batch.replace(sampling_mask=None, kept=None)).logprobs
     assert float((plain - batch.logprobs_sampler)[row, column].max()) < 1e-4  # the set takes mass away, never adds
     assert float((plain - batch.logprobs_sampler)[row, column].mean()) < -0.05
     found = said(allowed)
@@ -304,10 +304,10 @@ def test_what_is_sampled_is_what_is_scored(
 @every_path
 def test_neighbours_do_not_matter(kind: str, fast: bool) -> None:
     policy, sampling = policy_of(kind, fast), Sampling(max_new_tokens=10)
-    rule, asked = Restriction("top_p", 0.6, policy=policy_of(kind, fast, seed=1)), requests_of(policy, 10)
-    together = Sampler(policy, 10).generate(asked, sampling, rule)
+    asked, how = requests_of(policy, 10), (Restriction("top_p", 0.6), policy_of(kind, fast, seed=1))
+    together = Sampler(policy, 10).restricted(*how).generate(asked, sampling)
     for rows, order in ((3, range(10)), (10, range(9, -1, -1)), (1, (7, 2))):
-        again = Sampler(policy, rows).generate([asked[n] for n in order], sampling, rule)
+        again = Sampler(policy, rows).restricted(*how).generate([asked[n] for n in order], sampling)
         for n, answer in zip(order, again, strict=True):
             assert answer.ids == together[n].ids and answer.logprobs == pytest.approx(together[n].logprobs, abs=1e-4)
             assert np.array_equal(answer.kept, together[n].kept)
@@ -317,8 +317,11 @@ def test_a_set_of_all_tokens_changes_nothing() -> None:
     policy, sampling = policy_of("llama"), Sampling(max_new_tokens=10)
     asked = requests_of(policy, 8)
     free = Sampler(policy).generate(asked, sampling)
-    for rule in (Restriction("top_p", 1.0, policy=policy_of("llama", seed=1)), Restriction("top_k", VOCABULARY)):
-        kept_all = Sampler(policy).generate(asked, sampling, rule)
+    for rule, mask in (
+        (Restriction("top_p", 1.0), policy_of("llama", seed=1)),
+        (Restriction("top_k", VOCABULARY), None),
+    ):
+        kept_all = Sampler(policy).restricted(rule, mask).generate(asked, sampling)
         assert [replace(answer, kept=None) for answer in kept_all] == free
 
 
@@ -492,8 +495,9 @@ def test_presets_and_needs() -> None:
     recipe = runs.tiny(algorithm={"name": "nlpo", "preset": "rl4lms", "kl_coefficient": 0.1})
     (stage,) = build_config(recipe).stages
     algorithm = stage.algorithm
-    assert isinstance(algorithm, NLPO) and algorithm.needs == {"values", "mask", "reference", "old"}
+    assert isinstance(algorithm, NLPO)
+    assert algorithm.requirements == Requirements(values=True, mask=True, reference=True, old_logprobs=True)
     assert (algorithm.top_mask, algorithm.min_tokens_to_keep, algorithm.refresh_every) == (0.9, 100, 1000)
     assert (algorithm.epochs, algorithm.gamma, algorithm.compat) == (10, 0.99, "none")
-    assert NLPO(mask_type="top_k", top_mask=5).needs == {"values"}
+    assert NLPO(mask_type="top_k", top_mask=5).requirements == Requirements(values=True)
     assert SamplingMask(torch.zeros(1, 1, dtype=torch.uint8)).renormalised

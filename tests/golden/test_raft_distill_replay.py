@@ -19,6 +19,7 @@ from lmgym.algorithms.distill import Distill
 from lmgym.algorithms.grpo import GRPO
 from lmgym.algorithms.raft import RAFT
 from lmgym.algorithms.replay import Replay
+from lmgym.algorithms.requirements import Requirements
 from lmgym.algorithms.supervised import Supervised
 from lmgym.batch import Batch, collate
 from lmgym.core import registry
@@ -173,15 +174,16 @@ def test_the_gradient_on_samples_is_that_of_the_log_ratio() -> None:
 
 def test_distillation_from_references_is_supervised_training() -> None:
     algorithm = Distill(source="references", epochs=2)
-    assert algorithm.needs == Supervised().needs == {"demonstrations"}
-    assert Distill(teacher="t").needs == {"teacher"}
+    assert Supervised().requirements == Requirements(answers="references")
+    assert algorithm.requirements == Requirements(answers="references", reward=False)
+    assert Distill(teacher="t").requirements == Requirements(teacher="t", reward=False)
     batch = algorithm.advantages(collate([conversation([2]), conversation([1], index=1)]))
     assert float(models.loss_of(algorithm, batch, tensor([[0, -1.0, -2.0], [0, -6.0, 0]]))) == pytest.approx(3.0)
 
 
 def test_only_distillation_without_rewards_goes_without_them(tmp_path: Path) -> None:
-    assert (Distill(teacher="t").rewarded, GRPO().rewarded) == (False, True)
-    assert Distill(teacher="t", reward_coefficient=0.5, group_size=2).rewarded
+    assert (Distill(teacher="t").requirements.reward, GRPO().requirements.reward) == (False, True)
+    assert Distill(teacher="t", reward_coefficient=0.5, group_size=2).requirements.reward
     teacher = {"name": "distill", "teacher": "builtin:tiny"}
     assert runs.build_config(runs.tiny(algorithm=teacher, rewards=None)).stages[0].rewards == {}
     for algorithm in ({**teacher, "reward_coefficient": 1.0, "group_size": 2}, {"name": "raft"}):

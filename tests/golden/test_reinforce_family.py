@@ -12,6 +12,7 @@ from torch import Tensor, tensor
 
 from lmgym.algorithms.reinforce_pp import ReinforcePlusPlus
 from lmgym.algorithms.reinforce_stable import ReinforceStable
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.config.schema import build_config
 from lmgym.core.errors import LmgymError
@@ -96,7 +97,7 @@ def step_of(score: float, reference: list[float] = REFERENCE) -> Batch:
 
 
 def value_and_gradient(algorithm: Any, batch: Batch, logprobs: list[float] = LOGPROBS) -> tuple[float, list[float]]:
-    """What `first_order` minimises at its first step, and its gradient by each log-probability."""
+    """What the first optimizer step minimises, and its gradient by each log-probability."""
     leaf = tensor([[0.0, *logprobs]], dtype=torch.float64, requires_grad=True)
     batch = algorithm.advantages(batch).replace(logprobs_old=leaf.detach())
     loss = loss_of(algorithm, batch, leaf)
@@ -351,9 +352,9 @@ def test_presets_of_reinforce_pp() -> None:
     assert (algorithm.baseline, algorithm.group_size, algorithm.kl_in, algorithm.kl_estimator) == (
         "group", 4, "loss", "k2",
     )  # fmt: skip
-    assert algorithm.needs == {"reference"}
+    assert algorithm.requirements == Requirements(reference=True)
     plain: Any = build_config(runs.tiny(algorithm={"name": "reinforce_pp", "preset": "openrlhf"})).stages[0].algorithm
     assert (plain.baseline, plain.group_size, plain.kl_in, plain.kl_estimator) == ("none", 1, "reward", "k1")
-    assert plain.needs == {"reference", "old"} and plain.kl_coefficient == 1e-4
+    assert plain.requirements == Requirements(reference=True, old_logprobs=True) and plain.kl_coefficient == 1e-4
     with pytest.raises(LmgymError, match=r"algorithm\.group_size is 1"):
         ReinforcePlusPlus(baseline="group")

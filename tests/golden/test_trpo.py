@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lmgym.algorithms.fisher import FisherProduct, joined
-from lmgym.algorithms.trpo import TRPO, compare, surrogate_gradient
+from lmgym.algorithms.trpo import TRPO
 from lmgym.batch import Batch, collate
 from lmgym.core.errors import LmgymError
 from lmgym.functional import truncation
@@ -25,7 +24,9 @@ from lmgym.models.builtin import builtin_model
 from lmgym.models.critic import add_critic
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
-from lmgym.updates.first_order import Optimizer, OptimizerSection
+from lmgym.updates.fisher import FisherProduct, joined
+from lmgym.updates.optimizer import Optimizer, OptimizerSection, make_optimizer
+from lmgym.updates.trust_region import compare, critic_steps, policy_step, subsampled, surrogate_gradient, trust_region
 from tests import models
 
 WORDS = 19
@@ -167,7 +168,7 @@ def weights_of(policy: Policy) -> Tensor:
 def trained(policy: Policy, separate: bool = False, **section: Any) -> Optimizer:
     """The optimizer of a policy that gets a critic."""
     add_critic(policy, separate)
-    return Optimizer(*TRPO().parameters(policy)[:1], OptimizerSection(**section), TRPO().parameters(policy)[1])
+    return make_optimizer(TRPO(), policy, OptimizerSection(**section))
 
 
 # The Fisher matrix
@@ -251,7 +252,7 @@ def test_a_step_is_that_of_the_dense_system(name: str) -> None:
     direction = torch.linalg.solve(damped, gradient)
     expected = math.sqrt(2 * 1e-4 / float(direction @ damped @ direction)) * direction
     before = weights_of(policy)
-    metrics = TRPO(delta=1e-4, iterations=300).update(policy, batch, optimizer)
+    metrics = trust_region(TRPO(delta=1e-4, iterations=300), policy, batch, optimizer)
     assert models.relative(weights_of(policy) - before, expected) < 1e-4  # the solver ends at a residual of 1e-5
     assert metrics["trpo/line_search"] == 1 and metrics["updates"] == 1 and metrics["trpo/residual"] < 1e-5
     assert metrics["trpo/step_norm"] == pytest.approx(float(expected.norm()), rel=1e-4)
@@ -264,7 +265,7 @@ def test_an_accepted_step_keeps_to_delta_and_improves(delta: float) -> None:
     policy = policy_of("gpt2, tied")
     batch, optimizer = batch_of(policy), trained(policy)
     old = [(logprobs.detach(), token, advantage) for logprobs, token, advantage in written_out(policy, batch)]
-    metrics = TRPO(delta=delta, damping=1e-3).update(policy, batch, optimizer)
+    metrics = trust_region(TRPO(delta=delta, damping=1e-3), policy, batch, optimizer)
     new = [(logprobs.detach(), token, advantage) for logprobs, token, advantage in written_out(policy, batch)]
     pairs = list(zip(old, new, strict=True))
     divergence = sum(float((p.exp() * torch.where(p.exp() == 0, 0.0, p - q)).sum()) for (p, _, _), (q, _, _) in pairs)
@@ -279,7 +280,7 @@ def test_a_step_too_long_is_refused_and_leaves_no_trace() -> None:
     policy = policy_of("gpt2, tied")
     batch, optimizer = batch_of(policy), trained(policy)
     before = copy.deepcopy(policy.model.state_dict())
-    metrics = TRPO(delta=3.0, damping=1e-3, line_search_steps=1).update(policy, batch, optimizer)
+    metrics = trust_region(TRPO(delta=3.0, damping=1e-3, line_search_steps=1), policy, batch, optimizer)
     assert all(torch.equal(number, before[name]) for name, number in policy.model.state_dict().items())
     assert metrics["updates"] == metrics["trpo/line_search"] == metrics["kl/old"] == metrics["trpo/step_norm"] == 0
     assert metrics["gradient_norm"] > 0 and metrics["trpo/residual"] > 0 and metrics["gradient_norm/critic"] > 0
@@ -289,7 +290,7 @@ def test_without_a_gradient_only_the_critic_moves() -> None:
     policy = policy_of("gpt2, tied")
     batch, optimizer = batch_of(policy), trained(policy)
     before = weights_of(policy)
-    metrics = TRPO().update(policy, batch.replace(advantages=0 * batch.advantages), optimizer)
+    metrics = trust_region(TRPO(), policy, batch.replace(advantages=0 * batch.advantages), optimizer)
     assert torch.equal(weights_of(policy), before) and metrics["updates"] == metrics["gradient_norm"] == 0
     assert bool(policy.value_head.weight.any())
 
@@ -298,24 +299,24 @@ def test_a_gradient_that_is_not_finite_is_an_error() -> None:
     policy = policy_of("gpt2, tied")
     batch, before = batch_of(policy), weights_of(policy)
     with pytest.raises(LmgymError, match="not finite"):
-        TRPO().update(policy, batch.replace(advantages=batch.advantages * math.inf), trained(policy))
+        trust_region(TRPO(), policy, batch.replace(advantages=batch.advantages * math.inf), trained(policy))
     assert torch.equal(weights_of(policy), before)
 
 
 def test_subsampling_takes_whole_episodes_by_the_key() -> None:
     policy = policy_of("gpt2, tied")
     batch = batch_of(policy)
-    half = TRPO(subsample=0.5).subsampled(batch)
+    half = subsampled(batch, 0.5)
     assert len(torch.unique(half.episode)) == 3 and len(half) < len(batch)
-    shuffled = TRPO(subsample=0.5).subsampled(batch[torch.arange(len(batch)).flip(0)])
+    shuffled = subsampled(batch[torch.arange(len(batch)).flip(0)], 0.5)
     assert sorted(shuffled.episode.tolist()) == sorted(half.episode.tolist())
-    chosen = {tuple(sorted(TRPO(subsample=0.5).subsampled(batch.replace(key=k)).episode.tolist())) for k in range(9)}
+    chosen = {tuple(sorted(subsampled(batch.replace(key=k), 0.5).episode.tolist())) for k in range(9)}
     assert len(chosen) > 1
     steps = []
     for share in (0.5, 1.0):
         policy = policy_of("gpt2, tied")
         before = weights_of(policy)
-        TRPO(subsample=share).policy_step(policy, batch)
+        policy_step(TRPO(subsample=share), policy, batch)
         steps.append(weights_of(policy) - before)
     assert models.relative(*steps) > 1e-3
 
@@ -329,7 +330,7 @@ def test_regression_by_the_head_leaves_the_trunk() -> None:
     batch = batch_of(policy)
     optimizer = trained(policy, learning_rate=0.1, max_gradient_norm=0.0, weight_decay=0.0, name="rmsprop", alpha=0.0)
     before = copy.deepcopy(policy.model.state_dict())
-    metrics = TRPO(critic_epochs=1, value_coefficient=1.0).critic_steps(policy, batch, optimizer)
+    metrics = critic_steps(TRPO(critic_epochs=1, value_coefficient=1.0), policy, batch, optimizer)
     row, column = batch.actions.nonzero(as_tuple=True)
     hidden = policy.model.transformer(batch.tokens, attention_mask=batch.mask.long()).last_hidden_state[row, column - 1]
     expected = -2 * (batch.returns[row, column][:, None] * hidden.detach()).mean(0)
@@ -347,7 +348,7 @@ def test_epochs_of_regression_fit_the_returns(separate: bool) -> None:
     assert len(optimizer.parameters) == (len(policy.parameters()) + 1 if separate else 1)
     before = weights_of(policy)
     algorithm = TRPO(critic_epochs=20, critic_minibatches=3)
-    losses = [algorithm.critic_steps(policy, batch, optimizer)["loss/value"] for _ in range(3)]
+    losses = [critic_steps(algorithm, policy, batch, optimizer)["loss/value"] for _ in range(3)]
     assert losses[2] < losses[1] < losses[0] and torch.equal(weights_of(policy), before)
 
 

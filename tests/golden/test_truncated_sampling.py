@@ -325,5 +325,5 @@ def test_the_sampler_keeps_to_the_bound_and_to_one_rule() -> None:
         sampled(top_k=260)
     policy = Policy(models.llama(), models.tokenizer())
     with pytest.raises(LmgymError, match="the algorithm decides itself which tokens may be sampled"):
-        Sampler(policy).generate([Request((1,), 0)], Sampling(top_k=3), Restriction("top_k", 5))
+        Sampler(policy).restricted(Restriction("top_k", 5)).generate([Request((1,), 0)], Sampling(top_k=3))
     assert Decoding(temperature=1.0, top_k=3).truncates

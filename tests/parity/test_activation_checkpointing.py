@@ -103,7 +103,7 @@ def test_layers_are_computed_again_in_backward_and_only_there(model: str) -> Non
             # Each layer holds one attention or more; its first norm runs once a pass, inside of what is run again.
             norm = next(module for name, module in layer.named_modules() if "norm" in name.lower() or "ln_1" in name)
             norm.register_forward_pre_hook(count)
-        policy.logprobs(batch)
+        policy.compute_logprobs_no_grad(batch)
         assert runs_of_a_layer[0] == LAYERS[model]
         policy.compute_logprobs(batch).logprobs.sum().backward()
         assert runs_of_a_layer[0] == LAYERS[model] * (3 if on else 2)

@@ -21,7 +21,7 @@ from tests.parity.test_families import policy_of as policy_of_family
 
 
 def talk(
-    engine: Sampler, sampling: Sampling, turns: int, talks: int, held: bool, restriction: Any = None
+    engine: Sampler, sampling: Sampling, turns: int, talks: int, held: bool
 ) -> list[list[tuple[Request, Completion]]]:
     """Conversations of random prompts between the turns, all of them in one call a turn; every third one is answered
     in its first prompt by many, and one ends early."""
@@ -34,7 +34,7 @@ def talk(
         asked = [
             Request(prompts[talk], seeds.key(7, talk, turn), conversation=talk if held else None) for talk in alive
         ]
-        for talk, request, answer in zip(alive, asked, engine.generate(asked, sampling, restriction), strict=True):
+        for talk, request, answer in zip(alive, asked, engine.generate(asked, sampling), strict=True):
             said[talk].append((request, answer))
             prompts[talk] = (*prompts[talk], *answer.ids, *random.integers(30, 90, talk % 4 + (talk == 0)).tolist())
     return said
@@ -74,9 +74,16 @@ def test_so_it_is_in_every_family(family: str) -> None:
 
 
 def test_so_it_is_where_another_policy_restricts_it() -> None:
-    restriction = Restriction("top_p", 0.5, 2, Policy(models.sharpen(models.llama(seed=1), 0.12), models.tokenizer()))
+    mask = Policy(models.sharpen(models.llama(seed=1), 0.12), models.tokenizer())
     one, other = (
-        talk(Sampler(policy_of(), 8), Sampling(max_new_tokens=5), 3, 5, held, restriction) for held in (True, False)
+        talk(
+            Sampler(policy_of(), 8).restricted(Restriction("top_p", 0.5, 2), mask),
+            Sampling(max_new_tokens=5),
+            3,
+            5,
+            held,
+        )
+        for held in (True, False)
     )
     assert same(one, other) < 1e-4
 
@@ -179,5 +186,5 @@ def test_ten_turns_scored_at_once_equal_turn_by_turn() -> None:
             before = len(request.prompt_ids) + len(answer.ids)
         batch = collate([Episode(Example("x", "?"), 0, number, turns)], stop_ids=policy.stop_ids)
         assert batch.tokens.shape[0] == 1 and batch.logprobs_sampler is not None
-        gap = (policy.logprobs(batch) - batch.logprobs_sampler)[batch.actions].abs().max()
+        gap = (policy.compute_logprobs_no_grad(batch).logprobs - batch.logprobs_sampler)[batch.actions].abs().max()
         assert float(gap) < 1e-4

@@ -17,12 +17,14 @@ from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
 from lmgym.models import lora
 from lmgym.models.critic import add_critic
-from lmgym.models.lora import AdapterDisabledPolicy
 from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.lora import AdapterDisabledPolicy
 from lmgym.models.policy import VALUE_HEAD, Policy
 from lmgym.training.run import begin_stage, start
 from lmgym.types import Episode, Example, Turn
-from lmgym.updates.first_order import Optimizer, OptimizerSection, prepare
+from lmgym.updates.optimizer import Optimizer, OptimizerSection
+from lmgym.updates.prepare import prepare
+from lmgym.updates.update import update
 from tests import models, runs
 
 T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
@@ -117,7 +119,7 @@ def test_values_are_the_head_on_the_state_before_each_action(model: str, path: s
     assert torch.allclose(scored.last_values, last, rtol=0, atol=1e-4)
     assert torch.allclose(scored.logprobs, policy.compute_logprobs(batch).logprobs, rtol=0, atol=1e-5)
     policy.tokens_per_forward = 30
-    described = policy.describe(batch, values=True, last_values=True)
+    described = policy.compute_logprobs_no_grad(batch, values=True, last_values=True)
     assert described.values is not None and described.last_values is not None
     assert torch.allclose(described.values, expected, rtol=0, atol=1e-4)
     assert torch.allclose(described.last_values, last, rtol=0, atol=1e-4)
@@ -178,7 +180,7 @@ def test_the_critic_has_a_learning_rate_of_its_own(model: str, critic: str) -> N
     assert {group["lr"] for group in optimizer.torch.param_groups} == {0.0, 0.01}  # half way down
     before = [[p.detach().clone() for p in owned] for owned in (policy.parameters(), policy.critic_parameters())]
     algorithm = PPO(epochs=2)
-    algorithm.update(policy, prepare(batch_for(policy), policy, {}, algorithm), optimizer)
+    update(algorithm, policy, prepare(batch_for(policy), policy, {}, algorithm), optimizer)
     for owned, old, moves in zip((policy.parameters(), policy.critic_parameters()), before, (False, True), strict=True):
         assert any(not torch.equal(one, other) for one, other in zip(owned, old, strict=True)) == moves
     same = Optimizer(policy.parameters(), OptimizerSection(learning_rate=0.1, warmup=0), policy.critic_parameters())
@@ -193,7 +195,7 @@ def test_a_critic_learns_the_returns(make: Callable[[], Any]) -> None:
     algorithm = make()
     optimizer = Optimizer(policy.parameters(), OptimizerSection(learning_rate=3e-3), policy.critic_parameters())
     batch = prepare(batch_for(policy), policy, {}, algorithm)
-    records = [algorithm.update(policy, batch, optimizer) for _ in range(30)]
+    records = [update(algorithm, policy, batch, optimizer) for _ in range(30)]
     assert 0 < records[-1]["loss/value"] < records[0]["loss/value"] / 3
 
 
@@ -284,8 +286,13 @@ def test_before_its_adapters_a_policy_is_its_base(model: str) -> None:
     policy, base = policy_of(model, **LORA), load_policy(section_of(model))
     batch = batch_for(policy)
     trained, now = len(policy.parameters()), policy.compute_logprobs(batch).logprobs
-    assert torch.allclose(lora.AdapterDisabledPolicy(policy).logprobs(batch), base.logprobs(batch), rtol=0, atol=1e-5)
-    assert not torch.allclose(now, base.logprobs(batch), atol=1e-2)
+    assert torch.allclose(
+        lora.AdapterDisabledPolicy(policy).compute_logprobs_no_grad(batch).logprobs,
+        base.compute_logprobs_no_grad(batch).logprobs,
+        rtol=0,
+        atol=1e-5,
+    )
+    assert not torch.allclose(now, base.compute_logprobs_no_grad(batch).logprobs, atol=1e-2)
     assert torch.equal(policy.compute_logprobs(batch).logprobs, now)  # and then they are on again, and train
     assert len(policy.parameters()) == trained > 0
 
@@ -304,11 +311,11 @@ def test_the_reference_of_the_first_stage(lora: dict[str, Any], tmp_path: Path) 
         assert isinstance(reference, AdapterDisabledPolicy) == bool(lora)
         episode = Episode(Example("x", "?"), 0, 0, [Turn([1, 5, 6], [7, 8, 2])])
         batch = models.batch_of([episode])
-        before = run.policy.logprobs(batch)
-        assert torch.equal(reference.logprobs(batch), before)
+        before = run.policy.compute_logprobs_no_grad(batch).logprobs
+        assert torch.equal(reference.compute_logprobs_no_grad(batch).logprobs, before)
         disturb(run.policy.parameters())
-        assert not torch.allclose(run.policy.logprobs(batch), before, atol=1e-2)
-        assert torch.equal(reference.logprobs(batch), before)
+        assert not torch.allclose(run.policy.compute_logprobs_no_grad(batch).logprobs, before, atol=1e-2)
+        assert torch.equal(reference.compute_logprobs_no_grad(batch).logprobs, before)
         assert set(run.copies.taken) == (set() if lora else {"reference"})
 
 
@@ -317,12 +324,19 @@ def test_frozen_copies_and_critics_of_adapted_policies() -> None:
     batch = batch_for(policy)
     frozen = policy.frozen_copy()
     assert frozen.parameters() == [] and not lora.has_adapter(frozen.model) and not frozen.has_critic
-    assert torch.allclose(frozen.logprobs(batch), policy.logprobs(batch), rtol=0, atol=1e-4)
+    assert torch.allclose(
+        frozen.compute_logprobs_no_grad(batch).logprobs,
+        policy.compute_logprobs_no_grad(batch).logprobs,
+        rtol=0,
+        atol=1e-4,
+    )
     assert policy.critic is not None and lora.has_adapter(policy.critic.model)
     shared = {id(p) for p in policy.model.parameters()} & {id(p) for p in policy.critic.model.parameters()}
     assert not shared
     disturb(policy.parameters(), seed=9)
-    assert not torch.allclose(frozen.logprobs(batch), policy.logprobs(batch), atol=1e-2)
+    assert not torch.allclose(
+        frozen.compute_logprobs_no_grad(batch).logprobs, policy.compute_logprobs_no_grad(batch).logprobs, atol=1e-2
+    )
 
 
 def test_targets_that_are_no_layers_are_refused() -> None:

@@ -35,7 +35,7 @@ from lmgym.models.policy import Policy
 from lmgym.rollouts.rollout import Actor, collect
 from lmgym.text.chat import source_ids
 from lmgym.types import Episode, Example, Turn
-from lmgym.updates.first_order import prepare
+from lmgym.updates.prepare import prepare
 from tests import models
 
 T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
@@ -175,7 +175,9 @@ def test_scores_and_gradients_are_the_teacher_forced_ones(family: str, settings:
             assert (ours is None) == (their is None)
             if ours is not None and their is not None:
                 assert float((ours - their).norm()) <= 1e-4 * float(their.norm()) + 1e-4  # key biases have none
-        alone = torch.cat([policy.logprobs(batch[torch.tensor([row])]).sum(1) for row in range(len(batch))])
+        alone = torch.cat(
+            [policy.compute_logprobs_no_grad(batch[torch.tensor([row])]).logprobs.sum(1) for row in range(len(batch))]
+        )
         assert torch.allclose(alone, expected.sum(1), rtol=1e-5, atol=1e-4)
 
 
@@ -187,7 +189,9 @@ def test_scores_are_the_loss_of_labels(family: str) -> None:
     assert batch.source is not None and batch.source_mask is not None
     labels = torch.where(batch.actions, batch.tokens, -100)[:, 1:].contiguous()
     output = theirs(family)(input_ids=batch.source, attention_mask=batch.source_mask.long(), labels=labels)
-    assert float(policy.logprobs(batch)[batch.actions].mean()) == pytest.approx(-float(output.loss), abs=1e-4)
+    assert float(policy.compute_logprobs_no_grad(batch).logprobs[batch.actions].mean()) == pytest.approx(
+        -float(output.loss), abs=1e-4
+    )
 
 
 @every_family
@@ -283,7 +287,7 @@ def rescored(policy: Policy, asked: list[Request], answers: list[Completion], sa
         temperature=sampling.temperature,
         stop_ids=sorted({*policy.stop_ids, *sampling.stop_ids}),
     )
-    return policy.logprobs(batch)[batch.actions].tolist()
+    return policy.compute_logprobs_no_grad(batch).logprobs[batch.actions].tolist()
 
 
 def reported(answers: list[Completion]) -> list[float]:
@@ -444,7 +448,7 @@ def test_each_turn_of_a_conversation_is_a_row_that_reads_all_before_it(family: s
         assert batch.source[row, batch.source_mask[row]].tolist() == turn.source_ids
         assert batch.tokens[row, batch.mask[row]].tolist() == start + turn.action_ids
         assert batch.tokens[row, batch.actions[row]].tolist() == turn.action_ids
-    assert torch.allclose(policy.logprobs(batch), batch.logprobs_sampler, rtol=0, atol=1e-4)
+    assert torch.allclose(policy.compute_logprobs_no_grad(batch).logprobs, batch.logprobs_sampler, rtol=0, atol=1e-4)
     assert torch.allclose(of_hugging_face(theirs(family), batch), batch.logprobs_sampler, rtol=0, atol=1e-4)
 
 

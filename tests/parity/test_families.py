@@ -111,7 +111,9 @@ def test_scores_and_gradients_equal_hugging_faces(family: str) -> None:
             assert (ours is None) == (their is None)
             if ours is not None:
                 assert float((ours - their).norm()) <= 1e-4 * float(their.norm()) + 1e-5  # key biases have none
-        parts = torch.cat([policy.logprobs(batch[torch.tensor([row])]).sum(1) for row in range(len(batch))])
+        parts = torch.cat(
+            [policy.compute_logprobs_no_grad(batch[torch.tensor([row])]).logprobs.sum(1) for row in range(len(batch))]
+        )
         assert torch.allclose(parts, expected.sum(1), rtol=1e-4)
 
 
@@ -146,7 +148,9 @@ def test_greedy_answers_equal_generate(family: str) -> None:
             reported = torch.tensor([logprob for answer in answers for logprob in answer.logprobs])
             turns = [Turn([*prompt], ids) for prompt, ids in zip(PROMPTS, free, strict=True)]
             batch = models.batch_of([Episode(Example("x", "?"), n, n, [turn]) for n, turn in enumerate(turns)])
-            assert torch.allclose(policy.logprobs(batch)[batch.actions], reported, rtol=0, atol=1e-4)
+            assert torch.allclose(
+                policy.compute_logprobs_no_grad(batch).logprobs[batch.actions], reported, rtol=0, atol=1e-4
+            )
     longest = max(free, key=lambda ids: len(set(ids)))
     ending = next(token for token in longest[3:] if token not in longest[:3])
     stopped = [generated(model, prompt, [models.EOS, ending]) for prompt in PROMPTS]

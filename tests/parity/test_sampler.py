@@ -45,7 +45,7 @@ def gap(policy: Policy, asked: list[Request], answers: list[Completion], samplin
     ]
     stops = {*policy.stop_ids, *sampling.stop_ids}
     batch = collate(episodes, temperature=sampling.temperature, stop_ids=sorted(stops))
-    scored = policy.logprobs(batch)
+    scored = policy.compute_logprobs_no_grad(batch).logprobs
     reported = torch.tensor([logprob for answer in answers for logprob in answer.logprobs])
     return float((scored[batch.actions] - reported).abs().max())
 

@@ -96,11 +96,11 @@ def test_which_layout_scores(shared: bool, monkeypatch: pytest.MonkeyPatch) -> N
     policy = Policy(models.llama(), models.tokenizer())
     episodes = models.episodes(3, groups=2, size=3, turns=2)
     batch = models.batch_of(episodes if shared else episodes[::3])
-    policy.logprobs(batch)
+    policy.compute_logprobs_no_grad(batch)
     assert set(used) == {"BlockGroups" if shared else "BlockRows"}
     used.clear()
     with policy.twice_differentiable():
-        policy.logprobs(batch)
+        policy.compute_logprobs_no_grad(batch)
     assert ("PackedGroups" if shared else "PackedRows") in used and not any(name.startswith("Block") for name in used)
 
 

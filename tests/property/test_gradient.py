@@ -29,7 +29,9 @@ from lmgym.core.errors import LmgymError
 from lmgym.models import fused_logprobs
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
-from lmgym.updates.first_order import Optimizer, OptimizerSection, first_order, prepare
+from lmgym.updates.first_order import minibatches_of, optimizer_step
+from lmgym.updates.optimizer import Optimizer, OptimizerSection
+from lmgym.updates.prepare import prepare
 from tests import models
 
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
@@ -311,7 +313,7 @@ def test_the_ratio_of_the_first_step_is_exactly_one(model: str, double: bool, se
     algorithm = GRPO(group_size=4, minibatches=2, kl_coefficient=0.1)
     batch = models.batch_of(models.episodes(seed))
     batch = prepare(batch.replace(logprobs_old=batch.logprobs_sampler), policy, {"reference": policy}, algorithm)
-    for minibatch in algorithm.minibatches_of(batch):
+    for minibatch in minibatches_of(batch, algorithm.epochs, algorithm.minibatches):
         _, metrics = models.gradient(algorithm, policy, minibatch, first=True)
         assert (metrics["ratio/mean"], metrics["ratio/clipped"], metrics["kl/old"]) == (1.0, 0.0, 0.0)
         _, metrics = models.gradient(algorithm, policy, minibatch.replace(logprobs_old=minibatch.logprobs_sampler))
@@ -339,7 +341,9 @@ def test_a_first_step_does_the_heads_work_once_and_what_it_promises_changes_no_b
             made.append(1)
 
     class Heard(Policy):
-        def compute_logprobs(self, *arguments: Any, logprob_gradient: Any = None, **named: Any) -> PolicyOutputs:
+        def compute_logprobs(
+            self, *arguments: Any, logprob_gradient: Tensor | None = None, **named: Any
+        ) -> PolicyOutputs:
             given.append(logprob_gradient is not None)
             return super().compute_logprobs(*arguments, logprob_gradient=logprob_gradient, **named)
 
@@ -377,14 +381,16 @@ def test_later_steps_have_the_old_policy_in_their_ratio(seed: int) -> None:
     batch = prepare(models.batch_of(models.episodes(seed)), policy, {}, algorithm)
     assume(bool(algorithm.active(batch).any()))  # 1 seed in 4096 has equal scores in every group
     optimizer = Optimizer(policy.parameters(), OptimizerSection(learning_rate=1e-2))
-    before = policy.logprobs(batch)
+    before = policy.compute_logprobs_no_grad(batch).logprobs
     assert torch.equal(before, batch.logprobs_old)
     records = []
-    for place, minibatch in enumerate(algorithm.minibatches_of(batch)):
+    for place, minibatch in enumerate(minibatches_of(batch, algorithm.epochs, algorithm.minibatches)):
         with torch.no_grad():
             active = minibatch.actions & algorithm.active(minibatch)[:, None]
-            expected = float((policy.logprobs(minibatch) - minibatch.logprobs_old).exp()[active].mean())
-        records.append((first_order(algorithm, policy, minibatch, optimizer, first=place == 0), expected))
+            expected = float(
+                (policy.compute_logprobs_no_grad(minibatch).logprobs - minibatch.logprobs_old).exp()[active].mean()
+            )
+        records.append((optimizer_step(algorithm, policy, minibatch, optimizer, first=place == 0), expected))
     assert records[0][0]["ratio/mean"] == 1.0
     assert records[1][0]["ratio/mean"] == pytest.approx(records[1][1], rel=1e-4)
     assert records[1][0]["ratio/mean"] != 1.0

@@ -18,6 +18,7 @@ from lmgym.algorithms.grpo import GRPO
 from lmgym.algorithms.replay import Replay
 from lmgym.batch import Batch
 from lmgym.types import Episode
+from lmgym.updates.first_order import minibatches_of
 from tests import models
 from tests.property import test_gradient as general
 
@@ -163,7 +164,7 @@ def test_rows_without_credit_cost_nothing(name: str, model: str, seed: int) -> N
 def test_the_ratio_of_the_first_step_is_exactly_one(name: str, seed: int) -> None:
     """But where it is to the sampler, whose log-probabilities these batches have at random."""
     algorithm, batch = ready(name, "gpt2", seed)
-    for minibatch in algorithm.minibatches_of(batch):
+    for minibatch in minibatches_of(batch, algorithm.epochs, algorithm.minibatches):
         if bool(algorithm.active(minibatch).any()):
             _, metrics = models.gradient(algorithm, general.policy_of("gpt2"), minibatch, first=True)
             own = algorithm.ratio_to == "old" and not isinstance(algorithm, Replay)

@@ -151,9 +151,7 @@ class Script:
         self.answers, self.ends = answers, ends
         self.asked: list[list[Request]] = []
 
-    def generate(
-        self, requests: Sequence[Request], sampling: Sampling, restriction: Any = None, ended: Any = None
-    ) -> list[Completion]:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, ended: Any = None) -> list[Completion]:
         turn = len(self.asked)
         self.asked.append(list(requests))
         ids = [self.answers[episode][turn] for episode in range(len(requests))]

@@ -27,7 +27,7 @@ from lmgym.models.builtin import builtin_model
 from lmgym.models.distributions import logprobs_of_logits
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
-from lmgym.updates.first_order import prepare
+from lmgym.updates.prepare import prepare
 from tests import models, runs
 from tests.parity.test_resume import Interrupting
 from tests.runs import assert_equal_runs, no_picture  # noqa: F401 (a fixture)
@@ -116,8 +116,8 @@ def test_what_is_sampled_is_what_is_scored(name: str, kind: str, fast: bool) -> 
     )
     early = batch.stop_excluded[row, column] if batch.stop_excluded is not None else torch.zeros(len(row), dtype=bool)
     assert not bool(sets[early][:, list(policy.stop_ids)].any())  # excluded first, then truncated
-    assert float((policy.logprobs(batch) - batch.logprobs_sampler).abs().max()) < 1e-4
-    plain = policy.logprobs(batch.replace(sampling_mask=None, kept=None))
+    assert float((policy.compute_logprobs_no_grad(batch).logprobs - batch.logprobs_sampler).abs().max()) < 1e-4
+    plain = policy.compute_logprobs_no_grad(batch.replace(sampling_mask=None, kept=None)).logprobs
     assert float((plain - batch.logprobs_sampler)[row, column].mean()) < -0.05  # and not those of the whole vocabulary
     prepared = prepare(batch, policy, {"reference": reference}, GRPO(group_size=4, kl_coefficient=0.1, epochs=2))
     for column_of, who in ((prepared.logprobs_old, policy), (prepared.logprobs_ref, reference)):

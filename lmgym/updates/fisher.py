@@ -1,14 +1,14 @@
 """Products of a vector with the Fisher matrix of a policy's tokens, without the matrix and without [N T V]."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lmgym.batch import Batch
+from lmgym.batch import Batch, States
 from lmgym.functional.trust_region import fisher_of_softmax
+from lmgym.updates.protocols import TrainablePolicy
 
 Vector = Float[Tensor, " P"]  # all parameters of the policy that train, end to end
 
@@ -24,13 +24,12 @@ class FisherProduct:
     Example: FisherProduct(policy, batch)(gradient)
     """
 
-    def __init__(self, policy: Any, batch: Batch) -> None:
+    def __init__(self, policy: TrainablePolicy, batch: Batch) -> None:
         self.policy, self.parameters = policy, policy.parameters()
         self.tokens = int(batch.actions.sum())
         self.parts = [batch[rows].to(policy.device) for rows in policy.micro_batches(batch)]
-        places = {id(parameter): place for place, parameter in enumerate(self.parameters)}
-        head = policy.model.get_output_embeddings().parameters()
-        self.head_places = [places[id(parameter)] for parameter in head if id(parameter) in places]
+        indices = {id(parameter): index for index, parameter in enumerate(self.parameters)}
+        self.head_indices = [indices[id(one)] for one in policy.head_parameters() if id(one) in indices]
         self.kept = self._linearised(self.parts[0]) if len(self.parts) == 1 else None
 
     def __call__(self, vector: Vector) -> Vector:
@@ -39,7 +38,7 @@ class FisherProduct:
             total += joined(self._product(part, tangents))
         return total / self.tokens
 
-    def _linearised(self, part: Batch) -> tuple["Linearised", Any]:
+    def _linearised(self, part: Batch) -> tuple["Linearised", States]:
         """From the parameters to what enters the head (on the plain path, to the logits), and those states."""
         row, column = part.actions.nonzero(as_tuple=True)
         with torch.enable_grad(), self.policy.twice_differentiable():
@@ -53,10 +52,10 @@ class FisherProduct:
         if states.logits is not None:
             return trunk.pull(fisher_of_softmax(trunk.output.detach(), trunk.push(tangents)))
         row, column = part.actions.nonzero(as_tuple=True)
-        own = [self.parameters[place] for place in self.head_places]
-        own_tangents, own_products = [tangents[place] for place in self.head_places], filled([None] * len(own), own)
+        own = [self.parameters[index] for index in self.head_indices]
+        own_tangents, own_products = [tangents[index] for index in self.head_indices], filled([None] * len(own), own)
         moved, pulled = trunk.push(tangents), torch.zeros_like(trunk.output)
-        for chunk in torch.arange(len(row), device=pulled.device).split(self.policy.head_chunk):
+        for chunk in torch.split(torch.arange(len(row), device=pulled.device), self.policy.head_chunk):
             with torch.enable_grad():
                 hidden = trunk.output[chunk].detach().requires_grad_()
                 logits = self.policy.action_logits(states._replace(hidden=hidden), part, row[chunk], column[chunk])
@@ -65,8 +64,8 @@ class FisherProduct:
             pulled[chunk], *products = head.pull(changes)
             own_products = [total + product for total, product in zip(own_products, products, strict=True)]
         result = trunk.pull(pulled)
-        for place, product in zip(self.head_places, own_products, strict=True):  # tied to an embedding: both count
-            result[place] = result[place] + product
+        for index, product in zip(self.head_indices, own_products, strict=True):  # tied to an embedding: both count
+            result[index] = result[index] + product
         return result
 
 
@@ -106,7 +105,7 @@ def joined(parts: Sequence[Tensor]) -> Vector:
 
 def split(vector: Vector, like: Sequence[Tensor]) -> list[Tensor]:
     """The vector cut into the shapes of `like`."""
-    pieces = vector.split([each.numel() for each in like])
+    pieces = torch.split(vector, [each.numel() for each in like])
     return [piece.view_as(each) for piece, each in zip(pieces, like, strict=True)]
 
 

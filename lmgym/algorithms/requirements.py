@@ -1,0 +1,34 @@
+"""What an algorithm asks to be collected and filled in before its loss is computed."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirements:
+    """What a stage must provide besides the answers and their log-probabilities at sampling time.
+
+    Example: what a subclass adds to its parent's:
+        >>> replace(super().requirements, values=True)
+    """
+
+    answers: Literal["policy", "references"] = "policy"
+    """What is trained on: answers that the policy samples, or the references of the examples."""
+    reward: bool = True
+    """A stage that samples must name a reward, unless its environment pays."""
+    reference: bool = False
+    """`batch.logprobs_ref`: log-probabilities by a frozen copy of the policy."""
+    teacher: str | None = None
+    """`batch.logprobs_teacher`: log-probabilities by this model (Hub id, folder or built-in name)."""
+    mask: bool = False
+    """A frozen copy of the policy that decides which tokens may be sampled (`Algorithm.restriction`)."""
+    values: bool = False
+    """A value function: `batch.values`, `batch.last_values` and `new.values`."""
+    greedy: bool = False
+    """`batch.baseline`: the score of the greedy answer to the same prompt."""
+    old_logprobs: bool = False
+    """`batch.logprobs_old` before the first optimizer step, by a pass of its own; later steps have it in any case."""
+    entropy: bool = False
+    """`new.entropy`: the exact entropy of each distribution."""
+    reward_components: bool = False
+    """`batch.reward_components`: each part of the score before its weight."""

@@ -1,0 +1,131 @@
+"""The `optimizer:` section of a recipe, and the optimizer that it describes."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from lmgym.algorithms.base import Algorithm
+from lmgym.core.errors import LmgymError
+from lmgym.updates.protocols import TrainablePolicy
+
+
+@dataclass(kw_only=True)
+class OptimizerSection:
+    """The `optimizer:` section of a recipe: AdamW (arXiv 1711.05101) or RMSprop, and the learning rate as a function of
+    the step.
+
+    Example: OptimizerSection(learning_rate=1e-6, schedule="cosine", warmup=20)
+    """
+
+    name: Literal["adamw", "rmsprop"] = "adamw"
+    learning_rate: float = 1e-6
+    critic_learning_rate: float | None = None
+    """Of the value function's own parameters; like the policy's if left out. Schedule and warm-up are the same."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's."""
+    alpha: float = 0.99
+    """RMSprop's memory of squared gradients."""
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+    """On matrices only, not on biases and norms. AdamW decays the weights themselves, RMSprop adds to the gradient."""
+    max_gradient_norm: float = 1.0
+    """Gradients are scaled down to this L2 norm; 0 switches it off (the norm is logged all the same)."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: int = 5
+    """Steps over which the learning rate rises linearly from 1/warmup of itself."""
+    final_fraction: float = 0.0
+    """Where linear and cosine schedules end, as a fraction of learning_rate."""
+
+    def at(self, step: int, steps: int) -> float:
+        """The learning rate of a step (counted from 0) of a stage of `steps`.
+
+        A pure function, so a resumed run needs no scheduler state. Resuming with more steps continues on the curve
+        of the longer stage: nothing changes for `constant`, while `linear` and `cosine` jump to where the longer
+        curve stands at that step.
+
+        Example:
+            >>> [OptimizerSection(learning_rate=1.0, warmup=2, schedule="linear").at(s, 4) for s in range(4)]
+            [0.5, 1.0, 1.0, 0.5]
+        """
+        if step < self.warmup:
+            return self.learning_rate * (step + 1) / self.warmup
+        progress = min((step - self.warmup) / max(steps - self.warmup, 1), 1.0)
+        falling = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
+        if self.schedule == "constant":
+            return self.learning_rate
+        return self.learning_rate * (self.final_fraction + (1 - self.final_fraction) * falling[self.schedule])
+
+
+class Optimizer:
+    """AdamW or RMSprop over a policy's parameters and its critic's, learning rates set per step, with clipping of the
+    gradient norm of all of them together."""
+
+    def __init__(
+        self,
+        parameters: list[torch.nn.Parameter],
+        section: OptimizerSection,
+        critic: Sequence[torch.nn.Parameter] = (),
+    ) -> None:
+        self.section = section
+        self.parameters = [*parameters, *critic]
+        own = section.critic_learning_rate
+        peaks = (section.learning_rate, section.learning_rate if own is None else own)
+        groups = [
+            {"params": [p for p in owned if (p.dim() >= 2) == decays], "weight_decay": decay, "peak": peak}
+            for owned, peak in zip((parameters, critic), peaks, strict=True)
+            for decays, decay in ((True, section.weight_decay), (False, 0.0))
+        ]
+        groups = [group for group in groups if group["params"]]
+        if section.name == "rmsprop":
+            self.torch: torch.optim.Optimizer = torch.optim.RMSprop(
+                groups, lr=section.learning_rate, alpha=section.alpha, eps=section.epsilon
+            )
+            return
+        self.torch = torch.optim.AdamW(
+            groups,
+            lr=section.learning_rate,
+            betas=section.betas,
+            eps=section.epsilon,
+            fused=self.parameters[0].device.type in ("cpu", "cuda"),
+        )
+
+    def set_step(self, step: int, steps: int) -> float:
+        """Set the learning rates of this training step, and return the policy's."""
+        for group in self.torch.param_groups:
+            group["lr"] = replace(self.section, learning_rate=group["peak"]).at(step, steps)
+        return self.section.at(step, steps)
+
+    def zero_grad(self) -> None:
+        """Gradients to None: the first that comes is kept, not added to zeros."""
+        self.torch.zero_grad()
+
+    def step(self) -> float:
+        """Clip, move the parameters, and return the gradient's L2 norm before clipping.
+
+        Raises LmgymError, with the parameters untouched, if the gradient is not finite.
+        """
+        for parameter in self.parameters:
+            if parameter.grad is None:  # a step without any signal is still a step (momentum, decay)
+                parameter.grad = torch.zeros_like(parameter)
+        limit = self.section.max_gradient_norm or float("inf")
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
+        if not math.isfinite(norm):
+            raise LmgymError(
+                "the gradient is not finite, so the policy was left as it was; lower optimizer.learning_rate, "
+                "or look at the last rollouts for a reward that explodes"
+            )
+        self.torch.step()
+        self.zero_grad()  # they make room for what sampling keeps
+        return norm
+
+
+def make_optimizer(algorithm: Algorithm, policy: TrainablePolicy, section: OptimizerSection) -> Optimizer:
+    """The optimizer over those parameters of a policy and its critic that the algorithm leaves to it.
+
+    Example: make_optimizer(GRPO(), policy, OptimizerSection(learning_rate=1e-6))
+    """
+    own = policy.parameters() if "policy" in algorithm.optimized else []
+    return Optimizer(own, section, policy.critic_parameters() if "critic" in algorithm.optimized else [])

@@ -1,0 +1,53 @@
+"""What comes before an update: the columns that an algorithm requires, and what they say of the batch."""
+
+import math
+from collections.abc import Mapping
+
+from lmgym.algorithms.base import Algorithm
+from lmgym.batch import Batch
+from lmgym.functional import truncation
+from lmgym.functional.advantages import deviation, explained_variance
+from lmgym.functional.reductions import masked_mean
+from lmgym.updates.protocols import FrozenPolicy, TrainablePolicy
+
+
+def prepare(batch: Batch, policy: TrainablePolicy, copies: Mapping[str, FrozenPolicy], algorithm: Algorithm) -> Batch:
+    """Fill in the columns that the algorithm requires, then its advantages.
+
+    `copies` are the frozen models that it requires, by name: "reference", "teacher". `logprobs_old` costs a forward
+    pass and is needed only if a batch serves more than one optimizer step: on the first step the old policy is the new
+    one. The values come from the same pass.
+
+    Example: prepare(collate(episodes), policy, {}, GRPO())
+    """
+    required = algorithm.requirements
+    batch = algorithm.before_scoring(batch.replace(vocabulary=policy.vocabulary))
+    if algorithm.optimizer_steps > 1 or required.old_logprobs or required.values:
+        old = policy.compute_logprobs_no_grad(batch, values=required.values, last_values=required.values)
+        batch = batch.replace(logprobs_old=old.logprobs, values=old.values, last_values=old.last_values)
+    if required.reference:
+        batch = batch.replace(logprobs_ref=copies["reference"].compute_logprobs_no_grad(batch).logprobs)
+    if required.teacher:
+        batch = batch.replace(logprobs_teacher=copies["teacher"].compute_logprobs_no_grad(batch).logprobs)
+    return algorithm.advantages(batch)
+
+
+def batch_metrics(batch: Batch) -> dict[str, float]:
+    """What can be said of a prepared batch without a forward pass.
+
+    `entropy` is the Monte-Carlo estimate -mean(log-probability of the sampled tokens): unbiased, free of cost (the
+    exact one replaces it where the algorithm asks for entropies).
+    """
+    metrics = {"advantage/std": 0.0}
+    if batch.advantages is not None:
+        metrics["advantage/std"] = float(deviation(batch.advantages[batch.actions]))
+    if batch.logprobs_sampler is not None:
+        metrics["entropy"] = -float(masked_mean(batch.logprobs_sampler, batch.actions))
+    if batch.sampling_mask is not None:
+        metrics["kept/tokens"] = float(truncation.sizes(batch.sampling_mask.bits).double().mean())
+    if batch.logprobs_ref is not None and batch.logprobs_sampler is not None:
+        metrics["kl/reference"] = float(masked_mean(batch.logprobs_sampler - batch.logprobs_ref, batch.actions))
+    if batch.values is not None and batch.returns is not None:
+        metrics["value/mean"] = float(masked_mean(batch.values, batch.actions))
+        metrics["value/explained_variance"] = float(explained_variance(batch.values, batch.returns, batch.actions))
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
