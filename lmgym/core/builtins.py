@@ -15,7 +15,7 @@ class Entry:
 
     target: str  # "module:attribute"
     summary: str  # one line
-    needs: str = ""  # names of availability.py, separated by ", ": an extra to install, a model, Java ...
+    needs: str = ""  # names in availability.NEEDS, separated by ", ": an extra, a model, Java ...; empty: nothing
 
 
 BUILTIN: dict[str, dict[str, Entry]] = {

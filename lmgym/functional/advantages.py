@@ -185,7 +185,7 @@ def whiten(
 ) -> Float[Tensor, "*S"]:
     """(x - mean) / (standard deviation + epsilon) over the True entries of the mask, zero elsewhere.
 
-    Unbiased (n - 1): advantages of a minibatch in stable-baselines3 and RL4LMs. Not unbiased: RL4LMs' norm_reward.
+    Unbiased (n - 1): advantages of a minibatch (stable-baselines3, RL4LMs). Biased: PPO's norm_reward (RL4LMs).
     `inside_root` divides by sqrt(variance + epsilon), as TRL does. Without `shift_mean` the mean is added again, so
     only the scale changes (TRL's whitened rewards). A single value becomes zero.
 

@@ -26,9 +26,9 @@ def k3(logprobs_p: Float[Tensor, "N T"], logprobs_q: Float[Tensor, "N T"]) -> Fl
 
 
 def proportional_update(coefficient: float, kl: float, target: float, rate: float = 0.1, bound: float = 0.2) -> float:
-    """beta (1 + rate e), e = (kl - target) / target cut to +-bound: RL4LMs, once per rollout.
+    """beta (1 + rate e), e = (kl - target) / target cut to +-bound, once per rollout (RL4LMs).
 
-    `kl` and `target` are in nats per token there (the mean log-ratio of the rollout).
+    `kl` and `target` are in nats per token (the mean log-ratio of the rollout).
 
     Example:
         >>> round(proportional_update(0.1, kl=0.3, target=0.1), 6)

@@ -175,7 +175,7 @@ def as_bits(ids: npt.NDArray[np.integer], width: int) -> npt.NDArray[np.uint8]:
 
 
 def pack(kept: Bool[Tensor, "R V"]) -> UInt8[Tensor, "R W"]:
-    """Sets as bits, on the CPU, W = packed_bytes(V): token i is bit i % 8 of byte i // 8."""
+    """Sets as bits, W = packed_bytes(V), on the CPU; token i is bit i % 8 of byte i // 8."""
     return torch.from_numpy(np.packbits(kept.cpu().numpy(), axis=1, bitorder="little"))
 
 

@@ -22,7 +22,7 @@ def conjugate_gradient(
 
     Hestenes and Stiefel 1952. It ends after `iterations` products, or when the squared norm of the residual is below
     `tolerance` (the rule of RL4LMs and sb3-contrib), or if a direction has no positive curvature. It starts at zero
-    and so is exact for a zero target; RL4LMs and sb3-contrib start from noise of 1e-4, which makes their step random.
+    and so is exact for a zero target (RL4LMs and sb3-contrib start from noise of 1e-4, so their step is random).
 
     Example:
         >>> conjugate_gradient(lambda v: torch.tensor([2.1, 1.1]) * v, torch.ones(2), iterations=10)[0]
@@ -78,7 +78,7 @@ def categorical_kl(logits_p: Float[Tensor, "R V"], logits_q: Float[Tensor, "R V"
     """KL(p || q) = sum p (log p - log q) in nats, exact, for each row.
 
     Tokens that p excludes (logits of -inf) add zero, also to the gradient; a token that only q excludes makes it
-    infinite. TRPO's paper has p = old and q = new; RL4LMs and sb3-contrib have them the other way round.
+    infinite. TRPO's paper has p = old and q = new (RL4LMs and sb3-contrib the other way round).
 
     Example:
         >>> categorical_kl(torch.tensor([[.5, .5]]).log(), torch.tensor([[.25, .75]]).log())

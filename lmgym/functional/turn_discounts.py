@@ -1,4 +1,4 @@
-"""Credit by turns: an episode's answers are its steps, as a step of reasoning is in LLM_RL. Tensors in, tensors out.
+"""Credit by turns: each answer of an episode is a step. Tensors in, tensors out.
 
 `Batch.turn` [N T] numbers the turns of an episode. Actions of one number are one step, even if other tokens are between
 them (a calculator's result in the middle of a line). Two turns are two steps, even without a token between them.
@@ -34,7 +34,7 @@ def turn_returns(
 ) -> Float[Tensor, "N T"]:
     """G_k = r_k + gamma * G_{k+1} over the turns of an episode, on each action of turn k; zero elsewhere.
 
-    LLM_RL's stepwise returns (Sutton & Barto 2018, eq. 3.9, with a turn as the step): only the step from one turn to
+    Stepwise returns (LLM_RL; Sutton & Barto 2018, eq. 3.9, with a turn as the step): only the step from one turn to
     the next discounts. A reward inside a turn counts for the actions up to its own. Rows of one episode are chained.
 
     Example: a turn of two actions that earns nothing, then one of one action that earns 1:
