@@ -200,8 +200,9 @@ class Decoder:
         """Each model's logits at the last token of these sequences, which are packed as the layouts say."""
         ids = torch.tensor([[token for tokens in sequences for token in tokens]], device=self.device)
         ends = (torch.tensor(list(map(len, sequences))).cumsum(0) - 1).to(self.device)
-        both = zip(self.policies, layouts, strict=True)
-        return [policy.head(policy.forward_hidden(ids, at.positions[None], at)[0][ends]) for policy, at in both]
+        pairs = zip(self.policies, layouts, strict=True)
+        hidden = [policy.forward_hidden(ids, layout.positions[None], layout)[0] for policy, layout in pairs]
+        return [policy.head(states[ends]) for policy, states in zip(self.policies, hidden, strict=True)]
 
     def _step(self, live: LiveSlots, caches: list[KeyValueCache]) -> None:
         """One token for each live slot. Free slots are computed too, and their logits are dropped."""
