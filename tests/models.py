@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.functional.reductions import tokens_of_episode, totals, weights
 from lmgym.models.builtin import builtin_model, byte_tokenizer
-from lmgym.models.distributions import add_critic
+from lmgym.models.critic import add_critic
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.first_order import optimizer_step

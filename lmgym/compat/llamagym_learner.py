@@ -17,7 +17,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.records import episode_metrics
 from lmgym.models import lora, quantization
-from lmgym.models.distributions import add_critic, value_head
+from lmgym.models.critic import add_critic, value_head
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import VALUE_HEAD, Policy
 from lmgym.types import Episode

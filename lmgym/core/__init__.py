@@ -1,1 +1,1 @@
-"""What every other part stands on: errors, seeds, the registry and its table. No torch."""
+"""What all other packages use: errors, seeds, the registry and the table of built-ins. No torch."""

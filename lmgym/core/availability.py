@@ -1,6 +1,6 @@
-"""What built-in names need besides lmgym itself, and whether this machine has it. Nothing is imported to find out.
+"""What built-in names need besides lmgym itself, and whether this machine has it. No library is imported for this.
 
-`Entry.needs` is a list of the names in `NEEDS`, parted by ", "; a test holds the one against the other.
+`Entry.needs` (builtins.py) is a list of names of the table `NEEDS`, separated by ", "; a test compares the two.
 """
 
 import importlib.util
@@ -18,22 +18,23 @@ Runs = Literal["yes", "given", "no"]
 
 @dataclass(frozen=True)
 class Need:
-    """Something that may be missing: `here` looks for it; `remedy` is how to get it, in the words of a command line.
+    """Something that may be missing.
 
-    Where a recipe has to name it, or may name something in its place, `given` says by which argument.
+    `is_there` looks for it; `remedy` says how to install it. `argument` is the recipe argument that gives it, or that
+    gives something in its place.
 
     Example: Need(partial(shutil.which, "java"), "install a Java runtime")
     """
 
-    here: Callable[[], object]
+    is_there: Callable[[], object]
     remedy: str = ""
-    given: Callable[[], str] | None = None
+    argument: Callable[[], str] | None = None
 
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a name can be used on this machine now: "yes", "given" (with the arguments in `how`) or "no" (until what
-    `how` says has been done).
+    """Whether a name can be used on this machine: "yes", "given" (if the recipe gives the arguments in `how`) or "no"
+    (first do what `how` says).
 
     Example: Availability("no", "pip install 'lmgym[metrics]'")
     """
@@ -43,38 +44,39 @@ class Availability:
 
 
 def availability_of(needs: str) -> Availability:
-    """How things stand with the needs of a name, as `Entry.needs` lists them. An unknown one (a plug-in's) is taken for
-    an argument: nothing is known of it.
+    """The availability of a name with these needs, a list as in `Entry.needs`.
+
+    A need that is not in `NEEDS` (of a plug-in) is treated as an argument that the recipe must give.
 
     Example:
         >>> availability_of("a model")
         Availability(runs='given', how='model=')
     """
-    missing, given = [], []
+    missing, arguments = [], []
     for name in filter(None, needs.split(", ")):
         need = NEEDS.get(name, _argument(name))
-        if need.here():
+        if need.is_there():
             continue
-        if need.given is not None:
-            given.append(need.given())
+        if need.argument is not None:
+            arguments.append(need.argument())
         else:
             missing.append(need.remedy)
     if missing:
         return Availability("no", "; ".join(dict.fromkeys(missing)))
-    return Availability("given", ", ".join(given)) if given else Availability("yes")
+    return Availability("given", ", ".join(arguments)) if arguments else Availability("yes")
 
 
 def nltk_folders() -> list[Path]:
-    """Where NLTK looks for its data, without importing it."""
-    own = [Path(folder) for folder in os.environ.get("NLTK_DATA", "").split(os.pathsep) if folder]
-    own += [Path.home() / "nltk_data"]
-    own += [Path(sys.prefix) / place for place in ("nltk_data", "share/nltk_data", "lib/nltk_data")]
-    own += [Path(place) / "nltk_data" for place in ("/usr/share", "/usr/local/share", "/usr/lib", "/usr/local/lib")]
-    return own
+    """The folders in which NLTK looks for its data; NLTK is not imported."""
+    folders = [Path(folder) for folder in os.environ.get("NLTK_DATA", "").split(os.pathsep) if folder]
+    folders += [Path.home() / "nltk_data"]
+    folders += [Path(sys.prefix) / name for name in ("nltk_data", "share/nltk_data", "lib/nltk_data")]
+    roots = ("/usr/share", "/usr/local/share", "/usr/lib", "/usr/local/lib")
+    return [*folders, *(Path(root) / "nltk_data" for root in roots)]
 
 
 def _nltk_data(name: str) -> bool:
-    """Whether NLTK would find this, such as corpora/wordnet, as a folder or a file, or packed."""
+    """True if NLTK would find this resource (such as corpora/wordnet), as a folder, a file or a zip file."""
     return any((folder / f"{name}{end}").exists() for folder in nltk_folders() for end in ("", ".zip"))
 
 
@@ -88,17 +90,17 @@ def _extra(name: str, *packages: str) -> Need:
 
 
 def _argument(words: str) -> Need:
-    """Something that only the recipe can name."""
-    return Need(lambda: False, given=lambda: words)
+    """Something that only the recipe can give."""
+    return Need(lambda: False, argument=lambda: words)
 
 
 def _path_or_hub() -> str:
-    """What is on the Hub, and whether it can be reached, is not known without asking it."""
+    """The Hub is not asked, so that `lmgym list` works offline."""
     return "path=, or from the Hub" if _installed("datasets") else "path=; for the Hub: pip install 'lmgym[data]'"
 
 
 NEEDS: dict[str, Need] = {
-    "path= or lmgym[data]": Need(lambda: False, given=_path_or_hub),
+    "path= or lmgym[data]": Need(lambda: False, argument=_path_or_hub),
     "path=": _argument("path="),
     "lmgym[maths]": _extra("maths", "math_verify"),
     "lmgym[reasoning]": _extra("reasoning", "reasoning_gym"),
@@ -109,7 +111,7 @@ NEEDS: dict[str, Need] = {
     "WordNet for NLTK": Need(partial(_nltk_data, "corpora/wordnet"), "python -m nltk.downloader wordnet"),
     "vaderSentiment or lexicon=": Need(
         lambda: _installed("vaderSentiment") or _nltk_data("sentiment/vader_lexicon"),
-        given=lambda: "lexicon=, or pip install vaderSentiment",
+        argument=lambda: "lexicon=, or pip install vaderSentiment",
     ),
     "a model": _argument("model="),
     "a model and a head": _argument("model=, head="),

@@ -1,5 +1,6 @@
-"""The built-in algorithms, tasks, rewards, environments, agents, tools and engines: one literal table, so that `lmgym
-list` answers without importing any of them. A test holds it against the decorators.
+"""The table of all built-in algorithms, tasks, rewards, environments, agents, tools and engines.
+
+It is written out, so that `lmgym list` does not import them. A test compares it with the `@register` decorators.
 """
 
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Entry:
-    """What `lmgym list` prints of one name.
+    """One line of `lmgym list`.
 
     Example: Entry("lmgym.rewards.text.form:length", "1 at the target number of words, falling off linearly")
     """

@@ -1,8 +1,8 @@
-"""Name -> object: every algorithm, task, reward, environment and engine that a recipe can name.
+"""From names in a recipe to objects: algorithms, tasks, rewards, environments and engines.
 
-The built-ins are one literal table, so that `lmgym list` answers without importing torch; a test holds the
-table against the decorators. A plug-in is found by `@register` in a module that the recipe's `plugins:` names,
-by an entry point of the group `lmgym.KIND`, or directly as "module:attribute".
+Built-ins are in the table of builtins.py, so that `lmgym list` needs no torch. A plug-in is found by `@register` in a
+module that the recipe's `plugins:` lists, by an entry point of the group `lmgym.KIND`, or directly as
+"module:attribute".
 """
 
 import difflib
@@ -44,9 +44,13 @@ def register(kind: str, name: str) -> Callable[[T], T]:
 
 
 def get(kind: str, name: str) -> Any:
-    """The object registered as `name`, or the attribute that "module:attribute" points to.
+    """The object with this name, or the attribute if `name` is "module:attribute".
 
     Raises LmgymError, with the nearest valid name, if there is none.
+
+    Example:
+        >>> get("algorithm", "grpo")
+        <class 'lmgym.algorithms.grpo.GRPO'>
     """
     _check_kind(kind)
     if ":" in name:
@@ -62,21 +66,20 @@ def get(kind: str, name: str) -> Any:
 
 
 def name_of(kind: str, thing: Any) -> str:
-    """The name under which this object is registered, else "module:attribute"."""
+    """The name under which this object is registered; "module:attribute" if it is not."""
     _check_kind(kind)
     return next((name for name, other in _registered[kind].items() if other is thing), _identity(thing))
 
 
 def names(kind: str) -> list[str]:
-    """Every name of this kind, sorted: built in, registered, or brought by an entry point."""
+    """All names of this kind, sorted: built-in, registered, or of an entry point."""
     _check_kind(kind)
     points = [point.name for point in importlib.metadata.entry_points(group=f"lmgym.{kind}")]
     return sorted({*BUILTIN[kind], *_registered[kind], *points})
 
 
 def describe(kind: str) -> list[dict[str, str]]:
-    """One row per name for `lmgym list`: name, summary, needs, target, and whether it runs here (see availability.availability_of):
-    "yes", "given" or "no", with `how` to make it run."""
+    """One row per name for `lmgym list`: name, summary, needs, target, and availability (`runs` and `how`)."""
     rows = []
     for name in names(kind):
         entry = BUILTIN[kind].get(name)
@@ -84,9 +87,9 @@ def describe(kind: str) -> list[dict[str, str]]:
             thing = _registered[kind].get(name)
             summary = (getattr(thing, "__doc__", None) or "").strip().split("\n")[0]
             entry = Entry(_identity(thing) if thing else f"entry point lmgym.{kind}", summary)
-        found = availability_of(entry.needs)
+        available = availability_of(entry.needs)
         row = {"name": name, "summary": entry.summary, "needs": entry.needs, "target": entry.target}
-        rows.append(row | {"runs": found.runs, "how": found.how})
+        rows.append(row | {"runs": available.runs, "how": available.how})
     return rows
 
 
@@ -104,7 +107,10 @@ def suggest(word: str, valid: Iterable[str]) -> str:
 
 
 def load_plugin(plugin: str) -> None:
-    """Import a module by dotted name or a file by path, so that its `@register` decorators run."""
+    """Import a module (by dotted name) or a file (by path), so that its `@register` decorators run.
+
+    Raises LmgymError if there is no such module or file.
+    """
     if plugin.endswith(".py"):
         path = Path(plugin)
         if not path.is_file():
@@ -122,7 +128,7 @@ def load_plugin(plugin: str) -> None:
 
 
 def load_attribute(target: str, wanted_as: str) -> Any:
-    """What "module:attribute" points to; LmgymError, beginning with `wanted_as`, if there is none."""
+    """The attribute that "module:attribute" names; else LmgymError, whose text begins with `wanted_as`."""
     module_name, _, attribute = target.partition(":")
     module = _import(module_name, wanted_as)
     if not hasattr(module, attribute):

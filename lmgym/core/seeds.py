@@ -1,7 +1,7 @@
-"""All randomness starts here: each number is a pure function of a path such as (seed, step, draw, episode, position).
+"""All random numbers: each is a pure function of a path such as (seed, step, draw, episode, position).
 
-Nothing is saved to resume and nothing depends on the order of calls: a completion draws the same uniforms
-whether it is sampled alone or beside a thousand others.
+No generator state has to be saved for a resumed run, and the order of calls does not matter: a completion gets the same
+uniform numbers whether it is sampled alone or with a thousand others.
 
 The generator is SplitMix64 used as a counter-based hash (Steele, Lea & Flood, OOPSLA 2014, section 5): the
 64-bit output function applied to key + counter * golden ratio.
@@ -16,7 +16,7 @@ MASK = 0xFFFFFFFFFFFFFFFF
 def key(*path: int | str, parent: int = 0) -> int:
     """A 64-bit key for a path of integers and words; different paths give unrelated keys.
 
-    `parent` is the key of the path's beginning, where many keys share one: key(1, 2) is key(2, parent=key(1)).
+    `parent` is the key of the beginning of the path, if many keys share it: key(1, 2) is key(2, parent=key(1)).
 
     Example:
         >>> key(0, "sampling", 3) == key(0, "sampling", 3), key(0, "sampling", 3) == key(0, "sampling", 4)
@@ -25,7 +25,7 @@ def key(*path: int | str, parent: int = 0) -> int:
     state = parent
     for part in path:
         if isinstance(part, str):
-            state = _mix(state + 2 * GOLDEN & MASK)  # or a word would be the numbers of its bytes
+            state = _mix(state + 2 * GOLDEN & MASK)  # so that a word differs from the numbers of its bytes
             for byte in part.encode():
                 state = _mix((state ^ byte) + GOLDEN & MASK)
             part = len(part)
@@ -34,7 +34,7 @@ def key(*path: int | str, parent: int = 0) -> int:
 
 
 def uniforms(keys: list[int], start: int, count: int) -> np.ndarray:
-    """Uniform numbers in [0, 1), float64 [len(keys), count]: entry [i, t] depends on keys[i] and start + t only."""
+    """Uniform numbers in [0, 1), float64 [len(keys), count]. Entry [i, t] depends on keys[i] and start + t only."""
     base = np.array(keys, dtype=np.uint64)[:, None]
     counter = np.arange(start + 1, start + count + 1, dtype=np.uint64)[None, :]
     with np.errstate(over="ignore"):
@@ -46,12 +46,12 @@ def uniforms(keys: list[int], start: int, count: int) -> np.ndarray:
 
 
 def permutation(size: int, *path: int | str) -> np.ndarray:
-    """The numbers 0 .. size-1 in an order that depends on the path only, int64 [size]."""
+    """A permutation of 0 .. size-1, int64 [size], that depends on size and path only."""
     return np.argsort(uniforms([key(*path)], 0, size)[0], kind="stable")
 
 
 def generator(*path: int | str) -> np.random.Generator:
-    """A numpy generator for code that wants many kinds of numbers (task generators, bootstrap)."""
+    """A numpy generator for code that needs many kinds of random numbers (task generators, bootstrap)."""
     return np.random.Generator(np.random.Philox(key=key(*path)))
 
 

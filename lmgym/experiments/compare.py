@@ -25,8 +25,7 @@ from lmgym.rewards.base import Reward
 from lmgym.rewards.corpus import Corpus
 from lmgym.rollouts.evaluate import Evaluation, measured
 from lmgym.rollouts.rollout import groups_of
-from lmgym.stats.paired import Paired, compare_summed, untested
-from lmgym.stats.paired import compare as paired
+from lmgym.stats.paired import Paired, compare_paired, compare_summed, untested
 from lmgym.training.preflight import check_lengths, cut_prompts
 from lmgym.training.setup import evaluate_actor, make_actor
 from lmgym.types import Example
@@ -104,7 +103,7 @@ def compare(
     names = [name for name in one if name in other and not (name == "reward" and notes)]
     metrics = {}
     for name in names:
-        metrics[name], whole = paired(one[name], other[name]), f"{name}/corpus"
+        metrics[name], whole = compare_paired(one[name], other[name]), f"{name}/corpus"
         if all(whole in result.corpora for result in results):
             metrics[whole] = _of_all(*(result.corpora[whole] for result in results))
     rows = [_asked(example) for example in examples]

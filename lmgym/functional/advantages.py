@@ -1,4 +1,4 @@
-"""Credit: from scores and rewards to advantages. Tensors in, tensors out."""
+"""Credit assignment: from scores and rewards to advantages and returns. Tensors in, tensors out."""
 
 from typing import Literal
 
@@ -12,7 +12,7 @@ Scale = Literal["none", "group", "batch"]
 def group_means(
     score: Float[Tensor, " N"], episode: Int[Tensor, " N"], group: Int[Tensor, " N"]
 ) -> Float[Tensor, " N"]:
-    """Mean score of each row's group, every episode counted once."""
+    """Mean score of each row's group [N]. Every episode counts once, whatever its number of rows."""
     first = first_rows(episode)
     _, inverse = torch.unique(group, return_inverse=True)
     return (sums(score * first, inverse) / sums(first.to(score.dtype), inverse))[inverse]
@@ -25,10 +25,11 @@ def group_centred(
     scale: Scale = "none",
     epsilon: float = 1e-4,
 ) -> Float[Tensor, " N"]:
-    """A = R - mean(R of the group) (Dr. GRPO, arXiv 2503.20783, section 3), or that over (a deviation + epsilon).
+    """A = R - mean(R of the group) (Dr. GRPO, arXiv 2503.20783, section 3), optionally / (deviation + epsilon).
 
-    group: the standard deviation of the group's scores (GRPO, arXiv 2402.03300, section 4.1.2); batch: of all scores
-    (arXiv 2508.08221). Unbiased, with TRL's epsilon. A group of one, or of equal scores, gets exactly zero.
+    scale="group": divided by the standard deviation of the group's scores (GRPO, arXiv 2402.03300, section 4.1.2);
+    "batch": of all scores (arXiv 2508.08221). Deviations are unbiased, epsilon is TRL's. A group of one, or of equal
+    scores, gets exactly zero.
 
     Example:
         >>> group_centred(torch.tensor([1., .5, 0., .5]), torch.arange(4), torch.zeros(4, dtype=torch.long))
@@ -36,7 +37,7 @@ def group_centred(
     """
     first = first_rows(episode)
     _, inverse = torch.unique(group, return_inverse=True)
-    centred = torch.where(_alike(score, inverse), 0.0, score - group_means(score, episode, group))
+    centred = torch.where(_zero_variance(score, inverse), 0.0, score - group_means(score, episode, group))
     if scale == "none":
         return centred
     if scale == "batch":
@@ -60,7 +61,7 @@ def leave_one_out(
     first = first_rows(episode)
     _, inverse = torch.unique(group, return_inverse=True)
     counts = sums(first.to(score.dtype), inverse)[inverse]
-    centred = torch.where(_alike(score, inverse), 0.0, score - group_means(score, episode, group))
+    centred = torch.where(_zero_variance(score, inverse), 0.0, score - group_means(score, episode, group))
     return centred * counts / (counts - 1).clamp(min=1)
 
 
@@ -70,7 +71,7 @@ def deviation(values: Float[Tensor, " E"]) -> Float[Tensor, ""]:
 
 
 def batch_mean(score: Float[Tensor, " N"], episode: Int[Tensor, " N"]) -> Float[Tensor, ""]:
-    """Mean score of the batch, every episode counted once."""
+    """Mean score of the batch. Every episode counts once."""
     first = first_rows(episode)
     return (score * first).sum() / first.sum()
 
@@ -80,8 +81,8 @@ def discounted_returns(
 ) -> Float[Tensor, "N T"]:
     """G_t = r_t + gamma * G_{t+1} over the actions of a row (Sutton & Barto 2018, eq. 3.9); zero elsewhere.
 
-    One step is one action; the prompt and environment tokens between actions neither discount nor earn. To discount
-    over turns or lines (LLM_RL), give one column per step.
+    A step is an action. Prompt and environment tokens between actions are skipped: they neither discount nor earn. To
+    discount per turn, see functional/turn_discounts.py.
 
     Example:
         >>> discounted_returns(torch.tensor([[0., 0., 0., 1.]]), torch.ones(1, 4, dtype=torch.bool), 0.99)
@@ -90,9 +91,9 @@ def discounted_returns(
     returns = torch.zeros_like(rewards)
     following = torch.zeros_like(rewards[:, 0])
     for t in reversed(range(rewards.shape[1])):
-        here = rewards[:, t] + gamma * following
-        following = torch.where(actions[:, t], here, following)
-        returns[:, t] = torch.where(actions[:, t], here, torch.zeros_like(here))
+        current = rewards[:, t] + gamma * following
+        following = torch.where(actions[:, t], current, following)
+        returns[:, t] = torch.where(actions[:, t], current, torch.zeros_like(current))
     return returns
 
 
@@ -104,12 +105,12 @@ def gae(
     gamma: float | Float[Tensor, "E L"],
     gae_lambda: float | Float[Tensor, "E L"],
 ) -> tuple[Float[Tensor, "E L"], Float[Tensor, "E L"]]:
-    """Generalised advantages and returns (arXiv 1506.02438, eq. 16), zero where there is no step.
+    """Generalised advantage estimation: advantages and returns (arXiv 1506.02438, eq. 16), zero outside of the steps.
 
-    delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lambda A_{t+1}, return_t = A_t + V_t. One row is one
-    episode; its steps start at column 0 without a gap, and what stands to their right is not read. `last_values` is
-    the value behind the last step: 0 where the episode terminated, the critic's where it was cut off. A gamma or lambda
-    per step is that of the way from it to the next (functional/turn_discounts.py: `per_turn`).
+    delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lambda A_{t+1}, return_t = A_t + V_t. A row is an
+    episode; its steps start at column 0 without a gap, and later columns are not read. `last_values` are the values of
+    the states after the last steps: 0 if the episode terminated, the critic's value if it was cut off. A gamma or
+    lambda given per step applies between that step and the next (functional/turn_discounts.py: `per_turn`).
 
     Example:
         >>> gae(torch.tensor([[0., 1.]]), torch.tensor([[.5, .6]]), torch.ones(1, 2).bool(), torch.zeros(1), 0.99, 0.95)
@@ -132,11 +133,11 @@ def gae(
 def episode_steps(
     actions: Bool[Tensor, "N T"], episode: Int[Tensor, " N"]
 ) -> tuple[Int[Tensor, "E L"], Int[Tensor, "E L"], Bool[Tensor, "E L"]]:
-    """Where each episode's actions stand: row, column and whether there is such a step.
+    """Row and column of each episode's actions [E L], and a mask of the steps [E L] that exist.
 
-    `values[row, column]` is the column `values` [N T] as one line of actions for each episode, which is what `gae`
-    reads. Episodes are in the order of their numbers; all rows of one are chained in the order of the rows. E episodes,
-    L actions in the longest. Places without a step point at row 0, column 0.
+    `values[row, column]` turns a column `values` [N T] into one line of actions per episode, as `gae` reads it. There
+    are E episodes, in the order of their numbers, and L actions in the longest; all rows of an episode are chained, in
+    the order of the rows. Entries without a step have row 0, column 0.
 
     Example: episode 7 has two rows, of two actions and one:
         >>> row, column, steps = episode_steps(torch.tensor([[0, 1, 1], [0, 0, 1]]).bool(), torch.tensor([7, 7]))
@@ -149,10 +150,10 @@ def episode_steps(
     row, column = row[order], column[order]
     owner = inverse[row]
     counts = torch.bincount(owner, minlength=len(numbers))
-    place = torch.arange(len(owner), device=owner.device) - (counts.cumsum(0) - counts)[owner]
+    step = torch.arange(len(owner), device=owner.device) - (counts.cumsum(0) - counts)[owner]
     steps = torch.arange(int(counts.max()), device=owner.device) < counts[:, None]
     empty = torch.zeros(steps.shape, dtype=row.dtype, device=row.device)
-    return empty.index_put((owner, place), row), empty.index_put((owner, place), column), steps
+    return empty.index_put((owner, step), row), empty.index_put((owner, step), column), steps
 
 
 def scatter_steps(
@@ -162,7 +163,7 @@ def scatter_steps(
     steps: Bool[Tensor, "E L"],
     shape: tuple[int, int],
 ) -> Float[Tensor, "N T"]:
-    """The way back from `episode_steps`: one line per episode to a column [N T] of `shape`, zero elsewhere.
+    """The inverse of `episode_steps`: from one line per episode [E L] to a column [N T] of `shape`, zero elsewhere.
 
     Example:
         >>> actions = torch.tensor([[0, 1, 1], [0, 0, 1]]).bool()
@@ -182,11 +183,11 @@ def whiten(
     epsilon: float = 1e-8,
     inside_root: bool = False,
 ) -> Float[Tensor, "*S"]:
-    """(x - mean) / (standard deviation + epsilon) over the True places of the mask, zero elsewhere.
+    """(x - mean) / (standard deviation + epsilon) over the True entries of the mask, zero elsewhere.
 
     Unbiased (n - 1): advantages of a minibatch (stable-baselines3, RL4LMs). Biased: PPO's norm_reward (RL4LMs).
-    `inside_root` divides by sqrt(variance + epsilon), as TRL does. Without `shift_mean` the mean is put back, so only
-    the scale changes (TRL's whitened rewards). A single value differs from its mean by zero, and zero it becomes.
+    `inside_root` divides by sqrt(variance + epsilon), as TRL does. Without `shift_mean` the mean is added again, so
+    only the scale changes (TRL's whitened rewards). A single value becomes zero.
 
     Example:
         >>> whiten(torch.tensor([0., 0., 1., -.1]), torch.ones(4, dtype=torch.bool), unbiased=False)
@@ -203,23 +204,22 @@ def whiten(
 def explained_variance(
     values: Float[Tensor, "*S"], returns: Float[Tensor, "*S"], mask: Bool[Tensor, "*S"]
 ) -> Float[Tensor, ""]:
-    """1 - Var(returns - values) / Var(returns) over the True places of the mask (stable-baselines3).
+    """1 - Var(returns - values) / Var(returns) over the True entries of the mask (stable-baselines3).
 
-    1: the critic is exact up to a constant; 0: no better than a constant; below: worse. NaN where the returns do not
-    vary.
+    1: the critic is exact up to a constant; 0: as good as a constant; below 0: worse. NaN if all returns are equal.
 
     Example:
         >>> explained_variance(torch.tensor([0., 1.]), torch.tensor([0., 2.]), torch.ones(2, dtype=torch.bool))
         tensor(0.7500)
     """
-    true, missed = returns[mask], (returns - values)[mask]
-    if not len(true) or true.min() == true.max():
-        return true.new_tensor(float("nan"))
-    return 1 - missed.var(correction=0) / true.var(correction=0)
+    masked_returns, errors = returns[mask], (returns - values)[mask]
+    if not len(masked_returns) or masked_returns.min() == masked_returns.max():
+        return masked_returns.new_tensor(float("nan"))
+    return 1 - errors.var(correction=0) / masked_returns.var(correction=0)
 
 
 def first_rows(episode: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
-    """True at the first row of each episode, so that statistics count an episode once."""
+    """True at the first row of each episode [N], for statistics that count an episode once."""
     unique, inverse = torch.unique(episode, return_inverse=True)
     rows = torch.arange(len(episode), device=episode.device)
     first = torch.full((len(unique),), len(episode), device=episode.device).scatter_reduce(0, inverse, rows, "amin")
@@ -227,7 +227,7 @@ def first_rows(episode: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
 
 
 def sums(values: Float[Tensor, " N"], inverse: Int[Tensor, " N"]) -> Float[Tensor, " G"]:
-    """Sum of the values by their number in `inverse`.
+    """The sum of the values of each number in `inverse` [G].
 
     Example:
         >>> sums(torch.tensor([1., 2., 4.]), torch.tensor([0, 1, 0]))
@@ -236,8 +236,8 @@ def sums(values: Float[Tensor, " N"], inverse: Int[Tensor, " N"]) -> Float[Tenso
     return torch.zeros(int(inverse.max()) + 1, dtype=values.dtype, device=values.device).index_add(0, inverse, values)
 
 
-def _alike(score: Float[Tensor, " N"], inverse: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
-    """True in groups without any difference: a mean of equal numbers may be off by a rounding, which is no credit."""
+def _zero_variance(score: Float[Tensor, " N"], inverse: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
+    """True in groups of equal scores. Their mean may differ from the scores by rounding, which must give no credit."""
     empty = score.new_zeros(int(inverse.max()) + 1)
     least, most = (empty.scatter_reduce(0, inverse, score, how, include_self=False) for how in ("amin", "amax"))
     return (least == most)[inverse]
@@ -246,7 +246,7 @@ def _alike(score: Float[Tensor, " N"], inverse: Int[Tensor, " N"]) -> Bool[Tenso
 def placed_on_last(
     score: Float[Tensor, " N"], actions: Bool[Tensor, "N T"], episode: Int[Tensor, " N"]
 ) -> Float[Tensor, "N T"]:
-    """A number per episode, given on each of its rows, written to the episode's last action; zero elsewhere.
+    """The number of each row's episode, written to the last action of the episode; zero elsewhere.
 
     Example: one episode of two rows:
         >>> actions = torch.tensor([[1, 1], [1, 0]]).bool()
@@ -256,5 +256,5 @@ def placed_on_last(
     """
     row, column, steps = episode_steps(actions, episode)
     last = steps.sum(1, keepdim=True) - 1
-    where = (row.gather(1, last)[:, 0], column.gather(1, last)[:, 0])
-    return score.new_zeros(actions.shape).index_put(where, score[where[0]])
+    index = (row.gather(1, last)[:, 0], column.gather(1, last)[:, 0])
+    return score.new_zeros(actions.shape).index_put(index, score[index[0]])

@@ -1,8 +1,8 @@
 """Per-token estimators of KL(p || q) from samples of p, and updates of the coefficient of a KL penalty.
 
-The estimators are Schulman's ("Approximating KL divergence", 2020). Means over samples of p of all three estimate the
-divergence; k1 and k3 without bias. Their gradients differ: k3 put into a loss has a biased gradient unless it is
-multiplied by the ratio of the policy to the sampling policy.
+The estimators are Schulman's ("Approximating KL divergence", 2020). The mean of each over samples of p estimates the
+divergence; k1 and k3 are unbiased. Their gradients differ: k3 in a loss has a biased gradient, unless it is multiplied
+by the ratio of the policy to the sampling policy.
 """
 
 from jaxtyping import Float
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def k1(logprobs_p: Float[Tensor, "N T"], logprobs_q: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-    """log p - log q: unbiased, may be negative."""
+    """log p - log q, in nats: unbiased, may be negative."""
     return logprobs_p - logprobs_q
 
 
 def k2(logprobs_p: Float[Tensor, "N T"], logprobs_q: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-    """(log p - log q)^2 / 2: biased, low variance; its gradient is the divergence's."""
+    """(log p - log q)^2 / 2: biased, low variance; its gradient is that of the divergence."""
     return (logprobs_p - logprobs_q) ** 2 / 2
 
 

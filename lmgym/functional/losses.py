@@ -1,4 +1,4 @@
-"""Per-token loss terms, to be minimised. No reduction happens here."""
+"""Per-token loss terms [N T], to be minimised. functional/reductions.py reduces them."""
 
 from typing import Literal
 
@@ -16,17 +16,17 @@ def policy_gradient(logprobs: Float[Tensor, "N T"], advantages: Float[Tensor, "N
 
 
 def log_ratio(new: Float[Tensor, "N T"], old: Float[Tensor, "N T"], bound: float = 20.0) -> Float[Tensor, "N T"]:
-    """log pi_new - log pi_old, clamped to +-bound so that one broken token cannot overflow the exponential."""
+    """log pi_new - log pi_old (nats), clamped to +-bound, so that one extreme token cannot overflow its exponential."""
     return (new - old).clamp(-bound, bound)
 
 
 def sequence_log_ratio(
     new: Float[Tensor, "N T"], old: Float[Tensor, "N T"], actions: Bool[Tensor, "N T"]
 ) -> Float[Tensor, "N T"]:
-    """The mean of a row's log-ratios, on each of its actions; zero elsewhere.
+    """The mean of a row's log-ratios, written to each of its actions; zero elsewhere.
 
-    Its exponential is GSPO's ratio (arXiv 2507.18071, section 4.1): that of the whole row's probabilities, to the power
-    of 1 / actions.
+    Its exponential is GSPO's ratio (arXiv 2507.18071, section 4.1): the ratio of the whole row's probabilities, to the
+    power of 1 / actions.
 
     Example:
         >>> actions = torch.tensor([[0, 1, 1]]).bool()
@@ -40,10 +40,11 @@ def sequence_log_ratio(
 def importance_ratio(
     old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"], actions: Bool[Tensor, "N T"], level: Level
 ) -> Float[Tensor, "N T"]:
-    """pi_old / mu: by how much the sampler's distribution mu missed the trainer's, for the same weights. A number.
+    """pi_old / mu: the mismatch between the trainer's and the sampler's distribution (mu) for the same weights.
 
-    token: of each action. sequence: of the whole row, the product over its actions, on each of them. To be truncated
-    by the caller (IMPALA, arXiv 1802.01561, section 4.1). 1 where there is no action.
+    level="token": of each action. "sequence": of the whole row, the product over its actions, written to each of them.
+    It has no gradient, and is 1 for tokens that are no actions. The caller truncates it (IMPALA, arXiv 1802.01561,
+    section 4.1).
 
     Example:
         >>> old, sampler = torch.tensor([[-1., -2.]]), torch.tensor([[-1.2, -1.9]])
@@ -83,7 +84,7 @@ def clipped(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> Float[Tensor, "N T"]:
-    """1 where a bound is what `clipped_surrogate` chose, so that the token has no gradient; else 0."""
+    """1 for tokens at which `clipped_surrogate` takes a bound, so that they have no gradient; else 0."""
     too_high = (ratio > 1 + clip_high) & (advantages > 0)
     too_low = (ratio < 1 - clip_low) & (advantages < 0)
     if dual_clip is not None:
@@ -92,8 +93,8 @@ def clipped(
 
 
 def clipped_weight(ratio: Float[Tensor, "N T"], clip_low: float, clip_high: float) -> Float[Tensor, "N T"]:
-    """clip(r, 1 - clip_low, 1 + clip_high) as a number: CISPO's weight of a token's policy gradient (MiniMax-M1, arXiv
-    2506.13585, eq. 4 and 5). The paper has no lower bound: clip_low 1.
+    """clip(r, 1 - clip_low, 1 + clip_high) without gradient: CISPO's weight of a token's policy gradient (MiniMax-M1,
+    arXiv 2506.13585, eq. 4 and 5). The paper has no lower bound: clip_low 1.
 
     Example:
         >>> clipped_weight(torch.tensor([[7., 0.5]]), 1.0, 4.0)
@@ -105,10 +106,10 @@ def clipped_weight(ratio: Float[Tensor, "N T"], clip_low: float, clip_high: floa
 def soft_gate(
     ratio: Float[Tensor, "N T"], advantages: Float[Tensor, "N T"], positive: float, negative: float
 ) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"]]:
-    """g = (4 / tau) sigmoid(tau (r - 1)), tau = positive where A > 0, else negative; and its slope in r.
+    """g = (4 / tau) sigmoid(tau (r - 1)), tau = positive where A > 0, else negative; and its slope dg/dr.
 
-    -g A takes the place of the clipped surrogate in SAPO (arXiv 2511.20347, section 3). The slope is 1 at r = 1, like
-    the unclipped surrogate's, and falls to 0 on both sides, the faster the higher tau.
+    -g A replaces the clipped surrogate in SAPO (arXiv 2511.20347, section 3). The slope is 1 at r = 1, like that of the
+    unclipped surrogate, and falls to 0 on both sides, faster for higher tau.
 
     Example:
         >>> gate, slope = soft_gate(torch.tensor([[1., 3.]]), torch.tensor([[1., 1.]]), 1.0, 1.05)
@@ -127,8 +128,8 @@ def dppo_mask(
     low: float,
     high: float,
 ) -> Bool[Tensor, "N T"]:
-    """Whether a token's probability has already changed by more than `high` upwards where A > 0, or by more than `low`
-    downwards where A < 0: |pi_new - pi_old| is the total variation between "this token" and "any other one".
+    """True for tokens whose probability has already risen by more than `high` (if A > 0) or fallen by more than `low`
+    (if A < 0). |pi_new - pi_old| is the total variation between the two choices "this token" and "any other token".
 
     DPPO's Binary-TV mask (arXiv 2602.04879), and prime-rl's with both bounds at 0.2. `old` is the sampler there.
 
@@ -148,12 +149,12 @@ def value_loss(
     clip: float | None = None,
     form: ValueClip = "clipped",
 ) -> Float[Tensor, "N T"]:
-    """(V - return)^2, not halved; with `clip`, V may leave the value at sampling time by `clip` at most.
+    """(V - return)^2, not halved; with `clip`, V is kept within +-`clip` of V_old, the value at sampling time.
 
-    clipped: the error of V_old + clamp(V - V_old, -clip, clip) alone, so a value outside has no gradient
-    (stable-baselines3, RL4LMs). max: the larger of the errors of V and of the clipped V, so that only a value which
-    went too far the right way has none (OpenAI's PPO2, TRL). TRL halves it: give its coefficient times 0.5. Without
-    `clip`, `old` and `form` are not read.
+    form="clipped": the error of V_old + clamp(V - V_old, -clip, clip) alone, so a value outside has no gradient
+    (stable-baselines3, RL4LMs). "max": the larger of the errors of V and of the clipped V, so only a value that moved
+    too far towards the return has no gradient (OpenAI's PPO2, TRL). TRL halves it: multiply its coefficient by 0.5.
+    Without `clip`, `old` and `form` are not read. Raises ValueError for another form.
 
     Example:
         >>> value_loss(torch.tensor([[1., .5]]), torch.tensor([[.5, .6]]), torch.tensor([[1.2, .4]]), clip=0.2)

@@ -1,7 +1,7 @@
-"""From per-token terms to one number: weights that do not depend on how a batch is cut up.
+"""From per-token terms to one loss: weights that do not depend on how a batch is split.
 
-A loss is sum_t weight_t * term_t. The weights are a column computed once per optimizer step from totals over all
-of its rows, on all ranks, so micro-batches, padding, row order and ranks cannot move the gradient.
+A loss is sum_t weight_t * term_t. The weights [N T] are computed once per optimizer step, from totals over all of its
+rows on all ranks. So micro-batches, padding, row order and the number of ranks do not change the gradient.
 """
 
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ class Totals:
 
 
 def totals(actions: Bool[Tensor, "N T"], episode: Int[Tensor, " N"]) -> Totals:
-    """Count the actions and the distinct episodes of these rows."""
+    """The number of actions and of distinct episodes in these rows."""
     return Totals(tokens=int(actions.sum()), episodes=int(torch.unique(episode).numel()))
 
 
 def tokens_of_episode(actions: Bool[Tensor, "N T"], episode: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """Actions in all rows of each row's episode, float64 [N]."""
+    """The number of actions in each row's whole episode (all of its rows), float64 [N]."""
     _, inverse = torch.unique(episode, return_inverse=True)
     counts = actions.sum(1).to(torch.float64)
     return torch.zeros(int(inverse.max()) + 1, dtype=torch.float64, device=counts.device).index_add(0, inverse, counts)[
@@ -42,11 +42,12 @@ def tokens_of_episode(actions: Bool[Tensor, "N T"], episode: Int[Tensor, " N"]) 
 def weights(
     reduction: Reduction, actions: Bool[Tensor, "N T"], episode_tokens: Float[Tensor, " N"], total: Totals
 ) -> Float[Tensor, "N T"]:
-    """The weight of each token's term, float64 [N T], zero where there is no action.
+    """The weight of each token's term, float64 [N T], zero for tokens that are no actions.
 
     token: 1 / total tokens (DAPO, arXiv 2503.14476, eq. 8). sequence: 1 / (tokens of its episode * episodes), the mean
     over episodes of their means (GRPO, arXiv 2402.03300, eq. 3). constant: 1 / episodes, the mean over episodes of
-    their sums (REINFORCE; Dr. GRPO, arXiv 2503.20783, divides its term by the length limit besides).
+    their sums (REINFORCE; Dr. GRPO, arXiv 2503.20783, which also divides its term by the length limit). Raises
+    ValueError for another reduction.
     """
     if reduction == "token":
         per_row = torch.full_like(episode_tokens, 1.0 / max(total.tokens, 1))
@@ -60,5 +61,5 @@ def weights(
 
 
 def masked_mean(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, ""]:
-    """Mean over the True places of the mask; 0 if there is none."""
+    """Mean over the True entries of the mask; 0 if there are none."""
     return (values * mask).sum() / mask.sum().clamp(min=1)

@@ -1,7 +1,8 @@
-"""Pieces of a natural gradient step (TRPO, arXiv 1502.05477, appendix C): no model, no line search.
+"""The mathematics of a natural gradient step (TRPO, arXiv 1502.05477, appendix C): no model, no line search.
 
-The caller has a gradient g and a product v -> F v + damping v. The step is step_size * x, with x from
-`conjugate_gradient`, shortened until the divergence and the surrogate are accepted.
+The caller has a gradient g and a function v -> F v + damping v, where F is the Fisher matrix. The step is
+step_size * x, with x from `conjugate_gradient`; a line search of the caller shortens it until divergence and surrogate
+are acceptable.
 """
 
 from collections.abc import Callable
@@ -17,10 +18,10 @@ def conjugate_gradient(
     iterations: int,
     tolerance: float = 1e-10,
 ) -> tuple[Float[Tensor, " P"], Float[Tensor, ""]]:
-    """x with product(x) = target, for a symmetric positive definite product, and the norm of what is left over.
+    """Solve product(x) = target for a symmetric positive definite product; returns x and the norm of the residual.
 
-    Hestenes and Stiefel 1952. It ends after `iterations` products, or once the squared norm of the residual is below
-    `tolerance` (the rule of RL4LMs and sb3-contrib), or when a direction has no positive curvature. It starts at zero
+    Hestenes and Stiefel 1952. It ends after `iterations` products, or when the squared norm of the residual is below
+    `tolerance` (the rule of RL4LMs and sb3-contrib), or if a direction has no positive curvature. It starts at zero
     and so is exact for a zero target (RL4LMs and sb3-contrib start from noise of 1e-4, so their step is random).
 
     Example:
@@ -46,7 +47,7 @@ def conjugate_gradient(
 
 
 def step_size(delta: float, curvature: Float[Tensor, ""]) -> Float[Tensor, ""]:
-    """sqrt(2 delta / x^T F x): how far along x the quadratic model of the divergence reaches delta (nats).
+    """sqrt(2 delta / x^T F x): the step along x at which the quadratic model of the divergence is delta (nats).
 
     Zero where the curvature is zero, as it is for a zero gradient.
 
@@ -58,10 +59,10 @@ def step_size(delta: float, curvature: Float[Tensor, ""]) -> Float[Tensor, ""]:
 
 
 def fisher_of_softmax(logits: Float[Tensor, "R V"], tangent: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
-    """(diag(p) - p p^T) tangent = p (tangent - sum p tangent): a categorical's Fisher matrix in its logits, times a
-    change of the logits.
+    """(diag(p) - p p^T) tangent = p (tangent - sum p tangent): the Fisher matrix of a categorical distribution, in its
+    logits, times a change of the logits.
 
-    It is also the second derivative of the divergence at equality, so J^T fisher_of_softmax(J v) summed over tokens is
+    It is also the second derivative of the divergence at p = q, so J^T fisher_of_softmax(J v), summed over tokens, is
     F v without double backward. Excluded tokens (logits of -inf) get zero, and their tangent is not read.
 
     Example:
@@ -76,7 +77,7 @@ def fisher_of_softmax(logits: Float[Tensor, "R V"], tangent: Float[Tensor, "R V"
 def categorical_kl(logits_p: Float[Tensor, "R V"], logits_q: Float[Tensor, "R V"]) -> Float[Tensor, " R"]:
     """KL(p || q) = sum p (log p - log q) in nats, exact, for each row.
 
-    Tokens that p excludes (logits of -inf) add zero, to the gradient as well; one that only q excludes makes it
+    Tokens that p excludes (logits of -inf) add zero, also to the gradient; a token that only q excludes makes it
     infinite. TRPO's paper has p = old and q = new (RL4LMs and sb3-contrib the other way round).
 
     Example:

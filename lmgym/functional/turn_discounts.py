@@ -1,7 +1,7 @@
 """Credit by turns: each answer of an episode is a step. Tensors in, tensors out.
 
-`Batch.turn` [N T] numbers the turns of an episode: actions of one number are one step, whatever stands between them
-(a calculator's result in the middle of a line), and two turns with no token between them are two.
+`Batch.turn` [N T] numbers the turns of an episode. Actions of one number are one step, even if other tokens are between
+them (a calculator's result in the middle of a line). Two turns are two steps, even without a token between them.
 """
 
 import torch
@@ -20,9 +20,9 @@ def turn_lengths(
         >>> turn_lengths(torch.tensor([[0, 1, 1, 0, 1]]).bool(), torch.tensor([[0, 0, 0, 0, 1]]), torch.zeros(1).long())
         tensor([[0., 2., 2., 0., 1.]])
     """
-    place = _turn_of_episode(turn, episode)
-    counts = sums(actions.to(torch.get_default_dtype()).flatten(), place.flatten())
-    return counts[place] * actions
+    number = _turn_of_episode(turn, episode)
+    counts = sums(actions.to(torch.get_default_dtype()).flatten(), number.flatten())
+    return counts[number] * actions
 
 
 def turn_returns(
@@ -35,7 +35,7 @@ def turn_returns(
     """G_k = r_k + gamma * G_{k+1} over the turns of an episode, on each action of turn k; zero elsewhere.
 
     Stepwise returns (LLM_RL; Sutton & Barto 2018, eq. 3.9, with a turn as the step): only the step from one turn to
-    the next discounts. A reward inside a turn reaches the actions up to its own. Rows of one episode are chained.
+    the next discounts. A reward inside a turn counts for the actions up to its own. Rows of one episode are chained.
 
     Example: a turn of two actions that earns nothing, then one of one action that earns 1:
         >>> turn_returns(torch.tensor([[0., 0., 0., 1.]]), torch.tensor([[1, 1, 0, 1]]).bool(),
@@ -51,8 +51,9 @@ def turn_returns(
 
 
 def per_turn(turn: Int[Tensor, "E L"], factor: float) -> Float[Tensor, "E L"]:
-    """`factor` at the last action of each turn, where the next one begins, and 1 inside a turn: a discount per turn as
-    one per action. The last column is `factor`, for what stands behind the episode.
+    """A discount per turn as a discount per action: `factor` at the last action of each turn, 1 inside a turn.
+
+    The last column is `factor`: the discount of the state after the episode.
 
     Example:
         >>> per_turn(torch.tensor([[0, 0, 1]]), 0.5)
@@ -70,9 +71,9 @@ def turn_means(
     episode: Int[Tensor, " N"],
     group: Int[Tensor, " N"],
 ) -> Float[Tensor, " N"]:
-    """Mean return of the turns of each row's group. A turn counts once, by the return of its first action.
+    """Mean return of the turns of each row's group. A turn counts once, with the return of its first action.
 
-    Exact where all are equal, so that returns less their mean are then zero.
+    If all returns of a group are equal, the mean is exactly that number, so that returns minus mean are zero.
 
     Example: a turn of two actions worth 1 and one of one action worth 0:
         >>> turn_means(torch.tensor([[1., 1.], [0., 0.]]), torch.tensor([[1, 1], [1, 0]]).bool(),
@@ -84,13 +85,13 @@ def turn_means(
     begins = steps.clone()
     begins[:, 1:] &= numbers[:, 1:] != numbers[:, :-1]
     _, inverse = torch.unique(group, return_inverse=True)
-    places, values = inverse[row[begins]], returns[row[begins], column[begins]]
-    least = values.new_zeros(int(inverse.max()) + 1).scatter_reduce(0, places, values, "amin", include_self=False)
-    above, counts = (sums(one, places) for one in (values - least[places], torch.ones_like(values)))
+    owner, values = inverse[row[begins]], returns[row[begins], column[begins]]
+    least = values.new_zeros(int(inverse.max()) + 1).scatter_reduce(0, owner, values, "amin", include_self=False)
+    above, counts = sums(values - least[owner], owner), sums(torch.ones_like(values), owner)
     return (least + above / counts)[inverse]
 
 
 def _turn_of_episode(turn: Int[Tensor, "N T"], episode: Int[Tensor, " N"]) -> Int[Tensor, "N T"]:
-    """One number for each turn of each episode."""
+    """A number for each turn of each episode, different between episodes."""
     inverse: Tensor = torch.unique(episode, return_inverse=True)[1]
     return inverse[:, None] * (turn.max() + 1) + turn

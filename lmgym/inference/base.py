@@ -1,6 +1,6 @@
-"""What an engine is: prompts of ids in, completions of ids with log-probabilities out. It knows no text task.
+"""The interface of an inference engine: prompts as token ids in, completions as token ids with log-probabilities out.
 
-An engine never sees an environment or a reward. `Sampling` is also the `sampling:` section of a recipe.
+An engine knows nothing of texts, environments or rewards. `Sampling` is also the `sampling:` section of a recipe.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -108,8 +108,9 @@ class Sampling(Section):
 
 @dataclass(kw_only=True)
 class Decoding(Sampling):
-    """How the answers of an evaluation come about: greedily, by sampling, or through Hugging Face's `generate`. Nothing
-    is trained on them, so no kept set is stored.
+    """How the answers of an evaluation are decoded: greedily, by sampling, or by Hugging Face's `generate`.
+
+    Nothing is trained on them, so the sets of truncated sampling are not stored.
 
     Example: beam search: Decoding(temperature=0.0, generation={"num_beams": 4, "length_penalty": 0.6})
     """
@@ -118,8 +119,7 @@ class Decoding(Sampling):
     elsewhere: ClassVar[Mapping[str, str]] = {}
 
     generation: Mapping[str, Any] = field(default_factory=dict)
-    """Where there is any: Hugging Face's `generate` decodes, with these keys of its GenerationConfig
-    (inference/hf_generate.py)."""
+    """Keys of Hugging Face's GenerationConfig; if there is one, its `generate` decodes (inference/hf_generate.py)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,12 +133,12 @@ class Decoding(Sampling):
 
 @dataclass(frozen=True)
 class Request:
-    """One answer wanted: the prompt's ids, and the 64-bit key that fixes its random numbers.
+    """A request for one answer: the prompt's ids, and the 64-bit key that determines its random numbers.
 
-    An encoder-decoder model reads `source_ids`; `prompt_ids` are then the decoder's first tokens. `stop` are strings
-    that end this answer, besides those of the sampling. A `conversation` is a number for prompts that each begin with
-    the one before and its answer: the engine may keep what it has computed of it until it is told to `forget` it. It
-    changes speed and nothing else.
+    An encoder-decoder reads `source_ids`; `prompt_ids` are then the first tokens of its decoder. `stop` are strings
+    that end this answer, in addition to those of the sampling section. Requests with the same `conversation` number are
+    turns of one conversation, where each prompt begins with the previous prompt and its answer: the engine may cache it
+    until `forget` is called. This changes the speed, never the answer.
 
     Example: Request(prompt_ids=(5, 6), key=seeds.key(0, "sampling", 3, 0, 17))
     """
@@ -152,8 +152,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """One answer: exactly the sampled ids, their log-probabilities (nats, temperature applied; none where Hugging
-    Face's `generate` decoded), and why it ended.
+    """One answer: exactly the sampled ids, their log-probabilities (nats, at the sampling temperature; empty if Hugging
+    Face's `generate` decoded), and the reason why it ended.
 
     Example: Completion(ids=[7, 2], logprobs=[-0.5, -0.1], stop="eos")
     """
@@ -161,31 +161,32 @@ class Completion:
     ids: list[int]
     logprobs: list[float]
     stop: str  # "eos" | "stop" | "length" | "context"
-    kept: npt.NDArray[np.uint8] | npt.NDArray[np.int32] | None = (
-        None  # one set a token (functional/truncation.py), if restricted
-    )
+    # With truncated or restricted sampling, the set that each token was drawn from (functional/truncation.py).
+    kept: npt.NDArray[np.uint8] | npt.NDArray[np.int32] | None = None
 
 
-PolicyT = TypeVar("PolicyT", contravariant=True)  # the class of policy that an engine samples from
+PolicyT = TypeVar("PolicyT", contravariant=True)  # the class of policies from which an engine samples
 
 
 class Engine(Protocol[PolicyT]):
-    """Anything that samples from the policy's weights.
+    """Samples answers with the policy's weights.
 
-    Contract: completions come in the order of the requests; a completion's random numbers depend on its key only;
-    temperature 0 is argmax; the reported log-probabilities are those of the distribution that was sampled, on the
-    kept set where sampling is truncated or restricted. The model's own generation_config says which ids end an answer,
-    and nothing else of it is obeyed. Raises LmgymError for a `Decoding` that the engine has no way to do.
+    Contract: completions have the order of the requests; the random numbers of a completion depend on its key only;
+    temperature 0 is argmax; log-probabilities are those of the distribution that was sampled, renormalised on the kept
+    set if sampling is truncated or restricted. Of the model's own generation_config only the ids that end an answer are
+    used. Raises LmgymError for a `Decoding` that the engine does not support.
+
+    Example: engine.generate([Request((5, 6), key=1)], Sampling(max_new_tokens=8))
     """
 
     @property
     def context(self) -> int | None:
-        """Most tokens of prompt and answer together, or None if there is no limit."""
+        """The limit of prompt and answer together, in tokens; None without a limit."""
         ...
 
     @property
     def rows(self) -> int:
-        """Answers that are decoded side by side."""
+        """The number of answers that are decoded at once."""
         ...
 
     def generate(
@@ -194,8 +195,8 @@ class Engine(Protocol[PolicyT]):
         sampling: Sampling,
         ended: Callable[[int, list[int]], None] | None = None,
     ) -> list[Completion]:
-        """`ended` is called with place and ids of an answer when it has ended while others go on, in any order, where
-        the engine sees that."""
+        """One completion per request. If the engine can, it calls `ended` with index and ids of each answer as soon as
+        that has ended, in any order."""
         ...
 
     def restricted(self, restriction: Restriction, mask: Any = None) -> "Engine":
@@ -204,9 +205,9 @@ class Engine(Protocol[PolicyT]):
         ...
 
     def forget(self, conversations: Sequence[int]) -> None:
-        """These conversations are over."""
+        """Free what is cached of conversations that are over."""
         ...
 
     def load(self, policy: PolicyT, version: int) -> None:
-        """Take over the policy's weights after an update."""
+        """Use the policy's weights after an update; `version` is the number of updates so far."""
         ...

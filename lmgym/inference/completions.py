@@ -1,5 +1,4 @@
-"""The answers of one call of an engine as they grow: which requests can be answered at all, what ends an answer, and
-what is kept of it."""
+"""The answers of one `generate` call while they grow: which requests are valid, what ends an answer, what is stored."""
 
 from collections.abc import Sequence
 
@@ -11,7 +10,7 @@ from lmgym.text.chat import decode
 
 
 def check_request(policy: Policy, request: Request) -> None:
-    """Raise LmgymError for a prompt that is empty or leaves no room to answer."""
+    """Raise LmgymError if the prompt is empty, or so long that the context has no room for an answer."""
     context = policy.context
     if not request.prompt_ids or (policy.encoder_decoder and not request.source_ids):
         raise LmgymError("a prompt has no token at all; give it some text, or a tokenizer with a BOS token")
@@ -30,23 +29,20 @@ def check_request(policy: Policy, request: Request) -> None:
 class Answers:
     """One answer for each request, token by token.
 
-    An answer ends with a stop id, with the token that completes a stop string, or at its limit, which is
-    `max_new_tokens` or the end of the model's context. `stops` says why, and is "" while it is open.
+    An answer ends with a stop id, with the token that completes a stop string, or at its limit: `max_new_tokens` or the
+    end of the model's context. `stops` holds the reason ("eos", "stop", "length", "context"), "" for an unfinished one.
 
     Example: answers.add(0, token=7, logprob=-0.5); answers.stops[0]
     """
 
     def __init__(self, policy: Policy, requests: Sequence[Request], sampling: Sampling) -> None:
         self.policy, self.requests, self.sampling = policy, requests, sampling
-        room = [
-            policy.context - len(request.prompt_ids) if policy.context else sampling.max_new_tokens
-            for request in requests
-        ]
-        self.limits = [min(sampling.max_new_tokens, space) for space in room]
+        most, context = sampling.max_new_tokens, policy.context
+        self.limits = [min(most, context - len(request.prompt_ids)) if context else most for request in requests]
         self.stop_ids = {*policy.stop_ids, *sampling.stop_ids}
         self.stop_texts = [(*sampling.stop, *request.stop) for request in requests]
         longest = max((len(text.encode()) for texts in self.stop_texts for text in texts), default=0)
-        self.tail = longest + 4  # a token may be a single byte
+        self.tail = longest + 4  # tokens that may hold a stop string: a token may be a single byte
         self.stops = [""] * len(requests)
         self.ids: list[list[int]] = [[] for _ in requests]
         self.logprobs: list[list[float]] = [[] for _ in requests]
@@ -55,7 +51,7 @@ class Answers:
         self.keeps_sets = not isinstance(sampling, Decoding)
 
     def add(self, request: int, token: int, logprob: float | None = None) -> None:
-        """The next token of an open answer, with its log-probability if it has one."""
+        """Append a token to an unfinished answer, with its log-probability if it has one."""
         ids = self.ids[request]
         ids.append(token)
         if logprob is not None:
@@ -68,12 +64,15 @@ class Answers:
             self.stops[request] = "length" if len(ids) >= self.sampling.max_new_tokens else "context"
 
     def add_sets(self, requests: Sequence[int], candidates: truncation.Candidates) -> None:
-        """What the next token of these answers is drawn from. Raises LmgymError above `sampling.kept_gib`."""
+        """Store the sets from which the next tokens of these answers are drawn.
+
+        Raises LmgymError if all stored sets take more than `sampling.kept_gib`.
+        """
         if not self.keeps_sets:
             return
-        for request, own in zip(requests, truncation.stored(candidates, self.policy.vocabulary), strict=True):
-            self.kept[request].append(own)
-            self.kept_bytes += own.nbytes
+        for request, kept in zip(requests, truncation.to_arrays(candidates, self.policy.vocabulary), strict=True):
+            self.kept[request].append(kept)
+            self.kept_bytes += kept.nbytes
         if self.kept_bytes > self.sampling.kept_gib * 2**30:
             raise LmgymError(
                 f"the kept sets of {len(self.requests)} answers take more than sampling.kept_gib "
@@ -81,11 +80,11 @@ class Answers:
             )
 
     def holds_stop(self, request: int, ids: Sequence[int]) -> bool:
-        """Whether an answer, whose last token is new, has come to a stop string."""
+        """True if a stop string occurs near the end of this answer's ids."""
         text = decode(self.policy.tokenizer, list(ids[-self.tail :]))
         return any(stop in text for stop in self.stop_texts[request])
 
     def completions(self) -> list[Completion]:
         """All answers, in the order of the requests."""
-        sets = [truncation.joined(own) if own else None for own in self.kept]
-        return [Completion(*parts) for parts in zip(self.ids, self.logprobs, self.stops, sets, strict=True)]
+        sets = [truncation.concatenate(kept) if kept else None for kept in self.kept]
+        return [Completion(*columns) for columns in zip(self.ids, self.logprobs, self.stops, sets, strict=True)]

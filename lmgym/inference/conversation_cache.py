@@ -1,4 +1,4 @@
-"""What the sampler keeps of conversations between their turns, so that each token is read once."""
+"""Keys and values of conversations, kept between their turns, so that each token is computed once."""
 
 from collections.abc import Sequence
 
@@ -6,12 +6,13 @@ from lmgym.core.errors import LmgymError
 from lmgym.models.attention.kv_cache import KeyValueCache
 
 
-class HeldConversations:
-    """Keys and values of conversations, which stay where they were decoded: a slot each, in caches that outlive a call
-    (one cache for each model that reads). The slots in front are those being decoded; who has to make room there for
-    others changes places with one behind.
+class ConversationCache:
+    """A slot for each conversation, in caches that outlive a call of `generate` (one cache for each model that reads).
 
-    Example: held.reach(7, prompt_ids) -> 41, the tokens of the prompt that need not be read again
+    The first slots, as many as are decoded at once, belong to the running call. To use one of them for another
+    conversation, its contents are swapped with a slot behind them.
+
+    Example: cache.cached_length(7, prompt_ids) -> 41, the tokens of the prompt that need not be computed again
     """
 
     def __init__(self) -> None:
@@ -20,10 +21,11 @@ class HeldConversations:
     def clear(self) -> None:
         self._caches: list[KeyValueCache] = []
         self._owners: list[int | None] = []  # the conversation in each slot
-        self._tokens: dict[int, tuple[int, ...]] = {}  # of each conversation: those in the caches
+        self._tokens: dict[int, tuple[int, ...]] = {}  # the cached tokens of each conversation
         self._longest = 0
 
     def forget(self, conversations: Sequence[int]) -> None:
+        """Free the slots of conversations that are over."""
         over = set(conversations)
         self._tokens = {number: tokens for number, tokens in self._tokens.items() if number not in over}
         self._owners = [None if owner in over else owner for owner in self._owners]
@@ -31,39 +33,49 @@ class HeldConversations:
             self.clear()
 
     def caches(self, conversations: Sequence[int | None], capacity: int, models: int) -> list[KeyValueCache]:
-        """Caches with a slot of `capacity` tokens at least for each of a call's requests, beside those held. Another
-        number of models than before makes all be forgotten. Raises LmgymError where a conversation is asked twice."""
-        named = [conversation for conversation in conversations if conversation is not None]
-        if len(set(named)) < len(named):
-            twice = next(one for one in named if named.count(one) > 1)
+        """Caches, one per model, with room for these requests (slots of at least `capacity` tokens) and for all other
+        conversations.
+
+        A different number of models than before clears the cache. Raises LmgymError if a conversation occurs twice.
+        """
+        given = [conversation for conversation in conversations if conversation is not None]
+        if len(set(given)) < len(given):
+            twice = next(conversation for conversation in given if given.count(conversation) > 1)
             raise LmgymError(f"requests: conversation {twice} is asked twice in one call; its turns go one by one")
         if len(self._caches) != models:
             self.clear()
             self._caches = [KeyValueCache(0, 0) for _ in range(models)]
         others = {owner for owner in self._owners if owner is not None}.difference(conversations)
         self._longest = max(self._longest, capacity)
-        slots, now = len(others) + len(conversations), self._caches[0]
-        if slots > now.slots or self._longest > now.capacity:
-            slots, room = _grown(now.slots, slots), _grown(now.capacity, self._longest)
+        slots, current = len(others) + len(conversations), self._caches[0]
+        if slots > current.slots or self._longest > current.capacity:
+            slots, length = _grown(current.slots, slots), _grown(current.capacity, self._longest)
             for cache in self._caches:
-                cache.grow(slots, room)
+                cache.grow(slots, length)
             self._owners += [None] * (slots - len(self._owners))
         return self._caches
 
-    def reach(self, conversation: int | None, prompt: tuple[int, ...]) -> int:
-        """How many of a prompt's first tokens are held: all of the conversation so far, or 0 where the prompt does not
-        begin with it. One token at least is left to read."""
+    def cached_length(self, conversation: int | None, prompt: tuple[int, ...]) -> int:
+        """How many of the prompt's first tokens are cached: the whole conversation so far, or 0 if the prompt does not
+        begin with it. At least one token is left to compute."""
         tokens = self._tokens.get(conversation, ()) if conversation is not None else ()
         return len(tokens) if len(tokens) < len(prompt) and prompt[: len(tokens)] == tokens else 0
 
-    def seat(self, conversations: Sequence[int | None], free: Sequence[int], rows: int) -> list[int]:
-        """A slot among the `free` of the first `rows` for each of these: its own, if it has one there, else an empty
-        one, else one whose owner moves behind."""
-        places = {owner: slot for slot, owner in enumerate(self._owners) if owner is not None}
-        own = [None if conversation is None else places.get(conversation) for conversation in conversations]
-        own = [slot if slot in free else None for slot in own]
-        left = iter(sorted(set(free).difference(own), key=lambda slot: (self._owners[slot] is not None, slot)))
-        slots = [next(left) if slot is None else slot for slot in own]
+    def assign_slots(self, conversations: Sequence[int | None], free: Sequence[int], rows: int) -> list[int]:
+        """A slot for each of these conversations, among the `free` ones of the first `rows`.
+
+        Preferred is the slot that it has already, then an empty slot, then one that another conversation occupies,
+        which is moved behind the first `rows`.
+        """
+        # 1. Keep the slots that are usable as they are.
+        slot_of = {owner: slot for slot, owner in enumerate(self._owners) if owner is not None}
+        current = [None if conversation is None else slot_of.get(conversation) for conversation in conversations]
+        current = [slot if slot in free else None for slot in current]
+        # 2. The others get the remaining free slots, empty ones first.
+        remaining = set(free).difference(current)
+        others = iter(sorted(remaining, key=lambda slot: (self._owners[slot] is not None, slot)))
+        slots = [next(others) if slot is None else slot for slot in current]
+        # 3. Move keys and values to where they are wanted.
         for conversation, slot in zip(conversations, slots, strict=True):
             if conversation is not None and conversation in self._owners:
                 self._exchange(slot, self._owners.index(conversation))
@@ -72,13 +84,16 @@ class HeldConversations:
             self._owners[slot] = conversation
         return slots
 
-    def hold(self, conversation: int, tokens: tuple[int, ...]) -> None:
-        """These are the conversation's tokens in the caches: none while it is being read anew, so that a call which
-        does not come to its end leaves nothing wrong behind; all but the last when its turn has ended."""
+    def record(self, conversation: int, tokens: tuple[int, ...]) -> None:
+        """Note which tokens of a conversation are cached.
+
+        None while its prompt is being computed, so that an interrupted call leaves nothing wrong behind; after its
+        turn, all but the last one, which has not been read.
+        """
         self._tokens[conversation] = tokens
 
-    def bring_forward(self, slots: Sequence[int]) -> list[int]:
-        """Make these the first slots. Returns which of them each is now."""
+    def move_to_front(self, slots: Sequence[int]) -> list[int]:
+        """Make these the first slots. Returns, for each of the first slots, the slot whose contents it has now."""
         order = list(range(len(slots)))
         holes = iter([slot for slot in order if slot not in set(slots)])
         for slot in slots:
@@ -88,14 +103,14 @@ class HeldConversations:
                 order[hole] = slot
         return order
 
-    def _exchange(self, one: int, other: int) -> None:
-        if one == other:
+    def _exchange(self, first: int, second: int) -> None:
+        if first == second:
             return
         for cache in self._caches:
-            cache.exchange(one, other, self._longest)
-        self._owners[one], self._owners[other] = self._owners[other], self._owners[one]
+            cache.exchange(first, second, self._longest)
+        self._owners[first], self._owners[second] = self._owners[second], self._owners[first]
 
 
 def _grown(old: int, needed: int) -> int:
-    """What grows turn by turn grows by half at least, so that moving it costs no more than reading it did."""
+    """A size that grows turn by turn grows by at least a half, so that copying costs no more than computing did."""
     return old if needed <= old else max(needed, old * 3 // 2)

@@ -1,7 +1,8 @@
-"""Decoding steps of fixed shapes, which a CUDA graph replays: one launch where Python would make some hundred.
+"""Decoding steps of fixed shapes as CUDA graphs: one launch replays a step that Python would launch as hundreds.
 
-A step depends on nothing but tensors that stay where they are: the cache, the tokens sampled last, the lengths of the
-slots. How far attention looks is rounded up, so that few shapes occur. Without CUDA the same steps run as they are.
+A step reads only tensors that keep their addresses: the cache, the tokens sampled last, the lengths of the slots. The
+number of cached tokens that attention reads is rounded up, so that there are few shapes. Without CUDA the same steps
+run without graphs.
 """
 
 import warnings
@@ -14,13 +15,14 @@ from torch import Tensor
 from lmgym.models.attention.kv_cache import CachedRows, KeyValueCache
 from lmgym.models.policy import Policy
 
-WIDTH = 256  # attention looks at multiples of so many tokens
-BEFORE = 3  # steps of a shape before it is captured: they also set up what libraries do once
+WIDTH = 256  # attention reads a multiple of this many tokens
+WARM_UP = 3  # steps of a shape before it is captured: libraries initialise themselves in them
 
 
 class CapturedSteps:
-    """Steps over the first slots of a cache, with keys and values of what stands before each already in it. Where the
-    cache changes its tensors (`keep`, `grow`), others have to be made.
+    """Decoding steps over the first `slots` slots of a cache.
+
+    They are valid as long as the cache keeps its tensors; after its `keep` or `grow`, make a new object.
 
     Example: CapturedSteps(policy, cache, 64).logits(last, lengths)
     """
@@ -30,17 +32,17 @@ class CapturedSteps:
         self.last, self.lengths = (torch.zeros(slots, dtype=torch.long, device=policy.device) for _ in range(2))
         self.captures = policy.device.type == "cuda"
         self.pool = torch.cuda.graph_pool_handle() if self.captures else None
-        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # by width: the step, and where its logits are
-        self.taken: Counter[int] = Counter()
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # by width: the step and its logits
+        self.steps: Counter[int] = Counter()  # by width
 
     def logits(self, last: Int[Tensor, " S"], lengths: Int[Tensor, " S"]) -> Float[Tensor, "S V"]:
-        """Read each slot's last token, and return the logits of its next; the next step overwrites them."""
+        """The logits [S V] of each slot's next token, given its last one. The next call overwrites them."""
         width = min(-(-(int(lengths.max()) + 1) // WIDTH) * WIDTH, self.cache.capacity)
         self.last.copy_(last)
         self.lengths.copy_(lengths)
-        if self.captures and self.taken[width] == BEFORE:
+        if self.captures and self.steps[width] == WARM_UP:
             self._capture(width)
-        self.taken[width] += 1
+        self.steps[width] += 1
         if width not in self.graphs:
             return self._step(width)
         graph, logits = self.graphs[width]
@@ -57,7 +59,7 @@ class CapturedSteps:
         try:
             with torch.cuda.graph(graph, pool=self.pool):
                 logits = self._step(width)
-        except RuntimeError as error:  # a model that looks at its numbers while it computes
+        except RuntimeError as error:  # a model whose computation depends on values of tensors
             name = self.policy.model.config.model_type
             reason = str(error).partition("\n")[0]
             warnings.warn(f"decoding steps of {name} cannot be captured and run one by one: {reason}", stacklevel=2)

@@ -1,11 +1,10 @@
-"""One call of the sampler: prompts are read into slots of a cache, answers grow side by side, token by token.
+"""One call of the sampler: prompts are prefilled into slots of a cache, then all answers grow by a token per step.
 
-A distinct prompt is computed once and its keys and values are stored for each of its answers; the cache is
-preallocated and written in place; a finished answer leaves and a waiting one takes its slot; a conversation's next
-turn reads only what is new.
+A distinct prompt is computed once for all of its answers. The cache is preallocated and written in place. A waiting
+request takes the slot of a finished answer. Of a conversation's next prompt only the new tokens are computed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,29 +16,34 @@ from lmgym.functional import truncation
 from lmgym.functional.sampling import draw, draw_among
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.inference.completions import Answers
-from lmgym.inference.conversation_cache import HeldConversations
+from lmgym.inference.conversation_cache import ConversationCache
 from lmgym.inference.cuda_graphs import CapturedSteps
 from lmgym.inference.hf_cache import EncoderDecoderReader, PlainReader
-from lmgym.inference.mkl_linear import PreparedLayers
-from lmgym.models.attention.kv_cache import CachedRows, ExtendedRows, KeyValueCache, SharedPrompts
-from lmgym.models.attention.packed import PackedRows
+from lmgym.inference.mkl_linear import MKLLinearLayers
+from lmgym.models.attention.kv_cache import CachedRows, ExtendedRows, KeyValueCache, PrefilledRows, SharedPrompts
 from lmgym.models.policy import Policy
 from lmgym.types import Restriction
 
-WORTH_SHARING = 1024  # tokens: sharing prompts doubles the calls of attention, which is what few short rows cost
+WORTH_SHARING = 1024  # tokens saved; below, the second call of attention that shared prompts need costs more
 
 
 @dataclass
-class Live:
-    """The answers being decoded, one per slot, as columns of length S."""
+class LiveSlots:
+    """The answers being decoded, one per slot, as columns of length S.
 
-    request: list[int]  # place in the list of requests
+    Example: slot 0 decodes request 3, slot 1 is free: LiveSlots([3, -1], torch.tensor([17, 0]), torch.tensor([42, 0]))
+    """
+
+    request: list[int]  # index in the list of requests; -1: the slot is free
     lengths: Int[Tensor, " S"]  # tokens in the slot
     last: Int[Tensor, " S"]  # the token sampled last, not yet in the cache
 
 
 class Decoder:
-    """The state of one `generate` call."""
+    """The state of one `generate` call (Sampler.generate describes the arguments).
+
+    Example: Decoder(policy, requests, Sampling(), 256, None, ConversationCache()).finish()
+    """
 
     def __init__(
         self,
@@ -49,17 +53,17 @@ class Decoder:
         rows: int,
         restriction: Restriction | None,
         mask: Policy | None,
-        held: HeldConversations,
+        conversations: ConversationCache,
         captured: bool = False,
         ended: Callable[[int, list[int]], None] | None = None,
     ) -> None:
         self.policy, self.requests, self.sampling, self.rows = policy, requests, sampling, min(rows, len(requests))
         self.captured, self.captures, self.ended = captured, list[CapturedSteps](), ended
-        self.restriction, self.held = restriction, held
+        self.restriction, self.conversations = restriction, conversations
         self.conversing = any(request.conversation is not None for request in requests)
-        # Who reads the answers back: the sampled policy and, where another restricts it, that one beside it.
+        # Every model that needs the logits: the sampled policy, and another one that restricts its tokens.
         self.policies = [policy] if mask is None else [policy, mask]
-        self.device, self.prepared = policy.device, PreparedLayers(policy)
+        self.device, self.linear_layers = policy.device, MKLLinearLayers(policy)
         self.answers = Answers(policy, requests, sampling)
         self.ids, self.stops = self.answers.ids, self.answers.stops
         keys = [request.key for request in requests]
@@ -67,38 +71,39 @@ class Decoder:
         self.stops_at = torch.tensor(sorted(self.answers.stop_ids), device=self.device)
 
     def finish(self) -> list[Completion]:
+        """Decode all requests; returns one completion for each, in order."""
         try:
             self._decode_all()
         finally:
-            self.prepared.release()
+            self.linear_layers.release()
         return self.answers.completions()
 
     def _decode_all(self) -> None:
         if self.policy.encoder_decoder:
-            # Sources of like length side by side: the encoder and the cross-attention see little padding.
+            # Sources of similar length together: little padding in the encoder and the cross-attention.
             order = sorted(range(len(self.requests)), key=lambda request: len(self.requests[request].source_ids))
             self._decode_blocks(order, EncoderDecoderReader)
         elif all(policy.fast for policy in self.policies):
             self._decode()
         else:
             by_length: dict[int, list[int]] = {}
-            for request, one in enumerate(self.requests):
-                by_length.setdefault(len(one.prompt_ids), []).append(request)
-            for same in by_length.values():
-                self._decode_blocks(same, PlainReader)
+            for index, request in enumerate(self.requests):
+                by_length.setdefault(len(request.prompt_ids), []).append(index)
+            for indices in by_length.values():
+                self._decode_blocks(indices, PlainReader)
 
     def _decode(self) -> None:
+        """Decode with lmgym's own caches: admit waiting requests, drop unused slots, one token for each live slot."""
         caches = self._caches()
         waiting, free = list(range(len(self.requests))), list(range(self.rows))
-        live = Live(
-            [-1] * self.rows, torch.zeros(self.rows, dtype=torch.long), torch.zeros(self.rows, dtype=torch.long)
-        )
+        live = LiveSlots([-1] * self.rows, *torch.zeros(2, self.rows, dtype=torch.long))
         while True:
+            # Wait until a quarter of the slots is free: many small prefills would cost more than free slots do.
             if waiting and len(free) >= min(len(waiting), max(1, self.rows // 4)):
                 admitted, waiting = waiting[: len(free)], waiting[len(free) :]
                 self._admit(admitted, free, live, caches)
                 free = [slot for slot, request in enumerate(live.request) if request < 0]
-                continue  # some may have ended with their first token
+                continue  # some answers may have ended with their first token
             active = len(live.request) - len(free)
             if active == 0 and not waiting:
                 return
@@ -108,114 +113,122 @@ class Decoder:
             free = [slot for slot, request in enumerate(live.request) if request < 0]
 
     def _caches(self) -> list[KeyValueCache]:
-        """Room for the answers behind their shared prompts. A conversation's slot holds its prompt too, since it is
-        held as a whole; so it does where the kernel that reads the cache is not ours (`CachedRows`), and where nothing
-        is shared."""
+        """One cache per model, with slots for the answers behind their shared prompts.
+
+        A slot holds its prompt too if it belongs to a conversation (which is kept as a whole), on devices where
+        attention is torch's own kernel (`CachedRows`), and if no two requests have the same prompt.
+        """
         prompts = {request.prompt_ids for request in self.requests}
         limits = zip(self.requests, self.answers.limits, strict=True)
         whole = max(len(request.prompt_ids) + limit for request, limit in limits)
         if self.conversing:
             conversations = [request.conversation for request in self.requests]
-            return self.held.caches(conversations, whole, len(self.policies))
+            return self.conversations.caches(conversations, whole, len(self.policies))
         if self.device.type != "cpu" or len(prompts) == len(self.requests):
             return [KeyValueCache(self.rows, whole) for _ in self.policies]
-        count, longest, own = min(len(prompts), self.rows), max(map(len, prompts)), max(self.answers.limits)
+        count, longest, answer = min(len(prompts), self.rows), max(map(len, prompts)), max(self.answers.limits)
         shared = [SharedPrompts(count, self.rows, longest, self.device) for _ in self.policies]
-        return [KeyValueCache(self.rows, own, prompts) for prompts in shared]
+        return [KeyValueCache(self.rows, answer, prompts) for prompts in shared]
 
-    def _admit(self, requests: list[int], free: list[int], live: Live, caches: list[KeyValueCache]) -> None:
-        """Read the prompts of these requests into free slots, as far as that is not done, and sample their first
-        tokens."""
+    def _admit(self, requests: list[int], free: list[int], live: LiveSlots, caches: list[KeyValueCache]) -> None:
+        """Give these requests free slots, compute what is not cached of their prompts, sample their first tokens."""
+        # 1. A slot for each request; a conversation prefers the one that holds its earlier turns.
         slots = free[: len(requests)]
         if self.conversing:
-            slots = self.held.seat([self.requests[request].conversation for request in requests], free, self.rows)
-        place = dict(zip(requests, slots, strict=True))
+            conversations = [self.requests[request].conversation for request in requests]
+            slots = self.conversations.assign_slots(conversations, free, self.rows)
+        slot_of = dict(zip(requests, slots, strict=True))
         shared = caches[0].prompts is not None
-        for request, slot in place.items():
+        for request, slot in slot_of.items():
             live.request[slot] = request
             live.lengths[slot] = 0 if shared else len(self.requests[request].prompt_ids)
-        reach = {request: self._reach(request) for request in requests}
-        members: dict[tuple[int, ...], list[int]] = {}
+        # 2. New prompts: each distinct one is prefilled once, for all requests that have it.
+        cached = {request: self._cached_length(request) for request in requests}
+        requests_with: dict[tuple[int, ...], list[int]] = {}
         for request in requests:
-            if not reach[request]:
-                members.setdefault(self.requests[request].prompt_ids, []).append(request)
+            if not cached[request]:
+                requests_with.setdefault(self.requests[request].prompt_ids, []).append(request)
                 if (conversation := self.requests[request].conversation) is not None:
-                    self.held.hold(conversation, ())
-        for chunk in _chunks(list(members), self.policy.tokens_per_forward):
-            self._begin([(prompt, [place[request] for request in members[prompt]]) for prompt in chunk], live, caches)
-        going_on = sorted((request for request in requests if reach[request]), key=lambda request: place[request])
-        fresh = [self.requests[request].prompt_ids[reach[request] :] for request in going_on]
+                    self.conversations.record(conversation, ())
+        for chunk in _chunks(list(requests_with), self.policy.tokens_per_forward):
+            slots_with = [(prompt, [slot_of[request] for request in requests_with[prompt]]) for prompt in chunk]
+            self._prefill(slots_with, live, caches)
+        # 3. Later turns of cached conversations: only the tokens after the cached ones.
+        continued = sorted((request for request in requests if cached[request]), key=lambda request: slot_of[request])
+        new_tokens = [self.requests[request].prompt_ids[cached[request] :] for request in continued]
         done = 0
-        for prompts in _chunks(fresh, self.policy.tokens_per_forward):
-            chosen = going_on[done : done + len(prompts)]
-            self._continue(prompts, [place[request] for request in chosen], live, caches)
-            done += len(prompts)
+        for chunk in _chunks(new_tokens, self.policy.tokens_per_forward):
+            chosen = continued[done : done + len(chunk)]
+            self._extend(chunk, [slot_of[request] for request in chosen], live, caches)
+            done += len(chunk)
 
-    def _reach(self, request: int) -> int:
-        """Tokens of a prompt whose keys and values are held."""
-        one = self.requests[request]
-        return self.held.reach(one.conversation, one.prompt_ids) if self.conversing else 0
+    def _cached_length(self, index: int) -> int:
+        """Tokens of a request's prompt whose keys and values are cached."""
+        request = self.requests[index]
+        return self.conversations.cached_length(request.conversation, request.prompt_ids) if self.conversing else 0
 
-    def _begin(self, prompts: list[tuple[tuple[int, ...], list[int]]], live: Live, caches: list[KeyValueCache]) -> None:
-        """Prefill distinct prompts, each for all the slots that begin with it."""
-        slots = [slot for _, own in prompts for slot in own]
-        others = [slot for slot, request in enumerate(live.request) if request >= 0 and slot not in set(slots)]
-        source = torch.tensor([i for i, (_, own) in enumerate(prompts) for _ in own], device=self.device)
-        ids = torch.tensor([token for prompt, _ in prompts for token in prompt], device=self.device)
-        lengths = [len(prompt) for prompt, _ in prompts]
-        ends = (torch.tensor(lengths).cumsum(0) - 1).to(self.device)
-        logits = []
-        for policy, cache in zip(self.policies, caches, strict=True):
-            if cache.prompts is None:
-                layout = PackedRows(lengths, self.device, cache, source, torch.tensor(slots, device=self.device))
-            else:
-                layout = PackedRows(lengths, self.device, cache.prompts.cache, *cache.prompts.seat(prompts, others))
-            hidden = policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
-            logits.append(policy.head(hidden[ends])[source])
-        self._take(logits, slots, live, caches)
-
-    def _continue(
-        self, fresh: list[tuple[int, ...]], slots: list[int], live: Live, caches: list[KeyValueCache]
+    def _prefill(
+        self, prompts: list[tuple[tuple[int, ...], list[int]]], live: LiveSlots, caches: list[KeyValueCache]
     ) -> None:
-        """Read what is new in the prompts of conversations that go on."""
-        into = torch.tensor(slots, device=self.device)
-        ids = torch.tensor([token for tokens in fresh for token in tokens], device=self.device)
-        lengths = [len(tokens) for tokens in fresh]
-        ends = (torch.tensor(lengths).cumsum(0) - 1).to(self.device)
-        before = (live.lengths[slots] - torch.tensor(lengths)).to(self.device)
-        logits = []
-        for policy, cache in zip(self.policies, caches, strict=True):
-            layout = ExtendedRows(cache, before, lengths, into)
-            hidden = policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
-            logits.append(policy.head(hidden[ends]))
-        self._take(logits, slots, live, caches)
+        """Compute distinct prompts, each for all the slots that begin with it."""
+        slots = [slot for _, prompt_slots in prompts for slot in prompt_slots]
+        others = [slot for slot, request in enumerate(live.request) if request >= 0 and slot not in set(slots)]
+        repeats = torch.tensor([len(prompt_slots) for _, prompt_slots in prompts])
+        source = torch.arange(len(prompts)).repeat_interleave(repeats).to(self.device)  # the prompt of each slot
+        ids = [prompt for prompt, _ in prompts]
+        layouts = []
+        for cache in caches:
+            if cache.prompts is None:
+                target = (cache, source, torch.tensor(slots, device=self.device))
+            else:
+                target = (cache.prompts.cache, *cache.prompts.assign(prompts, others))
+            layouts.append(PrefilledRows(list(map(len, ids)), *target))
+        self._take([of_model[source] for of_model in self._last_logits(ids, layouts)], slots, live)
 
-    def _step(self, live: Live, caches: list[KeyValueCache]) -> None:
-        """One token for each live slot; free slots are computed along, and their tokens are thrown away."""
+    def _extend(
+        self, new_tokens: list[tuple[int, ...]], slots: list[int], live: LiveSlots, caches: list[KeyValueCache]
+    ) -> None:
+        """Compute the new tokens of prompts whose beginnings are cached in these slots."""
+        slot_index, lengths = torch.tensor(slots, device=self.device), list(map(len, new_tokens))
+        before = (live.lengths[slots] - torch.tensor(lengths)).to(self.device)
+        layouts = [ExtendedRows(cache, before, lengths, slot_index) for cache in caches]
+        self._take(self._last_logits(new_tokens, layouts), slots, live)
+
+    def _last_logits(
+        self, sequences: list[tuple[int, ...]], layouts: Sequence[PrefilledRows | ExtendedRows]
+    ) -> list[Float[Tensor, "R V"]]:
+        """Each model's logits at the last token of these sequences, which are packed as the layouts say."""
+        ids = torch.tensor([[token for tokens in sequences for token in tokens]], device=self.device)
+        ends = (torch.tensor(list(map(len, sequences))).cumsum(0) - 1).to(self.device)
+        pairs = zip(self.policies, layouts, strict=True)
+        hidden = [policy.forward_hidden(ids, layout.positions[None], layout)[0] for policy, layout in pairs]
+        return [policy.head(states[ends]) for policy, states in zip(self.policies, hidden, strict=True)]
+
+    def _step(self, live: LiveSlots, caches: list[KeyValueCache]) -> None:
+        """One token for each live slot. Free slots are computed too, and their logits are dropped."""
         slots = [slot for slot, request in enumerate(live.request) if request >= 0]
-        self.prepared.expect(len(live.request))
+        self.linear_layers.begin_step(len(live.request))
         if self.captured:
             self.captures = self.captures or [
                 CapturedSteps(*both, len(live.request)) for both in zip(self.policies, caches, strict=True)
             ]
-            of_all = [steps.logits(live.last, live.lengths) for steps in self.captures]
-            logits = of_all if len(slots) == len(live.request) else [one[slots] for one in of_all]
+            logits = [steps.logits(live.last, live.lengths) for steps in self.captures]
+            logits = logits if len(slots) == len(live.request) else [of_model[slots] for of_model in logits]
         else:
-            logits = [self._read(*both, live, slots) for both in zip(self.policies, caches, strict=True)]
+            logits = [self._step_logits(*both, live, slots) for both in zip(self.policies, caches, strict=True)]
         live.lengths[slots] += 1
-        self._take(logits, slots, live, caches)
+        self._take(logits, slots, live)
 
-    def _read(self, policy: Policy, cache: KeyValueCache, live: Live, slots: list[int]) -> Float[Tensor, "R V"]:
+    def _step_logits(
+        self, policy: Policy, cache: KeyValueCache, live: LiveSlots, slots: list[int]
+    ) -> Float[Tensor, "R V"]:
         layout = CachedRows(cache, live.lengths.to(self.device), int(live.lengths.max()) + 1)
         hidden = policy.forward_hidden(live.last.to(self.device)[:, None], layout.positions[:, None], layout)
         logits: Tensor = policy.head(hidden[:, 0])
         return logits if len(slots) == len(logits) else logits[slots]
 
-    def _take(
-        self, logits: list[Float[Tensor, "R V"]], slots: list[int], live: Live, caches: list[KeyValueCache]
-    ) -> None:
-        """Sample one token per slot, keep it with its log-probability, and free the slots of ended answers; those of
-        conversations are held for the next turn."""
+    def _take(self, logits: list[Float[Tensor, "R V"]], slots: list[int], live: LiveSlots) -> None:
+        """Sample one token per slot, and free the slots of ended answers. Conversations stay cached."""
         requests = [live.request[slot] for slot in slots]
         live.last[slots] = torch.tensor(self._draw(logits, requests))
         for request, slot in zip(requests, slots, strict=True):
@@ -225,16 +238,19 @@ class Decoder:
             conversation = self.requests[request].conversation
             if conversation is None:
                 live.lengths[slot] = 0
-            else:  # the length stays: what is computed along for free slots is written behind what is held
-                self.held.hold(conversation, (*self.requests[request].prompt_ids, *self.ids[request][:-1]))
+            else:  # the length stays, so that what steps write to this free slot comes after the cached tokens
+                self.conversations.record(conversation, (*self.requests[request].prompt_ids, *self.ids[request][:-1]))
 
     def _draw(self, logits: list[Float[Tensor, "R V"]], requests: list[int]) -> list[int]:
-        """Sample the next token of these answers, all of them open, from the policies' logits, and keep it."""
+        """Sample the next token of these unfinished answers, given each model's logits, and append it to them."""
+        # 1. No stop id among the first min_new_tokens.
         counts = [len(self.ids[request]) for request in requests]
         early = torch.tensor([count < self.sampling.min_new_tokens for count in counts])
         if bool(early.any()):
-            for one in logits:  # in place: they are ours, and a mask of [R V] would be ten times the work
-                one[:, self.stops_at] = one[:, self.stops_at].masked_fill(early.to(self.device)[:, None], float("-inf"))
+            for of_model in logits:  # in place: a mask of [R V] would be ten times the work
+                stop_logits = of_model[:, self.stops_at].masked_fill(early.to(self.device)[:, None], float("-inf"))
+                of_model[:, self.stops_at] = stop_logits
+        # 2. Draw, from all tokens or from a restricted set, which is stored with the answer.
         uniform = self.uniforms[requests, counts].to(self.device, torch.float32 if self.device.type == "mps" else None)
         temperature = self.sampling.temperature
         if self.restriction is None and not self.sampling.truncates:
@@ -243,6 +259,7 @@ class Decoder:
             candidates = self._candidates(logits[-1] if temperature in (0, 1) else logits[-1] / temperature)
             self.answers.add_sets(requests, candidates)
             tokens, logprobs = draw_among(logits[0], candidates, temperature, uniform)
+        # 3. Append, and tell the caller which answers are finished.
         for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
             self.answers.add(request, token, logprob)
             if self.stops[request] and self.ended is not None:
@@ -250,7 +267,10 @@ class Decoder:
         return tokens.tolist()
 
     def _candidates(self, logits: Float[Tensor, "R V"]) -> truncation.Candidates:
-        """What each row may be drawn from, by the logits of who decides it, at the sampling temperature."""
+        """The tokens that each row may draw: by top-k, top-p and min-p, or by the algorithm's restriction.
+
+        `logits` are at the sampling temperature, and of the restricting policy if there is one.
+        """
         sampling, rule = self.sampling, self.restriction
         if rule is None:
             return truncation.truncated(logits, sampling.top_k, sampling.top_p, sampling.min_p)
@@ -260,13 +280,14 @@ class Decoder:
             if rule.rule == "top_p"
             else truncation.top_k(logits, int(rule.amount), least)
         )
-        mask[:, list(self.policy.special_ids)] = True  # whatever the rule says
-        return truncation.members(mask)
+        mask[:, list(self.policy.special_ids)] = True  # always allowed
+        return truncation.from_mask(mask)
 
-    def _compact(self, live: Live, caches: list[KeyValueCache]) -> None:
+    def _compact(self, live: LiveSlots, caches: list[KeyValueCache]) -> None:
+        """Drop the free slots, because no request waits for them."""
         slots = [slot for slot, request in enumerate(live.request) if request >= 0]
         if self.conversing:
-            slots = self.held.bring_forward(slots)
+            slots = self.conversations.move_to_front(slots)
         else:
             for cache in caches:
                 cache.keep(torch.tensor(slots, device=self.device))
@@ -278,32 +299,32 @@ class Decoder:
             (live.lengths, *_) = [cache.unshare(live.lengths) for cache in caches]
 
     def _decode_blocks(self, order: list[int], make: type[PlainReader] | type[EncoderDecoderReader]) -> None:
-        """Answers in blocks that begin together, through Hugging Face's own caches."""
+        """Decode with Hugging Face's own caches, in blocks of up to `rows` answers that begin together."""
         for start in range(0, len(order), self.rows):
             block = order[start : start + self.rows]
             readers = [make(policy, [self.requests[request] for request in block]) for policy in self.policies]
-            leaving = [reader for reader in readers if isinstance(reader, EncoderDecoderReader)]
+            shrinking = [reader for reader in readers if isinstance(reader, EncoderDecoderReader)]
             tokens = None
             while True:
                 if tokens is not None:
-                    self.prepared.expect(len(block))
+                    self.linear_layers.begin_step(len(block))
                 logits = [reader.step(tokens) for reader in readers]
-                still = [place for place, request in enumerate(block) if not self.stops[request]]
-                drawn = self._draw([one[still] for one in logits], [block[place] for place in still])
-                tokens = torch.full((len(block),), self.policy.pad_id, device=self.device)  # ended ones are fed padding
-                tokens[still] = torch.tensor(drawn, device=self.device)
-                still = [place for place in still if not self.stops[block[place]]]
-                if not still:
+                unfinished = [row for row, request in enumerate(block) if not self.stops[request]]
+                drawn = self._draw([of_model[unfinished] for of_model in logits], [block[row] for row in unfinished])
+                tokens = torch.full((len(block),), self.policy.pad_id, device=self.device)  # for finished answers
+                tokens[unfinished] = torch.tensor(drawn, device=self.device)
+                unfinished = [row for row in unfinished if not self.stops[block[row]]]
+                if not unfinished:
                     break
-                if leaving and len(still) <= 0.75 * len(block):
-                    block, places = [block[place] for place in still], torch.tensor(still, device=self.device)
-                    tokens = tokens[places]
-                    for reader in leaving:
-                        reader.keep(places)
+                if shrinking and len(unfinished) <= 0.75 * len(block):
+                    block, rows = [block[row] for row in unfinished], torch.tensor(unfinished, device=self.device)
+                    tokens = tokens[rows]
+                    for reader in shrinking:
+                        reader.keep(rows)
 
 
 def _chunks(prompts: list[tuple[int, ...]], budget: int) -> list[list[tuple[int, ...]]]:
-    """Prompts in order, cut where the padded size would pass the budget."""
+    """Prompts in order, in chunks whose padded size is within the budget of tokens (one prompt may exceed it)."""
     chunks: list[list[tuple[int, ...]]] = []
     for prompt in prompts:
         if chunks and (len(chunks[-1]) + 1) * max(map(len, [*chunks[-1], prompt])) <= budget:

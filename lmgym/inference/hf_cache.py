@@ -1,7 +1,7 @@
-"""Models that read their answers back one token at a time through Hugging Face's own cache.
+"""Decoding with Hugging Face's own caches: encoder-decoders, and causal models without a fast path.
 
-The fast path for causal models does not come here (inference/sampler.py). A reader serves one block of answers that
-begin together: `step(None)` returns the logits [S V] of their first tokens, `step(tokens)` of the next ones.
+A reader runs the model for one block of answers that begin together: `step(None)` returns the logits [S V] of their
+first tokens, `step(tokens)` the logits of the tokens after these.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,14 @@ from lmgym.models.policy import Policy
 
 
 class PlainReader:
-    """Any causal LM. All prompts of the block have one length: recurrent models and odd position encodings would not
-    survive padding. A model without a cache reads everything again. Ended answers stay and are fed padding: a recurrent
-    state cannot be picked apart."""
+    """Any causal LM.
+
+    All prompts of a block have one length, because padding would be wrong for recurrent models and some position
+    encodings. A model without a cache computes all tokens again at each step. Finished answers stay in the block and
+    get padding tokens, because rows cannot be removed from every kind of recurrent state.
+
+    Example: PlainReader(policy, requests).step(None).argmax(-1)
+    """
 
     def __init__(self, policy: Policy, requests: Sequence[Request]) -> None:
         self.model, self.cache = policy.model, None
@@ -35,29 +40,34 @@ class PlainReader:
 
 
 class EncoderDecoderReader:
-    """An encoder-decoder LM. A distinct source is encoded once, and its first decoder step, which fills the cache of
-    the cross-attention, is run once; answers to it then get copies. Ended answers leave the caches (`keep`)."""
+    """An encoder-decoder LM.
+
+    A distinct source is encoded once, and its first decoder step, which fills the cross-attention cache, runs once; its
+    answers then get copies. `keep` removes finished answers.
+
+    Example: EncoderDecoderReader(policy, requests).step(None).argmax(-1)
+    """
 
     def __init__(self, policy: Policy, requests: Sequence[Request]) -> None:
         self.policy, self.model = policy, policy.model
-        places: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
-        owner = [places.setdefault((r.source_ids, r.prompt_ids), len(places)) for r in requests]
-        self.owner = torch.tensor(owner, device=policy.device)
-        self.prefix = torch.tensor([prefix for _, prefix in places], device=policy.device)
-        self.encoded, self.mask = self._encode([source for source, _ in places])
+        index_of: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}  # of distinct (source, decoder prefix)
+        source_of_row = [index_of.setdefault((r.source_ids, r.prompt_ids), len(index_of)) for r in requests]
+        self.source_of_row = torch.tensor(source_of_row, device=policy.device)
+        self.prefix = torch.tensor([prefix for _, prefix in index_of], device=policy.device)
+        self.encoded, self.mask = self._encode([source for source, _ in index_of])
         self.cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
 
     def step(self, tokens: Int[Tensor, " S"] | None) -> Float[Tensor, "S V"]:
         if tokens is not None:
             return self._forward(tokens[:, None])
         logits = self._forward(self.prefix)
-        self.keep(self.owner)
-        return logits[self.owner]
+        self.keep(self.source_of_row)
+        return logits[self.source_of_row]
 
-    def keep(self, places: Int[Tensor, " S"]) -> None:
-        """Go on with these of the block's answers, in this order; one may be named more than once."""
-        self.cache.batch_select_indices(places)
-        self.encoded, self.mask = self.encoded[places], self.mask[places]
+    def keep(self, rows: Int[Tensor, " S"]) -> None:
+        """Continue with these rows of the block, in this order; a row may occur more than once."""
+        self.cache.batch_select_indices(rows)
+        self.encoded, self.mask = self.encoded[rows], self.mask[rows]
 
     def _forward(self, tokens: Int[Tensor, "S L"]) -> Float[Tensor, "S V"]:
         output = self.model(
@@ -75,5 +85,5 @@ class EncoderDecoderReader:
         mask = torch.arange(longest) < torch.tensor(list(map(len, sources)))[:, None]
         ids, mask = ids.to(self.policy.device), mask.to(self.policy.device)
         rows = max(self.policy.tokens_per_forward // longest, 1)
-        parts = zip(ids.split(rows), mask.split(rows), strict=True)
-        return torch.cat([self.policy.encode(*part) for part in parts]), mask
+        chunks = zip(ids.split(rows), mask.split(rows), strict=True)
+        return torch.cat([self.policy.encode(*chunk) for chunk in chunks]), mask

@@ -1,8 +1,8 @@
-"""Hugging Face's `generate` for evaluations: beam search, penalties, and whatever else its GenerationConfig can say.
+"""Hugging Face's `generate` for evaluations: beam search, penalties and other keys of its GenerationConfig.
 
-Nothing is trained on such answers, so they have no log-probabilities. Of the model's own generation_config only the
-ids that end an answer are obeyed, and the first tokens of an encoder-decoder's answers (`Policy.decoder_start`):
-a top_k or a number of beams that a checkpoint brings along would change results without a word in the recipe.
+Such answers have no log-probabilities, because nothing is trained on them. Of the model's own generation_config only
+two things are used: the ids that end an answer, and the first tokens of an encoder-decoder's answers
+(`Policy.decoder_start`). A top_k or a number of beams in a checkpoint would change results that no recipe shows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,11 +25,11 @@ LOOK_AT_PROMPT = {"encoder_no_repeat_ngram_size", "encoder_repetition_penalty"}
 
 
 def generate(policy: Policy, requests: Sequence[Request], decoding: Decoding, rows: int) -> list[Completion]:
-    """One completion per request, in order, whose ids are those of the model's own `generate`.
+    """One completion per request, in order, with the ids that the model's own `generate` returns.
 
-    With temperature 0 an answer depends on its request only; above, torch's generator is seeded for each block of
-    answers by the key of its first request, so evaluations repeat, but an answer depends on those beside it.
-    Raises LmgymError where Hugging Face refuses.
+    With temperature 0 an answer depends on its request only. Above 0, torch's generator is seeded for each block of
+    answers by the key of the block's first request: an evaluation repeats exactly, but an answer also depends on the
+    other requests of its block. Raises LmgymError if Hugging Face refuses the settings.
     """
     answers = Answers(policy, requests, decoding)
     settings = checked(decoding.generation, decoding.temperature)
@@ -48,7 +48,7 @@ def generate(policy: Policy, requests: Sequence[Request], decoding: Decoding, ro
 
 
 def _take(answers: Answers, request: int, ids: list[int]) -> None:
-    """An answer up to its end, without the padding behind it."""
+    """Store an answer up to its end, without the padding after it."""
     for token in ids:
         if answers.stops[request]:
             return
@@ -56,18 +56,21 @@ def _take(answers: Answers, request: int, ids: list[int]) -> None:
 
 
 def _blocks(policy: Policy, answers: Answers, settings: Mapping[str, Any], rows: int) -> list[list[int]]:
-    """Requests that are decoded side by side: they end at the same length at most and with the same strings, and are of
-    one length where padding would be read (left padding is exact for the families of the fast path, and right padding
-    for encoders)."""
-    read = LOOK_AT_PROMPT if policy.encoder_decoder else LOOK_AT_PROMPT | LOOK_BACK
-    exact = bool(settings.keys() & read) or not (policy.fast or policy.encoder_decoder)
-    lengths = [len(one.source_ids or one.prompt_ids) for one in answers.requests]
+    """Requests in blocks that are decoded together: of one answer limit and with the same stop strings.
+
+    Prompts of a block have one length if padding would change results: for settings that read the prompt, and for
+    causal models without a fast path. (Left padding is exact for the families of the fast path, right padding for
+    encoders.)
+    """
+    reads_prompt = LOOK_AT_PROMPT if policy.encoder_decoder else LOOK_AT_PROMPT | LOOK_BACK
+    unpadded = bool(settings.keys() & reads_prompt) or not (policy.fast or policy.encoder_decoder)
+    lengths = [len(request.source_ids or request.prompt_ids) for request in answers.requests]
     kinds = [
-        (limit, length if exact else 0, stop)
+        (limit, length if unpadded else 0, stop)
         for limit, length, stop in zip(answers.limits, lengths, answers.stop_texts, strict=True)
     ]
     blocks: list[list[int]] = []
-    for request in sorted(range(len(lengths)), key=lambda place: (kinds[place], lengths[place])):
+    for request in sorted(range(len(lengths)), key=lambda index: (kinds[index], lengths[index])):
         last = blocks[-1] if blocks else []
         fits = last and len(last) < rows and kinds[last[0]] == kinds[request]
         if fits and (len(last) + 1) * lengths[request] <= policy.tokens_per_forward:
@@ -78,29 +81,30 @@ def _blocks(policy: Policy, answers: Answers, settings: Mapping[str, Any], rows:
 
 
 def _inputs(policy: Policy, requests: Sequence[Request]) -> tuple[dict[str, Tensor], int]:
-    """The arguments of `generate`, and the column at which answers begin."""
-    read = [one.source_ids if policy.encoder_decoder else one.prompt_ids for one in requests]
-    longest = max(map(len, read))
-    ids = torch.full((len(read), longest), policy.pad_id)
+    """The arguments of `generate`, and the column at which answers begin. Prompts are padded on the left, sources on
+    the right."""
+    prompts = [request.source_ids if policy.encoder_decoder else request.prompt_ids for request in requests]
+    longest = max(map(len, prompts))
+    ids = torch.full((len(prompts), longest), policy.pad_id)
     mask = torch.zeros_like(ids)
-    for row, own in enumerate(read):
-        place = slice(0, len(own)) if policy.encoder_decoder else slice(longest - len(own), longest)
-        ids[row, place], mask[row, place] = torch.tensor(own), 1
+    for row, row_ids in enumerate(prompts):
+        columns = slice(0, len(row_ids)) if policy.encoder_decoder else slice(longest - len(row_ids), longest)
+        ids[row, columns], mask[row, columns] = torch.tensor(row_ids), 1
     inputs = {"inputs": ids.to(policy.device), "attention_mask": mask.to(policy.device)}
     if not policy.encoder_decoder:
         return inputs, longest
-    inputs["decoder_input_ids"] = torch.tensor([one.prompt_ids for one in requests], device=policy.device)
+    inputs["decoder_input_ids"] = torch.tensor([request.prompt_ids for request in requests], device=policy.device)
     return inputs, len(requests[0].prompt_ids)
 
 
 def _configuration(policy: Policy, answers: Answers, settings: Mapping[str, Any], limit: int) -> GenerationConfig:
     decoding = answers.sampling
-    draws: dict[str, Any] = {"do_sample": False}
+    sampling: dict[str, Any] = {"do_sample": False}
     if decoding.temperature > 0:
-        draws = {
+        sampling = {
             "do_sample": True,
             "temperature": decoding.temperature,
-            "top_k": decoding.top_k or 0,  # left out, it would be 50
+            "top_k": decoding.top_k or 0,  # Hugging Face's default would be 50
             "top_p": 1.0 if decoding.top_p is None else decoding.top_p,
             "min_p": decoding.min_p,
         }
@@ -110,13 +114,13 @@ def _configuration(policy: Policy, answers: Answers, settings: Mapping[str, Any]
         eos_token_id=sorted(answers.stop_ids),
         pad_token_id=policy.pad_id,
         decoder_start_token_id=policy.decoder_start[0] if policy.encoder_decoder else None,
-        **draws,
+        **sampling,
         **settings,
     )
 
 
 class _StopStrings(StoppingCriteria):
-    """Ends an answer (or a beam) with the token that completes a stop string, as lmgym's sampler does."""
+    """End an answer (or a beam) with the token that completes a stop string, as lmgym's sampler does."""
 
     def __init__(self, answers: Answers, request: int, start: int) -> None:
         self.answers, self.request, self.start = answers, request, start
@@ -128,17 +132,17 @@ class _StopStrings(StoppingCriteria):
 
 @contextmanager
 def _blank_configuration(model: Any) -> Iterator[None]:
-    """Within it the model has no generation_config of its own, from which `generate` would fill what it is not told."""
-    own, model.generation_config = model.generation_config, GenerationConfig()
+    """Within this context the model's own generation_config is empty, so that `generate` takes no defaults from it."""
+    usual, model.generation_config = model.generation_config, GenerationConfig()
     try:
         yield
     finally:
-        model.generation_config = own
+        model.generation_config = usual
 
 
 @contextmanager
 def _seeded(key: int, device: torch.device, decoding: Decoding) -> Iterator[None]:
-    """torch's generators as a function of the key, and afterwards as they were."""
+    """Within this context torch's generators are seeded by the key; afterwards they continue as before."""
     if decoding.temperature == 0:
         yield
         return

@@ -1,0 +1,1 @@
+"""Policies: loading, log-probabilities, value functions, adapters, quantization, export."""

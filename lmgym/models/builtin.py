@@ -1,4 +1,4 @@
-"""Built-in models and tokenizers: small, from scratch, a function of the seed; nothing is downloaded."""
+"""Built-in models and tokenizers: small, with random weights that depend on the seed only; nothing is downloaded."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,19 +25,22 @@ from lmgym.core.registry import suggest
 BUILTIN = "builtin:tiny"
 PREFIX = "builtin:"
 SPECIAL = ["<pad>", "<bos>", "<eos>"]  # ids 0, 1 and 2 of every built-in tokenizer
-DERIVED = ("dense_act_fn", "is_gated_act", "scale_decoder_outputs", "tie_word_embeddings")  # T5Config sets these itself
+DERIVED = ("dense_act_fn", "is_gated_act", "scale_decoder_outputs", "tie_word_embeddings")  # computed by T5Config
 
 
 @dataclass(frozen=True)
 class Family:
-    """A built-in model: its classes, and the fields of its configuration that are not the class's own defaults."""
+    """A built-in model: its classes, and the configuration fields that differ from the defaults of the class.
+
+    Example: Family(GPT2Config, GPT2LMHeadModel, {"n_embd": 64})
+    """
 
     config: type[Any]
     model: Callable[[Any], PreTrainedModel]
     fields: Mapping[str, Any]
 
 
-# Dropout is 0 throughout: what the sampler drew and what the update scores must be the same distribution.
+# Dropout is 0 everywhere: sampler and update must compute the same distribution.
 MODELS = {
     BUILTIN: Family(
         LlamaConfig,
@@ -60,7 +63,7 @@ MODELS = {
             "n_layer": 2,
             "n_head": 4,
             "n_positions": 512,
-            "activation_function": "gelu_pytorch_tanh",  # GPT-2's own gelu_new in one kernel
+            "activation_function": "gelu_pytorch_tanh",  # the same as GPT-2's gelu_new, in one kernel
             "resid_pdrop": 0.0,
             "embd_pdrop": 0.0,
             "attn_pdrop": 0.0,
@@ -76,7 +79,7 @@ MODELS = {
             "num_layers": 2,
             "num_heads": 4,
             "dropout_rate": 0.0,
-            "decoder_start_token_id": 0,  # the padding, as T5 has it
+            "decoder_start_token_id": 0,  # the padding, as in T5
         },
     ),
     "builtin:tiny_bart": Family(
@@ -92,7 +95,7 @@ MODELS = {
             "decoder_ffn_dim": 256,
             "max_position_embeddings": 512,
             "dropout": 0.0,
-            "decoder_start_token_id": 1,  # BART's is its end of sequence, which would end an answer before it begins
+            "decoder_start_token_id": 1,  # not BART's own, its EOS, which would end an answer at once
             "forced_bos_token_id": None,
             "forced_eos_token_id": None,
         },
@@ -101,7 +104,7 @@ MODELS = {
 
 
 def is_builtin(name: str) -> bool:
-    """Whether a model's or tokenizer's name is one of this module (or means to be: builtin_model refuses unknown ones).
+    """True if the name of a model or tokenizer begins with "builtin:". (`builtin_model` refuses unknown ones.)
 
     Example:
         >>> is_builtin("builtin:tiny_t5"), is_builtin("gpt2")
@@ -113,11 +116,11 @@ def is_builtin(name: str) -> bool:
 def builtin_model(
     name: str, tokenizer: PreTrainedTokenizerFast, architecture: Mapping[str, Any], seed: int
 ) -> PreTrainedModel:
-    """A random model of under a million parameters, a function of its arguments; fp32, on the cpu.
+    """A random model of less than a million parameters, in fp32 on the CPU; the same arguments give the same weights.
 
     builtin:tiny is a Llama, builtin:tiny_gpt2 a GPT-2, builtin:tiny_t5 a T5, builtin:tiny_bart a BART. `architecture`
-    overrides fields of that model's configuration, by the names that its configuration gives them. Raises LmgymError
-    for an unknown name, an unknown field, and values that do not go together.
+    sets fields of the model's transformers configuration. Raises LmgymError for an unknown name, an unknown field, and
+    values that do not fit together.
 
     Example:
         >>> builtin_model("builtin:tiny_gpt2", builtin_tokenizer("builtin:numbers"), {"n_embd": 32}, seed=0)
@@ -141,12 +144,12 @@ def builtin_model(
         torch.manual_seed(seeds.key(seed, "initial weights") & 0x7FFFFFFFFFFFFFFF)
         try:
             return family.model(family.config(**fields))
-        except Exception as error:  # the library's own kinds, for sizes that do not go together
+        except Exception as error:  # various exceptions of the library, for sizes that do not fit together
             raise LmgymError(f"policy.architecture: {' '.join(str(error).split())[:300]}") from error
 
 
 def builtin_tokenizer(name: str = "builtin:bytes") -> PreTrainedTokenizerFast:
-    """builtin:bytes or builtin:numbers; LmgymError for another name.
+    """The tokenizer builtin:bytes or builtin:numbers; LmgymError for another name.
 
     Example:
         >>> builtin_tokenizer("builtin:numbers")("7 99")["input_ids"]
@@ -158,7 +161,7 @@ def builtin_tokenizer(name: str = "builtin:bytes") -> PreTrainedTokenizerFast:
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of single bytes: ids 0 pad, 1 BOS, 2 EOS, then the 256 bytes; any text round-trips."""
+    """A tokenizer of single bytes: ids 0 pad, 1 BOS, 2 EOS, then the 256 bytes. Decoding restores any text exactly."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -169,10 +172,10 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 class NumberTokenizer(PreTrainedTokenizerFast):
-    """A tokenizer whose words are the numbers 0 to 99 (ids 3 to 102), apart by white space; 0 pad, 1 BOS, 2 EOS.
+    """A tokenizer of the numbers 0 to 99 (ids 3 to 102), separated by white space; ids 0 pad, 1 BOS, 2 EOS.
 
-    Decoding joins by single spaces. There is no token for anything else: encoding another word raises LmgymError.
-    (One read back from a folder is transformers' own class with the same ids; it refuses such a word in other terms.)
+    Decoding joins them with single spaces. Encoding any other word raises LmgymError. (A tokenizer that was saved and
+    loaded again is transformers' own class with the same ids, and raises another error.)
 
     Example:
         >>> number_tokenizer().decode([10, 102])
@@ -194,12 +197,12 @@ class NumberTokenizer(PreTrainedTokenizerFast):
             ) from error
 
 
-# The name is written into a saved model, where ours means nothing to whoever reads it.
+# The class's name is written into a saved model; only transformers' own name can be loaded without lmgym.
 NumberTokenizer.__name__ = PreTrainedTokenizerFast.__name__
 
 
 def number_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer of numbers: 103 ids, so that a model from scratch finds increasing numbers within minutes."""
+    """A tokenizer of 103 ids, so small that a model without pretraining learns increasing numbers within minutes."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = [*SPECIAL, *map(str, range(100))]
@@ -215,7 +218,7 @@ TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
 
 
 def _special(tokenizer: Any) -> dict[str, Any]:
-    """Teach it the special tokens and BOS in front; the keyword arguments that wrap it."""
+    """Add special tokens, and BOS in front of a text; returns the arguments of PreTrainedTokenizerFast."""
     from tokenizers import AddedToken, processors
 
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])

@@ -1,4 +1,4 @@
-"""Models of a user's own architecture: a class of transformers' interface, found by the `model_type` of a folder."""
+"""Models with a user's own architecture: classes with transformers' interface, found by the model_type of a folder."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from lmgym.core.errors import LmgymError
 
 
 def is_model_class(thing: Any) -> bool:
-    """Whether `thing` is a model class of transformers' interface."""
+    """True if `thing` is a model class with transformers' interface."""
     return isinstance(thing, type) and issubclass(thing, PreTrainedModel)
 
 
 def make_known(cls: type[PreTrainedModel]) -> None:
-    """Let `policy.model` name folders of this architecture: those whose config.json has the class's model_type.
+    """Register a model class, so that `policy.model` may name a folder whose config.json has the class's model_type.
 
-    Raises LmgymError for a class without a configuration class of its own, or of a model_type that transformers has.
+    Raises LmgymError for a class without a configuration class, or with a model_type that transformers already has.
 
     Example: a causal model
         >>> make_known(MyModel)     # MyModel.config_class = MyConfig, MyConfig.model_type = "my_model"

@@ -1,4 +1,4 @@
-"""Where a policy computes and how precisely, chosen once for a run."""
+"""Device, precision and memory limits of a policy, chosen once for a run."""
 
 import os
 import time
@@ -7,11 +7,11 @@ import torch
 
 from lmgym.core.errors import LmgymError
 
-SMALL = 10_000_000  # parameters below which bf16 costs more in conversions than it saves
+SMALL = 10_000_000  # parameters; in smaller models bf16 costs more in conversions than it saves
 
 
 def choose_device(wanted: str) -> torch.device:
-    """The device asked for, or the best one here; LmgymError if it is not there."""
+    """The wanted device, or with "auto" the best one of this machine; LmgymError if the machine has no such device."""
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if wanted == "auto":
         wanted = "cuda" if cuda else "mps" if mps else "cpu"
@@ -21,7 +21,7 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def choose_compute(wanted: str, device: torch.device, parameters: int) -> torch.dtype:
-    """The precision of forward passes. `auto` probes the machine once; the run folder keeps the answer."""
+    """The precision of forward passes. "auto" measures the machine's speed once; the run folder stores the result."""
     if wanted == "auto":
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
         if device.type == "cpu" and parameters >= SMALL:
@@ -31,7 +31,7 @@ def choose_compute(wanted: str, device: torch.device, parameters: int) -> torch.
 
 
 def bf16_speedup(size: int = 512, repeats: int = 5) -> float:
-    """How many times faster this CPU multiplies bf16 matrices than fp32 ones (best of some repeats each)."""
+    """How many times faster this CPU multiplies bf16 matrices than fp32 ones (best of `repeats` each)."""
     best = {}
     for dtype in (torch.float32, torch.bfloat16):
         matrix = torch.randn(size, size).to(dtype)
@@ -45,7 +45,7 @@ def bf16_speedup(size: int = 512, repeats: int = 5) -> float:
 
 
 def choose_tokens_per_forward(wanted: int | None, kind: str) -> int:
-    """The bound on the tokens of a forward pass; on a CPU more than its default are not faster (docs/log.md).
+    """The limit on the tokens of a forward pass, for a `kind` of device. On a CPU more are not faster (docs/log.md).
 
     Example:
         >>> choose_tokens_per_forward(None, "cpu"), choose_tokens_per_forward(None, "cuda")
@@ -57,8 +57,7 @@ def choose_tokens_per_forward(wanted: int | None, kind: str) -> int:
 
 
 def expected_device(device: str, compute: str, parameters: int) -> tuple[str, int]:
-    """The kind of device that a recipe asks for, which need not be here, and the bytes of a number in its forward
-    pass.
+    """The kind of device of a recipe, which this machine need not have, and the bytes per number in its forward pass.
 
     Example:
         >>> expected_device("cuda", "auto", 7_000_000_000)
@@ -71,7 +70,7 @@ def expected_device(device: str, compute: str, parameters: int) -> tuple[str, in
 
 
 def memory_here(kind: str) -> int | None:
-    """Bytes of memory that a device of this kind has, or None where it is not here or does not say."""
+    """Bytes of memory of this machine's device of this kind; None if there is none or it is unknown."""
     if kind == "cuda":
         return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
     if kind == "cpu" and "SC_PHYS_PAGES" in os.sysconf_names:

@@ -1,30 +1,27 @@
-"""What sits on a trunk's hidden states: the description of an action's distribution, and the value head."""
+"""From hidden states to log-probabilities: action logits, log-probabilities of actions, entropies."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lmgym.batch import Batch
+from lmgym.batch import Batch, States
 from lmgym.functional import truncation
 from lmgym.models.fused_logprobs import FusedLogprobs
-
-if TYPE_CHECKING:
-    from lmgym.models.policy import Policy
-    from lmgym.models.scoring import States
+from lmgym.models.scoring import ScoringModel
 
 
 def action_logits(
     logits: Float[Tensor, "R V"], batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]
 ) -> Float[Tensor, "R V"]:
-    """The logits of the distributions that the actions at (row, column) were sampled from.
+    """Logits of the distributions from which the actions at (row, column) were sampled.
 
-    Temperature, excluded stop ids and kept sets applied: what could not be sampled stands at -inf (kept sets that are
-    not to be renormalised on are left out).
+    The temperature is applied. Tokens that could not be sampled get -inf: excluded stop ids, and tokens outside of the
+    sampling mask (unless the mask says that log-probabilities are not renormalised).
     """
-    if batch.temperature not in (0.0, 1.0):  # 0: greedy answers are described at temperature 1
+    if batch.temperature not in (0.0, 1.0):  # greedy answers (0) are scored at temperature 1
         logits = logits / batch.temperature
     if batch.stop_excluded is not None and batch.stop_ids:
         stop = torch.tensor(batch.stop_ids, device=logits.device)
@@ -38,53 +35,57 @@ def action_logits(
 def kept_tokens(
     batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"], like: Float[Tensor, "R V"]
 ) -> Bool[Tensor, "R V"]:
-    """The tokens that each action at (row, column) was drawn from, on the device of `like`."""
+    """The tokens from which each action at (row, column) was drawn, on the device of `like`."""
     assert batch.sampling_mask is not None and batch.kept is not None
     bits = batch.sampling_mask.bits[batch.kept[row, column].to(batch.sampling_mask.bits.device)]
     return truncation.unpack(bits.to(like.device), like.shape[1])
 
 
-def describe(
+def logprobs_of_logits(
     logits: Float[Tensor, "R V"], batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"], entropy: bool
 ) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"]]:
-    """Log-probability of each action, given the model's own logits for it, and the entropy of each distribution (empty
-    unless asked for).
+    """Log-probability of each action at (row, column) and, if asked for, the entropy of its distribution (else empty).
 
-    Where kept sets are not renormalised on, the entropy is the expectation on the set, renormalised, of minus the
-    log-probability over the whole vocabulary (RL4LMs).
+    `logits` are the model's own, before temperature and masks; results are in nats. With a sampling mask that is not
+    renormalised, the entropy is the mean of -log p, where p is over the whole vocabulary and the mean is weighted by
+    the renormalised probabilities of the kept tokens (RL4LMs).
     """
     logits = action_logits(logits, batch, row, column)
     normaliser = logits.logsumexp(-1)
     logprobs = logits.gather(1, batch.tokens[row, column][:, None])[:, 0] - normaliser
     if not entropy:
         return logprobs, logprobs[:0]
-    drawn, mass = logits, normaliser
+    kept_logits, kept_normaliser = logits, normaliser
     if batch.sampling_mask is not None and not batch.sampling_mask.renormalised:
-        drawn = logits.masked_fill(~kept_tokens(batch, row, column, logits), float("-inf"))
-        mass = drawn.logsumexp(-1)
-    probabilities = (drawn - mass[:, None]).exp()
-    # Excluded tokens stand at -inf; 0 * -inf would be NaN, here or in the gradient.
-    expected = (probabilities * logits.masked_fill(probabilities == 0, 0.0)).sum(-1)
-    return logprobs, normaliser - expected
+        kept_logits = logits.masked_fill(~kept_tokens(batch, row, column, logits), float("-inf"))
+        kept_normaliser = kept_logits.logsumexp(-1)
+    probs = (kept_logits - kept_normaliser[:, None]).exp()
+    # Excluded tokens have -inf; 0 * -inf would be NaN, here or in the gradient.
+    mean_logit = (probs * logits.masked_fill(probs == 0, 0.0)).sum(-1)
+    return logprobs, normaliser - mean_logit
 
 
-def describe_actions(
-    policy: "Policy",
+def logprobs_of_states(
+    model: ScoringModel,
     batch: Batch,
-    states: "States",
+    states: States,
     row: Int[Tensor, " R"],
     column: Int[Tensor, " R"],
     entropy: bool,
     logprob_gradient: Float[Tensor, " R"] | None = None,
 ) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"]]:
-    """Log-probability and entropy (or none) of the actions at (row, column), from the first R of their states, in
-    chunks of the policy's `head_chunk`. `logprob_gradient` is what backward will bring, where that is known (fused.py)."""
-    head: Any = policy.model.get_output_embeddings()
+    """`logprobs_of_logits` from the first R hidden states, `model.head_chunk` of them at a time.
+
+    So the logits [R V] of all actions never exist at once. `logprob_gradient` is the gradient that backward will bring,
+    if the caller knows it (models/fused_logprobs.py).
+    """
+    head: Any = model.model.get_output_embeddings()
     renormalised = batch.sampling_mask is None or batch.sampling_mask.renormalised
+    # The usual case, a plain linear head: the fused function.
     if states.logits is None and type(head) is nn.Linear and head.bias is None and renormalised:
         hidden = states.hidden[: len(row)]
-        hidden = hidden if policy.compute == head.weight.dtype else hidden.to(policy.compute)
-        bias = getattr(policy.model, "final_logits_bias", None)
+        hidden = hidden if model.compute == head.weight.dtype else hidden.to(model.compute)
+        bias = getattr(model.model, "final_logits_bias", None)
 
         def adjust(logits: Tensor, part: slice) -> Tensor:
             return action_logits(logits, batch, row[part], column[part])
@@ -93,43 +94,21 @@ def describe_actions(
         targets = batch.tokens[row, column]
         bias = None if bias is None else bias.flatten()
         return FusedLogprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
-            hidden, head.weight, bias, targets, adjust, scale, entropy, policy.head_chunk, logprob_gradient
+            hidden, head.weight, bias, targets, adjust, scale, entropy, model.head_chunk, logprob_gradient
         )
 
-    def of_states(hidden: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
-        return describe(policy.head(hidden), batch, row, column, entropy)
+    def chunk_logprobs(hidden: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
+        return logprobs_of_logits(model.head(hidden), batch, row, column, entropy)
 
-    pieces = []
-    for part in torch.arange(len(row), device=policy.device).split(policy.head_chunk):
+    # Any other head: autograd over the chunks, which are computed again in backward if there are several.
+    chunks = []
+    for part in torch.arange(len(row), device=model.device).split(model.head_chunk):
         if states.logits is not None:
-            pieces.append(describe(states.logits[part], batch, row[part], column[part], entropy))
+            chunks.append(logprobs_of_logits(states.logits[part], batch, row[part], column[part], entropy))
             continue
         arguments = (states.hidden[part], row[part], column[part])
-        if torch.is_grad_enabled() and len(row) > policy.head_chunk:
-            pieces.append(checkpoint(of_states, *arguments, use_reentrant=False))
+        if torch.is_grad_enabled() and len(row) > model.head_chunk:
+            chunks.append(checkpoint(chunk_logprobs, *arguments, use_reentrant=False))
         else:
-            pieces.append(of_states(*arguments))
-    return torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])
-
-
-def value_head(size: int, like: Tensor) -> nn.Linear:
-    """A bias-free linear map from a hidden state to its value (RL4LMs' form); zero, so that it predicts 0 at first."""
-    head = nn.Linear(size, 1, bias=False, device=like.device, dtype=like.dtype)
-    nn.init.zeros_(head.weight)
-    return head
-
-
-def add_critic(policy: "Policy", separate: bool) -> None:
-    """Give a policy without a value function one: a head on its own trunk, or a copy of its model with a head.
-
-    Does nothing where there is one already (an earlier stage's, or a checkpoint's).
-    """
-    if policy.has_critic:
-        return
-    if not separate:
-        trained = next(iter(policy.parameters()), None)  # beside a packed base, the adapters have the right precision
-        like = next(policy.model.parameters()) if trained is None else trained
-        policy.value_head = value_head(policy.hidden_size, like)
-        return
-    policy.critic = policy.trainable_copy()
-    add_critic(policy.critic, separate=False)
+            chunks.append(chunk_logprobs(*arguments))
+    return torch.cat([chunk[0] for chunk in chunks]), torch.cat([chunk[1] for chunk in chunks])

@@ -1,4 +1,4 @@
-"""A trained model as others take it: without lmgym's own files, adapters merged or in peft's format; and the Hub."""
+"""Export of trained models: without lmgym's own files, adapters merged or in peft's format; and upload to the Hub."""
 
 import json
 import re
@@ -14,20 +14,20 @@ from lmgym.models.builtin import is_builtin
 from lmgym.models.load import PolicySection, load_policy, read_model_info
 from lmgym.models.policy import VALUE_HEAD
 
-# What stands in a checkpoint beside the model: the optimizer's moments, the state of the run, the value function.
-OWN = ("optimizer.safetensors", "algorithm.json", "state.json", "manifest.json", VALUE_HEAD, "critic")
+# Files of a checkpoint that do not belong to the model: the optimizer's moments, the run's state, the value function.
+NOT_EXPORTED = ("optimizer.safetensors", "algorithm.json", "state.json", "manifest.json", VALUE_HEAD, "critic")
 
 
 def is_adapter(source: Path) -> bool:
-    """True if a model folder holds adapters, and not a whole model."""
+    """True if a model folder holds adapters, not a whole model."""
     return (source / lora.CONFIG).is_file()
 
 
 def copy_model(source: Path, folder: Path, section: PolicySection) -> None:
-    """The model or the adapters of `source` as they are, with the tokenizer. Adapters name their base, so that peft
-    finds it."""
+    """Copy the model or the adapters of `source`, with the tokenizer. The configuration of adapters gets the name of
+    their base model, so that peft finds it."""
     for path in source.iterdir():
-        if path.name not in OWN and path.is_file():
+        if path.name not in NOT_EXPORTED and path.is_file():
             shutil.copyfile(path, folder / path.name)
     if is_adapter(folder):
         config = json.loads((folder / lora.CONFIG).read_text(encoding="utf-8"))
@@ -37,40 +37,42 @@ def copy_model(source: Path, folder: Path, section: PolicySection) -> None:
 
 
 def merge_model(source: Path, folder: Path, section: PolicySection, seed: int) -> None:
-    """The base with the adapters of `source` added to its weights, in fp32, and the tokenizer; any plain transformers
-    reads it. Over a packed base, to the weights that its codes stand for: these are what was trained beside."""
+    """Write the base with the adapters of `source` merged into its weights, in fp32, and the tokenizer.
+
+    transformers alone can read it. A quantized base is dequantized first: the adapters were trained with these weights.
+    """
     policy = load_policy(section, seed, source)
     lora.merged(policy.model).save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
 
 
 def check_mergeable(source: Path, section: PolicySection, merge: bool, push: bool) -> None:
-    """Raise LmgymError where merging means nothing, or where adapters alone would be of no use."""
+    """Raise LmgymError if there is nothing to merge, or if adapters alone would be useless without their base."""
     if merge and not is_adapter(source):
         raise LmgymError(f"{source} holds a whole model and no adapters, so there is nothing to merge; remove --merge")
     if merge or not is_adapter(source):
         return
     if is_builtin(section.model):
         raise LmgymError(
-            f"the adapters in {source} stand beside {section.model}, which no other program has; add --merge"
+            f"the adapters in {source} need the base {section.model}, which no other program has; add --merge"
         )
     if push and Path(section.model).exists():
         raise LmgymError(
-            f"the adapters in {source} stand beside {section.model}, a folder that nobody else has; add --merge"
+            f"the adapters in {source} need the base {section.model}, a folder that nobody else has; add --merge"
         )
 
 
 def check_hub(repository: str) -> None:
-    """Raise LmgymError unless `repository` ("owner/name") is free and there is a token that can make it.
+    """Raise LmgymError unless `repository` ("owner/name") does not exist yet and there is a token to create it.
 
-    The token is found by huggingface_hub itself, as its documentation says.
+    huggingface_hub finds the token itself, as its documentation says.
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
         raise LmgymError(f"--push: '{repository}' is no name on the Hub; write OWNER/NAME, such as me/my-model")
     try:
         HfApi().whoami()
         exists = HfApi().repo_exists(repository)
-    except Exception as error:  # what the Hub client and its network library raise has no common name
+    except Exception as error:  # the Hub client and its network library have no common exception
         raise _refused(repository, error) from error
     if exists:
         raise LmgymError(
@@ -79,8 +81,10 @@ def check_hub(repository: str) -> None:
 
 
 def push(folder: Path, repository: str, message: str) -> str:
-    """Make a private repository of a folder on the Hub; returns its address. Raises LmgymError where the Hub refuses;
-    the folder stays."""
+    """Upload a folder to the Hub as a new private repository; returns its address.
+
+    Raises LmgymError if the Hub refuses; the folder stays.
+    """
     try:
         HfApi().create_repo(repository, private=True)
         return str(HfApi().upload_folder(repo_id=repository, folder_path=folder, commit_message=message).repo_url)

@@ -1,4 +1,4 @@
-"""What lmgym knows of model families by name: which ones the fast paths serve, and how their answers begin."""
+"""Model families: which ones have a fast path, and the first tokens of an encoder-decoder's answers."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ from transformers import PreTrainedModel
 
 from lmgym.core.errors import LmgymError
 
-# Families whose attention goes through the registered function with nothing else in it (checked by the parity tests).
-# Any other causal model, or one of these with a sliding window, takes the plain padded path.
+# Causal families whose attention is only the registered attention function (the parity tests check it). Any other
+# causal model, or one of these with a sliding window, uses the padded path.
 FAST_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gpt2", "gpt_neox")
-# Encoder-decoders whose head is a linear map of what enters it (plus final_logits_bias), so that it can run on the
-# actions only. Any other runs its own head on every token.
+# Encoder-decoders whose head is a linear map of its input (plus final_logits_bias), so that it can run on the actions
+# only. Any other runs its own head on every token.
 FAST_ENCODER_DECODERS = ("t5", "mt5", "bart", "mbart", "pegasus", "blenderbot", "marian")
 
 
 def supports_fast_path(config: Any) -> bool:
-    """True if the fast path computes exactly what this model itself would."""
+    """True if the fast path computes exactly the same as the model itself, given the model's configuration."""
     if getattr(config, "is_encoder_decoder", False):
         return config.model_type in FAST_ENCODER_DECODERS
     if config.model_type not in FAST_FAMILIES:
@@ -25,9 +25,11 @@ def supports_fast_path(config: Any) -> bool:
 
 
 def default_decoder_start(model: PreTrainedModel) -> tuple[int, ...]:
-    """The first tokens of an encoder-decoder's answers, as `generate` would put them: start token, then any forced BOS.
+    """The first tokens of an encoder-decoder's answers, as in `generate`: the start token and a forced BOS, if any.
 
-    Raises LmgymError if the model names no start token.
+    Raises LmgymError if the model's configuration has no start token.
+
+    Example: default_decoder_start(t5) -> (0,)
     """
     generation: Any = model.generation_config
     start = next(

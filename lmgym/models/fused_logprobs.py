@@ -1,13 +1,16 @@
-"""The LM head, the softmax and the pick of the sampled token in one pass each way, so that no [R V] outlives a chunk.
+"""Log-probabilities and entropies straight from hidden states: LM head, softmax and gather in one autograd function.
 
-Backward computes a chunk's logits again, turns them into their own gradient in place, and multiplies that once into the
-hidden states' gradient and once into the weights'. Where the caller knows beforehand what the gradient by each
-log-probability will be, forward does all that with the logits it has, which saves one product of four and an
-exponential; backward then only sees that the promise was kept, to the last bit, and else does its own work.
+It works in chunks of rows, so that no logits [R V] outlive a chunk. Backward computes the logits of a chunk again,
+turns them into their own gradient in place, and multiplies that with the weights (for the hidden states' gradient) and
+with the hidden states (for the weights' gradient).
 
-Elementwise work goes in tiles that stay in the processor's cache, and all chunks share one buffer: fresh pages from the
-system cost as much as the arithmetic. Autograd over the same chunks does 1.4 (fp32) to 2.4 times (bf16) as much on a
-CPU, and holds more.
+If the caller knows beforehand the gradient by each log-probability, forward does all of this with the logits it has,
+which saves one matrix product of four and an exponential. Backward then only checks that the gradient is bit for bit
+the announced one; if it is not, it computes as usual.
+
+Elementwise work is done in tiles that fit the processor's cache, and all chunks share one buffer, because fresh memory
+pages cost as much as the arithmetic. On a CPU, autograd over the same chunks takes 1.4 (fp32) to 2.4 times (bf16) as
+long, and more memory.
 """
 
 from collections.abc import Callable
@@ -18,19 +21,25 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-TILE = 2**20  # numbers per elementwise pass
+TILE = 2**20  # numbers per elementwise operation
 
-# From the model's logits of some rows (a slice of all R) to those of the distributions that were sampled.
+# From the model's logits of a slice of the R rows to the logits of the distributions that were sampled.
 Adjust = Callable[[Tensor, slice], Tensor]
 
 
 class FusedLogprobs(torch.autograd.Function):
-    """apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, entropy, chunk, logprob_gradient [R] or
-    None) -> the log-probability of each target [R], and the entropy of each distribution [R] (empty unless asked for).
-    `logprob_gradient` is what the gradient by the log-probabilities will be; it does not go with `entropy`.
+    """Log-probability of each target [R], and the entropy of each distribution [R] (empty unless asked for), in nats.
 
-    `adjust` may divide by a temperature, whose inverse is `scale`, and put -inf in places; nothing else. The product
-    with the head runs in the precision of `hidden`, the rest in at least fp32.
+    apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, entropy, chunk, logprob_gradient)
+
+    `adjust` may divide by a temperature, whose inverse is `scale`, and set logits to -inf; nothing else. `chunk` is the
+    number of rows per matrix product. `logprob_gradient` [R] is the gradient by the log-probabilities that backward
+    will bring, or None; it cannot be combined with `entropy`. The product with the head runs in the precision of
+    `hidden`, the rest in at least fp32.
+
+    Example:
+        >>> same = lambda logits, rows: logits
+        >>> logprobs, _ = FusedLogprobs.apply(hidden, head.weight, None, targets, same, 1.0, False, 64)
     """
 
     @staticmethod
@@ -47,99 +56,100 @@ class FusedLogprobs(torch.autograd.Function):
         logprob_gradient: Float[Tensor, " R"] | None = None,
     ) -> tuple[Tensor, Tensor]:
         head, wide = weight.to(hidden.dtype), _wide(hidden.dtype)
-        normaliser, picked, disorder = (hidden.new_zeros(len(hidden), dtype=wide) for _ in range(3))
+        normaliser, target_logits, entropies = (hidden.new_zeros(len(hidden), dtype=wide) for _ in range(3))
         gradient = None if logprob_gradient is None else _Gradient(ctx, hidden, weight)
-        room = hidden.new_empty(min(chunk, len(hidden)), len(head))
+        buffer = hidden.new_empty(min(chunk, len(hidden)), len(head))
         for rows in _slices(0, len(hidden), chunk):
-            logits = torch.mm(hidden[rows], head.T, out=room[: rows.stop - rows.start])
+            logits = torch.mm(hidden[rows], head.T, out=buffer[: rows.stop - rows.start])
             for part in _slices(rows.start, rows.stop, max(TILE // len(head), 1)):
-                adjusted = _adjusted(logits, rows, part, bias, adjust, wide)
+                adjusted = _adjust_tile(logits, rows, part, bias, adjust, wide)
                 normaliser[part] = adjusted.logsumexp(-1)
-                picked[part] = adjusted.gather(1, targets[part, None])[:, 0]
+                target_logits[part] = adjusted.gather(1, targets[part, None])[:, 0]
                 if entropy:
-                    chance = (adjusted - normaliser[part, None]).exp()
-                    disorder[part] = normaliser[part] - _expected(chance, adjusted)
+                    probs = (adjusted - normaliser[part, None]).exp()
+                    entropies[part] = normaliser[part] - _mean_logit(probs, adjusted)
                 if logprob_gradient is not None:
-                    surprise = adjusted.sub_(normaliser[part, None])
-                    of_logits = _of_logits(surprise, scale * logprob_gradient[part, None], targets[part, None])
-                    _put(of_logits, logits, rows, part)
+                    logprobs = adjusted.sub_(normaliser[part, None])
+                    by_logits = _logits_gradient(logprobs, scale * logprob_gradient[part, None], targets[part, None])
+                    _store(by_logits, logits, rows, part)
             if gradient is not None:
                 gradient.add(logits, rows)
-        kept = (None, None) if gradient is None else gradient.both
-        ctx.save_for_backward(hidden, weight, bias, targets, normaliser, disorder, logprob_gradient, *kept)
+        finished = (None, None) if gradient is None else gradient.both
+        ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropies, logprob_gradient, *finished)
         ctx.settings = adjust, scale, entropy, chunk
-        return picked - normaliser, disorder if entropy else disorder[:0]
+        return target_logits - normaliser, entropies if entropy else entropies[:0]
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, by_logprob: Tensor, by_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, normaliser, disorder, logprob_gradient, *kept = ctx.saved_tensors
+        hidden, weight, bias, targets, normaliser, entropies, logprob_gradient, *finished = ctx.saved_tensors
         if logprob_gradient is not None and torch.equal(logprob_gradient, by_logprob):
-            return *kept, *[None] * 7
+            return *finished, *[None] * 7
         adjust, scale, entropy, chunk = ctx.settings
         head, wide = weight.to(hidden.dtype), _wide(hidden.dtype)
         gradient = _Gradient(ctx, hidden, weight)
-        room = hidden.new_empty(min(chunk, len(hidden)), len(head))
+        buffer = hidden.new_empty(min(chunk, len(hidden)), len(head))
         for rows in _slices(0, len(hidden), chunk):
-            logits = torch.mm(hidden[rows], head.T, out=room[: rows.stop - rows.start])
+            logits = torch.mm(hidden[rows], head.T, out=buffer[: rows.stop - rows.start])
             for part in _slices(rows.start, rows.stop, max(TILE // len(head), 1)):
                 share = scale * by_logprob[part, None]
-                surprise = _adjusted(logits, rows, part, bias, adjust, wide).sub_(normaliser[part, None])  # log p
-                if entropy:  # dH/da = -p (log p + H)
-                    chance = surprise.exp()
-                    surprise.masked_fill_(chance == 0, 0.0).add_(disorder[part, None])
-                    of_logits = chance.mul_(surprise.mul_(scale * by_entropy[part, None]).add_(share)).neg_()
-                    of_logits.scatter_add_(1, targets[part, None], share)
+                logprobs = _adjust_tile(logits, rows, part, bias, adjust, wide).sub_(normaliser[part, None])
+                if entropy:  # dH/dlogits = -p (log p + H)
+                    probs = logprobs.exp()
+                    logprobs.masked_fill_(probs == 0, 0.0).add_(entropies[part, None])
+                    by_logits = probs.mul_(logprobs.mul_(scale * by_entropy[part, None]).add_(share)).neg_()
+                    by_logits.scatter_add_(1, targets[part, None], share)
                 else:
-                    of_logits = _of_logits(surprise, share, targets[part, None])
-                _put(of_logits, logits, rows, part)
+                    by_logits = _logits_gradient(logprobs, share, targets[part, None])
+                _store(by_logits, logits, rows, part)
             gradient.add(logits, rows)
         return *gradient.both, *[None] * 7
 
 
 class _Gradient:
-    """The gradients of hidden states and head, summed up chunk by chunk from those of the logits."""
+    """The gradients of hidden states and head, accumulated chunk by chunk from the gradients of the logits."""
 
     def __init__(self, ctx: Any, hidden: Tensor, weight: Tensor) -> None:
         self.hidden, self.head, self.wide = hidden, weight.to(hidden.dtype), _wide(hidden.dtype)
-        self.of_hidden, self.dtype = torch.empty_like(hidden), weight.dtype
-        trains = ctx.needs_input_grad[1]  # not under LoRA
-        self.of_weight = torch.zeros(weight.shape, dtype=self.wide, device=weight.device) if trains else None
+        self.by_hidden, self.dtype = torch.empty_like(hidden), weight.dtype
+        trains = ctx.needs_input_grad[1]  # with LoRA the head does not train
+        self.by_weight = torch.zeros(weight.shape, dtype=self.wide, device=weight.device) if trains else None
 
-    def add(self, of_logits: Tensor, rows: slice) -> None:
-        torch.mm(of_logits, self.head, out=self.of_hidden[rows])
-        if self.of_weight is not None and self.hidden.dtype == self.wide:
-            self.of_weight.addmm_(of_logits.T, self.hidden[rows])
-        elif self.of_weight is not None:
-            self.of_weight += of_logits.T @ self.hidden[rows]
+    def add(self, by_logits: Tensor, rows: slice) -> None:
+        torch.mm(by_logits, self.head, out=self.by_hidden[rows])
+        if self.by_weight is not None and self.hidden.dtype == self.wide:
+            self.by_weight.addmm_(by_logits.T, self.hidden[rows])
+        elif self.by_weight is not None:
+            self.by_weight += by_logits.T @ self.hidden[rows]
 
     @property
     def both(self) -> tuple[Tensor, Tensor | None]:
-        return self.of_hidden, None if self.of_weight is None else self.of_weight.to(self.dtype)
+        return self.by_hidden, None if self.by_weight is None else self.by_weight.to(self.dtype)
 
 
-def _of_logits(surprise: Tensor, share: Tensor, targets: Tensor) -> Tensor:
-    """d log p(target) / d logits, times `share` [R 1], from log p [R V], in its place."""
-    return surprise.exp_().mul_(-share).scatter_add_(1, targets, share)
+def _logits_gradient(logprobs: Tensor, share: Tensor, targets: Tensor) -> Tensor:
+    """`share` [R 1] times d log p(target) / d logits, from log p [R V], which it overwrites."""
+    return logprobs.exp_().mul_(-share).scatter_add_(1, targets, share)
 
 
-def _put(of_logits: Tensor, logits: Tensor, rows: slice, part: slice) -> None:
-    """In place of the logits, where they have not been formed there: a copy onto itself is a pass over both."""
+def _store(by_logits: Tensor, logits: Tensor, rows: slice, part: slice) -> None:
+    """Write the gradient over its logits. The copy is skipped if the gradient was computed in place there."""
     tile = logits[part.start - rows.start : part.stop - rows.start]
-    if tile.data_ptr() != of_logits.data_ptr():
-        tile.copy_(of_logits)
+    if tile.data_ptr() != by_logits.data_ptr():
+        tile.copy_(by_logits)
 
 
-def _adjusted(
+def _adjust_tile(
     logits: Tensor, rows: slice, part: slice, bias: Tensor | None, adjust: Adjust, wide: torch.dtype
 ) -> Tensor:
+    """The logits of the rows `part` within a chunk `rows`, with bias, after `adjust`."""
     tile = logits[part.start - rows.start : part.stop - rows.start].to(wide)
     return adjust(tile if bias is None else tile + bias, part)
 
 
-def _expected(chance: Tensor, adjusted: Tensor) -> Tensor:
-    """Excluded tokens stand at -inf; 0 * -inf would be NaN."""
-    return (chance * adjusted.masked_fill(chance == 0, 0.0)).sum(-1)
+def _mean_logit(probs: Tensor, logits: Tensor) -> Tensor:
+    """Sum of p * logit. Excluded tokens have -inf, and 0 * -inf would be NaN."""
+    return (probs * logits.masked_fill(probs == 0, 0.0)).sum(-1)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -147,4 +157,4 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _slices(start: int, stop: int, size: int) -> list[slice]:
-    return [slice(place, min(place + size, stop)) for place in range(start, stop, size)]
+    return [slice(begin, min(begin + size, stop)) for begin in range(start, stop, size)]

@@ -1,4 +1,4 @@
-"""From a name to a Policy: Hugging Face Hub id, local folder, or `builtin:tiny`; device and precision chosen once."""
+"""Load a Policy by name: a Hugging Face Hub id, a local folder or a built-in model."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,9 +15,9 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.validation import Section
 from lmgym.models import lora, quantization
 from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
+from lmgym.models.critic import add_critic
 from lmgym.models.device import choose_compute, choose_device
-from lmgym.models.distributions import add_critic
-from lmgym.models.forward import layers_of
+from lmgym.models.hooks import layers_of
 from lmgym.models.policy import VALUE_HEAD, Policy
 from lmgym.text.chat import Cut
 
@@ -88,7 +88,7 @@ class PolicySection(Section):
 
     @property
     def cut(self) -> Cut | None:
-        """How prompts that are too long are cut; None where they are not."""
+        """How prompts that are too long are cut; None if they are not cut."""
         return None if self.max_prompt_tokens is None else Cut(self.max_prompt_tokens, self.truncation_side)
 
     def __post_init__(self) -> None:
@@ -101,10 +101,16 @@ class PolicySection(Section):
 
 
 def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = None) -> Policy:
-    """The policy that a recipe asks for; its weights come from `folder` where one is given (a checkpoint).
+    """The policy of a recipe, with its weights from `folder` (a checkpoint) if that is given.
 
-    Raises LmgymError if the model or tokenizer cannot be had, or the tokenizer has no end-of-sequence token.
+    Raises LmgymError if the model or tokenizer cannot be loaded, if the tokenizer has no end-of-sequence token, and if
+    keys of the section do not fit the model or the machine.
+
+    Example:
+        >>> load_policy(PolicySection(model="builtin:tiny_gpt2", device="cpu")).vocabulary
+        259
     """
+    # 1. Model and tokenizer: from a checkpoint, quantized while loading, or as they are.
     device = choose_device(section.device)
     _check_section(section)
     adapted = folder is not None and (folder / lora.CONFIG).is_file()
@@ -119,11 +125,13 @@ def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = Non
         model, tokenizer = _load(section, section.model, section.tokenizer or section.model, packing)
     else:
         model, tokenizer = _base(section, seed)
+    # 2. Adapters: from the checkpoint, or new ones.
     if adapted and folder is not None:
         lora.load_lora(model, folder)
     elif folder is None and section.lora_rank is not None:
         alpha = section.lora_alpha or 2 * section.lora_rank
         lora.add_lora(model, section.lora_rank, alpha, section.lora_targets, seeds.key(seed, "lora"))
+    # 3. End of sequence, precision and device.
     if section.eos_token is not None:
         if section.eos_token not in tokenizer.get_vocab():
             raise LmgymError(f"policy.eos_token: '{section.eos_token}' is not in the vocabulary of {section.model}")
@@ -135,15 +143,16 @@ def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = Non
         )
     compute = compute or choose_compute(section.compute, device, sum(p.numel() for p in model.parameters()))
     start = _decoder_start(section, model, tokenizer)
-    if not quantization.is_quantised(model):  # which is there already, and not to be moved
+    if not quantization.is_quantised(model):  # a quantized model is on its device already
         model = model.to(device)
-    again = section.activation_checkpointing
-    if again and not layers_of(model):
+    # 4. The policy, and which forward passes it uses.
+    if section.activation_checkpointing and not layers_of(model):
         raise LmgymError(
             f"policy.activation_checkpointing: transformers knows no layers of {model.config.model_type} that could be "
             "computed again; remove it"
         )
-    policy = Policy(model, tokenizer, compute, section.tokens_per_forward, None, start, again)
+    settings = (section.tokens_per_forward, None, start, section.activation_checkpointing)
+    policy = Policy(model, tokenizer, compute, *settings)
     if section.path == "fast" and not policy.fast:
         raise LmgymError(
             f"policy.path: the fast path does not serve {model.config.model_type}; write path: auto or plain"
@@ -162,7 +171,7 @@ def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = Non
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a model's configuration says before any weight is loaded.
+    """Facts from a model's configuration, known before any weights are loaded.
 
     Example: ModelInfo(encoder_decoder=True, vocabulary=32128)
     """
@@ -172,7 +181,7 @@ class ModelInfo:
 
 
 def read_model_info(section: PolicySection) -> ModelInfo:
-    """Read a model's configuration only. Raises LmgymError if there is none."""
+    """Read only the configuration of a recipe's model. Raises LmgymError if it cannot be loaded."""
     _check_section(section)
     if is_builtin(section.model):
         model = builtin_model(section.model, builtin_tokenizer(section.tokenizer or "builtin:bytes"), {}, 0)
@@ -183,7 +192,7 @@ def read_model_info(section: PolicySection) -> ModelInfo:
 
 
 def skeleton(section: PolicySection) -> Any:
-    """The model of a recipe without weights (on torch's meta device): shapes of the base, before adapters and packing.
+    """The base model of a recipe without weights (on torch's meta device), without adapters and quantization.
 
     Example:
         >>> sum(p.numel() for p in skeleton(PolicySection(model="Qwen/Qwen2.5-0.5B-Instruct")).parameters())
@@ -200,7 +209,7 @@ def skeleton(section: PolicySection) -> Any:
 
 
 def load_tokenizer(section: PolicySection) -> Any:
-    """The tokenizer that a recipe asks for."""
+    """The tokenizer of a recipe."""
     if is_builtin(section.model):
         return builtin_tokenizer(section.tokenizer or "builtin:bytes")
     name = section.tokenizer or section.model
@@ -208,7 +217,7 @@ def load_tokenizer(section: PolicySection) -> Any:
 
 
 def _check_section(section: PolicySection) -> None:
-    """Raise LmgymError where keys of the section do not go together, or not with this machine."""
+    """Raise LmgymError if keys of the section do not fit each other or this machine."""
     builtin = is_builtin(section.model)
     if section.quantise is not None:
         if builtin:
@@ -226,7 +235,7 @@ def _check_section(section: PolicySection) -> None:
 
 
 def _base(section: PolicySection, seed: int) -> tuple[Any, Any]:
-    """The model as it was before any training, and its tokenizer."""
+    """The model before any training by lmgym, and its tokenizer."""
     if is_builtin(section.model):
         tokenizer = builtin_tokenizer(section.tokenizer or "builtin:bytes")
         return builtin_model(section.model, tokenizer, section.architecture, seed), tokenizer
@@ -236,7 +245,7 @@ def _base(section: PolicySection, seed: int) -> tuple[Any, Any]:
 def _config(model: str, revision: str | None) -> Any:
     try:
         config = AutoConfig.from_pretrained(model, revision=revision)
-    except Exception as error:  # what transformers and the Hub client raise has no common name
+    except Exception as error:  # transformers and the Hub client have no common exception
         raise _cannot_load(model, error) from error
     if getattr(config, "quantization_config", None) is not None:
         raise LmgymError(
@@ -254,27 +263,29 @@ def _cannot_load(model: str, error: Exception) -> LmgymError:
 
 
 def _load(section: PolicySection, model: str, tokenizer: str, packing: dict[str, Any] | None = None) -> tuple[Any, Any]:
-    """A model and its tokenizer, from a folder or the Hub: parameters in fp32, unless `packing` says otherwise."""
+    """A model and its tokenizer, from a folder or the Hub: parameters in fp32, unless `packing` quantizes them."""
     revision = section.revision if model == section.model else None
     config = _config(model, revision)
     kind: Any = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
     try:
         loaded = kind.from_pretrained(model, revision=revision, **(packing or {"dtype": torch.float32}))
-        words = AutoTokenizer.from_pretrained(tokenizer, revision=revision if tokenizer == model else None)
-    except Exception as error:  # what transformers, the Hub client, safetensors and tokenizers raise has no common name
+        text_tokenizer = AutoTokenizer.from_pretrained(tokenizer, revision=revision if tokenizer == model else None)
+    except Exception as error:  # transformers, the Hub client, safetensors and tokenizers have no common exception
         raise _cannot_load(model, error) from error
     if packing is not None:
         quantization.freeze_quantized(loaded)
     else:
-        for parameter in loaded.parameters():  # from the odd addresses of a mapped file to aligned ones: products
-            parameter.data = parameter.data.clone()  # round by alignment, and a resumed run must round as before
-    for key in ("is_local", "local_files_only"):  # transformers would save with the tokenizer how it was loaded
-        words.init_kwargs.pop(key, None)
-    return loaded, words
+        # A mapped file has odd addresses, and rounding of products depends on alignment: copy to aligned memory, so
+        # that a resumed run rounds as before.
+        for parameter in loaded.parameters():
+            parameter.data = parameter.data.clone()
+    for key in ("is_local", "local_files_only"):  # transformers would save these with the tokenizer
+        text_tokenizer.init_kwargs.pop(key, None)
+    return loaded, text_tokenizer
 
 
 def _load_critic(policy: Policy, section: PolicySection, seed: int, folder: Path) -> None:
-    """Put back the value function that a checkpoint holds, if it holds one."""
+    """Load the value function of a checkpoint, if it has one."""
     if (folder / VALUE_HEAD).is_file():
         add_critic(policy, separate=False)
         assert policy.value_head is not None
@@ -286,7 +297,7 @@ def _load_critic(policy: Policy, section: PolicySection, seed: int, folder: Path
 
 
 def check_start_token(section: PolicySection, encoder_decoder: bool, tokenizer: Any, vocabulary: int) -> None:
-    """Raise LmgymError where `context_start_token` does not go with the model."""
+    """Raise LmgymError if `context_start_token` does not fit the model."""
     token = section.context_start_token
     if token is None:
         return
@@ -300,7 +311,7 @@ def check_start_token(section: PolicySection, encoder_decoder: bool, tokenizer: 
 
 
 def _decoder_start(section: PolicySection, model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """The recipe's own first token of an encoder-decoder's answers, or nothing."""
+    """The first token of an encoder-decoder's answers, if the recipe gives one."""
     token = section.context_start_token
     vocabulary = int(model.get_output_embeddings().weight.shape[0])
     check_start_token(section, model.config.is_encoder_decoder, tokenizer, vocabulary)

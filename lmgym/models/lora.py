@@ -1,4 +1,4 @@
-"""LoRA (arXiv 2106.09685) through peft: small trainable matrices beside frozen weights."""
+"""LoRA (arXiv 2106.09685) through peft: small trainable matrices added to frozen weights."""
 
 import copy
 from collections.abc import Iterator
@@ -18,10 +18,12 @@ CONFIG = "adapter_config.json"
 
 
 def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: list[str] | str, seed: int) -> None:
-    """Freeze the model and put adapters on the named linear layers ("all-linear": all but the LM head).
+    """Freeze the model and add adapters to the named linear layers ("all-linear": all but the LM head).
 
-    The adapters are zero at first, so the model says what it said before. Raises LmgymError without peft, or where no
-    layer has such a name.
+    The adapters are zero at first, so the model's outputs do not change. Raises LmgymError without peft, or if no layer
+    has such a name.
+
+    Example: add_lora(model, rank=16, alpha=32, targets="all-linear", seed=0)
     """
     peft = _peft()
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets)
@@ -29,13 +31,13 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: list[str]
         torch.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
         try:
             model.add_adapter(config)
-        except ValueError as error:  # peft's, where no module has the name
+        except ValueError as error:  # from peft, if no module has the name
             raise LmgymError(f"policy.lora_targets: {' '.join(str(error).split())[:300]}") from error
     _make_trainable(model)
 
 
 def load_lora(model: PreTrainedModel, folder: Path) -> None:
-    """Put the adapters of a checkpoint on the model that they were trained on."""
+    """Add the adapters of a checkpoint to the model with which they were trained."""
     from safetensors.torch import load_file
 
     peft = _peft()
@@ -46,13 +48,13 @@ def load_lora(model: PreTrainedModel, folder: Path) -> None:
 
 
 def has_adapter(model: Any) -> bool:
-    """True if the model carries adapters."""
+    """True if the model has adapters."""
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
 @contextmanager
 def without_adapter(model: Any) -> Iterator[None]:
-    """Within it the model is what it was before its adapters were put on."""
+    """Within this context the model's adapters are switched off: it is the base model."""
     model.disable_adapters()
     try:
         yield
@@ -63,37 +65,39 @@ def without_adapter(model: Any) -> Iterator[None]:
 
 @torch.no_grad()
 def merged(model: PreTrainedModel) -> PreTrainedModel:
-    """A plain copy of the model with W + (alpha / rank) B A in place of each adapted layer, computed in fp32 (or just a
-    copy, where there are no adapters). Of a packed base, W is what its codes stand for, and all of the copy is fp32."""
+    """A copy of the model without adapters: each adapted weight W becomes W + (alpha / rank) B A, computed in fp32.
+
+    Without adapters it is simply a copy. Of a quantized base, W is the dequantized weight, and the whole copy is fp32.
+    """
     if not has_adapter(model):
         return copy.deepcopy(model)
     from peft.tuners.lora import LoraLayer
 
-    packed = quantization.is_quantised(model)
-    plain: Any = quantization.copy_beside(model) if packed else copy.deepcopy(model)
-    modules: list[tuple[str, Any]] = list(plain.named_modules())
+    quantized = quantization.is_quantised(model)
+    result: Any = quantization.copy_beside(model) if quantized else copy.deepcopy(model)
+    modules: list[tuple[str, Any]] = list(result.named_modules())
     for name, module in modules:
         if not isinstance(module, LoraLayer):
             continue
         base: Any = module.get_base_layer()
         layer: Any = module
         delta = layer.get_delta_weight("default")
-        if packed and hasattr(base, "source_cls"):
+        if quantized and hasattr(base, "source_cls"):
             base = quantization.unpacked_layer(base, quantization.unpacked_weight(base) + delta)
         else:
             base.weight = nn.Parameter((base.weight.float() + delta).to(base.weight.dtype), requires_grad=False)
-        plain.set_submodule(name, base)
-    if packed:
-        quantization.unpack(plain)
-    plain._hf_peft_config_loaded = False
+        result.set_submodule(name, base)
+    if quantized:
+        quantization.unpack_model(result)
+    result._hf_peft_config_loaded = False
     for attribute in ("peft_config", "active_adapter"):
-        plain.__dict__.pop(attribute, None)
-    return plain
+        result.__dict__.pop(attribute, None)
+    return result
 
 
 def _make_trainable(model: PreTrainedModel) -> None:
-    """The adapters train, in fp32 whatever they stand beside, and nothing else. (peft names the layers in a set; a list
-    is saved in one order.)"""
+    """Let only the adapters train, in fp32. (peft stores the names of the layers as a set; a sorted list is saved in
+    the same order each time.)"""
     configs: Any = model.peft_config
     for config in configs.values():
         if isinstance(config.target_modules, set):
@@ -113,13 +117,16 @@ def _peft() -> Any:
 
 
 class AdapterDisabledPolicy:
-    """A policy as it was before its adapters were put on: a reference that costs no second model."""
+    """The policy with its adapters switched off: a reference policy that needs no second model.
+
+    Example: AdapterDisabledPolicy(policy).compute_logprobs_no_grad(batch).logprobs
+    """
 
     def __init__(self, policy: Any) -> None:
         self.policy = policy
 
     def compute_logprobs_no_grad(self, batch: Batch) -> PolicyOutputs:
-        """As `Policy.compute_logprobs_no_grad`, without the adapters."""
+        """`Policy.compute_logprobs_no_grad` without the adapters."""
         with without_adapter(self.policy.model):
             outputs: PolicyOutputs = self.policy.compute_logprobs_no_grad(batch)
             return outputs

@@ -1,9 +1,9 @@
-"""Bases whose linear layers are packed into 4 or 8 bits by bitsandbytes: they stay as they are, adapters beside them
-train (QLoRA, arXiv 2305.14314).
+"""Base models whose linear layers are quantized to 4 or 8 bits by bitsandbytes (QLoRA, arXiv 2305.14314).
 
-4bit is NF4 in blocks of 64 whose scales are packed too, 0.52 bytes a weight; 8bit is one int8 and a scale per row
-(LLM.int8, arXiv 2208.07339), 1 byte a weight. Embeddings, norms, biases and the LM head keep the precision of the
-forward pass, the adapters fp32. Sampling and scoring run the same model, so nothing is copied for the sampler.
+The base is frozen; adapters added to it train. 4bit is NF4 in blocks of 64 with quantized scales, 0.52 bytes a weight;
+8bit is one int8 per weight and a scale per row (LLM.int8, arXiv 2208.07339), 1 byte a weight. Embeddings, norms, biases
+and the LM head have the precision of the forward pass, the adapters fp32. Sampling and scoring use the same model, so
+the sampler needs no copy.
 """
 
 import copy
@@ -24,11 +24,11 @@ from lmgym.core.errors import LmgymError
 
 Bits = Literal["4bit", "8bit"]
 BLOCK = 64  # weights that share a scale, in 4 bits
-SCALE = 1 / 127  # of an int8 code: the largest weight of a row is 127
+SCALE = 1 / 127  # of an int8 code: the largest weight of a row has the code 127
 
 
 def check_possible(device: torch.device) -> None:
-    """Raise LmgymError where bitsandbytes is not there, or cannot compute on this device."""
+    """Raise LmgymError if bitsandbytes is missing or too old, or cannot compute on this device."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise LmgymError("policy.quantise needs the library bitsandbytes; pip install 'lmgym[quantised]'")
     if not is_bitsandbytes_available():
@@ -44,8 +44,11 @@ def check_possible(device: torch.device) -> None:
 
 
 def check_layers(skeleton: PreTrainedModel, bits: Bits, device: torch.device) -> None:
-    """Raise LmgymError where bitsandbytes would misread its own codes: on a CPU (0.50) it unpacks 4-bit weights row by
-    row, but has packed them in blocks of 64 across the rows, so rows must be whole blocks."""
+    """Raise LmgymError if bitsandbytes would read its own 4-bit weights wrongly.
+
+    On a CPU (version 0.50) it unpacks them row by row, but packs them in blocks of 64 across rows. So 64 must divide
+    the length of the rows.
+    """
     if bits != "4bit" or device.type != "cpu":
         return
     for name, module in skeleton.named_modules():
@@ -60,7 +63,7 @@ def check_layers(skeleton: PreTrainedModel, bits: Bits, device: torch.device) ->
 
 
 def loading(bits: Bits, compute: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """The keyword arguments of `from_pretrained` that pack a model while it is read, layer by layer."""
+    """The arguments of `from_pretrained` that quantize a model while it is loaded, layer by layer."""
     config = BitsAndBytesConfig(
         load_in_4bit=bits == "4bit",
         load_in_8bit=bits == "8bit",
@@ -72,13 +75,15 @@ def loading(bits: Bits, compute: torch.dtype, device: torch.device) -> dict[str,
 
 
 def is_quantised(model: Any) -> bool:
-    """True if the model's linear layers are packed."""
+    """True if the model's linear layers are quantized."""
     return getattr(model, "hf_quantizer", None) is not None
 
 
 def packed_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The packed linear layers, with their names; known by their weights, since peft's own layers around them bear the
-    same names."""
+    """The quantized linear layers, with their names.
+
+    They are recognised by their weights, because peft's layers around them have the same class names.
+    """
     for name, module in model.named_modules():
         if _bits(module) is not None:
             yield name, module
@@ -90,12 +95,12 @@ def _bits(module: nn.Module) -> Bits | None:
 
 
 def freeze_quantized(model: PreTrainedModel) -> None:
-    """Freeze a packed model, and make what it computes a function of its inputs alone.
+    """Freeze a quantized model, and make its outputs depend on its inputs alone.
 
-    On some CPUs bitsandbytes would repack 4-bit weights, with coarser scales and without a way back for gradients, at
-    the first pass without gradient. LLM.int8's own product rounds the activations to 8 bits as well, and which of their
-    columns it spares depends on who shares the pass; here activations are not rounded, so log-probabilities depend on
-    neither micro-batches nor the sampler's rows.
+    4bit: on some CPUs bitsandbytes would pack the weights again at the first pass without gradient, with coarser scales
+    and without support for gradients; this is switched off. 8bit: the product of LLM.int8 also rounds activations to 8
+    bits, except in columns that depend on all rows of the pass. Here activations are not rounded, so log-probabilities
+    depend neither on micro-batches nor on the sampler's other rows.
     """
     model.requires_grad_(False)
     for _, layer in packed_layers(model):
@@ -108,9 +113,9 @@ def freeze_quantized(model: PreTrainedModel) -> None:
 
 
 class ByRow(torch.autograd.Function):
-    """apply(x [... I], codes [O I], scales [O]) -> x W^T [... O] with W = codes * scales / 127; W itself is not kept.
+    """apply(x [... I], codes [O I], scales [O]) -> x W^T [... O] with W = codes * scales / 127; W itself is not stored.
 
-    Codes are whole numbers up to 127, which bf16 holds exactly; the scales go on the product.
+    Codes are whole numbers up to 127, which are exact in bf16; the product is multiplied by the scales.
     """
 
     @staticmethod
@@ -130,7 +135,7 @@ def _forward_8bit(layer: Any, x: Tensor) -> Tensor:
 
 
 def unpacked_weight(layer: Any) -> Float[Tensor, "O I"]:
-    """The weight that a packed layer stands for, in fp32."""
+    """The dequantized weight of a layer, in fp32."""
     if _bits(layer) == "8bit":
         return layer.state.CB.float() * (layer.state.SCB.float() * SCALE)[:, None]
     import bitsandbytes
@@ -139,19 +144,19 @@ def unpacked_weight(layer: Any) -> Float[Tensor, "O I"]:
 
 
 def unpacked_layer(layer: Any, weight: Float[Tensor, "O I"]) -> nn.Module:
-    """A plain layer of the kind that was packed, with this weight (GPT-2 stores its own transposed)."""
+    """A usual layer of the class that was quantized, with this weight (GPT-2's class stores it transposed)."""
     kind = getattr(layer, "source_cls", nn.Linear)
     out, into = weight.shape
     with torch.device("meta"):
-        plain: Any = Conv1D(out, into) if kind is Conv1D else nn.Linear(into, out, bias=layer.bias is not None)
-    plain.weight = nn.Parameter(weight.T.contiguous() if kind is Conv1D else weight, requires_grad=False)
+        result: Any = Conv1D(out, into) if kind is Conv1D else nn.Linear(into, out, bias=layer.bias is not None)
+    result.weight = nn.Parameter(weight.T.contiguous() if kind is Conv1D else weight, requires_grad=False)
     if layer.bias is not None:
-        plain.bias = nn.Parameter(layer.bias.detach().float(), requires_grad=False)
-    return plain
+        result.bias = nn.Parameter(layer.bias.detach().float(), requires_grad=False)
+    return result
 
 
 def copy_beside(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy with adapters of its own over the same packed base, which is not copied: it never changes."""
+    """A copy with its own adapters on the same quantized base, which is shared because it never changes."""
     memo: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
     memo |= {id(buffer): buffer for buffer in model.buffers()}
     for _, layer in packed_layers(model):
@@ -161,16 +166,16 @@ def copy_beside(model: PreTrainedModel) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def unpack(model: Any) -> None:
-    """Make a model whose base is shared (`copy_beside`) an ordinary one in fp32: what is still packed is unpacked, and
-    every parameter is the model's own."""
+def unpack_model(model: Any) -> None:
+    """Turn a model with a shared quantized base (`copy_beside`) into a usual one: all layers dequantized, in fp32, and
+    no parameter shared with another model."""
     for name, layer in list(packed_layers(model)):
         model.set_submodule(name, unpacked_layer(layer, unpacked_weight(layer)))
-    own: dict[int, nn.Parameter] = {}  # tied weights stay tied
+    copies: dict[int, nn.Parameter] = {}  # by id of the original, so that tied weights stay tied
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            fresh = own.setdefault(id(parameter), nn.Parameter(parameter.detach().float().clone(), requires_grad=False))
-            setattr(module, name, fresh)
+            fresh = nn.Parameter(parameter.detach().float().clone(), requires_grad=False)
+            setattr(module, name, copies.setdefault(id(parameter), fresh))
     for attribute in ("hf_quantizer", "quantization_method", "is_loaded_in_4bit", "is_loaded_in_8bit"):
         model.__dict__.pop(attribute, None)
     model.config.__dict__.pop("quantization_config", None)

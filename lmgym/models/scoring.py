@@ -1,103 +1,133 @@
-"""The ways to the hidden states that predict a batch's actions: packed rows, an encoder-decoder, and the plain one.
+"""Forward passes that score a batch: packed (causal models), encoder-decoder, and padded (any model).
 
-Each returns the states at (row, column), in that order, with gradient.
+Each function returns the hidden states that predict the batch's actions, at (row, column) in that order, with gradient.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 from lmgym.batch import Batch, States
 from lmgym.models.attention.cpu import BlockGroups, BlockRows
 from lmgym.models.attention.flex import FlexGroups, FlexRows
-from lmgym.models.attention.packed import PackedGroups, PackedRows
-
-if TYPE_CHECKING:
-    from lmgym.models.policy import Policy
+from lmgym.models.attention.packed import Layout, PackedGroups, PackedRows
 
 
-def packed(policy: "Policy", batch: Batch, row: Tensor, column: Tensor) -> States:
-    """Hidden states of the tokens at (row, column) of a causal trunk, from packed tokens.
+class ScoringModel(Protocol):
+    """What scoring needs of a policy (models/policy.py describes each member)."""
 
-    What stands behind the last of them in a row is not run. Rows with the same tokens before their first action run
-    them once.
+    model: Any
+    device: torch.device
+    compute: torch.dtype
+    fast: bool
+    flex: bool
+    encoder_decoder: bool
+
+    @property
+    def head_chunk(self) -> int: ...
+
+    def head(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R V"]: ...
+
+    def forward_hidden(self, ids: Int[Tensor, "B L"], positions: Int[Tensor, "B L"], layout: Layout) -> Tensor: ...
+
+    def encode(self, source: Int[Tensor, "P S"], mask: Bool[Tensor, "P S"]) -> Float[Tensor, "P S H"]: ...
+
+    def head_inputs(self, shorten: bool = False, **inputs: Any) -> tuple[Tensor, Any]: ...
+
+
+def packed(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> States:
+    """Hidden states [R H] of the tokens at (row, column) of a causal model, computed on packed tokens.
+
+    Padding is not computed, nor are the tokens of a row after its last requested one. Rows with the same prompt (the
+    tokens before their first action) compute it once.
     """
     rows, width = batch.actions.shape
-    columns = torch.arange(width, device=policy.device)
-    end = torch.zeros(rows, dtype=torch.long, device=policy.device).scatter_reduce(0, row, column + 1, "amax")
-    first, owner, start = _prompts(batch)
-    if len(first) == rows or not bool((end > start).any()):  # nothing stands behind a prompt that rows share
-        longest = end.new_zeros(len(first)).scatter_reduce(0, owner, end, "amax")
-        return States(_packed_rows(policy, batch.tokens[first], longest, owner[row], column), None)
-    prompts = columns < start[first, None]
-    own = (columns >= start[:, None]) & (columns < end[:, None])
-    _, groups = _layouts(policy)
-    layout = groups(prompts.sum(1).tolist(), own.sum(1).tolist(), owner, policy.device)
-    ids = torch.cat([batch.tokens[first][prompts], batch.tokens[own]])
-    hidden = policy.forward_hidden(ids[None], layout.positions[None], layout)[0]
-    offset = layout.prompts.offsets.to(policy.device)[layout.prompt_of_row][row]
-    own_offset = layout.prompt_tokens + layout.own.offsets.to(policy.device)[row]
-    places = torch.where(column < start[row], offset + column, own_offset + column - start[row])
-    return States(hidden.index_select(0, places), None)
+    columns = torch.arange(width, device=model.device)
+    # 1. How far each row is computed: up to its last requested token.
+    end = torch.zeros(rows, dtype=torch.long, device=model.device).scatter_reduce(0, row, column + 1, "amax")
+    first, prompt_of_row, start = _prompts(batch)
+    # 2. No shared prompts, or only tokens of prompts requested: each distinct prompt is one plain packed row.
+    if len(first) == rows or not bool((end > start).any()):
+        longest = end.new_zeros(len(first)).scatter_reduce(0, prompt_of_row, end, "amax")
+        return States(_packed_rows(model, batch.tokens[first], longest, prompt_of_row[row], column), None)
+    # 3. Pack the distinct prompts, then each row's own tokens behind its prompt, and run the model on them.
+    in_prompt = columns < start[first, None]
+    in_answer = (columns >= start[:, None]) & (columns < end[:, None])
+    _, groups = _layouts(model)
+    layout = groups(in_prompt.sum(1).tolist(), in_answer.sum(1).tolist(), prompt_of_row, model.device)
+    ids = torch.cat([batch.tokens[first][in_prompt], batch.tokens[in_answer]])
+    hidden = model.forward_hidden(ids[None], layout.positions[None], layout)[0]
+    # 4. Find each requested token in the packed order: in its shared prompt, or among its row's own tokens.
+    prompt_offset = layout.prompts.offsets.to(model.device)[layout.prompt_of_row][row]
+    answer_offset = layout.prompt_tokens + layout.answers.offsets.to(model.device)[row]
+    index = torch.where(column < start[row], prompt_offset + column, answer_offset + column - start[row])
+    return States(hidden.index_select(0, index), None)
 
 
-def tokens_of_pass(policy: "Policy", batch: Batch, lengths: Int[Tensor, " N"]) -> Callable[[Sequence[int]], int]:
-    """How many tokens one forward pass over some of the rows holds, given their real ones: those that are run where
-    nothing is padded, each prompt once, and rows by the longest of them elsewhere."""
-    if not policy.fast or policy.encoder_decoder or _layouts(policy)[0] is PackedRows:
+def tokens_of_pass(model: ScoringModel, batch: Batch, lengths: Int[Tensor, " N"]) -> Callable[[Sequence[int]], int]:
+    """A function from row numbers to the number of tokens that one forward pass over these rows computes.
+
+    `lengths` are the real tokens of each row. Where nothing is padded, a shared prompt counts once; where rows are
+    padded, each row counts as long as the longest of them.
+    """
+    if not model.fast or model.encoder_decoder or _layouts(model)[0] is PackedRows:
         padded = lengths.tolist()
         return lambda rows: len(rows) * max(padded[row] for row in rows)
-    _, owner, start = _prompts(batch)
+    _, prompt_of_row, start = _prompts(batch)
     last = (torch.arange(batch.actions.shape[1], device=start.device) * batch.actions).max(1).values
-    prompt_of, before, own = owner.tolist(), start.tolist(), (last - start).clamp(min=0).tolist()
-    return lambda rows: sum({prompt_of[row]: before[row] for row in rows}.values()) + sum(own[row] for row in rows)
+    prompt, before, after = prompt_of_row.tolist(), start.tolist(), (last - start).clamp(min=0).tolist()
+    return lambda rows: sum({prompt[row]: before[row] for row in rows}.values()) + sum(after[row] for row in rows)
 
 
 def _prompts(batch: Batch) -> tuple[Int[Tensor, " P"], Int[Tensor, " N"], Int[Tensor, " N"]]:
-    """The first row of each of the different prompts, which are the ids before a row's first action; which of them is
-    each row's; and the column of its first action."""
+    """The distinct prompts of a batch, where a row's prompt is the ids before its first action.
+
+    Returns the first row that has each prompt [P], the prompt's number of each row [N], and the column of each row's
+    first action [N].
+    """
     width, device = batch.actions.shape[1], batch.actions.device
     start = torch.where(batch.actions, torch.arange(width, device=device), width).min(1).values.clamp(max=width - 1)
     seen: dict[tuple[int, ...], int] = {}
     prompts = (tuple(ids[:length]) for ids, length in zip(batch.tokens.tolist(), start.tolist(), strict=True))
     like = [seen.setdefault(prompt, row) for row, prompt in enumerate(prompts)]
-    first, owner = torch.tensor(like, device=device).unique(return_inverse=True)
-    return first, owner, start
+    first, prompt_of_row = torch.tensor(like, device=device).unique(return_inverse=True)
+    return first, prompt_of_row, start
 
 
 def _packed_rows(
-    policy: "Policy", tokens: Int[Tensor, "N T"], lengths: Int[Tensor, " N"], row: Tensor, column: Tensor
+    model: ScoringModel, tokens: Int[Tensor, "N T"], lengths: Int[Tensor, " N"], row: Tensor, column: Tensor
 ) -> Float[Tensor, "R H"]:
-    used = torch.arange(tokens.shape[1], device=policy.device) < lengths[:, None]
-    rows, _ = _layouts(policy)
-    layout = rows(lengths.tolist(), policy.device)
-    hidden = policy.forward_hidden(tokens[used][None], layout.positions[None], layout)[0]
-    return hidden.index_select(0, layout.offsets.to(policy.device)[row] + column)
+    used = torch.arange(tokens.shape[1], device=model.device) < lengths[:, None]
+    layout = _layouts(model)[0](lengths.tolist(), model.device)
+    hidden = model.forward_hidden(tokens[used][None], layout.positions[None], layout)[0]
+    return hidden.index_select(0, layout.offsets.to(model.device)[row] + column)
 
 
-def _layouts(policy: "Policy") -> tuple[type[PackedRows], type[PackedGroups]]:
-    """What lays out packed tokens here: the CPU's fused kernel has no second derivatives, and who wants them says that
-    it must not be used (`Policy.twice_differentiable`)."""
-    if policy.flex:
+def _layouts(model: ScoringModel) -> tuple[type[PackedRows], type[PackedGroups]]:
+    """The layouts of packed tokens for this model and device.
+
+    The CPU's fused kernel has no second derivatives: `Policy.twice_differentiable` disables flash attention, and with
+    it this kernel.
+    """
+    if model.flex:
         return FlexRows, FlexGroups
-    if policy.device.type == "cpu" and torch.backends.cuda.flash_sdp_enabled():
+    if model.device.type == "cpu" and torch.backends.cuda.flash_sdp_enabled():
         return BlockRows, BlockGroups
     return PackedRows, PackedGroups
 
 
-def encoder_decoder(policy: "Policy", batch: Batch, row: Tensor, column: Tensor) -> States:
-    """Decoder states at (row, column); rows that read the same source run the encoder once."""
+def encoder_decoder(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> States:
+    """Decoder states [R H] at (row, column). Rows with the same source run the encoder once."""
     assert batch.source is not None and batch.source_mask is not None
-    sources, owner = torch.unique(
-        batch.source.masked_fill(~batch.source_mask, -1), dim=0, return_inverse=True
-    )  # ids without padding, so that the pad token may also be a real one
+    # -1 in place of padding, because the pad id may also be a real token of a source.
+    sources, source_of_row = torch.unique(batch.source.masked_fill(~batch.source_mask, -1), dim=0, return_inverse=True)
     mask = sources >= 0
-    encoded = policy.encode(sources.clamp(min=0), mask).index_select(0, owner)
-    hidden, _ = policy.head_inputs(
+    encoded = model.encode(sources.clamp(min=0), mask).index_select(0, source_of_row)
+    hidden, _ = model.head_inputs(
         shorten=True,
         encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
         attention_mask=batch.source_mask.long(),
@@ -108,10 +138,13 @@ def encoder_decoder(policy: "Policy", batch: Batch, row: Tensor, column: Tensor)
     return States(hidden[row, column], None)
 
 
-def plain(policy: "Policy", batch: Batch, row: Tensor, column: Tensor) -> States:
-    """The same through Hugging Face's own padded forward, with its logits: the oracle, and any family's way."""
+def padded(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> States:
+    """Hidden states and logits from Hugging Face's own padded forward pass: works for any model family.
+
+    The tests compare the other two functions with this one.
+    """
     inputs: dict[str, Any] = {"attention_mask": batch.mask.long()}
-    if policy.encoder_decoder:
+    if model.encoder_decoder:
         inputs = {f"decoder_{key}": value for key, value in inputs.items()} | {
             "input_ids": batch.source,
             "attention_mask": batch.source_mask.long(),  # type: ignore[union-attr]
@@ -119,6 +152,6 @@ def plain(policy: "Policy", batch: Batch, row: Tensor, column: Tensor) -> States
         }
     else:
         inputs |= {"input_ids": batch.tokens, "position_ids": (batch.mask.cumsum(1) - 1).clamp(min=0)}
-    hidden, output = policy.head_inputs(**inputs, use_cache=False)
+    hidden, output = model.head_inputs(**inputs, use_cache=False)
     logits = output.logits[row, column]
     return States(hidden[row, column], logits if logits.dtype == torch.float64 else logits.float())

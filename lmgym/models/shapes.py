@@ -1,4 +1,4 @@
-"""What a model's memory depends on, read off its skeleton: no weight is loaded, nothing is computed."""
+"""The sizes on which a model's memory depends, from its configuration: no weights are loaded, nothing is computed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,33 +8,33 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from lmgym.models.families import supports_fast_path
-from lmgym.models.forward import layers_of
+from lmgym.models.hooks import layers_of
 from lmgym.models.load import PolicySection, skeleton
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Counts of parameters, and the sizes of a layer.
+    """Numbers of parameters, and the sizes of a layer.
 
     Example: of Qwen2.5-0.5B, with adapters of rank 8: parameters 494 million, linear 358 million, adapter 4.4 million,
     layers 24, width 896, inner 4864, heads 14, attention 896, keys 128, vocabulary 151,936.
     """
 
     parameters: int  # of the base
-    linear: int  # of them, in linear layers other than the LM head: what adapters stand beside, and packing packs
+    linear: int  # of them in linear layers except the LM head: those that get adapters and are quantized
     linear_rows: int  # rows of these layers' weights
     adapter: int  # parameters of the adapters, 0 without
     layers: int  # of the decoder
     encoder_layers: int  # of an encoder-decoder's encoder, else 0
     width: int
-    inner: int  # of the MLP
-    gated: bool  # the MLP has two products before its activation
+    inner: int  # width of the MLP
+    gated: bool  # the MLP has two matrix products before its activation
     heads: int
     attention: int  # heads times the size of a head
     keys: int  # key-value heads times the size of a head
-    norm_values: int  # of the width, that one norm keeps for backward
+    norm_values: int  # tensors of the model's width that a norm stores for backward
     vocabulary: int
-    quadratic: bool  # attention keeps a number for each pair of tokens
+    quadratic: bool  # attention stores a number for each pair of tokens
     fast: bool
     context: int | None
 
@@ -48,7 +48,7 @@ class Shapes:
 
 
 def shapes_of(section: PolicySection) -> Shapes:
-    """The shapes of a recipe's policy. Raises LmgymError where its configuration cannot be had."""
+    """The shapes of a recipe's policy. Raises LmgymError if the model's configuration cannot be loaded."""
     model = skeleton(section)
     config = model.config
     linear = dict(_linear_layers(model))
@@ -81,9 +81,9 @@ def shapes_of(section: PolicySection) -> Shapes:
 
 
 def _linear_layers(model: nn.Module) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Name and (inputs, outputs) of every linear layer but the LM head."""
-    ends: Any = getattr(model, "get_output_embeddings", lambda: None)
-    head = ends()
+    """Name and (inputs, outputs) of every linear layer except the LM head."""
+    get_head: Any = getattr(model, "get_output_embeddings", lambda: None)
+    head = get_head()
     for name, module in model.named_modules():
         if module is head or not isinstance(module, nn.Linear | Conv1D):
             continue
@@ -94,7 +94,7 @@ def _linear_layers(model: nn.Module) -> Iterator[tuple[str, tuple[int, int]]]:
 def _adapter(linear: dict[str, tuple[int, int]], section: PolicySection) -> int:
     if section.lora_rank is None:
         return 0
-    named = section.lora_targets
-    wanted = [named] if isinstance(named, str) else named
-    chosen = [sizes for name, sizes in linear.items() if named == "all-linear" or name.rsplit(".", 1)[-1] in wanted]
-    return section.lora_rank * sum(into + out for into, out in chosen)
+    targets = section.lora_targets
+    names = [targets] if isinstance(targets, str) else targets
+    adapted = [sizes for name, sizes in linear.items() if targets == "all-linear" or name.rsplit(".", 1)[-1] in names]
+    return section.lora_rank * sum(into + out for into, out in adapted)

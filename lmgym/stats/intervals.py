@@ -1,7 +1,7 @@
-"""Means with confidence intervals, and pass@k. Numpy only: evaluation and logs use this without torch.
+"""Means with confidence intervals, and pass@k. Numpy only, so that evaluation and logs need no torch.
 
-The prompt is the unit of evidence throughout: eight samples of one prompt say less than one sample of eight
-prompts, so intervals for several samples per prompt resample prompts, never single samples.
+The independent unit is always the prompt: eight samples of one prompt contain less information than one sample of each
+of eight prompts. So with several samples per prompt, the bootstrap resamples prompts, never single samples.
 """
 
 import math
@@ -16,14 +16,14 @@ import numpy.typing as npt
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 
-CELLS = 1 << 22  # of the bootstrap's index table drawn at once: 32 MiB, however many prompts there are
+CELLS = 1 << 22  # indices that the bootstrap draws at once: 32 MiB, for any number of prompts
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its confidence interval; `count` is the number of independent things (prompts) behind it.
+    """A mean and its confidence interval; `count` is the number of independent units (prompts).
 
-    `low` and `high` are NaN where nothing can be said, as for several samples of one single prompt.
+    `low` and `high` are NaN if there is no interval, as for several samples of one single prompt.
 
     Example:
         >>> str(Interval(mean=0.412, low=0.370, high=0.455, count=512))
@@ -43,11 +43,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class SufficientStatistics:
-    """A figure that is no mean of values but a function of sums, as BLEU is of counts of n-grams.
+    """A metric of a whole corpus that is a function of sums, not a mean of values: BLEU, of counts of n-grams.
 
-    `rows` [N K] hold what each text (or prompt) adds; `value` makes figures [R] of sums [R K].
+    `rows` [N K] are the summands of each text (or prompt); `value` computes metrics [R] from sums [R K].
 
-    Example: words that are right, and words, of three texts; the figure is the share of all words that are right
+    Example: right words and all words of three texts; the metric is the share of all words that are right
         >>> SufficientStatistics(np.array([[1, 2], [3, 3], [0, 5]]), lambda sums: sums[:, 0] / sums[:, 1]).figure
         0.4
     """
@@ -61,11 +61,11 @@ class SufficientStatistics:
 
 
 def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
-    """Score interval of a share, honest for small samples and for shares near 0 and 1.
+    """Wilson score interval of a proportion; reliable for small samples and for proportions near 0 and 1.
 
     (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n) with p = successes/trials, n = trials and z the
-    normal quantile at (1 + confidence)/2: E. B. Wilson, JASA 22 (1927), 209-212. Raises LmgymError without
-    trials, for more successes than trials and for a confidence outside (0, 1).
+    normal quantile at (1 + confidence)/2: E. B. Wilson, JASA 22 (1927), 209-212. Raises LmgymError for no trials,
+    for more successes than trials, and for a confidence outside (0, 1).
 
     Example: 81 of 263, a case of Newcombe, Statistics in Medicine 17 (1998), 857-872
         >>> str(wilson(81, 263))
@@ -81,7 +81,7 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
     centre = share + z * z / (2 * trials)
     half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     scale = 1 + z * z / trials
-    # the formula gives exactly 0 and 1 at the ends; rounding would leave 1e-17 beside them
+    # The formula gives exactly 0 and 1 at the ends; rounding would make it differ by 1e-17.
     low = 0.0 if successes == 0 else (centre - half) / scale
     high = 1.0 if successes == trials else (centre + half) / scale
     return Interval(share, low, high, trials)
@@ -92,11 +92,11 @@ def clustered_bootstrap(
 ) -> Interval:
     """Percentile bootstrap of the mean, resampling prompts (clusters) with replacement.
 
-    `values` holds, per prompt, the values of its samples. Every prompt counts the same, so the mean is the
-    mean of the prompts' means; a resampled prompt brings all of its samples (Efron & Tibshirani 1993, chapter
-    13; for evaluations of language models: Miller, arXiv 2411.00640). The same values and seed give the same
-    interval. One single prompt gives no interval (NaN): it says nothing about the spread between prompts.
-    Raises LmgymError if there are no prompts, or a prompt without samples.
+    `values` are the values of each prompt's samples. Every prompt has the same weight, so the mean is the mean of the
+    prompts' means; a resampled prompt keeps all of its samples (Efron & Tibshirani 1993, chapter 13; for evaluations
+    of language models: Miller, arXiv 2411.00640). The same values and seed give the same interval. A single prompt
+    gives no interval (NaN), because the variance between prompts is unknown. Raises LmgymError if there are no prompts,
+    or a prompt without samples.
 
     Example: two prompts that are always right, two that never are
         >>> str(clustered_bootstrap([[1, 1], [1, 1], [0, 0], [0, 0]]))
@@ -105,45 +105,48 @@ def clustered_bootstrap(
     _check_confidence(confidence)
     if resamples < 1:
         raise LmgymError(f"clustered_bootstrap: resamples is {resamples}; it must be at least 1")
+    # 1. A prompt's samples count through their mean, so resampling prompts is resampling these means.
     means = _prompt_means(values)
     if len(means) == 1:
         return Interval(float(means[0]), math.nan, math.nan, 1)
-    drawn = np.concatenate([means[chosen].mean(axis=1) for chosen in resampled(len(means), resamples, seed)])
-    low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
+    # 2. The mean of each resample, some resamples at a time.
+    resample_means = [means[indices].mean(axis=1) for indices in resampled(len(means), resamples, seed)]
+    # 3. The interval: quantiles of these means.
+    low, high = np.quantile(np.concatenate(resample_means), [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(float(means.mean()), float(low), float(high), len(means))
 
 
 def sums_bootstrap(
     summed: SufficientStatistics, confidence: float = 0.95, resamples: int = 1000, seed: int = 0
 ) -> Interval:
-    """A figure of sums, with a row for each prompt, and its percentile bootstrap over prompts.
+    """A corpus metric, with a row for each prompt, and its percentile bootstrap over prompts.
 
-    P. Koehn, Statistical Significance Tests for Machine Translation Evaluation, EMNLP 2004 (W04-3250), section 3. No
-    interval (NaN) for one single prompt, where the figure of a resample is undefined, and where all resamples give the
-    same, as where no text has a word right: that is no certainty.
+    P. Koehn, Statistical Significance Tests for Machine Translation Evaluation, EMNLP 2004 (W04-3250), section 3. There
+    is no interval (NaN) for a single prompt, if the metric of a resample is undefined, and if all resamples have the
+    same value (no text has a right word, say), which does not mean certainty.
 
     Example: sums_bootstrap(bleu.corpus.sums(texts, examples)) -> Interval(mean=0.31, low=0.28, high=0.34, count=500)
     """
     _check_confidence(confidence)
     if len(summed.rows) < 2:
         return Interval(summed.figure, math.nan, math.nan, len(summed.rows))
-    drawn = sums_draws(summed, resamples, seed)
-    low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
-    if drawn.min() == drawn.max():
+    figures = sums_draws(summed, resamples, seed)
+    low, high = np.quantile(figures, [(1 - confidence) / 2, (1 + confidence) / 2])
+    if figures.min() == figures.max():
         low = high = math.nan
     return Interval(summed.figure, float(low), float(high), len(summed.rows))
 
 
 def sums_draws(summed: SufficientStatistics, resamples: int, seed: int) -> npt.NDArray[Any]:
-    """The figure [R] of each resample of the prompts; the same resamples for the same number of prompts and seed."""
+    """The metric of each resample of the prompts [R]. Resamples depend on the number of prompts and the seed only."""
     count = len(summed.rows)
-    often = (np.stack([np.bincount(one, minlength=count) for one in chosen])
-             for chosen in resampled(count, resamples, seed))  # fmt: skip
-    return np.concatenate([summed.value(times @ summed.rows) for times in often])
+    counts = (np.stack([np.bincount(resample, minlength=count) for resample in indices])
+              for indices in resampled(count, resamples, seed))  # fmt: skip
+    return np.concatenate([summed.value(times @ summed.rows) for times in counts])
 
 
 def resampled(count: int, resamples: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Places [r count] of a bootstrap, drawn with replacement, some resamples at a time."""
+    """Bootstrap indices [r count], drawn with replacement, some of the resamples at a time."""
     random = seeds.generator("bootstrap", seed)
     rows = max(1, CELLS // count)
     for start in range(0, resamples, rows):
@@ -151,11 +154,10 @@ def resampled(count: int, resamples: int, seed: int) -> Iterator[npt.NDArray[np.
 
 
 def mean_interval(values_per_prompt: Sequence[Sequence[float]], confidence: float = 0.95, seed: int = 0) -> Interval:
-    """The mean over prompts: Wilson for one right-or-wrong sample each, else clustered bootstrap.
+    """The mean over prompts, with Wilson's interval for one right-or-wrong sample each, else a clustered bootstrap.
 
-    If every sample of every prompt is 0, or every one is 1, the bootstrap's interval would have no width;
-    then it is Wilson's for that many prompts, which is wide enough whatever the samples of a prompt have in
-    common.
+    If all samples of all prompts are 0, or all are 1, the bootstrap's interval would have no width. Then it is Wilson's
+    for that many prompts, which is wide enough even if the samples of a prompt are not independent.
 
     Example:
         >>> str(mean_interval([[1.0], [0.0], [1.0], [1.0]]))
@@ -172,9 +174,9 @@ def mean_interval(values_per_prompt: Sequence[Sequence[float]], confidence: floa
 def student_t(values: Sequence[float], confidence: float = 0.95) -> Interval:
     """Mean of independent runs (seeds) and its interval: mean -+ t sd / sqrt(n), t with n - 1 degrees of freedom.
 
-    Student, Biometrika 6 (1908), 1-25; sd divides by n - 1. For a handful of seeds the quantile matters: 12.7 for two,
-    4.3 for three, 2.8 for five. It says how another seed would do on the same examples, nothing about other examples.
-    One single value gives no interval (NaN). Raises LmgymError without values.
+    Student, Biometrika 6 (1908), 1-25; sd divides by n - 1. With few seeds the quantile is large: 12.7 for two, 4.3 for
+    three, 2.8 for five. The interval is about other seeds on the same examples, not about other examples. A single
+    value gives no interval (NaN). Raises LmgymError without values.
 
     Example:
         >>> str(student_t([0.60, 0.64, 0.62]))
@@ -192,12 +194,12 @@ def student_t(values: Sequence[float], confidence: float = 0.95) -> Interval:
 
 
 def pass_at_k(correct: int, samples: int, k: int) -> float:
-    """Probability that at least one of k samples is correct, estimated without bias from samples >= k.
+    """Unbiased estimate, from samples >= k, of the probability that at least one of k samples is correct.
 
     1 - C(samples - correct, k) / C(samples, k): Chen et al., arXiv 2107.03374, equation 1, in exact integers.
     Raises LmgymError unless 1 <= k <= samples and 0 <= correct <= samples.
 
-    Example: of 4 samples 1 is right, so half of the 6 pairs hold it
+    Example: 1 of 4 samples is right, so it is in half of the 6 pairs
         >>> pass_at_k(correct=1, samples=4, k=2)
         0.5
     """
@@ -210,11 +212,10 @@ def pass_at_k(correct: int, samples: int, k: int) -> float:
 
 
 def pass_at_k_each(values_per_prompt: Sequence[Sequence[float]], k: int, threshold: float = 1.0) -> list[list[float]]:
-    """Each prompt's pass@k, in the form that `mean_interval` takes; a sample is correct from `threshold` on.
+    """The pass@k of each prompt, in the form that `mean_interval` takes. A sample of at least `threshold` is correct.
 
-    `mean_interval` of them resamples prompts; where every estimate is 0 or 1 (always so when k is the number of
-    samples) each prompt is one trial and the interval is Wilson's. Raises LmgymError if a prompt has fewer than k
-    samples.
+    `mean_interval` then resamples prompts; if every estimate is 0 or 1 (always if k is the number of samples), each
+    prompt is one trial and the interval is Wilson's. Raises LmgymError if a prompt has fewer than k samples.
 
     Example:
         >>> str(mean_interval(pass_at_k_each([[0, 1], [1, 1], [0, 0]], k=2)))
@@ -229,7 +230,7 @@ def pass_at_k_each(values_per_prompt: Sequence[Sequence[float]], k: int, thresho
 
 
 def do_not_overlap(a: Interval, b: Interval) -> bool:
-    """True if one interval ends before the other begins; False where either has no bounds.
+    """True if one interval ends before the other begins; False if either has no bounds.
 
     Example:
         >>> do_not_overlap(wilson(200, 512), wilson(430, 512))
@@ -239,8 +240,10 @@ def do_not_overlap(a: Interval, b: Interval) -> bool:
 
 
 def _t_quantile(probability: float, freedom: int) -> float:
-    """The t that Student's distribution with `freedom` degrees stays below with this probability (above 1/2), by
-    bisection of its distribution function: Abramowitz & Stegun 26.7.3 and 26.7.4, sums of freedom / 2 terms."""
+    """The quantile of Student's t distribution with `freedom` degrees of freedom at a probability above 1/2.
+
+    By bisection of the distribution function: Abramowitz & Stegun 26.7.3 and 26.7.4, sums of freedom / 2 terms.
+    """
 
     def inside(t: float) -> float:  # the probability between -t and t
         angle = math.atan(t / math.sqrt(freedom))

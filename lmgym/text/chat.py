@@ -1,8 +1,8 @@
-"""Prompts and messages to token ids, and sampled ids to text. Appends, never re-renders.
+"""Prompts and messages to token ids, and sampled ids to text. A conversation is appended to, never rendered again.
 
-What the policy sampled is kept as ids. Text enters a conversation only here: the first prompt once, then each
-environment message once, as the ids that go behind what is already there. `tokenizer` is any object with a
-Hugging Face tokenizer's methods; nothing here imports torch or transformers.
+Sampled tokens stay ids. Text is tokenized only here, and only once: the first prompt, then each environment message, as
+ids to append. `tokenizer` is any object with the methods of a Hugging Face tokenizer; nothing here imports torch or
+transformers.
 """
 
 import warnings
@@ -13,15 +13,15 @@ from typing import Any, Literal
 from lmgym.core.errors import LmgymError
 from lmgym.types import Message
 
-ANSWER = "\x02answer\x03"  # stands for a sampled answer while the template is asked what surrounds it
+ANSWER = "\x02answer\x03"  # placeholder of a sampled answer, to find what a template writes around it
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A prompt of more than `tokens` tokens loses those too many, at its beginning ("left") or its end ("right").
+    """Truncation of prompts to `tokens` tokens, at their beginning ("left") or end ("right").
 
-    As in Hugging Face's truncation, the tokens that the tokenizer puts around a text count, and stay. What a chat
-    template writes is not cut.
+    As in Hugging Face's truncation, special tokens that the tokenizer adds to a text count, and are kept. Prompts from
+    a chat template are not cut but refused.
 
     Example: Cut(tokens=512, side="left")
     """
@@ -31,7 +31,7 @@ class Cut:
 
 
 def messages_of(prompt: str | Sequence[Message]) -> list[Message]:
-    """A text prompt is one user message; a list of messages is itself."""
+    """The messages of a prompt; a text becomes one user message."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 
@@ -43,10 +43,13 @@ def prompt_ids(
 ) -> list[int]:
     """Token ids [P] of a first prompt, ready for the policy to answer.
 
-    A tokenizer with a chat template renders messages through it, with `template` as its keyword arguments (for
-    example `{"enable_thinking": False}`). One without gets the plain text of `plain_text`, with the special tokens
-    that it puts at the beginning (BOS) but not one at the end. Raises LmgymError where a chat is longer than `cut`
-    allows.
+    With a chat template, the messages are rendered through it, with `template` as its keyword arguments (for example
+    `{"enable_thinking": False}`). Without one, `plain_text` is tokenized, with the special tokens that the tokenizer
+    adds in front (BOS) but not at the end (EOS). Raises LmgymError if a chat is longer than `cut` allows.
+
+    Example:
+        >>> prompt_ids(builtin_tokenizer("builtin:numbers"), "7 8")
+        [1, 10, 11]
     """
     if getattr(tokenizer, "chat_template", None):
         text = _template(tokenizer, messages_of(prompt), True, template)
@@ -63,8 +66,9 @@ def prompt_ids(
 
 
 def plain_text(messages: Sequence[Message]) -> str:
-    """Messages for a model without a chat template: a prompt is followed at once by its answer, and a blank line
-    ends a system prompt and an answer.
+    """The text of messages for a model without a chat template.
+
+    An answer follows its prompt directly; after a system prompt and after an answer there is a blank line.
 
     Example:
         >>> plain_text([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="},
@@ -77,10 +81,10 @@ def plain_text(messages: Sequence[Message]) -> str:
 def answer_ids(
     tokenizer: Any, prompt: str | Sequence[Message], answer: str, template: Mapping[str, Any] | None = None
 ) -> list[int]:
-    """Token ids [A] of a reference answer behind its prompt, end of sequence included: what a demonstration trains on.
+    """Token ids [A] of a reference answer after its prompt, with end of sequence: the targets of supervised training.
 
-    Prompt and answer are tokenized together where that leaves the prompt's ids as they are (so that a word at the
-    seam gets the ids that a model would have sampled), else apart.
+    Prompt and answer are tokenized together, so that the word at the boundary gets the ids that a model would sample;
+    separately if that would change the prompt's ids. Raises LmgymError if the tokenizer has no end-of-sequence token.
     """
     if tokenizer.eos_token_id is None:
         raise LmgymError(
@@ -105,38 +109,44 @@ def source_ids(
     template: Mapping[str, Any] | None = None,
     cut: Cut | None = None,
 ) -> list[int]:
-    """Token ids [S] of a prompt for an encoder: with all the special tokens that the tokenizer puts around a text, the
-    end mark of T5 included, which `prompt_ids` leaves out."""
+    """Token ids [S] of a prompt for an encoder, with all special tokens that the tokenizer adds.
+
+    These include the end-of-sequence token (of T5, for example), which `prompt_ids` leaves out.
+    """
     if getattr(tokenizer, "chat_template", None):
         return prompt_ids(tokenizer, prompt, template, cut)
     return _fitted(tokenizer, prompt, list(tokenizer(plain_text(messages_of(prompt)))["input_ids"]), cut)
 
 
 def _fitted(tokenizer: Any, prompt: str | Sequence[Message], ids: list[int], cut: Cut | None) -> list[int]:
-    """The ids of a plain prompt without those too many: the text's own ones go, what stands around them stays."""
+    """The ids of a plain prompt, cut to `cut.tokens`: ids of the text are removed, special tokens around it stay."""
     if cut is None or len(ids) <= cut.tokens:
         return ids
-    own = list(tokenizer(plain_text(messages_of(prompt)), add_special_tokens=False)["input_ids"])
-    around = len(ids) - len(own)
-    start = next((place for place in range(around + 1) if ids[place : place + len(own)] == own), None)
+    # 1. Find the ids of the text alone among all ids.
+    text_ids = list(tokenizer(plain_text(messages_of(prompt)), add_special_tokens=False)["input_ids"])
+    around = len(ids) - len(text_ids)
+    start = next((index for index in range(around + 1) if ids[index : index + len(text_ids)] == text_ids), None)
     if start is None:
         raise LmgymError(
             "policy.max_prompt_tokens: this tokenizer gives a text other ids where it puts special tokens around it, "
             "so it is unclear where to cut; shorten the prompts in the task, and remove policy.max_prompt_tokens"
         )
+    # 2. Cut them.
     room = cut.tokens - around
     if room < 1:
         raise LmgymError(
             f"policy.max_prompt_tokens is {cut.tokens}, and the tokenizer puts {around} special tokens around a text; "
             f"it must be at least {around + 1}"
         )
-    kept = own[-room:] if cut.side == "left" else own[:room]
-    return [*ids[:start], *kept, *ids[start + len(own) :]]
+    kept = text_ids[-room:] if cut.side == "left" else text_ids[:room]
+    return [*ids[:start], *kept, *ids[start + len(text_ids) :]]
 
 
 def decoder_answer_ids(tokenizer: Any, answer: str) -> list[int]:
-    """Token ids [A] of a reference answer for a decoder that begins it apart from the prompt: the text's own ids and
-    the end of sequence. (A beginning-of-sequence id belongs to the decoder's first tokens, not to the answer.)"""
+    """Token ids [A] of a reference answer for the decoder of an encoder-decoder: the text and the end of sequence.
+
+    A beginning-of-sequence id is not part of it; it belongs to the decoder's first tokens.
+    """
     return [*tokenizer(text_target=answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
 
@@ -147,14 +157,16 @@ def appended_ids(
     last: int,
     template: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Token ids that put `new` environment messages behind a sampled answer, ready for the next one.
+    """Token ids of `new` environment messages, to append to a sampled answer, ready for the next answer.
 
-    `history` are the messages before that answer. Their content is not rendered again: the template is only asked what
-    it writes between an answer and the next prompt. `last` is the answer's last id: an end mark that the policy has
-    sampled itself is not written twice. Raises LmgymError if the template rewrites what came before.
+    `history` are the messages before that answer; they are rendered only to see what the template writes after an
+    answer. `last` is the last id of the answer: if the policy sampled the end mark itself, it is not written again.
+    Raises LmgymError if the template drops or repeats earlier answers.
     """
+    # 1. Without a template: a blank line, then the messages.
     if not getattr(tokenizer, "chat_template", None):
         return list(tokenizer("\n\n" + plain_text(new), add_special_tokens=False)["input_ids"])
+    # 2. Render the conversation with a placeholder as the answer; what follows it is to be appended.
     answered = [*history, {"role": "assistant", "content": ANSWER}]
     text = _template(tokenizer, [*answered, *new], True, template)
     if text.count(ANSWER) != 1:
@@ -163,6 +175,7 @@ def appended_ids(
         )
     suffix = text.split(ANSWER)[1]
     ids = list(tokenizer(suffix, add_special_tokens=False)["input_ids"])
+    # 3. Drop the end mark if the answer already ends with it.
     if last in ids:
         mark = ids.index(last)
         if not decode(tokenizer, ids[:mark]).strip():  # some templates put a space before the end mark
@@ -171,10 +184,10 @@ def appended_ids(
 
 
 def continued_ids(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text that goes on right behind a sampled token, without the space that some tokenizers put before
-    what they are given."""
+    """Token ids of a text that continues sampled tokens, without the space that some tokenizers add in front."""
     if not text:
         return []
+    # Tokenize behind a line break, then remove the ids of the line break.
     anchor, both = (list(tokenizer(before, add_special_tokens=False)["input_ids"]) for before in ("\n", "\n" + text))
     if both[: len(anchor)] == anchor and len(both) > len(anchor):
         return both[len(anchor) :]
@@ -182,21 +195,21 @@ def continued_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    """The text of sampled ids, special tokens removed, spaces as the tokens have them."""
+    """The text of sampled ids, without special tokens, with spaces exactly as in the tokens."""
     return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def _template(tokenizer: Any, messages: Sequence[Message], generate: bool, template: Mapping[str, Any] | None) -> str:
-    """The messages as the template writes them; where it refuses them, merged as it may want them, with a warning."""
+    """The messages rendered by the chat template; if it refuses them, merged by `merge_roles`, with a warning."""
     try:
-        return _applied(tokenizer, messages, generate, template)
+        return _render(tokenizer, messages, generate, template)
     except Exception as error:  # jinja raises whatever the template's author chose
         roles = ", ".join(message["role"] for message in messages)
-        fewer = merged(messages)
+        fewer = merge_roles(messages)
         if len(fewer) == len(messages):
             raise LmgymError(f"the tokenizer's chat template refuses the messages ({roles}): {error}") from error
         try:
-            text = _applied(tokenizer, fewer, generate, template)
+            text = _render(tokenizer, fewer, generate, template)
         except Exception:
             raise LmgymError(f"the tokenizer's chat template refuses the messages ({roles}): {error}") from error
         warnings.warn(
@@ -207,18 +220,19 @@ def _template(tokenizer: Any, messages: Sequence[Message], generate: bool, templ
         return text
 
 
-def _applied(tokenizer: Any, messages: Sequence[Message], generate: bool, template: Mapping[str, Any] | None) -> str:
+def _render(tokenizer: Any, messages: Sequence[Message], generate: bool, template: Mapping[str, Any] | None) -> str:
     return tokenizer.apply_chat_template(
         [dict(message) for message in messages], tokenize=False, add_generation_prompt=generate, **(template or {})
     )
 
 
-def merged(messages: Sequence[Message]) -> list[Message]:
-    """Messages for a template without a system role, or that wants the roles to alternate: system messages are the
-    user's, and messages of one role in a row become one, a blank line between them.
+def merge_roles(messages: Sequence[Message]) -> list[Message]:
+    """Messages for a chat template without a system role, or with strictly alternating roles.
+
+    System messages become user messages; consecutive messages of one role become one, with a blank line between them.
 
     Example:
-        >>> merged([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}])
+        >>> merge_roles([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}])
         [{'role': 'user', 'content': 'Add.\\n\\n1+1='}]
     """
     fewer: list[Message] = []

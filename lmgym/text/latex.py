@@ -1,6 +1,6 @@
-r"""Reading LaTeX as far as answers need it: what stands in a box, and one spelling of what has several.
+r"""LaTeX of final answers: the contents of \boxed{...}, and one normal form for answers that are written differently.
 
-Nothing here parses mathematics, raises, or takes more than linear time.
+Nothing here understands mathematics. No function raises, or takes more than linear time.
 """
 
 import re
@@ -9,18 +9,18 @@ BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*+\{)|\\.|[{}]", re.DOTALL)
 BOX = re.compile(r"(?P<box>\\(?:boxed|fbox)(?![A-Za-z]))|\\.", re.DOTALL)
 FRACTION = re.compile(r"\\[dt]?frac(?![A-Za-z])")
 ARGUMENT = re.compile(r"\s*+(?:(?P<plain>[0-9A-Za-z]|\\[A-Za-z]++)|(?=\{))")  # of \frac: one token, or a group
-GLUE = re.compile(  # but for the end of a matrix's row, which is no space
+SPACING = re.compile(  # not the end of a matrix's row (\\), which is matched apart
     r"(?P<row>\\\\)|\\[,;:! ]|~|\\(?:quad|qquad|left|right|big|Big|bigg|Bigg)(?![A-Za-z])"
     r"|\\phantom\s*+(?:\{[^{}]*+\}|[^\\{])"
 )
 DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 APPROXIMATELY = re.compile(r"^\\approx(?![A-Za-z])\s*+")
 TRAILING = " \t\r\n.,;:"
-SPACE = re.compile(r"(?<!\w)\s+|\s+(?!\w)")  # all but that between two letters or digits: "1 2/3" is not "12/3"
+SPACE = re.compile(r"(?<!\w)\s+|\s+(?!\w)")  # except between two letters or digits: "1 2/3" is not "12/3"
 
 
 def boxes(text: str) -> list[tuple[int, int]]:
-    r"""Start and end of what is in each \boxed{...} or \fbox{...} whose braces balance, in the order of their ends.
+    r"""Start and end of the contents of each \boxed{...} or \fbox{...} that is closed, in the order of their ends.
 
     Example:
         >>> [text[start:end] for start, end in boxes(text := r"\boxed{\frac{1}{2}} or \boxed{3")]
@@ -28,28 +28,28 @@ def boxes(text: str) -> list[tuple[int, int]]:
     """
     if "box" not in text:
         return []
-    found: list[tuple[int, int]] = []
-    opened: list[tuple[int, bool]] = []
+    spans: list[tuple[int, int]] = []
+    opened: list[tuple[int, bool]] = []  # open braces: where their contents begin, and whether they are a box's
     for match in BRACES.finditer(text):
         if match["box"] or match[0] == "{":
             opened.append((match.end(), bool(match["box"])))
         elif match[0] == "}" and opened:
             start, boxed = opened.pop()
             if boxed:
-                found.append((start, match.start()))
-    return found
+                spans.append((start, match.start()))
+    return spans
 
 
 def has_box(text: str) -> bool:
-    r"""True if there is a \boxed or \fbox, with braces or without, closed or not."""
+    r"""True if the text has a \boxed or \fbox, with or without braces, closed or not."""
     return _last_box(text) is not None
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last \boxed{...} or \fbox{...}, nested braces and all; None without one.
+    r"""The contents of the last \boxed{...} or \fbox{...}, with nested braces; None without one.
 
-    It is None too where the last one has no braces (\boxed 5) or is never closed: an answer that was cut off is no
-    answer, whatever stood in an earlier box. Source: LLM_RL's reward, after Hendrycks et al. 2021 (arXiv 2103.03874).
+    Also None if the last one has no braces (\boxed 5) or is not closed: an answer that was cut off does not count, even
+    if there is an earlier box. Source: the reward of LLM_RL, after Hendrycks et al. 2021 (arXiv 2103.03874).
 
     Example:
         >>> last_boxed(r"so \boxed{\frac{1}{2}}."), last_boxed(r"\boxed{4}, no, \boxed{5")
@@ -64,8 +64,10 @@ def last_boxed(text: str) -> str | None:
 
 
 def tidied(latex: str) -> str:
-    r"""The same in one spelling: without dollars around it, full stops behind it, thin spaces, phantoms, sizes of
-    brackets and commas between thousands that are LaTeX's own; fractions with braces.
+    r"""A normal form of a LaTeX answer.
+
+    Removed: dollars around it, punctuation at its end, LaTeX's own spaces, phantoms, sizes of brackets and commas
+    between thousands. The arguments of fractions get braces.
 
     Example:
         >>> tidied(r"$\dfrac \pi4 + 5{,}525.$")
@@ -76,11 +78,11 @@ def tidied(latex: str) -> str:
         if latex.startswith(left) and latex.endswith(right) and len(latex) >= len(left + right):
             latex = latex[len(left) : -len(right)].strip(TRAILING)
     latex = re.sub(r"(?<=[0-9])(?:\{,\}|,\\!)(?=[0-9]{3}(?![0-9]))", "", latex)
-    return _with_braces(GLUE.sub(lambda match: match["row"] or " ", latex)).strip(TRAILING)
+    return _with_braces(SPACING.sub(lambda match: match["row"] or " ", latex)).strip(TRAILING)
 
 
 def spelling(latex: str) -> str:
-    """What two answers have in common that differ in white space only.
+    """The answer without white space that has no meaning, to compare answers.
 
     Example:
         >>> spelling(r"( 1, \\frac{1} {2} )")
@@ -90,41 +92,41 @@ def spelling(latex: str) -> str:
 
 
 def depth(latex: str) -> int:
-    """How deep its braces, brackets and parentheses are nested.
+    """The depth to which braces, brackets and parentheses are nested.
 
     Example:
         >>> depth("{(1)}")
         2
     """
-    now = deepest = 0
+    current = deepest = 0
     for character in latex:
         if character in "{([":
-            now += 1
-            deepest = max(deepest, now)
+            current += 1
+            deepest = max(deepest, current)
         elif character in "})]":
-            now -= 1
+            current -= 1
     return deepest
 
 
 def _last_box(text: str) -> int | None:
-    """Where the last box begins."""
+    """The index at which the last box begins."""
     if "box" not in text:
         return None
     return max((match.start() for match in BOX.finditer(text) if match["box"]), default=None)
 
 
 def _with_braces(latex: str) -> str:
-    r"""\frac12 and \frac\pi 2 as TeX reads them: an argument without braces is one token."""
-    pieces, place = [], 0
+    r"""Put braces around the arguments of \frac12 and \frac\pi 2: in TeX an argument without braces is one token."""
+    pieces, position = [], 0
     for match in FRACTION.finditer(latex):
-        if match.start() < place:
+        if match.start() < position:
             continue
-        pieces.append(latex[place : match.start()] + r"\frac")
-        place = match.end()
+        pieces.append(latex[position : match.start()] + r"\frac")
+        position = match.end()
         for _ in range(2):
-            argument = ARGUMENT.match(latex, place)
+            argument = ARGUMENT.match(latex, position)
             if argument is None or argument["plain"] is None:
                 break
             pieces.append("{" + argument["plain"] + "}")
-            place = argument.end()
-    return "".join(pieces) + latex[place:]
+            position = argument.end()
+    return "".join(pieces) + latex[position:]

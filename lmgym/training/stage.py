@@ -9,7 +9,7 @@ from lmgym.config.schema import Stage
 from lmgym.core.errors import LmgymError
 from lmgym.envs.vector import Envs
 from lmgym.models import lora
-from lmgym.models.distributions import add_critic
+from lmgym.models.critic import add_critic
 from lmgym.models.load import load_policy
 from lmgym.rewards.base import Reward, build
 from lmgym.rollouts.rollout import Actor

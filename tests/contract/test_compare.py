@@ -11,7 +11,7 @@ import pytest
 from lmgym.cli.main import main
 from lmgym.core.errors import LmgymError
 from lmgym.experiments.compare import Comparison, compare
-from lmgym.stats.paired import compare as paired
+from lmgym.stats.paired import compare_paired
 from tests import runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
 
@@ -56,7 +56,7 @@ def test_two_runs(two: tuple[Path, Path], tmp_path: Path, capsys: pytest.Capture
                 assert [metric[side][key] for key in ("mean", "low", "high")] == pytest.approx(expected)
             assert metric[side]["mean"] == pytest.approx(expected[0])
         values = [[row[side]["values"][name] for row in result["examples"]] for side in ("first", "second")]
-        assert metric["difference"] == pytest.approx(vars(paired(*values).difference))
+        assert metric["difference"] == pytest.approx(vars(compare_paired(*values).difference))
         assert metric["higher_first"] + metric["equal"] + metric["higher_second"] == 8 == len(result["examples"])
         shown = re.search(
             rf"^  {name} +(-?[\d.]+) \[(-?[\d.]+), (-?[\d.]+)\] +([\d.]+) +(\d+) +(\d+) +(\d+) *$", said, re.M

@@ -252,7 +252,7 @@ def test_train_false_throws_the_episode_away() -> None:
     play(agent, 2)
     assert agent.terminate_episode(train=False) == {}
     assert torch.equal(before, weights(agent))
-    assert not agent._learner.engine._held._caches  # nor is anything left of it in the sampler
+    assert not agent._learner.engine._conversations._caches  # nor is anything left of it in the sampler
     assert agent.terminate_episode() == {}  # nothing has been played since
     play(agent, 1)
     assert agent.terminate_episode()["answers"] == 1

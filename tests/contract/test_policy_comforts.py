@@ -421,7 +421,7 @@ def test_export_refuses_what_it_cannot_do(
     tree["policy"]["model"] = "builtin:tiny"
     (tmp_path / "builtin" / "recipe.yaml").write_text(yaml.safe_dump(tree))
     said = complaint(capsys, "export", tmp_path / "builtin", "--to", tmp_path / "out")
-    assert "stand beside builtin:tiny, which no other program has; add --merge" in said
+    assert "need the base builtin:tiny, which no other program has; add --merge" in said
     assert not (tmp_path / "out").exists()
 
 

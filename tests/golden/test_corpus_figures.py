@@ -19,7 +19,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import build
 from lmgym.rewards.corpus import corpora
 from lmgym.stats.intervals import Interval, SufficientStatistics, clustered_bootstrap, sums_bootstrap
-from lmgym.stats.paired import compare, compare_summed, sign_flip, untested
+from lmgym.stats.paired import compare_paired, compare_summed, sign_flip, untested
 from lmgym.types import Episode, Example, Turn
 from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
@@ -155,7 +155,7 @@ def test_the_difference_of_two_means_is_a_difference_of_figures_of_sums() -> Non
     first = random.random(60)
     second = first + 0.1 * random.standard_normal(60) + 0.02
     ours = compare_summed(mean_of(first.tolist()), mean_of(second.tolist()), resamples=2000)
-    theirs = compare([[value] for value in first], [[value] for value in second])
+    theirs = compare_paired([[value] for value in first], [[value] for value in second])
     assert ours.difference.mean == pytest.approx(theirs.difference.mean, abs=1e-12)
     assert [ours.difference.low, ours.difference.high] == pytest.approx(
         [theirs.difference.low, theirs.difference.high], abs=1e-12

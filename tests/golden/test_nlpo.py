@@ -29,7 +29,8 @@ from lmgym.functional.sampling import draw
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.builtin import builtin_model
-from lmgym.models.distributions import add_critic, describe
+from lmgym.models.critic import add_critic
+from lmgym.models.distributions import logprobs_of_logits
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Restriction, Turn
 from lmgym.updates.prepare import prepare
@@ -135,7 +136,7 @@ def row_of(probabilities: list[float], among: Sequence[bool], token: int = 0) ->
 
 def say(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     row, column = batch.actions.nonzero(as_tuple=True)
-    logprob, entropy = describe(logits, batch, row, column, True)
+    logprob, entropy = logprobs_of_logits(logits, batch, row, column, True)
     return logprob[0], entropy[0]
 
 

@@ -21,7 +21,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.functional import truncation
 from lmgym.models import lora
 from lmgym.models.builtin import builtin_model
-from lmgym.models.distributions import add_critic
+from lmgym.models.critic import add_critic
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.fisher import FisherProduct, joined

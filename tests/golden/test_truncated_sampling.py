@@ -187,13 +187,13 @@ def test_a_set_takes_its_ids_or_its_bits_whichever_is_less(seed: int, size: int,
     logits[1] = 0.0  # all equally likely, so all stay
     candidates = truncation.truncated(logits, top_k)
     width = math.ceil(size / 8)
-    for own, inside in zip(truncation.stored(candidates, size), said(candidates), strict=True):
+    for own, inside in zip(truncation.to_arrays(candidates, size), said(candidates), strict=True):
         assert own.nbytes == min(4 * len(inside), width)
         assert own.dtype == (np.int32 if 4 * len(inside) < width else np.uint8)
         sets = torch.from_numpy(own)
         assert set(truncation.unpack(sets, size)[0].nonzero()[:, 0].tolist()) == inside
         assert truncation.sizes(sets).tolist() == [len(inside)]
-    together = torch.from_numpy(truncation.joined(truncation.stored(candidates, size)))
+    together = torch.from_numpy(truncation.concatenate(truncation.to_arrays(candidates, size)))
     assert together.nbytes <= 4 * width
     assert (
         truncation.unpack(together, size).sum(1).tolist()
@@ -240,7 +240,7 @@ def test_sets_of_both_forms_in_one_batch() -> None:
         mask = torch.zeros(len(sets), models.VOCABULARY, dtype=torch.bool)
         for row, own in zip(mask, sets, strict=True):
             row[list(own)] = True
-        form = truncation.joined(truncation.stored(truncation.members(mask), models.VOCABULARY))
+        form = truncation.concatenate(truncation.to_arrays(truncation.from_mask(mask), models.VOCABULARY))
         return Turn([9], [min(own) for own in sets], [-1.0] * len(sets), kept=form)
 
     def read(turns: list[Turn]) -> tuple[Any, list[set[int]]]:

@@ -13,8 +13,8 @@ from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Request, Sampling
 from lmgym.inference.sampler import Sampler
-from lmgym.models import forward, load
-from lmgym.models.distributions import add_critic
+from lmgym.models import hooks, load
+from lmgym.models.critic import add_critic
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from tests import models, runs
@@ -99,7 +99,7 @@ def test_layers_are_computed_again_in_backward_and_only_there(model: str) -> Non
         def count(module: Any, arguments: Any, runs: list[int] = runs_of_a_layer) -> None:
             runs[0] += 1
 
-        for layer in forward.layers_of(policy.model):
+        for layer in hooks.layers_of(policy.model):
             # Each layer holds one attention or more; its first norm runs once a pass, inside of what is run again.
             norm = next(module for name, module in layer.named_modules() if "norm" in name.lower() or "ln_1" in name)
             norm.register_forward_pre_hook(count)
@@ -107,7 +107,7 @@ def test_layers_are_computed_again_in_backward_and_only_there(model: str) -> Non
         assert runs_of_a_layer[0] == LAYERS[model]
         policy.compute_logprobs(batch).logprobs.sum().backward()
         assert runs_of_a_layer[0] == LAYERS[model] * (3 if on else 2)
-        assert not any("forward" in layer.__dict__ for layer in forward.layers_of(policy.model))
+        assert not any("forward" in layer.__dict__ for layer in hooks.layers_of(policy.model))
 
 
 def test_less_is_kept_for_backward() -> None:

@@ -28,7 +28,7 @@ from lmgym.envs.base import Step
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.inference.hf_cache import EncoderDecoderReader
 from lmgym.inference.sampler import Sampler
-from lmgym.models.distributions import add_critic
+from lmgym.models.critic import add_critic
 from lmgym.models.families import FAST_ENCODER_DECODERS
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
@@ -200,7 +200,7 @@ def test_entropies_are_those_of_the_whole_distribution(family: str) -> None:
     batch = batch_of_rows(policy)
     one, other = (
         policy.compute_logprobs(batch, entropy=True).entropy,
-        policy_of(family, fast=False).score(batch, entropy=True),
+        policy_of(family, fast=False).compute_logprobs(batch, entropy=True),
     )
     assert one is not None and other.entropy is not None
     assert torch.allclose(one, other.entropy, rtol=0, atol=1e-4) and float(one.detach().max()) > 0.5
@@ -515,7 +515,7 @@ def test_bf16_compute(family: str) -> None:
     policy, exact = policy_of(family, compute="bfloat16"), policy_of(family)
     sampling, asked = Sampling(max_new_tokens=NEW), requests(policy, 12)
     sampler = Sampler(policy)
-    assert {parameter.dtype for parameter in sampler._copy.model.parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in sampler._bf16_copy.model.parameters()} == {torch.bfloat16}
     answers = sampler.generate(asked, sampling)
     ours, rough = reported(answers), rescored(policy, asked, answers, sampling)
     difference = (torch.tensor(ours) - torch.tensor(rough)).abs()
@@ -523,7 +523,7 @@ def test_bf16_compute(family: str) -> None:
     batch = batch_of_rows(policy)
     scored = policy.compute_logprobs(batch).logprobs
     assert scored.dtype == torch.float32
-    assert float((scored - exact.score(batch).logprobs).abs().max()) < 0.5
-    assert float((scored - exact.score(batch).logprobs).abs().max()) > 0
+    assert float((scored - exact.compute_logprobs(batch).logprobs).abs().max()) < 0.5
+    assert float((scored - exact.compute_logprobs(batch).logprobs).abs().max()) > 0
     scored.sum().backward()
     assert all(parameter.grad is None or parameter.grad.dtype == torch.float32 for parameter in policy.parameters())

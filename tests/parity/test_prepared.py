@@ -6,7 +6,7 @@ from transformers.pytorch_utils import Conv1D
 
 from lmgym.inference import mkl_linear
 from lmgym.inference.base import Request, Sampling
-from lmgym.inference.mkl_linear import FIRST_STEP, PreparedLayers
+from lmgym.inference.mkl_linear import PACK_AT_STEP, MKLLinearLayers
 from lmgym.inference.sampler import Sampler
 from lmgym.models.policy import Policy
 from tests import models
@@ -31,9 +31,9 @@ def test_a_prepared_layer_computes_the_same_for_any_number_of_rows(rows: int) ->
     theirs.bias.data.normal_()
     for name, layer in (("usual", usual), ("theirs", theirs)):
         holder.model.add_module(name, layer)
-    layers = PreparedLayers(holder)
-    for _ in range(FIRST_STEP):
-        layers.expect(rows)
+    layers = MKLLinearLayers(holder)
+    for _ in range(PACK_AT_STEP):
+        layers.begin_step(rows)
     for count in (rows, 1, 3):
         hidden = torch.randn(count, 1, 48)
         for layer, weight in ((usual, usual.weight.T), (theirs, theirs.weight)):
@@ -47,11 +47,11 @@ def test_a_prepared_layer_computes_the_same_for_any_number_of_rows(rows: int) ->
 @needs_mkl
 def test_steps_of_as_many_rows_are_prepared_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    through = mkl_linear._through
-    monkeypatch.setattr(mkl_linear, "_through", lambda layer, rows: asked.append(rows) or through(layer, rows))
-    layers = PreparedLayers(policy())
+    through = mkl_linear._packed_forward
+    monkeypatch.setattr(mkl_linear, "_packed_forward", lambda layer, rows: asked.append(rows) or through(layer, rows))
+    layers = MKLLinearLayers(policy())
     for rows in (8, 7, 7, 7, 6, 1, 1, 1):
-        layers.expect(rows)
+        layers.begin_step(rows)
     assert asked == [7] * len(layers.layers) and layers.layers
     assert not any("forward" in layer.__dict__ for layer in layers.layers)  # a single row is as fast without
 
@@ -68,8 +68,10 @@ def test_answers_are_those_of_layers_that_are_not_prepared(family: str, monkeypa
         one, asked = families.policy_of(family), requests(24)
     sampling = Sampling(max_new_tokens=20, stop_ids=tuple(range(100, 130)))
     prepared_for: set[int] = set()
-    through = mkl_linear._through
-    monkeypatch.setattr(mkl_linear, "_through", lambda layer, rows: prepared_for.add(rows) or through(layer, rows))
+    through = mkl_linear._packed_forward
+    monkeypatch.setattr(
+        mkl_linear, "_packed_forward", lambda layer, rows: prepared_for.add(rows) or through(layer, rows)
+    )
     found = Sampler(one).generate(asked, sampling)
     assert len(prepared_for) > 1 and not any("forward" in layer.__dict__ for layer in one.model.modules())
     monkeypatch.setattr(mkl_linear, "_available", lambda: False)
@@ -96,14 +98,14 @@ def test_a_call_that_breaks_off_leaves_the_layers_as_they_were() -> None:
 def test_what_does_not_train_and_what_is_not_fp32_stays_as_it_is() -> None:
     one = policy()
     one.model.lm_head.weight.requires_grad_(False)
-    assert one.model.lm_head not in PreparedLayers(one).layers
-    assert len(PreparedLayers(one).layers) == len(PreparedLayers(policy()).layers) - 1
+    assert one.model.lm_head not in MKLLinearLayers(one).layers
+    assert len(MKLLinearLayers(one).layers) == len(MKLLinearLayers(policy()).layers) - 1
     one.compute = torch.bfloat16
-    assert PreparedLayers(one).layers == []
+    assert MKLLinearLayers(one).layers == []
 
 
 @needs_mkl
 def test_an_encoder_which_does_not_run_in_steps_is_not_prepared() -> None:
     one = encoder_decoder.policy_of("t5")
-    layers, encoder = PreparedLayers(one).layers, set(one.model.get_encoder().modules())
+    layers, encoder = MKLLinearLayers(one).layers, set(one.model.get_encoder().modules())
     assert layers and encoder.isdisjoint(layers) and any(layer in set(one.model.decoder.modules()) for layer in layers)

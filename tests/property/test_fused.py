@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lmgym.batch import Batch, SamplingMask
 from lmgym.models import fused_logprobs
-from lmgym.models.distributions import action_logits, describe
+from lmgym.models.distributions import action_logits, logprobs_of_logits
 from tests import models
 
 
@@ -48,7 +48,7 @@ def test_fused_is_the_formula_and_its_gradient(seed, temperature, minimum, sets,
     targets = batch.tokens[row, column]
 
     logits = hidden @ weight.T + (0.0 if bias is None else bias)
-    expected = describe(logits, batch, row, column, entropy=True)
+    expected = logprobs_of_logits(logits, batch, row, column, entropy=True)
     wanted = torch.autograd.grad(expected, [hidden, weight], [by_logprob, by_entropy])
     scale = 1.0 if temperature == 0 else 1 / temperature
     usual, fused_logprobs.TILE = fused_logprobs.TILE, tile

@@ -13,7 +13,7 @@ from lmgym.envs.base import Step
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.rollouts.rollout import Actor, collect, demonstrate
-from lmgym.text.chat import answer_ids, decode, merged, plain_text, prompt_ids
+from lmgym.text.chat import answer_ids, decode, merge_roles, plain_text, prompt_ids
 from lmgym.types import Episode, Example, Message
 from tests import models
 
@@ -317,7 +317,7 @@ def test_messages_of_one_role_in_a_row_are_joined() -> None:
     tokenizer.chat_template = ALTERNATING
     said = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     assert decode(tokenizer, prompt_ids(tokenizer, said)) == "<s>[INST] a\n\nb [/INST]"
-    assert merged([*said, {"role": "assistant", "content": "c"}])[1] == {"role": "assistant", "content": "c"}
+    assert merge_roles([*said, {"role": "assistant", "content": "c"}])[1] == {"role": "assistant", "content": "c"}
 
 
 def test_a_template_that_refuses_everything_is_named() -> None:

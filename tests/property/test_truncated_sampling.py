@@ -24,7 +24,7 @@ from lmgym.functional import truncation
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.builtin import builtin_model
-from lmgym.models.distributions import describe
+from lmgym.models.distributions import logprobs_of_logits
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.prepare import prepare
@@ -242,7 +242,7 @@ def test_tokens_outside_the_set_have_no_gradient(name: str) -> None:
     logits = torch.randn(
         sets.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True
     )
-    for said in describe(logits, batch, row, column, True):
+    for said in logprobs_of_logits(logits, batch, row, column, True):
         (gradient,) = torch.autograd.grad(said.sum(), logits, retain_graph=True)
         assert bool((gradient[~sets] == 0).all()) and bool(gradient.isfinite().all())
         assert bool((gradient[sets & (sets.sum(1, keepdim=True) > 1)] != 0).all())

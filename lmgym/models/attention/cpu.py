@@ -1,10 +1,9 @@
-"""attention.py's layouts of packed tokens through torch's fused CPU kernel, one block after the other: nothing is
-padded, nothing masked, no prompt is expanded to its answers.
+"""The layouts of packed.py through torch's fused CPU kernel, block by block: no padding, no mask, no copied prompts.
 
-A block is a set of equally long rows of queries with their equally long rows of keys. What stands behind a prompt
-attends in two blocks, to the prompt and to itself; their results are one softmax once each is weighted with its share
-of the normaliser. Backward hands the kernel the outputs and normalisers of both parts together: each block's gradient
-is then its part of the whole one (as in ring attention, arXiv 2310.01889; Hydragen, arXiv 2402.05099, for prompts).
+A block is a set of query rows of one length with their key rows of one length. An answer attends in two blocks, to its
+prompt and to itself. The two results are merged into one softmax: each is weighted by its share of the normaliser.
+Backward gives the kernel the merged outputs and normalisers, so each block's gradient is its part of the whole one
+(as in ring attention, arXiv 2310.01889; Hydragen, arXiv 2402.05099, for prompts).
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,10 +22,10 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 class Block(NamedTuple):
-    """Rows of a packed row of tokens, all of one length, and what their queries attend to.
+    """Query rows of one length and the key rows that they attend to, as indices of packed tokens.
 
-    Example: two rows of three tokens behind ten of a prompt: Block(slice(10, 16), slice(10, 16), 2, causal=True) to
-    themselves, Block(slice(10, 16), slice(0, 10), 1, causal=False) to the prompt, as six queries of one row.
+    Example: two answers of three tokens behind a prompt of ten: Block(slice(10, 16), slice(10, 16), 2, causal=True) to
+    themselves, Block(slice(10, 16), slice(0, 10), 1, causal=False) to the prompt, as one row of six queries.
     """
 
     queries: "slice | Int[Tensor, ' Q']"
@@ -36,14 +35,14 @@ class Block(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Every query stands in one of the `first` blocks, and perhaps in one of the `second`."""
+    """Every query is in one of the `first` blocks, and in at most one of the `second`."""
 
     first: list[Block]
     second: list[Block]
 
 
 class BlockRows(PackedRows):
-    """PackedRows of scoring: no cache."""
+    """PackedRows in blocks: the rows of one length are one block."""
 
     @cached_property
     def blocks(self) -> Blocks:
@@ -54,41 +53,44 @@ class BlockRows(PackedRows):
 
 
 class BlockGroups(PackedGroups):
-    """PackedGroups: own tokens see their prompt where it stands."""
+    """PackedGroups in blocks: answers read the keys and values of their prompt in place."""
 
     @cached_property
     def blocks(self) -> Blocks:
         starts, cut = self.prompts.offsets.tolist(), self.prompt_tokens
-        own_starts, own_lengths = (self.own.offsets + cut).tolist(), self.own.lengths
+        answer_starts, answer_lengths = (self.answers.offsets + cut).tolist(), self.answers.lengths
+        # 1. Prompts attend to themselves.
         first = _causal(starts, self.prompts.lengths)
-        behind: dict[int, list[tuple[int, int]]] = {}
-        for prompt, start, length in zip(self.prompt_of_row.tolist(), own_starts, own_lengths, strict=True):
-            behind.setdefault(prompt, []).append((start, length))
+        # 2. All answers to a prompt attend to it together; prompts of one length with as many queries make a block.
+        answers_to: dict[int, list[tuple[int, int]]] = {}
+        for prompt, start, length in zip(self.prompt_of_row.tolist(), answer_starts, answer_lengths, strict=True):
+            answers_to.setdefault(prompt, []).append((start, length))
         alike: dict[tuple[int, int], list[int]] = {}
-        for prompt, rows in behind.items():
-            alike.setdefault((self.prompts.lengths[prompt], sum(length for _, length in rows)), []).append(prompt)
+        for prompt, answers in answers_to.items():
+            alike.setdefault((self.prompts.lengths[prompt], sum(length for _, length in answers)), []).append(prompt)
         for (length, count), prompts in alike.items():
             if count:
-                queries = _places(row for prompt in prompts for row in behind[prompt])
-                keys = _places((starts[prompt], length) for prompt in prompts)
+                queries = _indices(answer for prompt in prompts for answer in answers_to[prompt])
+                keys = _indices((starts[prompt], length) for prompt in prompts)
                 first.append(Block(queries, keys, len(prompts), causal=False))
-        return Blocks(first, _causal(own_starts, own_lengths))
+        # 3. Answers attend to themselves.
+        return Blocks(first, _causal(answer_starts, answer_lengths))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         return _attend(query, key, value, self.blocks, scale)
 
 
 def _causal(starts: Sequence[int], lengths: Sequence[int]) -> list[Block]:
-    """Rows that attend causally to themselves, those of one length together."""
+    """Rows that attend causally to themselves: one block for each length."""
     alike: dict[int, list[int]] = {}
     for start, length in zip(starts, lengths, strict=True):
         alike.setdefault(length, []).append(start)
-    places = {length: _places((start, length) for start in own) for length, own in alike.items() if length}
-    return [Block(at, at, len(alike[length]), causal=True) for length, at in places.items()]
+    spans = {length: _indices((start, length) for start in begins) for length, begins in alike.items() if length}
+    return [Block(tokens, tokens, len(alike[length]), causal=True) for length, tokens in spans.items()]
 
 
-def _places(spans: Iterable[tuple[int, int]]) -> "slice | Int[Tensor, ' L']":
-    """The places of (start, length), end to end; a slice, which copies nothing, where they are side by side."""
+def _indices(spans: Iterable[tuple[int, int]]) -> "slice | Int[Tensor, ' L']":
+    """The token indices of spans (start, length), in order: a slice, which needs no copy, if the spans are adjacent."""
     spans = [span for span in spans if span[1]]
     begin, count = spans[0][0], sum(length for _, length in spans)
     if all(start + length == after for (start, length), (after, _) in pairwise(spans)):
@@ -118,16 +120,16 @@ class Merged(torch.autograd.Function):
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         normaliser = out.new_empty(out.shape[:2], dtype=torch.promote_types(out.dtype, torch.float32))  # logarithms
         for block in blocks.first:
-            out[block.queries], normaliser[block.queries] = _of_block(query, key, value, block, scale)
+            out[block.queries], normaliser[block.queries] = _attend_block(query, key, value, block, scale)
         for block in blocks.second:
-            before, own = out[block.queries], normaliser[block.queries]
-            more, of_more = _of_block(query, key, value, block, scale)
-            # By softmax and not by exp: torch takes another exp behind the last whole vector of its numbers, and the
-            # last bit of a token's result would depend on where it stands.
-            both = torch.stack([own, of_more], -1)
-            shares = both.softmax(-1)[..., None]
-            out[block.queries] = (before * shares[..., 0, :] + more * shares[..., 1, :]).to(out.dtype)
-            normaliser[block.queries] = own - both.log_softmax(-1)[..., 0]
+            first_out, first_normaliser = out[block.queries], normaliser[block.queries]
+            second_out, second_normaliser = _attend_block(query, key, value, block, scale)
+            # By softmax and not by exp: torch computes exp differently for the numbers after the last whole vector, so
+            # the last bit of a token's result would depend on its index.
+            normalisers = torch.stack([first_normaliser, second_normaliser], -1)
+            shares = normalisers.softmax(-1)[..., None]
+            out[block.queries] = (first_out * shares[..., 0, :] + second_out * shares[..., 1, :]).to(out.dtype)
+            normaliser[block.queries] = first_normaliser - normalisers.log_softmax(-1)[..., 0]
         ctx.save_for_backward(query, key, value, out, normaliser)
         ctx.blocks, ctx.scale = blocks, scale
         return out
@@ -136,24 +138,24 @@ class Merged(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, normaliser = ctx.saved_tensors
         (gradient,) = gradients
-        found = [torch.zeros_like(tensor, memory_format=torch.contiguous_format) for tensor in (query, key, value)]
+        totals = [torch.zeros_like(tensor, memory_format=torch.contiguous_format) for tensor in (query, key, value)]
         for block in (*ctx.blocks.first, *ctx.blocks.second):
             queries, keys, rows = block.queries, block.keys, block.rows
-            places = (queries, queries, keys, keys, queries, queries)
-            whole = (gradient, query, key, value, out, normaliser)
-            parts = [_rows(tensor[at], rows) for tensor, at in zip(whole, places, strict=True)]
-            of_block = _backward(*parts, 0.0, block.causal, scale=ctx.scale)
-            for total, part, at in zip(found, of_block, (queries, keys, keys), strict=True):
-                total[at] += part.transpose(1, 2).flatten(0, 1)
-        return (*found, None, None)
+            indices = (queries, queries, keys, keys, queries, queries)
+            tensors = (gradient, query, key, value, out, normaliser)
+            arguments = [_rows(tensor[index], rows) for tensor, index in zip(tensors, indices, strict=True)]
+            block_gradients = _backward(*arguments, 0.0, block.causal, scale=ctx.scale)
+            for total, block_gradient, index in zip(totals, block_gradients, (queries, keys, keys), strict=True):
+                total[index] += block_gradient.transpose(1, 2).flatten(0, 1)
+        return (*totals, None, None)
 
 
-def _of_block(
+def _attend_block(
     query: Tensor, key: Tensor, value: Tensor, block: Block, scale: float | None
 ) -> tuple[Float[Tensor, "Q H D"], Float[Tensor, "Q H"]]:
     queries, keys = block.queries, block.keys
-    parts = (_rows(tensor[at], block.rows) for tensor, at in ((query, queries), (key, keys), (value, keys)))
-    out, normaliser = _forward(*parts, 0.0, block.causal, scale=scale)
+    arguments = (_rows(tensor[index], block.rows) for tensor, index in ((query, queries), (key, keys), (value, keys)))
+    out, normaliser = _forward(*arguments, 0.0, block.causal, scale=scale)
     return out.transpose(1, 2).flatten(0, 1), normaliser.transpose(1, 2).flatten(0, 1)
 
 

@@ -1,8 +1,8 @@
-"""attention.py's layouts of packed tokens through torch's flex attention: one kernel over the packed row, which skips
-blocks of other rows; nothing is padded, no prompt is expanded to its answers (arXiv 2412.05496).
+"""The layouts of packed.py through torch's flex attention (arXiv 2412.05496): one kernel over the packed row.
 
-Meant for a GPU, where the kernel is compiled. Elsewhere torch has no gradient of it; the same mask then goes, whole, to
-its usual kernel, in time and memory that grow with the square of the packed row, which does for tests.
+It skips blocks of tokens that belong to other rows: no padding, no copied prompts. Made for GPUs, where the kernel is
+compiled. Elsewhere torch has no gradient of it, so the whole mask goes to torch's usual kernel, in time and memory that
+grow with the square of the packed row; that is enough for tests.
 """
 
 from collections.abc import Callable
@@ -18,33 +18,34 @@ from lmgym.models.attention.packed import PackedGroups, PackedRows, per_query_he
 
 
 class FlexRows(PackedRows):
-    """PackedRows of scoring: no cache."""
+    """PackedRows through flex attention."""
 
     @cached_property
     def allowed(self) -> BlockMask | Bool[Tensor, "1 1 L L"]:
-        row = self.places // self.longest
-        return _mask(row, row)
+        return _mask(self.row, self.row)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         return _attend(query, key, value, self.allowed, scale)
 
 
 class FlexGroups(PackedGroups):
-    """PackedGroups: own tokens see their prompt where it stands."""
+    """PackedGroups through flex attention: answers read the keys and values of their prompt in place."""
 
     @cached_property
     def allowed(self) -> BlockMask | Bool[Tensor, "1 1 L L"]:
-        prompt, own = self.prompts.places // self.prompts.longest, self.own.places // self.own.longest
-        row = torch.cat([prompt, own + self.prompts.rows])
-        return _mask(row, torch.cat([prompt, self.prompt_of_row[own]]))
+        prompt, answer = self.prompts.row, self.answers.row
+        row = torch.cat([prompt, answer + self.prompts.rows])
+        return _mask(row, torch.cat([prompt, self.prompt_of_row[answer]]))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         return _attend(query, key, value, self.allowed, scale)
 
 
 def _mask(row: Int[Tensor, " L"], prompt: Int[Tensor, " L"]) -> BlockMask | Bool[Tensor, "1 1 L L"]:
-    """Each token attends to those of its own row and of its prompt that do not stand behind it. `row` says whose each
-    token is, `prompt` which row is its prompt's (a prompt is its own)."""
+    """A token may see the tokens of its own row and of its prompt, up to itself.
+
+    `row` [L] is the row of each token, `prompt` [L] the row that is its prompt (for a prompt, its own row).
+    """
 
     def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & ((row[key] == row[query]) | (row[key] == prompt[query]))

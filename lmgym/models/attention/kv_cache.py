@@ -1,6 +1,7 @@
-"""Keys and values that lmgym keeps while it samples, and attention over them. Pure torch, no model code.
+"""Keys and values that the sampler keeps, and attention over them. Pure torch, no model code.
 
-A prompt is stored once for all of its answers (`SharedPrompts`); what each answer has behind it has a slot of its own.
+A prompt is stored once for all of its answers (`SharedPrompts`); each answer has a slot of its own for what follows.
+Three layouts (packed.py) write to a cache: PrefilledRows, ExtendedRows and CachedRows.
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,10 @@ from lmgym.models.attention.packed import PackedRows, per_query_head
 class KeyValueCache:
     """Preallocated keys and values of S sequences, written in place.
 
-    One pair of tensors [S K C D] per layer: S slots, K key-value heads, capacity C tokens, head size D; made at the
-    first write, when the shapes are known. With `prompts` a slot holds only what stands behind its prompt.
+    One pair of tensors [S K C D] per layer: S slots, K key-value heads, capacity C tokens, head size D. They are made
+    at the first write, when the shapes are known. With `prompts`, a slot holds only the tokens after its prompt.
+
+    Example: KeyValueCache(slots=64, capacity=512)
     """
 
     def __init__(self, slots: int, capacity: int, prompts: "SharedPrompts | None" = None) -> None:
@@ -27,17 +30,17 @@ class KeyValueCache:
         self.values: list[Tensor] = []
 
     def grow(self, slots: int, capacity: int) -> None:
-        """Make room for more slots and longer ones; what is written stays."""
+        """More and longer slots; the contents stay."""
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
                 tensors[layer] = old.new_zeros(slots, old.shape[1], capacity, old.shape[3])
                 tensors[layer][: self.slots, :, : self.capacity] = old
         self.slots, self.capacity = slots, capacity
 
-    def exchange(self, one: int, other: int, length: int) -> None:
-        """Let two slots change places, as far as `length` tokens."""
+    def exchange(self, first: int, second: int, length: int) -> None:
+        """Swap the first `length` tokens of two slots."""
         for tensor in (*self.keys, *self.values):
-            tensor[[one, other], :, :length] = tensor[[other, one], :, :length]
+            tensor[[first, second], :, :length] = tensor[[second, first], :, :length]
 
     def allocate(self, layer: int, like: Tensor) -> None:
         while len(self.keys) <= layer:
@@ -47,8 +50,16 @@ class KeyValueCache:
             self.keys.append(like.new_zeros(size, dtype=dtype))
             self.values.append(like.new_zeros(size, dtype=dtype))
 
+    def write(
+        self, layer: int, slots: Int[Tensor, " N"], keys: Float[Tensor, "N K T D"], values: Float[Tensor, "N K T D"]
+    ) -> None:
+        """Write whole rows of T tokens to the beginning of these slots."""
+        self.allocate(layer, keys)
+        for cached, new in ((self.keys[layer], keys), (self.values[layer], values)):
+            cached[slots, :, : new.shape[2]] = new.to(cached.dtype)
+
     def keep(self, slots: Int[Tensor, " S"]) -> None:
-        """Drop all slots but these."""
+        """Drop all other slots."""
         self.keys = [keys[slots] for keys in self.keys]
         self.values = [values[slots] for values in self.values]
         self.slots = len(slots)
@@ -56,8 +67,10 @@ class KeyValueCache:
             self.prompts.keep(slots)
 
     def unshare(self, lengths: Int[Tensor, " S"]) -> Int[Tensor, " S"]:
-        """Put each slot's shared prompt before its own tokens, of which there are `lengths`. Returns what the lengths
-        are then."""
+        """Copy each slot's shared prompt in front of its own tokens, of which there are `lengths`.
+
+        Returns the new lengths, prompts included.
+        """
         prompts = self.prompts
         assert prompts is not None
         self.keys = [self._joined(*both, lengths) for both in zip_longest(prompts.cache.keys, self.keys)]
@@ -68,23 +81,26 @@ class KeyValueCache:
     def _joined(
         self, shared: Float[Tensor, "P K C1 D"], own: Float[Tensor, "S K C2 D"] | None, lengths: Int[Tensor, " S"]
     ) -> Float[Tensor, "S K C1+C2 D"]:
-        """One layer of `unshare`. `own` is None where nothing has been written behind any prompt yet."""
+        """One layer of `unshare`. `own` is None if no token after a prompt has been written yet."""
         assert self.prompts is not None
-        before, of_slot = self.prompts.before.tolist(), self.prompts.of_slot.tolist()
+        before, prompt_of_slot = self.prompts.before.tolist(), self.prompts.prompt_of_slot.tolist()
         joined = shared.new_zeros(self.slots, shared.shape[1], max(before) + self.capacity, shared.shape[3])
-        for slot, (place, cut, count) in enumerate(zip(of_slot, before, lengths.tolist(), strict=True)):
-            joined[slot, :, :cut] = shared[place, :, :cut]
+        for slot, (prompt, cut, count) in enumerate(zip(prompt_of_slot, before, lengths.tolist(), strict=True)):
+            joined[slot, :, :cut] = shared[prompt, :, :cut]
             if own is not None:
                 joined[slot, :, cut : cut + count] = own[slot, :, :count]
         return joined
 
 
 class SharedPrompts:
-    """Keys and values of up to P distinct prompts, and which of them stands before each of S slots.
+    """Keys and values of up to P distinct prompts, and which of them each of S slots continues.
 
-    A step of decoding reads each prompt once for all the answers to it: their queries are put together, as one query of
-    several tokens (as in Hydragen, arXiv 2402.05099). `members` [P M] are the slots of each prompt's answers, filled up
-    with slot 0, and `place` [S] says where a slot stands in them.
+    A decoding step reads each prompt once for all of its answers: their queries are put together, as one query of
+    several tokens (as in Hydragen, arXiv 2402.05099). So the slots are also kept in the order of their prompts: a table
+    [P M] with a row for each prompt, where M is the largest number of answers to one prompt.
+
+        slot_at [P*M]     the slot at each entry of the table; unused entries have slot 0
+        entry_of_slot [S] the entry of each slot
 
     Example: eight prompts with eight answers each: SharedPrompts(prompts=8, slots=64, capacity=512, device=device)
     """
@@ -92,90 +108,117 @@ class SharedPrompts:
     def __init__(self, prompts: int, slots: int, capacity: int, device: torch.device) -> None:
         self.cache = KeyValueCache(prompts, capacity)
         self.lengths = torch.zeros(prompts, dtype=torch.long, device=device)
-        self.of_slot = torch.zeros(slots, dtype=torch.long, device=device)
-        self.place_of: dict[tuple[int, ...], int] = {}
+        self.prompt_of_slot = torch.zeros(slots, dtype=torch.long, device=device)
+        self.index_of: dict[tuple[int, ...], int] = {}  # of the ids of a cached prompt
 
-    def seat(
+    def assign(
         self, prompts: Sequence[tuple[tuple[int, ...], Sequence[int]]], live: Sequence[int]
     ) -> tuple[Int[Tensor, " N"], Int[Tensor, " N"]]:
-        """Give slots their prompts: (ids, slots of its answers) each. `live` are slots whose prompts must stay. Returns
-        which of these prompts are not here yet, and the places that their keys and values are to be written to."""
-        here = {self.place_of[ids] for ids, _ in prompts if ids in self.place_of}
-        taken = here | set(self.of_slot[list(live)].tolist())
-        free = iter([place for place in range(len(self.lengths)) if place not in taken])
-        new, places = [], []
+        """Give prompts, as pairs (ids, slots of its answers), to their slots.
+
+        `live` are the other slots in use, whose prompts must stay. Returns which of these prompts are not cached yet,
+        as positions in `prompts`, and the indices to which their keys and values have to be written.
+        """
+        # 1. Free indices: neither these prompts nor those of live slots.
+        cached = {self.index_of[ids] for ids, _ in prompts if ids in self.index_of}
+        taken = cached | set(self.prompt_of_slot[list(live)].tolist())
+        free = iter([index for index in range(len(self.lengths)) if index not in taken])
+        # 2. A prompt that is not cached takes a free index; the prompt that was there is forgotten.
+        missing, indices = [], []
         for number, (ids, slots) in enumerate(prompts):
-            if ids not in self.place_of:
-                place = next(free)
-                self.place_of = {other: at for other, at in self.place_of.items() if at != place} | {ids: place}
-                self.lengths[place] = len(ids)
-                new.append(number)
-                places.append(place)
-            self.of_slot[list(slots)] = self.place_of[ids]
-        self._arrange()
-        device = self.lengths.device
-        return torch.tensor(new, device=device, dtype=torch.long), torch.tensor(places, device=device, dtype=torch.long)
+            if ids not in self.index_of:
+                index = next(free)
+                self.index_of = {other: at for other, at in self.index_of.items() if at != index} | {ids: index}
+                self.lengths[index] = len(ids)
+                missing.append(number)
+                indices.append(index)
+            self.prompt_of_slot[list(slots)] = self.index_of[ids]
+        self._order_slots()
+        source, target = torch.tensor([missing, indices], device=self.lengths.device, dtype=torch.long)
+        return source, target
 
     def keep(self, slots: Int[Tensor, " S"]) -> None:
-        """Drop all slots but these, and the prompts that stand before none of them. No others come after that."""
-        used, self.of_slot = torch.unique(self.of_slot[slots], return_inverse=True)
+        """Drop all other slots, and the prompts that no slot uses any more. No prompt is added after that."""
+        used, self.prompt_of_slot = torch.unique(self.prompt_of_slot[slots], return_inverse=True)
         self.cache.keep(used)
         self.lengths = self.lengths[used]
-        self._arrange()
+        self._order_slots()
 
     @property
     def before(self) -> Int[Tensor, " S"]:
-        """Tokens of the prompt before each slot."""
-        return self.lengths[self.of_slot]
+        """Tokens of each slot's prompt."""
+        return self.lengths[self.prompt_of_slot]
 
     @property
     def saved(self) -> int:
-        """Tokens that would be held more than once without sharing."""
+        """Tokens that sharing saves: how many more would be stored if each slot had its own copy."""
         return int(self.before.sum() - self.lengths.sum())
 
     def scores(self, layer: int, query: Float[Tensor, "SK G D"]) -> Float[Tensor, "SK G W"]:
-        """Products of queries (G to a key head) with the keys of their prompts, -inf behind a prompt's end."""
+        """Attention scores of queries (G per key head) and the keys of their prompts; -inf after a prompt's end."""
         heads = self.cache.keys[layer].shape[1]
         keys = self.cache.keys[layer].flatten(0, 1)[:, : self.width]
-        return self._by_slot(_scores(self._by_prompt(query, heads), keys, self.behind), heads)
+        return self._by_slot(_scores(self._by_prompt(query, heads), keys, self.excluded), heads)
 
-    def mixed(self, layer: int, shares: Float[Tensor, "SK G W"]) -> Float[Tensor, "SK G D"]:
-        """The prompts' values, weighted."""
+    def weighted_values(self, layer: int, shares: Float[Tensor, "SK G W"]) -> Float[Tensor, "SK G D"]:
+        """Sums of the prompts' values, weighted by attention probabilities."""
         heads = self.cache.values[layer].shape[1]
         values = self.cache.values[layer].flatten(0, 1)[:, : self.width]
         return self._by_slot(torch.bmm(self._by_prompt(shares, heads), values), heads)
 
-    def _arrange(self) -> None:
-        order = torch.argsort(self.of_slot, stable=True)
-        counts = torch.bincount(self.of_slot, minlength=len(self.lengths))
-        rank = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[self.of_slot[order]]
+    def _order_slots(self) -> None:
+        """Compute the table of slots by prompt, after a change of prompts or slots."""
+        order = torch.argsort(self.prompt_of_slot, stable=True)
+        counts = torch.bincount(self.prompt_of_slot, minlength=len(self.lengths))
+        rank = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[self.prompt_of_slot[order]]
         self.most, self.width = int(counts.max()), int(self.lengths.max())
-        self.place = torch.empty_like(order).index_copy_(0, order, self.of_slot[order] * self.most + rank)
-        members = torch.zeros(len(self.lengths) * self.most, dtype=torch.long, device=order.device)
-        self.members = members.index_copy_(0, self.place, torch.arange(len(order), device=order.device))
-        self.in_order = torch.equal(self.place, torch.arange(len(members), device=order.device))
-        self.behind = _excluded(self.lengths, self.width)
+        entries = self.prompt_of_slot[order] * self.most + rank
+        self.entry_of_slot = torch.empty_like(order).index_copy_(0, order, entries)
+        slot_at = torch.zeros(len(self.lengths) * self.most, dtype=torch.long, device=order.device)
+        self.slot_at = slot_at.index_copy_(0, self.entry_of_slot, torch.arange(len(order), device=order.device))
+        self.in_order = torch.equal(self.entry_of_slot, torch.arange(len(slot_at), device=order.device))
+        self.excluded = _excluded(self.lengths, self.width)
 
     def _by_prompt(self, rows: Float[Tensor, "SK G X"], heads: int) -> Float[Tensor, "PK MG X"]:
+        """Rows of slots to rows of prompts: the queries of all slots of a prompt side by side."""
         _, queries, size = rows.shape
         if not self.in_order:
-            rows = rows.reshape(-1, heads, queries, size).index_select(0, self.members)
+            rows = rows.reshape(-1, heads, queries, size).index_select(0, self.slot_at)
         together = rows.reshape(-1, self.most, heads, queries, size)
         return together.transpose(1, 2).reshape(-1, self.most * queries, size)
 
     def _by_slot(self, rows: Float[Tensor, "PK MG X"], heads: int) -> Float[Tensor, "SK G X"]:
+        """The inverse of `_by_prompt`."""
         _, queries, size = rows.shape
         apart = rows.view(-1, heads, self.most, queries // self.most, size).transpose(1, 2)
         if not self.in_order:
-            apart = apart.flatten(0, 1).index_select(0, self.place)
+            apart = apart.flatten(0, 1).index_select(0, self.entry_of_slot)
         return apart.reshape(-1, queries // self.most, size)
 
 
-class ExtendedRows:
-    """N cached sequences, each with some new tokens: packed as one row of L, written behind what is cached, attending
-    to that and causally to themselves. A conversation whose next prompt has come is read this way.
+class PrefilledRows(PackedRows):
+    """PackedRows whose keys and values are also stored: those of row `source[i]` in slot `slots[i]` of the cache.
 
-    `before` are the tokens that are cached of each sequence, `lengths` its new ones, `slots` its places in the cache.
+    So a prompt is computed once and stored for each of its answers.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], cache: KeyValueCache, source: Int[Tensor, " S"], slots: Int[Tensor, " S"]
+    ) -> None:
+        super().__init__(lengths, slots.device)
+        self.cache, self.source, self.slots = cache, source, slots
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        keys, values = self.pad(key), self.pad(value)
+        self.cache.write(layer, self.slots, keys[self.source], values[self.source])
+        return self.attend_padded(query, keys, values, scale)
+
+
+class ExtendedRows:
+    """New tokens of N cached sequences, packed as one row of L: the next prompts of conversations.
+
+    They are written behind the cached tokens, and attend to these and causally to themselves. `before` are the cached
+    tokens of each sequence, `lengths` its new ones, `slots` its slot in the cache.
     """
 
     def __init__(
@@ -183,10 +226,10 @@ class ExtendedRows:
     ) -> None:
         device = before.device
         self.new, self.cache, self.slots = PackedRows(lengths, device), cache, slots
-        row = slice(int(slots[0]), int(slots[0]) + len(slots))
-        in_a_row = torch.equal(slots, torch.arange(row.start, row.stop, device=device))
-        self.read: slice | Tensor = row if in_a_row else slots  # a slice copies nothing
-        self.row = self.new.places // self.new.longest
+        span = slice(int(slots[0]), int(slots[0]) + len(slots))
+        adjacent = torch.equal(slots, torch.arange(span.start, span.stop, device=device))
+        self.read: slice | Tensor = span if adjacent else slots  # a slice copies nothing
+        self.row = self.new.row
         self.positions = before[self.row] + self.new.positions  # [L]
         self.width = int(self.positions.max()) + 1
         reach = before[:, None] + torch.arange(self.new.longest, device=device)  # [N longest]
@@ -196,31 +239,33 @@ class ExtendedRows:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys[self.slots[self.row], :, self.positions] = key[0].transpose(0, 1).to(keys.dtype)
         values[self.slots[self.row], :, self.positions] = value[0].transpose(0, 1).to(values.dtype)
-        own = [cached[self.read, :, : self.width].to(query.dtype) for cached in (keys, values)]
-        own_keys, own_values = per_query_head(query, *own)
+        read_keys, read_values = (cached[self.read, :, : self.width].to(query.dtype) for cached in (keys, values))
+        read_keys, read_values = per_query_head(query, read_keys, read_values)
         out = F.scaled_dot_product_attention(
-            self.new.pad(query), own_keys, own_values, attn_mask=self.mask, scale=scale
+            self.new.pad(query), read_keys, read_values, attn_mask=self.mask, scale=scale
         )
         return self.new.unpad(out)
 
 
 class CachedRows:
-    """One new token for each of the first S cached sequences: written to its place, then attending to all before it,
-    the shared prompt included. `lengths` are the tokens in each slot; attention looks at the first `width` of each,
-    which have to be more than the longest has.
+    """One new token for each of the first S cached sequences: a decoding step.
 
-    On a CPU the cache is fp32 whatever the keys are, and attention plain products: for a single query the fused kernel
-    is slower (bf16: 5.1 ms against 1.5, 64 rows of 228 tokens, 6 heads of 48), and bf16 products round the scores.
+    It is written to its slot and attends to all tokens before it, the shared prompt included. `lengths` are the tokens
+    in each slot; attention reads the first `width` of each slot, which must be more than the longest length.
+
+    On a CPU the cache is fp32 whatever the keys are, and attention is plain matrix products: for a single query the
+    fused kernel is slower (bf16: 5.1 ms against 1.5, 64 rows of 228 tokens, 6 heads of 48), and bf16 products round
+    the scores.
     """
 
     def __init__(self, cache: KeyValueCache, lengths: Int[Tensor, " S"], width: int) -> None:
         self.cache, self.lengths, self.width = cache, lengths, width
         self.positions = lengths if cache.prompts is None else lengths + cache.prompts.before
         if lengths.device.type == "cpu":
-            self.behind = _excluded(lengths + 1, width)
+            self.excluded = _excluded(lengths + 1, width)
         else:
             self.mask = (torch.arange(width, device=lengths.device) <= lengths[:, None])[:, None, None]  # [S 1 1 W]
-        self._places: Tensor | None = None
+        self._write_index: Tensor | None = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         self.cache.allocate(layer, key)
@@ -235,40 +280,41 @@ class CachedRows:
             query = query.reshape(slots, -1, shared, size)
             out = F.scaled_dot_product_attention(query, keys, values, attn_mask=self.mask, scale=scale)
             return out.reshape(slots, 1, heads, size)
-        # Few and plain calls: for a small model they are what a step costs. Slots and key heads are one dimension.
+        # On a CPU: few and simple calls, because with a small model their overhead is what a step costs. Slots and key
+        # heads are one dimension.
         rows = slots * keys.shape[1]
         keys, values = keys.flatten(0, 1)[:rows, : self.width], values.flatten(0, 1)[:rows, : self.width]
         grouped = query.reshape(rows, shared, size).to(keys.dtype) * (size**-0.5 if scale is None else scale)
-        scores, prompts = _scores(grouped, keys, self.behind), self.cache.prompts
+        scores, prompts = _scores(grouped, keys, self.excluded), self.cache.prompts
         if prompts is None:
             out = torch.bmm(scores.softmax(-1), values)
-        else:
+        else:  # one softmax over the shared prompt and the slot
             shares = torch.cat([prompts.scores(layer, grouped), scores], -1).softmax(-1)
-            before, own = shares.split([prompts.width, self.width], -1)
-            out = torch.baddbmm(prompts.mixed(layer, before), own, values)
+            prompt_shares, slot_shares = shares.split([prompts.width, self.width], -1)
+            out = torch.baddbmm(prompts.weighted_values(layer, prompt_shares), slot_shares, values)
         return out.to(query.dtype).view(slots, 1, heads, size)
 
     def _write(self, cached: Float[Tensor, "S K C D"], new: Float[Tensor, "S K 1 D"]) -> None:
         _, heads, capacity, size = cached.shape
-        if self._places is None or len(self._places) != len(new) * heads:  # else the same as in the layer before
+        if self._write_index is None or len(self._write_index) != len(new) * heads:  # else as in the layer before
             rows = torch.arange(len(new) * heads, device=cached.device).view(len(new), heads)
-            self._places = (rows * capacity + self.lengths[:, None]).flatten()
-        cached.view(-1, size).index_copy_(0, self._places, new.reshape(-1, size).to(cached.dtype))
+            self._write_index = (rows * capacity + self.lengths[:, None]).flatten()
+        cached.view(-1, size).index_copy_(0, self._write_index, new.reshape(-1, size).to(cached.dtype))
 
 
 def _scores(
-    query: Float[Tensor, "RK G D"], keys: Float[Tensor, "RK W D"], behind: Float[Tensor, "R 1 1 W"] | None
+    query: Float[Tensor, "RK G D"], keys: Float[Tensor, "RK W D"], excluded: Float[Tensor, "R 1 1 W"] | None
 ) -> Float[Tensor, "RK G W"]:
-    """Products of each row's queries with its keys, plus what is `behind` of the rows before they had K heads."""
+    """Products of each row's queries with its keys, plus `excluded` of the row (the K heads of a row share it)."""
     scores = torch.bmm(query, keys.transpose(1, 2))
-    if behind is not None:
-        scores.view(len(behind), -1, *scores.shape[1:]).add_(behind)
+    if excluded is not None:
+        scores.view(len(excluded), -1, *scores.shape[1:]).add_(excluded)
     return scores
 
 
 def _excluded(lengths: Int[Tensor, " R"], width: int) -> Float[Tensor, "R 1 1 W"] | None:
-    """What is added to the scores of R rows of `width` keys: -inf behind a row's length; None if none is shorter."""
-    behind = torch.arange(width, device=lengths.device) >= lengths[:, None]
-    if not bool(behind.any()):
+    """What is added to the scores of R rows of `width` keys: -inf after a row's length. None if all rows are full."""
+    after = torch.arange(width, device=lengths.device) >= lengths[:, None]
+    if not bool(after.any()):
         return None
-    return torch.zeros(behind.shape, device=lengths.device).masked_fill_(behind, float("-inf"))[:, None, None]
+    return torch.zeros(after.shape, device=lengths.device).masked_fill_(after, float("-inf"))[:, None, None]

@@ -1,30 +1,29 @@
 """Attention over rows without padding. Pure torch, no model code.
 
-Hugging Face models hand queries, keys and values (positions already applied) to a registered attention function.
-Ours, `attend`, passes them to a layout: `PackedRows` and `PackedGroups` while scoring (on a CPU those of blocks.py,
-with flex attention those of flex.py), `PackedRows` while prefilling; `ExtendedRows` where a conversation goes on and
-`CachedRows` while decoding are in cache.py.
-Everything that works token by token (embeddings, norms, MLPs, projections: most of the work) then runs on real
-tokens only.
+Hugging Face models call a registered attention function with queries, keys and values (positions already applied).
+Ours, `attend`, passes them to a layout, which knows where each row lies among the packed tokens:
+
+    scoring    PackedRows and PackedGroups; faster versions in cpu.py (CPU) and flex.py (flex attention, for GPUs)
+    sampling   in kv_cache.py: PrefilledRows (new prompts), ExtendedRows (next turns), CachedRows (one token each)
+
+All else in a model works token by token (embeddings, norms, MLPs, projections: most of the work), so with packed rows
+it is computed for real tokens only.
 """
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from lmgym.models.attention.kv_cache import KeyValueCache
-
-NAME = "lmgym"  # under which models/policy.py registers `attend` with transformers
+NAME = "lmgym"  # of `attend` in transformers' registry (models/hooks.py)
 
 
 class Layout(Protocol):
-    """Where the tokens of one forward pass stand."""
+    """How the tokens of one forward pass attend to each other."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """query [B H L D], key and value [B K L D] (K key-value heads) -> [B L H D]."""
@@ -40,46 +39,46 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls in every layer; `lmgym_layout` comes through the model's keyword
-    arguments."""
+    """The function that transformers calls in every layer.
+
+    The layout comes as `lmgym_layout`, which transformers passes on from the arguments of the model's forward.
+    """
     layout: Layout = kwargs["lmgym_layout"]
     return layout.attend(module.layer_idx, query, key, value, scaling), None
 
 
 class PackedRows:
-    """N rows of different lengths laid end to end as one row of L tokens, each attending causally to itself.
+    """N rows of different lengths, joined end to end to one row of L tokens; each row attends causally to itself.
 
-    Right-padded causal attention needs no mask: padding stands behind every real query. So only the attention kernel
-    itself sees padding, and only up to the longest of the rows. With `cache`, the keys and values of row
-    `source[i]` are written to slot `slots[i]` (the prompt of a group is computed once and stored for each member).
+    For the attention kernel alone, rows are padded on the right to the longest of them. With causal attention this
+    needs no mask: the padding comes after every real query.
+
+    Example: rows of 3 and 2 tokens
+        >>> PackedRows([3, 2], torch.device("cpu")).positions
+        tensor([0, 1, 2, 0, 1])
     """
 
-    def __init__(
-        self,
-        lengths: Sequence[int],
-        device: torch.device,
-        cache: "KeyValueCache | None" = None,
-        source: Int[Tensor, " S"] | None = None,
-        slots: Int[Tensor, " S"] | None = None,
-    ) -> None:
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.lengths, self.rows, self.longest, total = list(lengths), len(lengths), max(lengths), sum(lengths)
         counts = torch.tensor(lengths)
-        self.offsets = torch.cumsum(counts, 0) - counts  # where each row begins, [N]
+        self.offsets = torch.cumsum(counts, 0) - counts  # packed index of each row's first token, [N]
         row = torch.repeat_interleave(torch.arange(self.rows), counts)
         self.positions = (torch.arange(total) - self.offsets[row]).to(device)  # [L]
-        self.dense = total == self.rows * self.longest
-        self.places = (row.to(device) * self.longest) + self.positions  # [L] into the padded rows
-        self.cache, self.source, self.slots = cache, source, slots
+        self.dense = total == self.rows * self.longest  # no padding needed
+        self.padded_index = (row.to(device) * self.longest) + self.positions  # [L] into the flat padded rows
+
+    @property
+    def row(self) -> Int[Tensor, " L"]:
+        """The row of each packed token."""
+        return self.padded_index // self.longest
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        padded_key, padded_value = self.pad(key), self.pad(value)
-        if self.cache is not None:
-            self.cache.allocate(layer, padded_key)
-            keys, values = self.cache.keys[layer], self.cache.values[layer]
-            keys[self.slots, :, : self.longest] = padded_key[self.source].to(keys.dtype)
-            values[self.slots, :, : self.longest] = padded_value[self.source].to(values.dtype)
-        padded_key, padded_value = per_query_head(query, padded_key, padded_value)
-        out = F.scaled_dot_product_attention(self.pad(query), padded_key, padded_value, is_causal=True, scale=scale)
+        return self.attend_padded(query, self.pad(key), self.pad(value), scale)
+
+    def attend_padded(self, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
+        """Attention of packed queries to keys and values that are padded already."""
+        keys, values = per_query_head(query, keys, values)
+        out = F.scaled_dot_product_attention(self.pad(query), keys, values, is_causal=True, scale=scale)
         return self.unpad(out)
 
     def pad(self, packed: Float[Tensor, "1 H L D"]) -> Float[Tensor, "N H longest D"]:
@@ -87,64 +86,66 @@ class PackedRows:
         tokens = packed[0].transpose(0, 1)
         if not self.dense:
             padded = tokens.new_zeros(self.rows * self.longest, *tokens.shape[1:])
-            tokens = padded.index_copy(0, self.places, tokens)
+            tokens = padded.index_copy(0, self.padded_index, tokens)
         return tokens.reshape(self.rows, self.longest, *tokens.shape[1:]).transpose(1, 2)
 
     def unpad(self, padded: Float[Tensor, "N H longest D"]) -> Float[Tensor, "1 L H D"]:
         """The real tokens of padded rows, packed again."""
         flat = padded.transpose(1, 2).reshape(self.rows * self.longest, padded.shape[1], padded.shape[3])
-        return (flat if self.dense else flat.index_select(0, self.places))[None]
+        return (flat if self.dense else flat.index_select(0, self.padded_index))[None]
 
 
 class PackedGroups:
-    """Rows that share prompts: each distinct prompt once, then what each row has behind its prompt, all as one row.
+    """Rows that share prompts: each distinct prompt once, then the answer tokens of each row, packed as one row.
 
-    The packed order is prompt 0, prompt 1, ..., then the own tokens of row 0, row 1, ... A prompt attends to itself;
-    own tokens attend to their prompt, whose keys and values are expanded to them, and to themselves. Nothing
-    position-wise is computed twice, and gradients of all rows meet in the prompt.
+    The order is prompt 0, prompt 1, ..., then the answer of row 0, of row 1, ... (an answer is all that follows a row's
+    prompt). A prompt attends to itself; an answer attends to its prompt, whose keys and values are copied for it, and
+    to itself. No layer computes a prompt twice, and the gradients of all its answers are summed in it.
+
+    Example: a prompt of 4 tokens with answers of 2 and 3 tokens
+        >>> PackedGroups([4], [2, 3], torch.tensor([0, 0]), torch.device("cpu")).positions
+        tensor([0, 1, 2, 3, 4, 5, 4, 5, 6])
     """
 
     def __init__(
         self,
         prompt_lengths: Sequence[int],
-        own_lengths: Sequence[int],
+        answer_lengths: Sequence[int],
         prompt_of_row: Int[Tensor, " N"],
         device: torch.device,
     ) -> None:
         self.prompts, self.prompt_tokens = PackedRows(prompt_lengths, device), sum(prompt_lengths)
-        self.own = PackedRows(own_lengths, device)
+        self.answers = PackedRows(answer_lengths, device)
         self.prompt_of_row = prompt_of_row.to(device)
-        lengths = torch.tensor(prompt_lengths, device=device)[self.prompt_of_row]
-        self.positions = torch.cat(
-            [self.prompts.positions, lengths[self.own.places // self.own.longest] + self.own.positions]
-        )
-        self.before = lengths
+        self.before = torch.tensor(prompt_lengths, device=device)[self.prompt_of_row]  # prompt tokens of each row [N]
+        answer_positions = self.before[self.answers.row] + self.answers.positions
+        self.positions = torch.cat([self.prompts.positions, answer_positions])
 
     @cached_property
     def mask(self) -> Bool[Tensor, "N 1 T P+T"]:
-        """Which tokens of its prompt and its row each own token may see."""
-        own, device = self.own.longest, self.before.device
-        before = torch.arange(self.prompts.longest, device=device) < self.before[:, None]  # [N P]
-        causal = torch.ones(own, own, dtype=torch.bool, device=device).tril()
-        return torch.cat([before[:, None].expand(-1, own, -1), causal.expand(len(before), -1, -1)], 2)[:, None]
+        """True where an answer token may see a token of its prompt (first P columns) or of its row (last T)."""
+        longest, device = self.answers.longest, self.before.device
+        prompt = torch.arange(self.prompts.longest, device=device) < self.before[:, None]  # [N P]
+        causal = torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
+        both = [prompt[:, None].expand(-1, longest, -1), causal.expand(len(self.before), -1, -1)]
+        return torch.cat(both, 2)[:, None]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         cut = self.prompt_tokens
-        first = self.prompts.attend(layer, query[:, :, :cut], key[:, :, :cut], value[:, :, :cut], scale)
-        keys, values = (
-            torch.cat(
-                [self.prompts.pad(x[:, :, :cut]).index_select(0, self.prompt_of_row), self.own.pad(x[:, :, cut:])], 2
-            )
-            for x in (key, value)
+        prompt_out = self.prompts.attend(layer, query[:, :, :cut], key[:, :, :cut], value[:, :, :cut], scale)
+
+        def per_answer(packed: Tensor) -> Tensor:  # the prompt's tokens in front of each answer's
+            prompts = self.prompts.pad(packed[:, :, :cut]).index_select(0, self.prompt_of_row)
+            return torch.cat([prompts, self.answers.pad(packed[:, :, cut:])], 2)
+
+        keys, values = per_query_head(query, per_answer(key), per_answer(value))
+        answer_out = F.scaled_dot_product_attention(
+            self.answers.pad(query[:, :, cut:]), keys, values, attn_mask=self.mask, scale=scale
         )
-        keys, values = per_query_head(query, keys, values)
-        out = F.scaled_dot_product_attention(
-            self.own.pad(query[:, :, cut:]), keys, values, attn_mask=self.mask, scale=scale
-        )
-        return torch.cat([first, self.own.unpad(out)], 1)
+        return torch.cat([prompt_out, self.answers.unpad(answer_out)], 1)
 
 
 def per_query_head(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Repeat the key-value heads that query heads share (grouped-query attention, arXiv 2305.13245)."""
+    """Repeat key-value heads until there is one for each query head (grouped-query attention, arXiv 2305.13245)."""
     heads = query.shape[1] // keys.shape[1]
     return (keys, values) if heads == 1 else (keys.repeat_interleave(heads, 1), values.repeat_interleave(heads, 1))

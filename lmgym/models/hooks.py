@@ -1,4 +1,4 @@
-"""How a forward pass runs: through which attention function, and whether backward finds what the layers computed."""
+"""Temporary changes of a Hugging Face model for one forward pass: its attention function, activation checkpointing."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,8 +16,10 @@ AttentionInterface.register(packed.NAME, packed.attend)
 
 @contextmanager
 def attention_through(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Within it the model's attention is the function of this name (attention.NAME: lmgym's own); afterwards the model
-    is as it was, and its own `generate` works."""
+    """Within this context the model uses the attention function registered as `name` (packed.NAME is lmgym's own).
+
+    Afterwards the model has its usual one again, so that Hugging Face's `generate` works.
+    """
     usual = model.config._attn_implementation
     model.config._attn_implementation = name
     try:
@@ -27,30 +29,31 @@ def attention_through(model: PreTrainedModel, name: str) -> Iterator[None]:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers that transformers knows how to compute again: all of the trunk's, for nearly every family."""
+    """The layers that support activation checkpointing in transformers: all transformer blocks, in nearly every
+    model family."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 @contextmanager
 def activation_checkpointing(model: PreTrainedModel) -> Iterator[None]:
-    """Within it a layer keeps what enters it and nothing else; backward runs the layer again (arXiv 1604.06174).
+    """Within this context a layer stores only its inputs; backward runs the layer again (arXiv 1604.06174).
 
-    transformers' own switch acts in training mode only, where dropout is on; a policy never is in that mode. So the
-    same layers are wrapped here, for the time of one forward pass: sampling and scoring never see it. The second run
-    goes through the attention function of the first, whatever the model is set to by then; autocast is restored by
-    torch, and there is no randomness to restore.
+    transformers' own switch works in training mode only, which also turns dropout on, and a policy is never in training
+    mode. So the layers are wrapped here, for one forward pass: sampling and scoring are not affected. The second run
+    uses the attention function of the first, even if the model's setting has changed since. torch restores autocast,
+    and without dropout there is no random state to restore.
     """
     layers = layers_of(model)
     for layer in layers:
-        layer.forward = _keeping_its_inputs(layer.forward, model)
+        layer.forward = _checkpointed(layer.forward, model)
     try:
         yield
     finally:
         for layer in layers:
-            del layer.forward  # the class's own shows again
+            del layer.forward  # the method of the class is visible again
 
 
-def _keeping_its_inputs(forward: Callable[..., Any], model: PreTrainedModel) -> Callable[..., Any]:
+def _checkpointed(forward: Callable[..., Any], model: PreTrainedModel) -> Callable[..., Any]:
     def run(*arguments: Any, **named: Any) -> Any:
         name = model.config._attn_implementation
 

@@ -1,0 +1,36 @@
+"""The value function of a policy: a linear head on the policy's own hidden states, or a separate model with a head."""
+
+from torch import Tensor, nn
+
+from lmgym.models.policy import Policy
+
+
+def value_head(size: int, like: Tensor) -> nn.Linear:
+    """A linear map without bias from a hidden state [size] to its value [1] (as in RL4LMs).
+
+    Its weights are zero, so it predicts 0 at first. Device and dtype are those of `like`.
+    """
+    head = nn.Linear(size, 1, bias=False, device=like.device, dtype=like.dtype)
+    nn.init.zeros_(head.weight)
+    return head
+
+
+def add_critic(policy: Policy, separate: bool) -> None:
+    """Give the policy a value function, unless it has one already (from an earlier stage or a checkpoint).
+
+    separate=False: a value head on the policy's own hidden states. separate=True: a trainable copy of the model with a
+    value head of its own, in `policy.critic`.
+
+    Example:
+        >>> add_critic(policy, separate=False)
+        >>> policy.compute_logprobs(batch, values=True).values
+    """
+    if policy.has_critic:
+        return
+    if separate:
+        policy.critic = policy.trainable_copy()
+        add_critic(policy.critic, separate=False)
+        return
+    # Preferably like a parameter that trains: the weights of a quantized base are packed, its adapters are not.
+    like = next(iter([*policy.parameters(), *policy.model.parameters()]))
+    policy.value_head = value_head(policy.hidden_size, like)
