@@ -1,4 +1,4 @@
-"""Whole training steps of lmgym on a workload, one per line of stdin: the lines of `lmgym.training.loop.train`, log included.
+"""Whole training steps of lmgym on a workload, one per line of stdin: the lines of `lmgym.train`, log included.
 
 python -m benchmarks.contenders.lmgym_step FOLDER '{"algorithm": "ppo", "epochs": 4, "critic": "head"}'
 """

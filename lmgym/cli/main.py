@@ -1,4 +1,4 @@
-"""lmgym train | eval | compare | generate | list | check | export | convert | schema. Verbs and key=value, few flags to learn.
+"""lmgym train | eval | compare | generate | list | check | export | convert | schema. Verbs and key=value.
 
 Importing this loads no torch; each verb imports what it needs.
 """

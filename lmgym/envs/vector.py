@@ -1,6 +1,6 @@
 """Many environments behind one call, each with its own fate: one that fails costs its own episode.
 
-`InProcess` runs them here, one after the other; `EnvProcesses` (env_processes.py) in other processes, with a time limit.
+`InProcess` runs them here, one after the other; `EnvProcesses` (env_processes.py) in other processes, with time limits.
 Each is known by its place in the rollout.
 """
 

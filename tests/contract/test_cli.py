@@ -139,7 +139,8 @@ def test_metrics_hold_what_is_promised(done: Path) -> None:
     train = next(record for record in map(json.loads, lines) if record["kind"] == "train")
     expected = {
         "reward", "reward/length", "reward/regex", "length/mean", "length/max", "truncated", "entropy", "ratio/mean",
-        "ratio/clipped", "kl/old", "sampler_logprob_gap", "gradient_norm", "zero_variance_groups", "learning_rate", "loss/policy",
+        "ratio/clipped", "kl/old", "sampler_logprob_gap", "gradient_norm", "zero_variance_groups", "learning_rate",
+        "loss/policy",
         "tokens_per_second/rollout", "tokens_per_second/update", "memory/peak_gib", "seconds",
     }  # fmt: skip
     assert expected <= set(train)

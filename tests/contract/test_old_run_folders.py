@@ -90,7 +90,8 @@ def test_records_have_the_names_of_today(today: Path, old: Path) -> None:
     assert '"groups/equal"' in (old / "metrics.jsonl").read_text() and '"parts"' in (old / "rollouts.jsonl").read_text()
     for name in ("metrics.jsonl", "rollouts.jsonl"):
         assert list(read_records(old / name)) == list(read_records(today / name))
-        assert list(read_records(today / name)) == [json.loads(line) for line in (today / name).read_text().splitlines()]
+        lines = (today / name).read_text().splitlines()
+        assert list(read_records(today / name)) == [json.loads(line) for line in lines]
 
 
 def test_a_record_of_failed_environments(tmp_path: Path) -> None:

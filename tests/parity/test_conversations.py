@@ -177,7 +177,7 @@ def test_new_weights_and_rewritten_prompts_are_read_anew() -> None:
 
 
 def test_ten_turns_scored_at_once_equal_turn_by_turn() -> None:
-    """What the sampler reports in each turn is what `Policy.compute_logprobs` says of the whole conversation in one row."""
+    """What the sampler reports in each turn equals `Policy.compute_logprobs` of the whole conversation in one row."""
     policy = policy_of()
     for number, said in enumerate(talk(Sampler(policy, 8), Sampling(max_new_tokens=6), 10, 4, held=True)):
         turns, before = [], 0
