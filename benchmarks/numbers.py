@@ -5,8 +5,8 @@ python -m benchmarks.numbers --only ppo --seeds 5       one of them
 python -m benchmarks.numbers --compare nlpo ppo --seeds 0 1 2 3 4 --steps 100       the same budget, no early stop
 
 Each run is one process of one thread on lmgym/recipes/increasing_numbers.yaml; `--jobs` of them side by side. The
-mean is over 160 sampled answers to held-out prompts of the validation split, looked at every 10 steps; seconds are the whole
-process. The comparison reports the test split at the end of the budget, with a Student t interval over seeds.
+mean is over 160 sampled answers to held-out prompts of the validation split, looked at every 10 steps; seconds are
+the whole process. The comparison reports the test split at the end of the budget, with a Student t interval over seeds.
 """
 
 import argparse

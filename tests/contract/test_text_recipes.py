@@ -14,7 +14,7 @@ import pytest
 
 from lmgym.cli.main import main
 from lmgym.config.build import load_config
-from lmgym.core.availability import standing
+from lmgym.core.availability import availability_of
 from tests import learned_models, runs
 from tests.contract.test_rl4lms_tasks import task_arguments
 from tests.models import SHARED, needs_shared
@@ -77,7 +77,7 @@ def train(recipe: str, task: dict[str, Any], steps: int, folder: Path) -> list[d
     wanted |= {"threads": 1, "steps": steps, "prompts_per_step": 4, "algorithm.minibatches": 2, "checkpoint.every": 0}
     wanted |= {"sampling.max_new_tokens": 12, "sampling.min_new_tokens": 2, "optimizer.learning_rate": 1e-3}
     wanted |= {"evaluation.examples": 4, "evaluation.every": 5}
-    if standing("WordNet for NLTK").runs != "yes":  # METEOR's synonyms are nobody's to bring along
+    if availability_of("WordNet for NLTK").runs != "yes":  # METEOR's synonyms are nobody's to bring along
         if "meteor" in load_config(path).stages[0].rewards:
             wanted["rewards"] = {"meteor_stem": 1.0}
         if recipe == "daily_dialog_ppo":

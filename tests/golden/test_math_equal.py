@@ -15,7 +15,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.processes.pool import shared
 from lmgym.rewards.base import build, check_examples, evaluate
 from lmgym.rewards.check import check_reward
-from lmgym.rewards.maths.final_answer import math_equal as module
+from lmgym.rewards.maths import math_equal as module
 from lmgym.rewards.maths.math_equal import math_equal
 from lmgym.text.latex import last_boxed, spelling, tidied
 from lmgym.types import Episode, Example, Turn

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmgym.core import registry
-from lmgym.core.availability import standing
+from lmgym.core.availability import availability_of
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import build, check_examples
 from lmgym.rewards.text.spice import CORENLP, read_scores, spice
@@ -56,7 +56,9 @@ def test_what_is_missing_is_named_before_training(name: str, tmp_path: Path) -> 
     (tmp_path / "spice" / "lib" / CORENLP[1]).unlink()
     with pytest.raises(LmgymError, match=r"lib holds no stanford-corenlp-3.6.0-models.jar; SPICE needs it from"):
         check(jar=jar, java="true")
-    assert "Java" in registry.BUILTIN["reward"][name].needs and standing(registry.BUILTIN["reward"][name].needs).how
+    assert (
+        "Java" in registry.BUILTIN["reward"][name].needs and availability_of(registry.BUILTIN["reward"][name].needs).how
+    )
 
 
 def test_a_program_that_fails_is_one_sentence(tmp_path: Path) -> None:
@@ -74,7 +76,7 @@ def test_a_program_that_fails_is_one_sentence(tmp_path: Path) -> None:
     assert spice([], [], jar=jar, java="false") == []
 
 
-@pytest.mark.skipif(standing("Java").runs != "yes", reason="needs Java")
+@pytest.mark.skipif(availability_of("Java").runs != "yes", reason="needs Java")
 def test_what_java_says_of_a_broken_jar_is_passed_on(tmp_path: Path) -> None:
     with pytest.raises(LmgymError, match=r"spice-1.0.jar ended with status 1 \(.*[Jj]ar"):
         spice(["A dog runs."], ASKED, jar=jars(tmp_path / "spice"))

@@ -1,5 +1,6 @@
 """The sampler: its log-probabilities are those of `Policy.compute_logprobs`, a completion depends on its key
-only, draws follow the distribution, and answers end where they should. Real pretrained models where ../shared has them."""
+only, draws follow the distribution, and answers end where they should. Real pretrained models, if
+../shared has them."""
 
 import math
 from dataclasses import replace

@@ -21,8 +21,8 @@ from lmgym.core.errors import LmgymError
 from lmgym.envs.conversation import Conversation
 from lmgym.envs.tools.parsing import Call, Unreadable, parse_calls
 from lmgym.envs.tools.sandbox import runner
-from lmgym.envs.tools.sandbox.kernel import CALLS, OPENS
 from lmgym.envs.tools.sandbox.runner import Limits, protection, python_within, require, run
+from lmgym.envs.tools.sandbox.snippet_kernel import CALLS, OPENS
 from lmgym.types import Example
 
 HERE = "tests.property.test_tools"

@@ -1,4 +1,4 @@
-"""The other side of snippets.py: a fresh interpreter that gives up what it does not need, then runs one snippet.
+"""The other side of runner.py: a fresh interpreter that gives up what it does not need, then runs one snippet.
 
 It is started as a script, without lmgym and site-packages, and imports its neighbour snippet_kernel.py and as little of
 the standard library as it can, since imports are most of what a call costs.
@@ -27,7 +27,7 @@ WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def main() -> None:
-    """Take the request that snippets.py makes, shut the doors, run the snippet, print what it comes to."""
+    """Take the request that runner.py makes, shut the doors, run the snippet, print what it comes to."""
     mode, folder, readable, *numbers = sys.argv[1:]
     seconds, memory_mib, folder_mib = float(numbers[0]), int(numbers[1]), int(numbers[2])
     source = sys.stdin.buffer.read().decode("utf-8", "surrogatepass")
