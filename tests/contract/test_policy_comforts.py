@@ -219,13 +219,13 @@ def test_packed_and_merged_it_says_the_same(kind: str, bits: Any, folders: dict[
     """What codes stand for, plus (alpha / rank) B A, in a folder that plain transformers reads."""
     section = PolicySection(model=str(folders[kind]), quantise=bits, device="cpu", compute="float32", **LORA)
     policy = disturbed(load_policy(section))
-    batch, now = sampled(policy), policy.score(sampled(policy)).logprobs
+    batch, now = sampled(policy), policy.compute_logprobs(sampled(policy)).logprobs
     lora.merged(policy.model).save_pretrained(tmp_path)
     loader: Any = AutoModelForSeq2SeqLM if policy.encoder_decoder else AutoModelForCausalLM
     plain = loader.from_pretrained(tmp_path)
     assert {p.dtype for p in plain.parameters()} == {torch.float32}
     assert not hasattr(plain.config, "quantization_config") and not lora.has_adapter(plain)
-    same = Policy(plain, policy.tokenizer, decoder_start=policy.decoder_start).score(batch).logprobs
+    same = Policy(plain, policy.tokenizer, decoder_start=policy.decoder_start).compute_logprobs(batch).logprobs
     assert torch.allclose(same, now, rtol=0, atol=1e-5)
     assert torch.equal(policy.compute_logprobs(batch).logprobs, now)  # and the one that trains is as it was
     # 4 bits in blocks of 64, and 8 bits in rows, are this far from the weights that were packed
@@ -577,7 +577,7 @@ def test_activations_are_what_autograd_keeps(policy: dict[str, Any], group: int)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        loaded.score(collate(episodes))
+        loaded.compute_logprobs(collate(episodes))
     measured = sum(one.untyped_storage().nbytes() for place, one in kept.items() if place not in own)
     algorithm = {"name": "reinforce", "group_size": group}
     config, stage, shapes = stage_of(

@@ -18,6 +18,7 @@ from lmgym.logs.console import Console
 from lmgym.models import lora
 from lmgym.models.distributions import add_critic
 from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.lora import AdapterDisabledPolicy
 from lmgym.models.policy import VALUE_HEAD, Policy
 from lmgym.training.run import begin_stage, start
 from lmgym.types import Episode, Example, Turn
@@ -205,7 +206,9 @@ def assert_same(one: Policy, other: Policy) -> None:
     batch = batch_for(one)
     ask: dict[str, Any] = {"entropy": True, "values": one.has_critic, "last_values": one.has_critic}
     for ours, theirs in zip(
-        vars(one.score(batch, **ask)).values(), vars(other.score(batch, **ask)).values(), strict=True
+        vars(one.compute_logprobs(batch, **ask)).values(),
+        vars(other.compute_logprobs(batch, **ask)).values(),
+        strict=True,
     ):
         assert (ours is None) == (theirs is None)
         assert ours is None or torch.equal(ours, theirs)
@@ -234,7 +237,9 @@ def test_adapters_say_nothing_at_first_and_nothing_else_trains(model: str) -> No
     base, policy = load_policy(section_of(model)), load_policy(section_of(model, **LORA))
     batch = batch_for(base)
     # Not bit for bit: how torch folds a product, and so rounds, depends on whether the weights want gradients.
-    assert torch.allclose(base.score(batch).logprobs, policy.compute_logprobs(batch).logprobs, rtol=0, atol=1e-5)
+    assert torch.allclose(
+        base.compute_logprobs(batch).logprobs, policy.compute_logprobs(batch).logprobs, rtol=0, atol=1e-5
+    )
     assert not any(bool(p.any()) for name, p in policy.model.named_parameters() if ".lora_B." in name)
     assert {name.split(".")[-3] for name, p in policy.model.named_parameters() if p.requires_grad} == {
         "lora_A",
@@ -271,9 +276,9 @@ def test_a_merged_model_is_a_plain_one_that_says_the_same(model: str, alpha: flo
         assert torch.allclose(weight, expected, atol=1e-6)
     assert changed == len(adapted) // 2 > 4
     batch = batch_for(policy)
-    merged = Policy(plain, policy.tokenizer).score(batch).logprobs
+    merged = Policy(plain, policy.tokenizer).compute_logprobs(batch).logprobs
     assert torch.allclose(merged, policy.compute_logprobs(batch).logprobs, rtol=0, atol=1e-4)
-    assert not torch.allclose(merged, load_policy(section_of(model)).score(batch).logprobs, atol=1e-2)
+    assert not torch.allclose(merged, load_policy(section_of(model)).compute_logprobs(batch).logprobs, atol=1e-2)
     assert lora.has_adapter(policy.model)  # saving has not merged the one that trains
 
 
@@ -304,7 +309,7 @@ def test_the_reference_of_the_first_stage(lora: dict[str, Any], tmp_path: Path) 
     with run.lock, run.writer:
         begin_stage(run)
         reference = run.copies.models["reference"]
-        assert isinstance(reference, lora.AdapterDisabledPolicy) == bool(lora)
+        assert isinstance(reference, AdapterDisabledPolicy) == bool(lora)
         episode = Episode(Example("x", "?"), 0, 0, [Turn([1, 5, 6], [7, 8, 2])])
         batch = models.batch_of([episode])
         before = run.policy.compute_logprobs_no_grad(batch).logprobs
