@@ -16,6 +16,7 @@ from lmgym.cli.main import main
 from lmgym.core import registry
 from lmgym.envs.base import Step
 from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.lora import merged
 from lmgym.types import Example, Message
 from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)

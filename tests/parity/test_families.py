@@ -178,4 +178,4 @@ def test_a_family_with_a_window_is_wrong_on_the_fast_path() -> None:
     """Why `supports_fast_path` looks for windows: forced, the fast path sees tokens that the model does not."""
     forced = policy_of("mistral, window of 4", fast=True)
     batch = batch_of_rows()
-    assert not torch.allclose(forced.score(batch).logprobs, of_hugging_face(forced.model, batch), atol=1e-2)
+    assert not torch.allclose(forced.compute_logprobs(batch).logprobs, of_hugging_face(forced.model, batch), atol=1e-2)

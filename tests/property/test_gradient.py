@@ -154,7 +154,10 @@ def test_answers_of_one_token_share_their_prompt() -> None:
     batch, policy = collate(answers), policy_of("gpt2")
     assert tokens_run(policy, batch) == 6
     assert [len(rows) for rows in cut(policy, 5).micro_batches(batch)] == [4, 4]
-    scored, expected = policy.compute_logprobs(batch).logprobs, policy_of("gpt2", fast=False).score(batch).logprobs
+    scored, expected = (
+        policy.compute_logprobs(batch).logprobs,
+        policy_of("gpt2", fast=False).compute_logprobs(batch).logprobs,
+    )
     assert torch.allclose(scored, expected, rtol=0, atol=1e-12) and bool((scored[batch.actions] < -1).all())
 
 
@@ -512,7 +515,7 @@ def test_temperature_and_excluded_stops(model: str, seed: int, temperature: floa
 def test_an_action_without_a_token_before_it_is_refused() -> None:
     batch = models.batch_of(models.episodes(0))
     with pytest.raises(LmgymError, match="no token before it"):
-        policy_of("gpt2").score(batch.replace(actions=batch.mask))
+        policy_of("gpt2").compute_logprobs(batch.replace(actions=batch.mask))
 
 
 def test_prepare_fills_what_is_needed_and_no_more() -> None:
