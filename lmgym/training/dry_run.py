@@ -1,8 +1,8 @@
-"""`lmgym check RECIPE`: a dry run that finds what would spoil a training run, before it does.
+"""`lmgym check RECIPE`: a dry run that finds what would spoil a training run, before it starts.
 
-First an estimate of memory, from the configuration and the lengths of a few prompts (memory.py). Then, unless the
-weights alone would not fit here, it loads the model, samples once, scores once, and reports lengths, stops and rewards.
-Findings that would spoil the run are marked with "!".
+First it estimates the memory, from the configuration and the lengths of a few prompts (memory.py). Then, if the weights
+fit here, it loads the model, samples once, computes the rewards, and reports lengths, stops and rewards. Findings that
+would spoil the run are marked with "!".
 """
 
 from dataclasses import dataclass, field
@@ -184,7 +184,7 @@ def _lengths(report: Report, config: Config, stage: Stage, policy: Policy, examp
 
 
 def _answers(report: Report, stage: Stage, episodes: list[Episode], verdict: bool) -> None:
-    """How the answers end and what they earn: a verdict, unless stages before this one have yet to train the model."""
+    """Report how the answers end and what they earn; as a warning only if no earlier stage trains the model first."""
     complain = report.warn if verdict else report.note
     if not verdict:
         report.note("(what follows is of the model before the stages ahead of this one have trained it)")

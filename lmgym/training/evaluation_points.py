@@ -1,4 +1,4 @@
-"""What happens beside the steps: evaluations, the best model, early stopping, and the end of a run."""
+"""Evaluations of a run and what they decide: the best model, early stopping; and the end of a run."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -81,15 +81,15 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     results = dict(result.results)
     if _measures_references(stage, examples):
         results["reference_nll"] = reference_nll(examples, stage.actor, run.policy, seed, stage.held_out_envs)
-    place = {"stage": stage.index, "stage_name": stage.config.name, "step": stage.step, "split": split}
-    record: dict[str, Any] = {"kind": "evaluation", **place, "count": len(examples)}
+    position = {"stage": stage.index, "stage_name": stage.config.name, "step": stage.step, "split": split}
+    record: dict[str, Any] = {"kind": "evaluation", **position, "count": len(examples)}
     for name, interval in results.items():
         record |= {name: interval.mean, f"{name}/low": interval.low, f"{name}/high": interval.high}
     run.writer.metrics(record)
     tracked = result.episodes[: config.logs.samples * section.samples : section.samples]  # the same prompts every time
     predictions = config.logs.predictions
     recorded = result.episodes if predictions is True else tracked
-    run.writer.rollouts([{"kind": "evaluation", **place} | rollout_record(episode) for episode in recorded])
+    run.writer.rollouts([{"kind": "evaluation", **position} | rollout_record(episode) for episode in recorded])
     if isinstance(predictions, str):
         write = registry.load_attribute(predictions, "logs.predictions")
         write(run.folder, run.progress.version, split, result.episodes)

@@ -22,8 +22,10 @@ from lmgym.updates.protocols import FrozenPolicy
 
 
 class FrozenModels:
-    """The frozen models of one stage, by name. `models` are all of them; `copies` are copies of the policy, each
-    `taken` at a step; the others are borrowed from elsewhere (a teacher, the policy without its adapters).
+    """The frozen models of one stage, by name.
+
+    `models` are all of them. `copies` are those that are copies of the policy, each `taken` at a step; the others are
+    borrowed: a teacher, the policy without its adapters.
 
     Example:
         >>> frozen = FrozenModels(folder, stage=0, section=section, seed=0)

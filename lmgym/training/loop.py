@@ -167,9 +167,9 @@ def log_step(
     all tokens of the batch in the update; memory is the GPU's if the policy is on one.
     """
     now, run, step = time.perf_counter(), stage.run, stage.step - 1
-    index = {"kind": "train", "stage": stage.index, "stage_name": stage.config.name, "step": step}
+    position = {"kind": "train", "stage": stage.index, "stage_name": stage.config.name, "step": step}
     fresh = [episode for episode in episodes if episode.version == run.progress.version - 1]  # the others were replayed
-    record: dict[str, Any] = index | episode_metrics(fresh) | batch_metrics(batch) | metrics
+    record: dict[str, Any] = position | episode_metrics(fresh) | batch_metrics(batch) | metrics
     on_gpu = run.policy.device.type == "cuda"
     record |= {
         "seconds": now - began,
@@ -184,7 +184,7 @@ def log_step(
         del record["reward"]  # no reward has judged the answers
     run.writer.metrics(record)
     tracked = episodes if run.config.logs.rollouts == "all" else groups_of(episodes)[0]
-    run.writer.rollouts([index | rollout_record(episode) for episode in tracked])
+    run.writer.rollouts([position | rollout_record(episode) for episode in tracked])
     run.console.step(record, step, stage.config.steps)
     warn_of_failures(stage, fresh, step)
 

@@ -1,9 +1,9 @@
-"""How much memory a stage will take, from shapes and precisions alone: nothing is loaded and nothing is run.
+"""How much memory a stage will take, from shapes and precisions alone: no model is loaded and nothing is run.
 
-What is held throughout is exact: it is a count of parameters times their bytes. What passes (activations, caches,
-logits) is counted for the largest pass that the recipe allows: answers of full length, none of them left out, and as
-many tokens as `policy.tokens_per_forward` lets in. Not counted: saving a checkpoint, replayed episodes, the vectors of
-TRPO's conjugate gradients, another engine than lmgym's own, several processes.
+Memory that is held for the whole stage is exact: a count of parameters times their bytes. Temporary memory
+(activations, caches, logits) is counted for the largest pass that the recipe allows: answers of full length, none of
+them left out, and as many tokens as `policy.tokens_per_forward` allows. Not counted: saving a checkpoint, replayed
+episodes, the vectors of TRPO's conjugate gradients, other engines than lmgym's own, several processes.
 
 For backward a layer keeps, per token, 4 inner + 6 width + 4 attention numbers (a Llama) or 2 inner + 4 width + 4
 attention (a GPT-2): what two norms need, what enters the linear layers, queries, keys, values and output of attention,
@@ -31,7 +31,7 @@ UNRETURNED = 0.2  # of what comes and goes, what the C library's allocator keeps
 
 @dataclass(frozen=True)
 class Part:
-    """One thing that takes memory, and when.
+    """One thing that takes memory, and the phases in which it does.
 
     Example: Part("gradients", 60_000_000)
     """
@@ -147,7 +147,7 @@ def size(count: float) -> str:
 
 
 def resident_bytes() -> float:
-    """What this process holds now: Python and the libraries, if it has loaded no model yet."""
+    """Bytes that this process holds now: Python and the libraries, if it has loaded no model yet."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * resource.getpagesize()
@@ -158,7 +158,7 @@ def resident_bytes() -> float:
 def _held(
     found: Estimate, config: Config, stage: Stage, shapes: Shapes, first: bool, compute: int, teacher: Shapes | None
 ) -> None:
-    """What stays for the whole stage, and the gradients, which stay for an update."""
+    """Add what is held for the whole stage, and the gradients, which are held during an update."""
     required, packed = stage.algorithm.requirements, config.policy.quantise is not None
     weights = weights_bytes(config, shapes, compute)
     found.add("weights", weights)
@@ -185,7 +185,7 @@ def _held(
 def _rollout(
     found: Estimate, config: Config, shapes: Shapes, prompt: int, answer: int, rows: int, compute: int, on_cpu: bool
 ) -> None:
-    """The cache of the answers that are decoded side by side, the prompts' own pass, and the logits of one step."""
+    """Add the cache of the answers that are decoded side by side, the pass over prompts, and the logits of one step."""
     number = MASTER if on_cpu and shapes.fast and not shapes.encoder_decoder else compute
     length = answer if shapes.encoder_decoder else prompt + answer
     layer = 2 * rows * length * shapes.keys * number
@@ -204,7 +204,7 @@ def _budget(config: Config, on_cpu: bool) -> int:
 
 
 def _largest_pass(config: Config, stage: Stage, shapes: Shapes, prompt: int, answer: int, on_cpu: bool) -> Pass:
-    """As `Policy.micro_batches` cuts it, and `paths` runs it."""
+    """The largest pass as `Policy.micro_batches` cuts it and models/scoring.py runs it."""
     group, budget = stage.algorithm.group_size, _budget(config, on_cpu)
     whole = prompt + group * answer
     if shapes.encoder_decoder or not shapes.fast or not (on_cpu or config.policy.attention == "flex"):
@@ -228,7 +228,7 @@ def _largest_pass(config: Config, stage: Stage, shapes: Shapes, prompt: int, ans
 
 
 def _update(found: Estimate, config: Config, shapes: Shapes, largest: Pass, compute: int) -> None:
-    """One forward pass and its backward; and the same without gradients, which scores."""
+    """Add one forward pass with its backward pass; without gradients it computes log-probabilities."""
     rows, tokens, sources = largest.rows, largest.tokens, largest.sources
     decoder = _layer_values(shapes, tokens, largest.attended, rows, compute)
     if shapes.encoder_decoder:  # a layer of the decoder also looks across, at the encoded source of each row
@@ -265,5 +265,5 @@ def _layer_values(shapes: Shapes, tokens: int, attended: int, rows: int, compute
 
 
 def _one_layer(shapes: Shapes, tokens: int, compute: int) -> float:
-    """What a layer holds for a moment: the residual stream twice, and the widest of its activations three times."""
+    """Bytes that one layer holds for a moment: the residual stream twice, its widest activation three times."""
     return tokens * (2 * MASTER * shapes.width + 3 * compute * max(shapes.inner, shapes.attention))

@@ -57,7 +57,7 @@ def export(what: Path, to: Path, overrides: Sequence[str] = (), merge: bool = Fa
 
 
 def model_card(config: Config, run: Path, source: Path, machine: Machine, adapter: bool) -> str:
-    """The README.md of a model: what it began from, how it was trained, what it scored."""
+    """The README.md of a model: its base model, how it was trained, its evaluations."""
     base = config.policy.model
     named = "made from scratch" if is_builtin(base) else Path(base).name if Path(base).exists() else base
     hub = not is_builtin(base) and not Path(base).exists()
@@ -96,7 +96,7 @@ def _find(what: Path) -> tuple[Path, Path]:
 
 
 def _stage_and_step(run: Path, source: Path, config: Config) -> tuple[str, int]:
-    """Name of the stage, and the steps it had taken, when these weights were written."""
+    """Name of the stage in which these weights were written, and its steps until then."""
     if (source / "state.json").is_file():
         state = checkpoint.read_state(source)
         return config.stages[state["stage"]].name, state["step"]
@@ -121,7 +121,7 @@ def _stages(config: Config) -> Iterator[str]:
 
 
 def _results(config: Config, run: Path, stage: str, step: int) -> Iterator[str]:
-    """The evaluations of these very weights, beside those of the stage's beginning where they were asked the same."""
+    """The evaluations of exactly these weights, beside those before the stage on the same split."""
     metrics = run / "metrics.jsonl"
     records = list(read_records(metrics)) if metrics.is_file() else []
     records = [record for record in records if record["kind"] == "evaluation" and record["stage_name"] == stage]
@@ -152,7 +152,7 @@ def _interval(record: Mapping[str, Any], name: str) -> str:
 
 
 def _public(tree: Any) -> Any:
-    """A recipe without where things lie on this machine: of an absolute path its last name."""
+    """A recipe without the folders of this machine: of an absolute path only the last name."""
     if isinstance(tree, dict):
         return {key: _public(value) for key, value in tree.items() if key != "out"}
     if isinstance(tree, list):

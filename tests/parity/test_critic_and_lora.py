@@ -15,9 +15,9 @@ from lmgym.batch import Batch
 from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
-from lmgym.models import lora as adapter
 from lmgym.models.critic import add_critic
 from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.lora import AdapterDisabledPolicy
 from lmgym.models.policy import VALUE_HEAD, Policy
 from lmgym.training.setup import start
 from lmgym.training.stage import begin_stage
@@ -50,7 +50,7 @@ def section_of(model: str, **more: Any) -> PolicySection:
 def policy_of(model: str, critic: str = "none", **more: Any) -> Policy:
     """Weights larger than a fresh model's, so that a mistake shows; adapters and value head likewise."""
     policy = load_policy(section_of(model, **more))
-    if adapter.has_adapter(policy.model):
+    if lora.has_adapter(policy.model):
         disturb(policy.parameters())
     else:
         models.sharpen(policy.model)
@@ -260,10 +260,10 @@ def test_a_merged_model_is_a_plain_one_that_says_the_same(model: str, alpha: flo
     policy = policy_of(model, lora_rank=4, lora_alpha=alpha)
     base = dict(load_policy(section_of(model)).model.named_parameters())
     policy.save_pretrained(tmp_path)
-    assert not (tmp_path / adapter.CONFIG).exists() and (tmp_path / "model.safetensors").is_file()
+    assert not (tmp_path / lora.CONFIG).exists() and (tmp_path / "model.safetensors").is_file()
     kind: Any = AutoModelForSeq2SeqLM if policy.encoder_decoder else AutoModelForCausalLM
     plain = kind.from_pretrained(tmp_path)
-    assert type(plain) is type(policy.model) and not adapter.has_adapter(plain)
+    assert type(plain) is type(policy.model) and not lora.has_adapter(plain)
     adapted = {name: p for name, p in policy.model.named_parameters() if ".lora_" in name}
     changed = 0
     for name, weight in plain.named_parameters():
@@ -278,7 +278,7 @@ def test_a_merged_model_is_a_plain_one_that_says_the_same(model: str, alpha: flo
     merged = Policy(plain, policy.tokenizer).compute_logprobs(batch).logprobs
     assert torch.allclose(merged, policy.compute_logprobs(batch).logprobs, rtol=0, atol=1e-4)
     assert not torch.allclose(merged, load_policy(section_of(model)).compute_logprobs(batch).logprobs, atol=1e-2)
-    assert adapter.has_adapter(policy.model)  # saving has not merged the one that trains
+    assert lora.has_adapter(policy.model)  # saving has not merged the one that trains
 
 
 @every_model
@@ -287,7 +287,7 @@ def test_before_its_adapters_a_policy_is_its_base(model: str) -> None:
     batch = batch_for(policy)
     trained, now = len(policy.parameters()), policy.compute_logprobs(batch).logprobs
     assert torch.allclose(
-        adapter.AdapterDisabledPolicy(policy).compute_logprobs_no_grad(batch).logprobs,
+        AdapterDisabledPolicy(policy).compute_logprobs_no_grad(batch).logprobs,
         base.compute_logprobs_no_grad(batch).logprobs,
         rtol=0,
         atol=1e-5,
@@ -308,7 +308,7 @@ def test_the_reference_of_the_first_stage(lora: dict[str, Any], tmp_path: Path) 
     with run.lock, run.writer:
         frozen = begin_stage(run).frozen_models
         reference = frozen.models["reference"]
-        assert isinstance(reference, adapter.AdapterDisabledPolicy) == bool(lora)
+        assert isinstance(reference, AdapterDisabledPolicy) == bool(lora)
         episode = Episode(Example("x", "?"), 0, 0, [Turn([1, 5, 6], [7, 8, 2])])
         batch = models.batch_of([episode])
         before = run.policy.compute_logprobs_no_grad(batch).logprobs
@@ -323,14 +323,14 @@ def test_frozen_copies_and_critics_of_adapted_policies() -> None:
     policy = policy_of("builtin:tiny_t5", "separate", **LORA)
     batch = batch_for(policy)
     frozen = policy.frozen_copy()
-    assert frozen.parameters() == [] and not adapter.has_adapter(frozen.model) and not frozen.has_critic
+    assert frozen.parameters() == [] and not lora.has_adapter(frozen.model) and not frozen.has_critic
     assert torch.allclose(
         frozen.compute_logprobs_no_grad(batch).logprobs,
         policy.compute_logprobs_no_grad(batch).logprobs,
         rtol=0,
         atol=1e-4,
     )
-    assert policy.critic is not None and adapter.has_adapter(policy.critic.model)
+    assert policy.critic is not None and lora.has_adapter(policy.critic.model)
     shared = {id(p) for p in policy.model.parameters()} & {id(p) for p in policy.critic.model.parameters()}
     assert not shared
     disturb(policy.parameters(), seed=9)
