@@ -15,6 +15,7 @@ from lmgym.batch import Batch
 from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
+from lmgym.models import lora
 from lmgym.models.critic import add_critic
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.lora import AdapterDisabledPolicy
