@@ -1,4 +1,4 @@
-"""Batch, PolicyOutputs and States: what a set of episodes is as tensors. `collate` is the only door from the text world.
+"""Batch, PolicyOutputs and States: a set of episodes as tensors. `collate` is the only door from the text world.
 
 Letters: N rows, T tokens, S tokens that an encoder reads. A row is one sequence that the model can be run on, padded
 on the right. Column t describes token t; `Policy.compute_logprobs` is the only place that shifts by one.
@@ -21,7 +21,8 @@ SOURCE = ("source", "source_mask")  # columns [N S]; all others of two dimension
 
 @dataclass(frozen=True)
 class SamplingMask:
-    """The sets that actions were drawn from, one packed row each (functional/truncation.py); `Batch.kept` says whose is which.
+    """The sets that actions were drawn from, one packed row each (functional/truncation.py); `Batch.kept` has each
+    action's row.
 
     Memory for each action: one bit for each token of the vocabulary, or 4 bytes for each token of the largest set where
     that is less (the rows are then ids, int32); nothing for prompts and padding.
@@ -152,8 +153,8 @@ def collate(
 ) -> Batch:
     """Episodes to a Batch, from their ids; nothing is tokenized here.
 
-    Rows come in the order of the episodes. With the `weights` of the rewards `reward_components` is filled in. Raises LmgymError if
-    there is no episode, one without an action, or one that lacks a part.
+    Rows come in the order of the episodes. With the `weights` of the rewards `reward_components` is filled in. Raises
+    LmgymError if there is no episode, one without an action, or one that lacks a component.
 
     Example:
         >>> turn = Turn(prompt_ids=[5, 6], action_ids=[7, 2], logprobs=[-.5, -.1], reward=1.0)
@@ -216,8 +217,8 @@ def _required(owner: Batch | PolicyOutputs, name: str) -> Tensor:
     column = getattr(owner, name)
     if not isinstance(column, Tensor):
         raise LmgymError(
-            f"{type(owner).__name__} has no column '{name}'; let the algorithm's `requirements` ask for it, or fill it in "
-            "before (advantages and returns: in `advantages`; what the sampler says: in `collate`)"
+            f"{type(owner).__name__} has no column '{name}'; let the algorithm's `requirements` ask for it, or fill it "
+            "in before (advantages and returns: in `advantages`; the sampler's: in `collate`)"
         )
     return column
 
@@ -271,7 +272,7 @@ def _kept_columns(turns: list[Turn], actions: Bool[Tensor, "N T"]) -> dict[str, 
 
 
 def _component_columns(owners: list[Episode], weights: Mapping[str, float]) -> dict[str, Any]:
-    """`reward_components` and `component_weights`: the rewards that count, then what the environment paid, at weight 1."""
+    """`reward_components` and `component_weights`: the rewards that count, then the environment's own, at weight 1."""
     counting = {name: weight for name, weight in weights.items() if weight}
     table = []
     for episode in owners:
