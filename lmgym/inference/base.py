@@ -199,7 +199,7 @@ class Engine(Protocol[PolicyT]):
         that has ended, in any order."""
         ...
 
-    def restricted(self, restriction: Restriction, mask: Any = None) -> "Engine":
+    def restricted(self, restriction: Restriction, mask: PolicyT | None = None) -> "Engine[PolicyT]":
         """This engine under a restriction of the tokens that it samples; `mask` is the frozen policy that finds tokens
         likely enough (None: the policy itself). Valid until the next `load`."""
         ...

@@ -97,7 +97,7 @@ def _micro_batch(
         }
         return losses, metrics
 
-    # Forward. If the loss's gradient by the log-probabilities is known beforehand, the LM head's backward is cheaper.
+    # Forward. If the loss's gradient by the log-probabilities is known beforehand, the head's backward is cheaper.
     required = algorithm.requirements
     logprob_gradient = None
     if first and not required.entropy:
