@@ -57,11 +57,11 @@ def check_fields(section: Section) -> None:
 def check_arguments(
     function: Callable[..., Any], arguments: Mapping[str, Any], key: str, given: int, also: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """The keyword arguments for a function, checked against its signature, its first `given` parameters apart.
+    """The keyword arguments for a function, checked against its signature without its first `given` parameters.
 
-    Values are held against the type hints, where there are any, and converted as the rest of a recipe is ("1e-3",
-    which YAML reads as text, becomes a number). Raises LmgymError for an unknown, missing or wrong one; `key` is the
-    section of the recipe that the sentence names, `also` are further keys that it may hold.
+    Values are checked against the type hints, if there are any, and converted like the rest of a recipe ("1e-3", which
+    YAML reads as text, becomes a number). Raises LmgymError for an unknown, missing or wrong argument; `key` is the
+    section of the recipe in that sentence, `also` are further keys that the section may have.
     """
     named, open_ended = parameters_of(function, given)
     for name in arguments:

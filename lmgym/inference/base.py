@@ -25,12 +25,12 @@ MinP = Annotated[float, Ge(0), Le(1), Rule("it is a share of the likeliest token
 
 @dataclass(kw_only=True)
 class Sampling(Section):
-    """How answers are drawn.
+    """How answers are sampled.
 
-    Where top_k, top_p or min_p is given, sampling is truncated: with temperature applied and excluded ids removed, the
-    top_k likeliest tokens are kept, of these the likeliest that hold top_p of their mass, and of these the ones whose
-    probability is at least min_p times the highest. That is Hugging Face's order. Equally likely tokens are kept or
-    dropped together. The set of each token travels with its answer, and everything that is scored later is renormalised
+    With top_k, top_p or min_p, sampling is truncated. After the temperature and without excluded ids, it keeps the
+    top_k most likely tokens; of these the most likely ones that together have top_p of the probability; of these the
+    ones with at least min_p times the highest probability (the order of Hugging Face). Equally likely tokens are kept
+    or dropped together. The kept set of each token is stored with its answer, and log-probabilities are renormalised
     on it.
 
     Example: Sampling(temperature=1.0, max_new_tokens=256, stop=("\n\n",), top_k=50)
@@ -49,7 +49,7 @@ class Sampling(Section):
     min_new_tokens: NonNegativeInt = 0
     """The end-of-sequence and stop ids are excluded from this many first tokens, in sampling and in scoring."""
     stop: tuple[StopString, ...] = ()
-    """Strings that end an answer; the whole token that completes one is kept."""
+    """Strings that end an answer; the token that completes one is kept as a whole."""
     stop_ids: tuple[int, ...] = ()
     """Token ids that end an answer, besides the model's own."""
     top_k: TopK | None = None
@@ -59,7 +59,7 @@ class Sampling(Section):
     min_p: MinP | None = None
     """Only tokens at least this many times as likely as the likeliest are drawn from (arXiv 2407.01082)."""
     kept_gib: PositiveFloat = 4.0
-    """Most memory in GiB that the kept sets of a step's answers may take, one turn of each; above it a run is
+    """Limit in GiB on the memory of the kept sets of a step's answers, for one turn each; a run that would need more is
     refused."""
 
     def __post_init__(self) -> None:
@@ -72,13 +72,13 @@ class Sampling(Section):
 
     @property
     def truncates(self) -> bool:
-        """Whether tokens are drawn from a part of the vocabulary only (greedy answers are not drawn)."""
+        """True if tokens are sampled from a part of the vocabulary only (greedy answers are not sampled)."""
         cut = self.top_k is not None or (self.top_p is not None and self.top_p < 1) or bool(self.min_p)
         return cut and self.temperature > 0
 
     def kept_bytes(self, vocabulary: int) -> int:
-        """Bytes that the kept set of one sampled token takes at most: one bit for each token of the vocabulary, or with
-        top_k 4 for each token kept where that is less (tokens as likely as the last add 4 each, up to the bits).
+        """Most bytes that the kept set of one sampled token takes: one bit per token of the vocabulary, or with top_k 4
+        bytes per kept token if that is less (each further token that is as likely as the last adds 4).
 
         Example:
             >>> [one.kept_bytes(151_936) for one in (Sampling(top_p=0.9), Sampling(top_k=50), Sampling())]
@@ -98,7 +98,7 @@ class Sampling(Section):
             )
 
     def check_vocabulary(self, size: int) -> None:
-        """Raise LmgymError where the fields do not go with a vocabulary of `size`."""
+        """Raise LmgymError if the fields do not fit a vocabulary of `size` tokens."""
         if self.top_k is not None and self.top_k > size:
             raise LmgymError(
                 f"{self.section}.top_k is {self.top_k}, and the model's vocabulary has {size} tokens, so nothing would "

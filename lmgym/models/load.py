@@ -46,43 +46,43 @@ class PolicySection(Section):
     context_start_token: int | str | None = None
     """First token of an encoder-decoder's answers, where it is not the model's own decoder_start_token_id."""
     critic: Literal["head", "separate", "none"] = "head"
-    """Value function, for algorithms that need one: a linear head on the policy's own trunk, or on a copy of it that
-    trains apart."""
+    """Value function, for algorithms that need one. head: a linear head on the policy's own hidden states; separate: a
+    copy of the model, with such a head, that is trained separately."""
     lora_rank: PositiveInt | None = None
     """Train LoRA adapters (arXiv 2106.09685) of this rank instead of the model's own weights; needs lmgym[lora]."""
     lora_alpha: NonNegativeFloat | None = None
-    """The adapters' update is scaled by alpha / rank; 2 * rank if left out."""
+    """The product of the adapters is scaled by alpha / rank. Default: 2 * rank."""
     lora_targets: list[str] | str = "all-linear"
-    """Names of the linear layers with adapters; all-linear: every one but the LM head."""
+    """Names of the linear layers that get adapters; all-linear: all except the LM head."""
     quantise: quantization.Bits | None = None
-    """Pack the linear layers below the adapters into 4bit (NF4, arXiv 2305.14314) or 8bit (one scale a row); needs
+    """Quantize the linear layers of the base to 4bit (NF4, arXiv 2305.14314) or 8bit (one scale per row); needs
     lora_rank, and lmgym[quantised]."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of forward passes; the parameters themselves stay fp32. auto: bf16 where a short probe finds it
-    fast."""
+    """Precision of forward passes; the parameters stay fp32. auto: bf16 if a short measurement finds it faster."""
     tokens_per_forward: PositiveInt | None = None
-    """Bound on the tokens of one forward pass (memory, not results): those that are run where nothing is padded, each
-    prompt once (packed rows on a CPU and with flex attention), and rows by the longest of them elsewhere. Left out:
-    4,096 on a CPU, where more are no faster, and 16,384 elsewhere."""
+    """Limit on the tokens of one forward pass. It bounds the memory and changes no result. With packed rows (on a CPU,
+    or with flex attention) real tokens count, a shared prompt once; elsewhere each row counts as long as the longest.
+    Default: 4,096 on a CPU, where more are no faster, and 16,384 elsewhere."""
     activation_checkpointing: bool = False
-    """Keep only what enters each layer, and compute the layer again in backward: less memory, one more forward pass
-    in time, the same gradients."""
+    """Store only the inputs of each layer, and compute the layer again in backward: less memory, the time of one more
+    forward pass, the same gradients."""
     path: Literal["auto", "fast", "plain"] = "auto"
-    """fast: packed rows, own KV cache; plain: Hugging Face's padded forward."""
+    """fast: packed rows and lmgym's own KV cache; plain: Hugging Face's padded forward pass; auto: fast, if the model
+    family supports it."""
     attention: Literal["padded", "flex"] = "padded"
-    """Of packed rows, in scoring and training: padded to the longest for torch's usual kernel, or through flex
-    attention, which is made for GPUs and not measured on one yet."""
+    """Attention of packed rows, in scoring and training. padded: torch's usual kernel, with rows padded to the longest;
+    flex: flex attention, which is made for GPUs and has not been measured on one yet."""
     template: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the tokenizer's chat template."""
     max_prompt_tokens: PositiveInt | None = None
-    """A longer prompt is cut to so many tokens, those that the tokenizer puts around a text included; `lmgym check` and
-    the run's log say how many are. A chat is not cut but refused."""
+    """A longer prompt is cut to this many tokens, special tokens included; `lmgym check` and the run's log count the
+    prompts that are cut. A prompt from a chat template is refused instead."""
     truncation_side: Literal["left", "right"] = "left"
-    """Where a prompt is cut: left loses its beginning, right its end."""
+    """left: a long prompt loses its beginning; right: its end."""
     max_reference_tokens: PositiveInt | None = None
-    """A longer reference is imitated up to so many tokens, its end of sequence is then not; the run's log says how many
-    are."""
+    """Of a longer reference, supervised training uses this many tokens, without end of sequence; the run's log counts
+    the references that are cut."""
     architecture: dict[str, Any] = field(default_factory=dict)
     """Configuration fields of a built-in model, such as hidden_size."""
 
