@@ -26,7 +26,9 @@ RECIPE: dict[str, Any] = {
 def train_steps(folder: Path) -> list[tuple[int, int]]:
     """(stage, step) of each whole train record; a kill may have torn the last line."""
     path = folder / "metrics.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    if not path.is_file():
+        return []
+    lines = path.read_bytes().splitlines(keepends=True)
     whole = folder / "whole.jsonl"
     whole.write_bytes(b"".join(line for line in lines if line.endswith(b"\n")))
     steps = [(record["stage"], record["step"]) for record in runs.records(whole) if record["kind"] == "train"]
