@@ -1,5 +1,6 @@
 """Settings that every test shares: no network, one thread, repeatable property tests."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -31,6 +32,20 @@ settings.load_profile("lmgym")
 # Tests check the shapes and types that lmgym.functional declares; a whole number may stand for a float.
 typechecked = beartype(conf=BeartypeConf(is_pep484_tower=True))
 jaxtyping.install_import_hook("lmgym.functional", "tests.conftest.typechecked")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start processes may take 15 minutes: each process imports for seconds, and on a busy machine for many
+    times as long."""
+    for item in items:
+        if item.get_closest_marker("processes") or "shell" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(900))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay until the end: without them in its sight, the garbage collector costs a tenth less."""
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
 
 
 @pytest.fixture(scope="session")

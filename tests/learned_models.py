@@ -18,14 +18,30 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from tests.rounding import rounding
+
 SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "<|im_start|>", "<|im_end|>", "<s>", "</s>"]
 WORDS = ["10", "Yes", "No", "\u01201", "\u0120Yes", "\u0120No"]  # single tokens; U+0120 stands for a space
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+LARGEST = 10.0  # no logit of these models is larger
 LABELS = {0: "NEGATIVE", 1: "POSITIVE", 2: "MIXED"}
 NLI = {0: "contradiction", 1: "neutral", 2: "entailment"}
+
+
+def rounding_of(tokens: int = 64) -> float:
+    """How far a logit or log-probability of one of these models may move with the batch and the processor: in each of
+    two layers four products over a width of 16 and one over up to 64, two norms, the scores and the values of up to
+    `tokens` keys; then a norm, the head and a softmax over fewer than 300 tokens."""
+    return rounding(2 * (4 * 16 + 64 + 2 * 16 + 2 * tokens) + 2 * 16 + 300, LARGEST)
+
+
+def share_of(tokens: int = 64) -> float:
+    """The same of a probability or an average over probabilities: a softmax moves by at most half of what its logits
+    do."""
+    return rounding_of(tokens) / 2
 
 
 def byte_pairs(pair: bool, longest: int, template: bool = False) -> PreTrainedTokenizerFast:

@@ -45,16 +45,22 @@ LOG = list[Any]()  # what the rewards below were called with
 
 @pytest.fixture(autouse=True)
 def nothing_added() -> Iterator[None]:
-    """Registries as they are in a fresh process."""
-    tables = [registry._registered[kind] for kind in registry._registered]
+    """Registries as they were, with the built-ins that the test has imported: no import registers them again."""
+    builtin = {name for names in registry.BUILTIN.values() for name in names}
+    tables: list[dict[str, Any]] = [registry._registered[kind] for kind in registry._registered]
     tables += [DataPoolRegistry.added, RewardFunctionRegistry.added, MetricRegistry.added, MetricRegistry._names]
     tables += [WrapperRegistry.added, PolicyRegistry.added]
     before = [dict(table) for table in tables]
     LOG.clear()
     yield
     for table, kept in zip(tables, before, strict=True):
+        imported = {name: thing for name, thing in table.items() if name in builtin and _of_lmgym(thing)}
         table.clear()
-        table.update(kept)
+        table.update(imported | kept)
+
+
+def _of_lmgym(thing: Any) -> bool:
+    return str(getattr(thing, "__module__", "")).startswith("lmgym.")
 
 
 def answered(*texts: str, references: tuple[str, ...] = ("ab",), meta: dict[str, Any] | None = None) -> list[Episode]:

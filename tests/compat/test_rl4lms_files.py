@@ -89,6 +89,7 @@ def outcome(tree: Tree) -> Any:
 # ---------------------------------------------------------------- every key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", ALL, ids=lambda tree: f"{tree['datapool']['id']}-{tree['alg']['id']}")
 def test_a_file_becomes_a_recipe_that_loads_and_no_key_of_it_is_lost(tree: Tree) -> None:
     conversion = convert(tree)
@@ -463,6 +464,7 @@ def test_names_that_the_user_has_added_go_through_as_they_are() -> None:
     assert (built.sharpness, built.clip_high, built.entropy_coefficient, built.gae_lambda) == (3.0, 0.1, 0.001, 0.95)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture", "registered")
 def test_a_file_with_a_class_of_ones_own_trains(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
@@ -538,6 +540,7 @@ def test_convert_names_the_file_of_a_mistake(tmp_path: Path, capsys: pytest.Capt
     assert complaint(capsys, "convert", "rl4lms", file).startswith(f"{file}: alg.id is 'pp0'")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize(
     ("algorithm", "model"),
@@ -579,6 +582,7 @@ def test_its_own_command_trains_resumes_and_writes_predictions(
         assert "holds a run of another recipe" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 def test_train_takes_the_file_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -594,6 +598,7 @@ def test_train_takes_the_file_as_it_is(
     assert cli_main(["check", "--memory", "gpt2_trpo.yml"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 def test_train_runs_a_sweep_one_after_another(tmp_path: Path) -> None:
     tree = at(on_policy(), ("alg", "args", "learning_rate"), {"expand": True, "values": [0.001, 0.002]})
@@ -605,6 +610,7 @@ def test_train_runs_a_sweep_one_after_another(tmp_path: Path) -> None:
     assert sorted(rates) == [0.001, 0.002]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 def test_references_of_a_supervised_run_stand_in_its_predictions(tmp_path: Path) -> None:
     for split in ("train", "validation", "test"):

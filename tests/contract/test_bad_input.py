@@ -442,6 +442,7 @@ def test_an_encoder_decoder_that_does_not_fit_the_recipe(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "sentence"),
     [
@@ -485,6 +486,7 @@ def folder(done: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(done, tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     done: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -496,6 +498,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     runs.assert_equal_runs(done, folder)
 
 
+@pytest.mark.slow
 def test_where_every_checkpoint_is_damaged_nothing_is_begun_anew(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -564,6 +567,7 @@ def has_small_disks(folder: Path) -> bool:
     return bool(shutil.which("unshare")) and not subprocess.run(["unshare", "-rm", "sh", "-c", command]).returncode
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_a_full_disk_is_told_and_with_more_space_the_run_goes_on(tmp_path: Path) -> None:
     """Real disks of 40 to 400 KiB, which fill up in the first checkpoint, in a later one, in a log, at the end."""

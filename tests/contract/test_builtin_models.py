@@ -90,6 +90,7 @@ def test_a_folder_gives_back_the_same_model_and_tokenizer(name: str, tokenizer_n
     assert chat.decode(words, ids) == "7 99 0"
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 99), max_size=20))
 def test_numbers_are_one_token_each(numbers: list[int]) -> None:
     tokenizer = number_tokenizer()

@@ -94,6 +94,7 @@ def delete(file: Path, where: float) -> None:
     file.unlink()
 
 
+@pytest.mark.slow
 @given(
     file=some.sampled_from(
         ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json", "config.json", "tokenizer.json"]

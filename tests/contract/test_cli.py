@@ -55,6 +55,7 @@ sys.exit(status)
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("arguments", [["--help"], ["list"], ["list", "rewards", "--json"], ["train", "--help"], []])
 def test_help_and_list_import_nothing_heavy(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", PROBE, *arguments], capture_output=True, text=True, cwd=runs.ROOT)
@@ -182,6 +183,7 @@ def test_generate_puts_a_prompt_as_the_task_does(done: Path, capsys: pytest.Capt
     assert capsys.readouterr().out == "2+2=" + expected
 
 
+@pytest.mark.slow
 def test_a_run_folder_is_for_one_process_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import fcntl
 
@@ -194,6 +196,7 @@ def test_a_run_folder_is_for_one_process_at_a_time(tmp_path: Path, capsys: pytes
     assert command("train", folder, "steps=2") == 0  # it is free again
 
 
+@pytest.mark.slow
 def test_without_out_runs_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = runs.write(tmp_path / "my_recipe.yaml", steps=1)
@@ -204,6 +207,7 @@ def test_without_out_runs_are_numbered(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(list((tmp_path / "runs").iterdir())) == 3
 
 
+@pytest.mark.slow
 def test_out_resumes_the_same_recipe_and_refuses_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, out = runs.write(tmp_path / "recipe.yaml", steps=2), f"out={tmp_path / 'run'}"
     assert command("train", recipe, out) == 0
@@ -216,6 +220,7 @@ def test_out_resumes_the_same_recipe_and_refuses_another(tmp_path: Path, capsys:
     assert "keeps its out=" in complaint(capsys, "train", tmp_path / "run", "out=elsewhere")
 
 
+@pytest.mark.slow
 def test_the_best_model_is_kept(tmp_path: Path) -> None:
     evaluation = {"every": 1, "examples": 8, "keep_best": "reward", "temperature": 1.0}
     changes = {"seed": 3, "optimizer": {"learning_rate": 0.01, "warmup": 1}, "evaluation": evaluation}
@@ -250,6 +255,7 @@ def test_a_stage_ends_early(early_stop: dict[str, Any], steps: int, tmp_path: Pa
     assert json.loads((folder / "summary.json").read_text())["after"]["step"] == steps
 
 
+@pytest.mark.slow
 def test_a_stage_that_was_stopped_early_goes_on_under_another_rule(tmp_path: Path) -> None:
     folder = runs.run(tmp_path / "run", early_stop={"metric": "reward", "target": 0.0})
     assert runs.newest(folder).name == "stage-0-step-000000"
@@ -297,6 +303,7 @@ def test_generate_reads_prompts_from_standard_input(
     assert "the model reads 128 at most" in complaint(capsys, "generate", done, "--prompt", "x" * 128)
 
 
+@pytest.mark.slow
 def test_generate_uses_the_newest_weights(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run that was resumed with more steps and interrupted has a checkpoint newer than its final/."""
     from lmgym.training.setup import trained_policy
@@ -324,6 +331,7 @@ def long_enough(texts: list[str], examples: list[Example]) -> list[float]:
     return [float(len(text)) for text in texts]
 
 
+@pytest.mark.slow
 def test_check_passes_a_good_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # an untrained model ends an answer with chance 1/259 a token: with 600 tokens nearly all of them end
     policy = {**runs.TINY["policy"], "architecture": runs.ARCHITECTURE | {"max_position_embeddings": 1024}}
@@ -335,6 +343,7 @@ def test_check_passes_a_good_recipe(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert all(part in said for part in parts)
 
 
+@pytest.mark.slow
 def test_check_marks_what_would_spoil_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, said = check(tmp_path, capsys, sampling={"max_new_tokens": 1})
     assert status == 1 and re.search(r"^! answers cut off at max_new_tokens: \d+%", said, re.MULTILINE)

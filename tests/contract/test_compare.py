@@ -43,6 +43,7 @@ def last_evaluation(folder: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------- what comes out
 
 
+@pytest.mark.slow
 def test_two_runs(two: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each mean is that of the run's own last evaluation; the difference is of what the file says of each example."""
     path = tmp_path / "result.json"
@@ -71,6 +72,7 @@ def test_two_runs(two: tuple[Path, Path], tmp_path: Path, capsys: pytest.Capture
     assert f"A: {two[0]}, weights of {runs.newest(two[0])}" in said and "8 prompts of test" in said
 
 
+@pytest.mark.slow
 def test_a_model_and_itself(two: tuple[Path, Path]) -> None:
     """The newest checkpoint, final/ and the run folder are one model."""
     for other in (runs.newest(two[1]), two[1] / "final"):

@@ -191,6 +191,7 @@ trees = some.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(trees)
 def test_a_resolved_recipe_resolves_to_itself(tmp_path_factory: pytest.TempPathFactory, tree: dict[str, Any]) -> None:
     config = build_config(BASE | tree)

@@ -18,6 +18,7 @@ def evaluations(folder: Path, **changes: Any) -> list[dict[str, Any]]:
     return [record for record in runs.records(run / "metrics.jsonl") if record["kind"] == "evaluation"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 def test_the_likelihood_of_the_references_is_reported_in_any_stage_that_asks_for_it(tmp_path: Path) -> None:
     imitating = evaluations(tmp_path / "supervised", algorithm={"name": "supervised"})

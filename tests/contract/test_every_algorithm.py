@@ -4,7 +4,7 @@
 import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from lmgym.types import Example, Message
 from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
-pytestmark = pytest.mark.usefixtures("no_picture")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_picture")]
 
 MODELS: dict[str, dict[str, Any]] = {
     "builtin:tiny": runs.ARCHITECTURE,
@@ -48,9 +48,7 @@ SHORT = {
     "optimizer": {"learning_rate": 0.003, "warmup": 0},
 }
 
-every_model = pytest.mark.parametrize(
-    "model", [pytest.param(model, marks=() if model.endswith("bart") else pytest.mark.slow) for model in MODELS]
-)
+every_model = pytest.mark.parametrize("model", MODELS)
 
 
 class Quiz:
@@ -110,20 +108,12 @@ def assert_trained(folder: Path, model: str, lora: bool) -> None:
     assert any(record.get("gradient_norm", 1.0) > 0 for record in steps)
 
 
-def cases(algorithms: Sequence[str], quick: Callable[[str, str, bool], bool]) -> Any:
-    """Algorithm x model x adapters; those that are not `quick` are marked slow."""
-    return [
-        pytest.param(algorithm, model, lora, marks=() if quick(algorithm, model, lora) else pytest.mark.slow)
-        for algorithm in algorithms
-        for model in MODELS
-        for lora in (False, True)
-    ]
+with_and_without_adapters = pytest.mark.parametrize("lora", [False, True])
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "model", "lora"),
-    cases(list(registry.BUILTIN["algorithm"]), lambda _, model, lora: lora and model.endswith("t5")),
-)
+@with_and_without_adapters
+@every_model
+@pytest.mark.parametrize("algorithm", registry.BUILTIN["algorithm"])
 def test_one_turn(algorithm: str, model: str, lora: bool, tmp_path: Path) -> None:
     section = algorithm_section(algorithm, model)
     folder = train(tmp_path / "run", model, section, policy=policy_section(model, **(LORA if lora else {})))
@@ -133,12 +123,9 @@ def test_one_turn(algorithm: str, model: str, lora: bool, tmp_path: Path) -> Non
 SAMPLING = [name for name in registry.BUILTIN["algorithm"] if name != "supervised"]  # which imitates single answers
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "model", "lora"),
-    cases(
-        SAMPLING, lambda algorithm, model, lora: algorithm in ("ppo", "grpo") and model.endswith("bart") and not lora
-    ),
-)
+@with_and_without_adapters
+@every_model
+@pytest.mark.parametrize("algorithm", SAMPLING)
 def test_two_turns(algorithm: str, model: str, lora: bool, tmp_path: Path) -> None:
     policy = policy_section(model, **(LORA if lora else {}))
     changes = {"policy": policy, "env": f"{__name__}:Quiz", "rewards": None}
@@ -148,7 +135,7 @@ def test_two_turns(algorithm: str, model: str, lora: bool, tmp_path: Path) -> No
     assert rollouts and all(len(rollout["turns"]) == 2 for rollout in rollouts)
 
 
-@pytest.mark.parametrize("critic", [pytest.param("head", marks=pytest.mark.slow), "separate"])
+@pytest.mark.parametrize("critic", ["head", "separate"])
 @every_model
 def test_either_critic(critic: str, model: str, tmp_path: Path) -> None:
     ppo = {"name": "ppo", "kl_coefficient": 0.1, "kl_target": 0.01, "entropy_coefficient": 0.01, "minibatches": 2}

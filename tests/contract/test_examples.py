@@ -75,6 +75,7 @@ def test_a_snippet_trains_two_steps_as_a_plugin(name: str, tmp_path: Path) -> No
     assert steps == [0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 def test_the_replay_snippet_resumes_with_its_buffer(tmp_path: Path) -> None:
     """The longest state that a snippet has: episodes, to JSON and back."""
@@ -116,6 +117,7 @@ def test_the_loop_of_the_readme_runs(
     assert runs.newest(tmp_path / "runs" / "mine").name == "stage-0-step-000002"
 
 
+@pytest.mark.slow
 def test_the_minimal_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["minimal.py", "--steps", "2", "--warm-start", "2"])
     runpy.run_path(str(runs.ROOT / "examples" / "minimal.py"), run_name="__main__")
@@ -196,6 +198,7 @@ class Unreliable:
         return Step([], terminated=True) if self.turns == 2 else Step([{"role": "user", "content": "go on"}])
 
 
+@pytest.mark.slow
 def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
     algorithms = [
         {"name": "supervised"},

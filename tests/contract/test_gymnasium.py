@@ -206,6 +206,7 @@ def test_rewards_stay_on_their_turns_and_cut_episodes_bootstrap(restart: bool) -
         assert advantages[batch.actions].tolist() == pytest.approx(wanted)
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_recipe_trains_on_an_environment(workers: int, tmp_path: Path) -> None:

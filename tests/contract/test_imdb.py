@@ -3,8 +3,10 @@
 import json
 import math
 import random
+import subprocess
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,9 @@ from benchmarks import imdb
 from lmgym.tasks.base import share
 from lmgym.types import Example
 from tests import runs
+from tests.runs import Shell, shell  # noqa: F401 (a fixture)
 
+pytestmark = pytest.mark.slow
 MOODS = (["bad", "dull", "awful", "poor"], ["good", "fine", "lovely", "great"])
 
 
@@ -80,8 +84,17 @@ def test_nobody_sees_the_reviews_of_another(prepared: Path) -> None:
         assert report["held_out"]["texts"] == 40
 
 
-@pytest.mark.slow
-def test_a_run_is_measured_before_and_after(prepared: Path) -> None:
+def test_a_run_is_measured_before_and_after(
+    prepared: Path,
+    shell: Shell,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forked(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        """`python -m lmgym.cli.main ...` in a process that need not import anything."""
+        status = shell.run(*command[3:])
+        return subprocess.CompletedProcess(command, status, shell.said, shell.said)
+
+    monkeypatch.setattr("benchmarks.training.subprocess.run", forked)
     policy = {
         "model": "builtin:tiny",
         "device": "cpu",

@@ -9,6 +9,8 @@ import pytest
 
 from lmgym.core import registry
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "datasets", "vllm")
 TEXT_WORLD = ("types", "rollouts.rollout", "config.yaml", "experiments.grid")
@@ -39,6 +41,7 @@ def probe(modules: list[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stderr
 
 
+@pytest.mark.slow
 def test_the_probe_notices_torch() -> None:
     assert "import torch loads torch" in probe(["json", "torch"])
 
@@ -56,6 +59,7 @@ def test_importing_lmgym_and_its_command_line_loads_nothing_heavy() -> None:
     assert probe(["lmgym", "lmgym.cli.main"]) == ""
 
 
+@pytest.mark.slow
 def test_the_text_world_loads_nothing_heavy() -> None:
     modules = [f"lmgym.{name}" for name in TEXT_WORLD]
     for package in TEXT_PACKAGES:

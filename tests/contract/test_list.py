@@ -71,6 +71,8 @@ def test_a_missing_package_is_named_and_its_reward_agrees(monkeypatch: pytest.Mo
         registry.get("reward", "sacre_bleu").check([EXAMPLE])
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_wordnet_is_looked_for_where_nltk_does(tmp_path: Path) -> None:
     pytest.importorskip("nltk")
     both = "[nltk.data.path, list(map(str, n.nltk_folders()))]"

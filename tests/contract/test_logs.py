@@ -97,6 +97,7 @@ with Writer(Path(sys.argv[1])) as writer:
 """
 
 
+@pytest.mark.processes
 def test_a_killed_process_loses_nothing_that_it_wrote(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT) as child:
         assert child.stdout is not None
@@ -144,6 +145,7 @@ with Writer(Path(sys.argv[1])) as writer:
 """
 
 
+@pytest.mark.processes
 def test_a_line_that_does_not_fit_leaves_no_torn_half(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LIMITED, str(tmp_path)]
     said = subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout
@@ -335,6 +337,7 @@ print(json.dumps([name, [[log["step"], log["train/reward"]] for log in logs]]))
 """
 
 
+@pytest.mark.processes
 def test_trackio_has_what_was_written_in_one_run(tmp_path: Path) -> None:
     """The library itself, on this machine only; in a process of its own, since its folder is fixed by its import."""
     pytest.importorskip("trackio")
@@ -563,6 +566,7 @@ def made_up_run(evaluations: bool = True, nulls: bool = False, warm_start: int =
     return records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "records",
     [
@@ -592,6 +596,7 @@ def test_a_plot_is_drawn_of_whatever_there_is(tmp_path: Path, records: list[dict
     assert data.startswith(b"\x89PNG") and struct.unpack(">II", data[16:24]) == (1200, 500)
 
 
+@pytest.mark.slow
 def test_what_the_records_say_is_what_is_drawn(tmp_path: Path) -> None:
     """Taking a part away changes the picture; drawing the same twice does not."""
     full = made_up_run()
@@ -610,6 +615,7 @@ def test_what_the_records_say_is_what_is_drawn(tmp_path: Path) -> None:
     assert pictures[0] == pictures[1] and len(set(pictures)) == len(variants) - 1
 
 
+@pytest.mark.slow
 def test_the_tasks_own_metric_is_drawn_before_the_reward(tmp_path: Path) -> None:
     numbers = {"reward": 0.3, "reward/low": 0.2, "reward/high": 0.4, "a": 0.6, "a/low": 0.5, "a/high": 0.7}
     metrics = write_run(tmp_path, [evaluation(0, step, **numbers) for step in (0, 5)])

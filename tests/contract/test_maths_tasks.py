@@ -153,6 +153,7 @@ def test_math_names_wrong_arguments() -> None:
             load("math", "train", **arguments)
 
 
+@pytest.mark.slow
 def test_math_and_svamp_read_through_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
@@ -170,6 +171,7 @@ def test_math_and_svamp_read_through_datasets(tmp_path: Path, monkeypatch: pytes
             load(name, "test", hub_id=str(tmp_path / "none"))
 
 
+@pytest.mark.slow
 def test_real_math(shared: Path) -> None:
     """Official counts; one problem of train is in test too, and the answers of two are blank in this copy."""
     folder = shared / "data" / "math"
@@ -262,6 +264,7 @@ def puzzles() -> Iterator[Callable[..., list[Example]]]:
     close_shared()
 
 
+@pytest.mark.slow
 def test_puzzles_are_disjoint_and_repeatable(puzzles: Callable[..., list[Example]]) -> None:
     train = puzzles("chain_sum", config={"max_terms": 2, "max_digits": 1}, size=100)
     assert len({example.prompt for example in train}) == 100
@@ -273,6 +276,7 @@ def test_puzzles_are_disjoint_and_repeatable(puzzles: Callable[..., list[Example
     assert json.loads(json.dumps(puzzles("rearc", size=1)[0].meta)) == puzzles("rearc", size=1)[0].meta
 
 
+@pytest.mark.slow
 def test_puzzles_name_wrong_arguments(puzzles: Callable[..., list[Example]]) -> None:
     for dataset, arguments, sentence in (
         ("chain_sums", {}, "reasoning-gym has no data set 'chain_sums'; did you mean 'chain_sum'"),
@@ -304,6 +308,7 @@ def score_of(text: str, example: Example, **arguments: Any) -> float:
     return evaluate(build({"reasoning_gym": {"workers": 1, **arguments}})[0], [episode])[0]
 
 
+@pytest.mark.slow
 def test_puzzles_are_scored_by_their_library(puzzles: Callable[..., list[Example]]) -> None:
     example = puzzles("chain_sum")[0]
     right = example.meta["answer"]
@@ -317,6 +322,7 @@ def test_puzzles_are_scored_by_their_library(puzzles: Callable[..., list[Example
         score_of("1", Example("a/0", "?"))
 
 
+@pytest.mark.slow
 def test_no_answer_is_run_as_a_program(puzzles: Callable[..., list[Example]], tmp_path: Path) -> None:
     """Some data sets evaluate the answer; what is more than an expression never gets there."""
     trace = tmp_path / "trace"

@@ -81,6 +81,7 @@ def overrides(recipe: Path, folder: Path) -> list[str]:
     return [f"{key}={json.dumps(value)}" for key, value in wanted.items()]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_trains_two_steps_a_stage(recipe: Path, tmp_path: Path) -> None:

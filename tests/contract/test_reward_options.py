@@ -1,6 +1,5 @@
 """What a recipe may say of any reward: what it sees of a model's thoughts, and that it is written as TRL's are."""
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
@@ -26,6 +25,7 @@ from lmgym.training.setup import held_out_rewards
 from lmgym.types import Episode, Example, Turn
 
 HERE = "tests.contract.test_reward_options"
+ODD = "tests.contract.odd_rewards"
 
 
 def answered(*texts: str, prompt: Any = "2+2=", **meta: Any) -> list[Episode]:
@@ -256,22 +256,10 @@ class Uneven:
         return Step(messages=[{"role": "user", "content": "and?"}], terminated=self.left == 0)
 
 
-def slow_or_worse(texts: list[str], examples: list[Example], *, worth: float = 1.0) -> list[float]:
-    """`worth` for each word; some texts take for ever, kill their process or raise."""
-    for text in texts:
-        if text == "for ever":
-            while True:
-                pass
-        if text == "crash":
-            os.abort()
-        if text == "raise":
-            raise RuntimeError("no")
-    return [worth * len(text.split()) * len(example.references) for text, example in zip(texts, examples, strict=True)]
-
-
+@pytest.mark.processes
 def test_texts_are_scored_in_processes_and_a_bad_one_costs_itself() -> None:
     how = {"processes": 2, "seconds": 0.5, "failed": -1.0}
-    section = {f"{__name__}:slow_or_worse": {"worth": 2.0, "parallel": how}}
+    section = {f"{ODD}:slow_or_worse": {"worth": 2.0, "parallel": how}}
     texts = [*(["a b", "c"] * 10), "for ever", "d e f", "crash", "raise", ""]
     episodes = [
         Episode(Example(f"x/{n}", "?", ("one", "two"), {"n": [n]}), n, n, [Turn([], [1], text=text)])
@@ -283,13 +271,15 @@ def test_texts_are_scored_in_processes_and_a_bad_one_costs_itself() -> None:
     assert values == [8.0, 4.0] * 10 + [-1.0, 12.0, -1.0, -1.0, 0.0]
 
 
+@pytest.mark.processes
 def test_a_reward_that_can_score_nothing_in_processes_is_an_error() -> None:
-    section = {f"{__name__}:slow_or_worse": {"parallel": {"processes": 1}}}
+    section = {f"{ODD}:slow_or_worse": {"parallel": {"processes": 1}}}
     expected = "no text could be scored in a process of its own; the first: RuntimeError: no"
     with pytest.raises(LmgymError, match=expected):
         evaluate(build(section)[0], answered("raise", "raise"))
 
 
+@pytest.mark.processes
 def test_a_metric_in_processes_is_the_metric() -> None:
     """chrF of twenty pairs, whole-corpus figure and check before training included."""
     texts = [f"the cat sat on mat {n}" for n in range(20)]
@@ -302,6 +292,7 @@ def test_a_metric_in_processes_is_the_metric() -> None:
         check_examples([processes], [Example("x/0", "?")])
 
 
+@pytest.mark.slow
 def test_answers_are_scored_while_others_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sampler tells of each answer once, with others still open; what has been scored by then is not asked again,
     and the rewards are what they are without processes."""
@@ -339,8 +330,9 @@ def test_answers_are_scored_while_others_are_sampled(monkeypatch: pytest.MonkeyP
     assert scoring_beside(build({"chrf": {"shaping": True, "parallel": {}}})) is None
 
 
+@pytest.mark.processes
 def test_what_is_wrong_beside_the_rollout_is_said_when_the_rewards_are_asked() -> None:
-    reward = build({f"{__name__}:slow_or_worse": {"parallel": {"processes": 1}}})[0]
+    reward = build({f"{ODD}:slow_or_worse": {"parallel": {"processes": 1}}})[0]
     begin, failing = scoring_beside([reward]), answered("raise", "raise")
     for episode in failing:
         begin(episode)

@@ -33,6 +33,8 @@ from tests import runs
 from tests.parity.test_resume import Interrupting
 from tests.runs import Shell, assert_equal_runs, complaint, no_picture, shell  # noqa: F401 (fixtures)
 
+pytestmark = pytest.mark.processes
+
 SMALL: dict[str, Any] = {"steps": 2, "evaluation": {"every": 2, "examples": 4}, "logs": {"samples": 1}}
 ONCE = {"expand": True, "values": [7]}
 
@@ -223,6 +225,7 @@ def final(folder: Path) -> bytes:
     return (folder / "final" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_each_seed_is_the_run_that_it_would_be_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, out = runs.write(tmp_path / "recipe.yaml", **SMALL), tmp_path / "all"
     assert main(["train", str(recipe), f"out={out}", "runs.seeds=[1,2]"]) == 0
@@ -259,6 +262,7 @@ def test_an_interval_that_cannot_be_had_is_null_in_files(tmp_path: Path, capsys:
     assert "[no interval]" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_is_finished_stays_and_more_can_be_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "all"
     recipe = runs.write(tmp_path / "recipe.yaml", **SMALL, runs={"seeds": [0]})
@@ -280,6 +284,7 @@ def test_what_is_finished_stays_and_more_can_be_added(tmp_path: Path, capsys: py
     assert runs.newest(out / "seed-1").name == "stage-0-step-000003"
 
 
+@pytest.mark.slow
 def test_a_run_that_was_trained_further_by_itself_is_not_mixed_in(tmp_path: Path) -> None:
     assert several(tmp_path, runs={"seeds": [0]}) == 0
     assert main(["train", str(tmp_path / "seed-0"), "steps=3"]) == 0
@@ -304,6 +309,7 @@ def test_without_out_the_same_recipe_goes_on_and_another_is_numbered(
     assert home(plan_tree({**tree, "out": "elsewhere"}), recipe) == Path("elsewhere")
 
 
+@pytest.mark.slow
 def test_one_that_fails_does_not_lose_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "all"
     out.mkdir()
@@ -332,6 +338,7 @@ def test_a_crash_is_one_failure_too(
     assert not (tmp_path / "table.md").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_all_and_the_rest_is_what_it_would_have_been(tmp_path: Path) -> None:
     section = {"seeds": [0, 1, 2]}
     assert several(tmp_path / "whole", runs=section) == 0
@@ -344,6 +351,7 @@ def test_ctrl_c_stops_all_and_the_rest_is_what_it_would_have_been(tmp_path: Path
     assert (tmp_path / "whole" / "table.md").read_text() == (tmp_path / "parts" / "table.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_single_run_that_was_stopped_says_so_in_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, out = runs.write(tmp_path / "recipe.yaml", **SMALL), f"out={tmp_path / 'run'}"
     with monkeypatch.context() as patch:
@@ -385,7 +393,6 @@ def fails(texts, examples):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_processes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two at a time, one of which fails in its own process; the other is the run that it would be alone."""
     (tmp_path / "fails.py").write_text(FAILS)
@@ -407,7 +414,6 @@ def test_processes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_ctrl_c_reaches_every_process(shell: Shell, tmp_path: Path) -> None:  # noqa: F811
     """The signal goes to the first process alone; both of its children finish their step and save."""
     out = tmp_path / "all"
@@ -486,6 +492,7 @@ def test_mean_and_band_are_of_the_steps_that_all_have() -> None:
     assert (low[1], high[1]) == (interval.low, interval.high)
 
 
+@pytest.mark.slow
 def test_a_picture_of_several_runs(tmp_path: Path) -> None:
     groups: dict[str, list[Path]] = {}
     for number, name in enumerate(("a", "a", "$b_{", "c")):

@@ -281,6 +281,7 @@ def test_arithmetic_answers_are_right(arguments: dict[str, Any]) -> None:
         assert final_answer([example.references[0]], [example]) == [1.0]
 
 
+@pytest.mark.slow
 def test_arithmetic_prompts_are_short_varied_and_held_out() -> None:
     train, test = load("arithmetic", "train"), load("arithmetic", "test")
     assert (len(train), len(test)) == (20_000, 1_000)
@@ -292,6 +293,7 @@ def test_arithmetic_prompts_are_short_varied_and_held_out() -> None:
     assert max(answers.count(answer) for answer in set(answers)) < 100  # a constant answer earns less than a tenth
 
 
+@pytest.mark.slow
 def test_arithmetic_says_when_it_runs_out_of_problems() -> None:
     with pytest.raises(
         LmgymError, match=r"task.test_size is 9000, .* has only [0-9]+ different problems; lower it, or"
@@ -432,6 +434,7 @@ def test_gsm8k_reads_through_datasets(tmp_path: Path, monkeypatch: pytest.Monkey
         load("gsm8k", "test", hub_id=str(tmp_path / "none"))
 
 
+@pytest.mark.slow
 def test_real_gsm8k(shared: Path) -> None:
     """Official counts; a gold answer is right for its problem, and for another only where the numbers are equal."""
     folder = str(shared / "data" / "gsm8k")

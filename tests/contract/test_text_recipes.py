@@ -29,7 +29,7 @@ RECIPES = {
 INTENTS = {0: "inform", 1: "question", 2: "directive", 3: "commissive"}
 MOST = 64  # tokens (bytes) of a prompt, fewer than most of these have
 
-pytestmark = pytest.mark.usefixtures("no_picture")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_picture")]
 
 
 def news(folder: Path) -> dict[str, Any]:
@@ -120,7 +120,6 @@ def test_two_steps_on_rows_in_the_original_schema(
 
 
 @needs_shared
-@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_ten_steps_on_real_rows(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sacrebleu")

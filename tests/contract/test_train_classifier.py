@@ -57,6 +57,7 @@ def trained(folder: Path, name: str = "model", *more: str) -> dict[str, Any]:
     return json.loads((folder / name / "training.json").read_text())
 
 
+@pytest.mark.slow
 def test_learned_reward_reads_the_classifier_and_finds_what_the_report_says(tmp_path: Path) -> None:
     report = trained(utterances(tmp_path))
     assert report["trained_on"] == 180

@@ -165,6 +165,7 @@ def test_kl_controllers_move_after_use() -> None:
     assert other.beta == ours.beta != other.kl_coefficient
 
 
+@pytest.mark.slow
 def test_schedules_fall_linearly_over_the_stage(tmp_path: Path) -> None:
     """Half way to 0, clip range and entropy bonus are half of what they were; the trainer says how far a stage is."""
     new, old, advantages = [[-1.0, -2.0, -0.5]], [[-1.4, -1.5, -0.5]], [[1.0, -1.0, 0.5]]

@@ -122,6 +122,7 @@ def test_rows_of_an_episode_are_chained_in_order() -> None:
     assert torch.equal(advantages.scatter_steps(dense, row, column, steps, (3, 4)), values * actions)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_there_and_back(data: st.DataObject) -> None:

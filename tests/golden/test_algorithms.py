@@ -170,7 +170,7 @@ def test_grpo_clips_like_ppo(reduction: str) -> None:
     _, metrics = algorithm.loss(batch, PolicyOutputs(logprobs))
     means = {name: float(value[batch.actions].mean()) for name, value in metrics.items()}
     assert means["ratio/clipped"] == pytest.approx(0.6667, abs=1e-4)
-    assert means["kl/old"] == pytest.approx(0.0426445, abs=1e-7)
+    assert means["kl/old"] == pytest.approx(0.0426445, abs=1e-6)  # three terms of four roundings each
     assert means["ratio/mean"] == pytest.approx((1.2214028 + 0.6065307 + 1) / 3)
 
 

@@ -166,6 +166,7 @@ def test_the_difference_of_two_means_is_a_difference_of_figures_of_sums() -> Non
     assert (ours.higher_first, ours.equal, ours.higher_second) == (None, None, None)
 
 
+@pytest.mark.slow
 def test_differences_of_bleu() -> None:
     one, other = pairs(80, seed=5, right=0.5), pairs(80, seed=5, right=0.8)
     reward = build({"sacre_bleu": 0})
@@ -185,6 +186,7 @@ def test_differences_of_bleu() -> None:
 # ---------------------------------------------------------------- what a user sees
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 def test_runs_and_comparisons_report_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics = {"chrf": 0, "distinct_1": 0, "msttr": {"window": 4, "weight": 0}}

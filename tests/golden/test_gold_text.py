@@ -78,6 +78,7 @@ def test_in_the_original_schema(name: str, tmp_path: Path) -> None:
             check_gold(examples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_real_rows(name: str, shared: Path) -> None:
     place, arguments = REAL[name]

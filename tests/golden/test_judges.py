@@ -26,6 +26,7 @@ from lmgym.types import Episode, Example, Turn
 from tests import learned_models as tiny
 
 EXAMPLE = Example("a/0", "How much is half of 48?", ("48/2=24\n#### 24",))
+SHARE = tiny.share_of(128)  # the prompts here are shorter
 QUESTION = "{answer}? {question}"
 
 
@@ -98,7 +99,7 @@ def test_scores_are_llm_rls(tmp_path: Path) -> None:
     assert max(wanted) - min(wanted) > 1e-3
     template = "Problem: {prompt}\nReference: {reference}\nStep: {answer}"
     found = scored("judge_score", answered(*texts), model=folder, template=template, system="Judge.", begin="Score: ")
-    assert found == pytest.approx(wanted, abs=1e-6)
+    assert found == pytest.approx(wanted, abs=SHARE)
 
 
 def test_a_judge_without_template_reads_plain_text(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_a_judge_without_template_reads_plain_text(tmp_path: Path) -> None:
     ten = logits[tokenizer.convert_tokens_to_ids([str(n) for n in range(1, 11)])].softmax(-1)
     wanted = float((ten * torch.arange(1, 11)).sum()) / 10
     found = scored("judge_score", answered("24"), model=folder, template="{answer}", system="Judge.", begin="Score: ")
-    assert found == pytest.approx([wanted], abs=1e-6)
+    assert found == pytest.approx([wanted], abs=SHARE)
 
 
 # ---------------------------------------------------------------- questions
@@ -136,7 +137,7 @@ def test_yes_or_no_is_the_mean_over_the_questions(tmp_path: Path) -> None:
         shares.append(float(likely[0] + likely[1]))
     assert max(shares) - min(shares) > 1e-3
     arguments = {"model": folder, "template": QUESTION, "system": "", "questions": questions}
-    assert scored("judge_yes_no", answered("24"), **arguments) == pytest.approx([sum(shares) / 3], abs=1e-6)
+    assert scored("judge_yes_no", answered("24"), **arguments) == pytest.approx([sum(shares) / 3], abs=SHARE)
     right = answered("so\n#### 24", "#### 25", "24")  # only the first announces the reference's answer
     found = scored("judge_yes_no", right, **arguments, correct_is_one=True)
     judged = scored("judge_yes_no", right, **arguments)
@@ -160,7 +161,7 @@ def test_each_line_is_judged_in_its_context(tmp_path: Path) -> None:
     second = scored("judge_score", answered("#### 24"), template="[half: <<48/2=24>>24\n][{answer}]", **arguments)
     assert abs(first[0] - second[0]) > 1e-4
     found = scored("judge_score", [stepwise()], template=template, per="turn", **arguments)
-    assert found == pytest.approx([(first[0] + second[0]) / 2], abs=1e-6)
+    assert found == pytest.approx([(first[0] + second[0]) / 2], abs=SHARE)
     whole = scored("judge_score", [stepwise()], template=template, **arguments)
     assert whole == pytest.approx(scored("judge_score", answered(stepwise().text), template=template, **arguments))
     nothing = Episode(EXAMPLE, 0, 0)
@@ -174,12 +175,12 @@ def test_each_line_is_paid_for_itself(tmp_path: Path) -> None:
     settings = {"model": folder, "system": "", "highest": 9, "template": "[{before}][{answer}]"}
     begun = replace(stepwise(), turns=stepwise().turns[:2])
     alone = scored("judge_score", [begun, stepwise()], per="last", **settings)
-    assert sum(alone) / 2 == pytest.approx(scored("judge_score", [stepwise()], per="turn", **settings)[0], abs=1e-6)
+    assert sum(alone) / 2 == pytest.approx(scored("judge_score", [stepwise()], per="turn", **settings)[0], abs=SHARE)
     episode = stepwise()
     apply_rewards([episode], build({"judge_score": {"weight": 2.0, "per": "last", "each_turn": True, **settings}}))
-    assert [turn.reward for turn in episode.turns] == pytest.approx([0.0, 2 * alone[0], 2 * alone[1]], abs=1e-6)
-    assert episode.score == pytest.approx(2 * sum(alone), abs=1e-6)
-    assert episode.reward_components["judge_score"] == pytest.approx(sum(alone), abs=1e-6)
+    assert [turn.reward for turn in episode.turns] == pytest.approx([0.0, 2 * alone[0], 2 * alone[1]], abs=SHARE)
+    assert episode.score == pytest.approx(2 * sum(alone), abs=SHARE)
+    assert episode.reward_components["judge_score"] == pytest.approx(sum(alone), abs=SHARE)
 
 
 def test_each_message_is_paid_for_itself() -> None:
@@ -212,7 +213,7 @@ def test_an_answer_may_be_cut_and_what_is_around_it_stays(tmp_path: Path) -> Non
     exact = scored("judge_score", answered(text[:room], text[-room:]), template=template, **arguments)
     for side, wanted in (("right", exact[0]), ("left", exact[1])):
         found = scored("judge_score", answered(text), template=template, truncation=side, **arguments)
-        assert found == pytest.approx([wanted], abs=1e-6)
+        assert found == pytest.approx([wanted], abs=SHARE)
     with pytest.raises(LmgymError, match=f"has {200 + around} tokens, and .* reads 64; write 'truncation: left'"):
         scored("judge_score", answered(text), template=template, **arguments)
     with pytest.raises(LmgymError, match="shorten the prompt or the template"):

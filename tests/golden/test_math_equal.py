@@ -20,6 +20,8 @@ from lmgym.rewards.maths.math_equal import math_equal
 from lmgym.text.latex import last_boxed, spelling, tidied
 from lmgym.types import Episode, Example, Turn
 
+pytestmark = pytest.mark.processes
+
 needs_library = pytest.mark.usefixtures("library")
 
 
@@ -210,6 +212,7 @@ def test_the_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert math_equal([r"\boxed{3}"], [asked(answer="3")]) == [1.0]  # what needs no algebra needs no library
 
 
+@pytest.mark.slow
 @needs_library
 def test_what_takes_too_long_counts_as_wrong_with_a_warning() -> None:
     examples = [asked(answer=r"\sqrt{2}")] * 3
@@ -221,6 +224,7 @@ def test_what_takes_too_long_counts_as_wrong_with_a_warning() -> None:
     shared("lmgym.rewards.maths.math_equal:compare", 1, module.MEMORY).close()
 
 
+@pytest.mark.slow
 @needs_library
 def test_the_contract_with_mathematics() -> None:
     texts = [rf"\boxed{{{answer}}}" for answer, _ in [*EQUAL[:6], *DIFFERENT[:6]]]
@@ -246,7 +250,6 @@ def real(shared_folder: Path) -> tuple[list[str], list[Example]]:
 
 @needs_library
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_real_math_solutions_are_right(shared: Path) -> None:
     """4,999 of 5,000; the answer of the last one is damaged in the file: half a sentence in place of 12."""
     texts, examples = real(shared)
@@ -258,7 +261,6 @@ def test_real_math_solutions_are_right(shared: Path) -> None:
 
 @needs_library
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_real_math_solutions_are_right_by_algebra_alone(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every third one, none settled by comparing texts."""
     texts, examples = (some[::3] for some in real(shared))
@@ -268,7 +270,6 @@ def test_real_math_solutions_are_right_by_algebra_alone(shared: Path, monkeypatc
 
 @needs_library
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_shuffled_math_solutions_are_wrong_but_for_coincidences(shared: Path) -> None:
     """Of all 5,000, shuffled by this seed, 51 are right: 48 in the same letters, and 4 for b=4, 10 edges for 10, 40 for
     40 degrees. Here the first 1,000 of them."""

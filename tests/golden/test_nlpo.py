@@ -263,6 +263,7 @@ def sets_by_hand(
     return result
 
 
+@pytest.mark.slow
 @every_path
 @pytest.mark.parametrize(
     ("rule", "own", "changes"),
@@ -301,6 +302,7 @@ def test_what_is_sampled_is_what_is_scored(
     assert len({len(one) for one in said(allowed)}) > 1 or rule.rule == "top_k"
 
 
+@pytest.mark.slow
 @every_path
 def test_neighbours_do_not_matter(kind: str, fast: bool) -> None:
     policy, sampling = policy_of(kind, fast), Sampling(max_new_tokens=10)
@@ -353,6 +355,7 @@ def ready(algorithm: PPO, seed: int, **changes: Any) -> Batch:
     return batch.replace(logprobs_old=batch.logprobs_old + 0.3 * torch.sin(1000 * batch.logprobs_old))
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 2**31), tokens=st.integers(1, 60), compat=st.sampled_from(["none", "rl4lms"]))
 def test_groups_micro_batches_and_padding_do_not_matter(seed: int, tokens: int, compat: Any) -> None:
@@ -400,6 +403,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [record for record in runs.records(folder / "metrics.jsonl") if record["kind"] == "train"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("compat", ["none", "rl4lms"])
 def test_nlpo_that_masks_nothing_is_ppo(compat: str, tmp_path: Path) -> None:
@@ -421,6 +425,7 @@ def test_nlpo_that_masks_nothing_is_ppo(compat: str, tmp_path: Path) -> None:
     assert (masked / "rollouts.jsonl").read_bytes() != (ppo / "rollouts.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 def test_a_refresh_changes_what_may_be_sampled(tmp_path: Path) -> None:
     """Steps 0 and 1 are the same with and without; from step 2 on the mask is the policy that step 1 made."""
@@ -446,6 +451,7 @@ def test_a_refresh_changes_what_may_be_sampled(tmp_path: Path) -> None:
     assert kept_tokens[0][:2] == kept_tokens[1][:2] and kept_tokens[0][2] != kept_tokens[1][2]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 def test_what_is_logged(tmp_path: Path) -> None:
     fields = {"mask_type": "learned_top_k", "top_mask": 20}

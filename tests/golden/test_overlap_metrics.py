@@ -332,6 +332,7 @@ def test_words_for_meteor() -> None:
     assert tokenise("It's x.", tokens="spaces") == ["it's", "x."]
 
 
+@pytest.mark.slow
 def test_words_are_mostly_those_of_nltk(shared: Path) -> None:
     split = importlib.import_module("nltk.tokenize.destructive").NLTKWordTokenizer().tokenize
     path = shared / "data" / "commongen" / "commongen.dev.tgt.txt"
@@ -365,6 +366,7 @@ def test_cider_is_that_of_pycocoevalcap(tmp_path: Path) -> None:
     assert cider.corpus(answers, examples) == pytest.approx(RECORD["cider"]["mean"], abs=1e-9)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_cider_on_common_gen_is_that_of_pycocoevalcap(shared: Path, tmp_path: Path) -> None:
     path = shared / "data" / "commongen" / "commongen.dev.jsonl"
     if not path.is_file():

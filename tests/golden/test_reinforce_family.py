@@ -221,6 +221,7 @@ def test_what_reinforce_stable_refuses(fields: dict[str, Any], said: str) -> Non
 # The refreshed reference in a run
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize(
     "policy", [{}, pytest.param({"lora_rank": 2}, marks=pytest.mark.slow)], ids=["whole", "adapters"]
@@ -277,6 +278,7 @@ def by_formula(
     return [(one - every.mean()) / np.sqrt(every.var() + 1e-8) for one in returns]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("baseline", ["none", "group"])
 @given(seed=st.integers(0, 2**31), gamma=st.sampled_from([1.0, 0.9]))
 def test_advantages_against_the_formula(baseline: str, seed: int, gamma: float) -> None:

@@ -149,6 +149,7 @@ def references(name: str, split: str, **arguments: Any) -> int:
     return sum(len(example.references) for example in load(name, split, **arguments))
 
 
+@pytest.mark.slow
 def test_real_imdb(shared: Path) -> None:
     folder = real(shared, "imdb")
     files = Counter(file.parts[-3] for file in Path(folder).glob("aclImdb/*/*/*.txt"))
@@ -169,6 +170,7 @@ def test_real_imdb(shared: Path) -> None:
     assert validation == [example.prompt for example in parts["validation"]]
 
 
+@pytest.mark.slow
 def test_real_common_gen(shared: Path) -> None:
     folder = real(shared, "commongen")
     # 27,069 sets in the manifest: 58 of them differ from another in parts of speech alone, and are one question
@@ -216,6 +218,7 @@ def test_real_totto(shared: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_real_dart(shared: Path) -> None:
     """The prompts are those of a file that others made, with the same marks, from the same triples."""
     folder = real(shared, "dart")
@@ -226,6 +229,7 @@ def test_real_dart(shared: Path) -> None:
     assert [(e.prompt, e.references) for e in load("dart", "validation", path=path)] == expected
 
 
+@pytest.mark.slow
 def test_real_narrative_qa(shared: Path) -> None:
     folder = real(shared, "narrativeqa")
     gold("narrative_qa", "validation", path=folder)
@@ -237,6 +241,7 @@ def test_real_narrative_qa(shared: Path) -> None:
     assert cased[0].references == ("THE ACTOR WEARING THE BLACK CLOAK", "The actor in the black cloak")
 
 
+@pytest.mark.slow
 def test_real_translation(shared: Path) -> None:
     folder = real(shared, "multi30k_ende")
     raw = load("parallel", "train", path=f"{folder}/train.{{language}}.gz")  # alone: nothing to give way to
@@ -253,6 +258,7 @@ def test_real_translation(shared: Path) -> None:
     assert gold("parallel", "validation", **pair) == 50
 
 
+@pytest.mark.slow
 def test_real_daily_dialog(shared: Path) -> None:
     folder = real(shared, "dailydialog")
     for split, utterances in (("validation", 8_069), ("test", 7_740)):

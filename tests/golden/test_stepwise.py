@@ -370,6 +370,7 @@ def test_it_is_registered() -> None:
     assert registry.get("env", "stepwise") is StepwiseEnv
 
 
+@pytest.mark.slow
 def test_every_calculation_of_gsm8k(shared: Path) -> None:
     calculations = 0
     for example in load("gsm8k", "train", path=shared / "data" / "gsm8k"):

@@ -20,7 +20,7 @@ from lmgym.rewards.base import Reward, build, evaluate
 from lmgym.rewards.token_credit import beginnings, each_token, paid
 from lmgym.rollouts.rollout import apply_rewards
 from lmgym.types import Episode, Example, Turn
-from tests import models, runs
+from tests import models, rounding, runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 BYTES = models.tokenizer()
@@ -143,6 +143,7 @@ def test_shaping_is_of_the_last_message_and_of_what_the_reward_is_shown() -> Non
     assert sum(earned) == episode.score == 1.0 and earned[-3:] == [1.0, 0.0, 0.0]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.text("ab ,.\u00e91", max_size=12), min_size=2, max_size=4), st.booleans(), st.floats(-2, 2))
 def test_tokens_add_up_to_the_reward_of_the_whole_text(texts: list[str], ended: bool, weight: float) -> None:
@@ -155,7 +156,8 @@ def test_tokens_add_up_to_the_reward_of_the_whole_text(texts: list[str], ended: 
         assert other.turns[-1].token_rewards is not None
         assert sum(other.turns[-1].token_rewards) == pytest.approx(one.score, abs=1e-9)
     rewards = collate(shaped).rewards
-    assert rewards.sum(1).tolist() == pytest.approx([episode.score for episode in plain], abs=1e-5)
+    loose = rounding.rounding(rewards.shape[1], 4.0)  # a sum over the tokens; one of weight 2 or 1 each is at most 3
+    assert rewards.sum(1).tolist() == pytest.approx([episode.score for episode in plain], abs=loose)
     assert GRPO(group_size=len(texts)).advantages(collate(shaped)).advantages.tolist() == (
         GRPO(group_size=len(texts)).advantages(collate(plain)).advantages.tolist()
     )
@@ -170,6 +172,7 @@ def test_the_tasks_of_a_mixture_hold_for_tokens() -> None:
     assert [episode.turns[0].token_rewards for episode in episodes] == [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 def test_a_shaped_run_logs_what_its_tokens_earned(tmp_path: Path) -> None:
     """PPO of two steps: evaluations are those of the unshaped reward, and what is logged adds up."""

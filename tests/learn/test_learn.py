@@ -20,7 +20,7 @@ from lmgym.types import Example
 from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
-pytestmark = pytest.mark.usefixtures("no_picture")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_picture")]
 HERE = "tests.learn.test_learn"
 SIDES = {"left": "abcdefghijklm", "right": "nopqrstuvwxyz"}
 

@@ -15,7 +15,7 @@ from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Restriction, Turn
-from tests import models
+from tests import models, rounding
 from tests.parity.test_families import FAMILIES
 from tests.parity.test_families import policy_of as policy_of_family
 
@@ -66,6 +66,7 @@ def test_a_held_conversation_says_what_one_read_anew_says(rows: int, temperature
     assert same(one, other) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_so_it_is_in_every_family(family: str) -> None:
     policy, sampling = policy_of_family(family), Sampling(max_new_tokens=5)
@@ -88,6 +89,7 @@ def test_so_it_is_where_another_policy_restricts_it() -> None:
     assert same(one, other) < 1e-4
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), rows=st.integers(1, 5), captured=st.booleans())
 def test_who_comes_and_goes_changes_nothing(seed: int, rows: int, captured: bool) -> None:
@@ -130,7 +132,8 @@ def test_a_call_that_breaks_off_leaves_nothing_wrong_behind() -> None:
     goes_on = Request((40, 41, 42, *said.ids, 50), 4, conversation=0)
     (fresh,) = Sampler(policy_of(), 4).generate([Request(goes_on.prompt_ids, 4)], sampling)
     (again,) = engine.generate([goes_on], sampling)
-    assert again.ids == fresh.ids and again.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
+    loose = rounding.tolerance(policy_of().model, fresh.logprobs)
+    assert again.ids == fresh.ids and again.logprobs == pytest.approx(fresh.logprobs, abs=loose)
 
 
 def test_a_conversation_cannot_be_asked_twice_at_once() -> None:
@@ -173,7 +176,8 @@ def test_new_weights_and_rewritten_prompts_are_read_anew() -> None:
     goes_on = Request((*rewritten.prompt_ids, *alone[0].ids, 60), 3, conversation=0)
     fresh = Sampler(other, 4).generate([Request(goes_on.prompt_ids, 3)], Sampling(max_new_tokens=4))[0]
     again = engine.generate([goes_on], Sampling(max_new_tokens=4))[0]
-    assert again.ids == fresh.ids and again.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
+    loose = rounding.tolerance(other.model, fresh.logprobs)
+    assert again.ids == fresh.ids and again.logprobs == pytest.approx(fresh.logprobs, abs=loose)
 
 
 def test_ten_turns_scored_at_once_equal_turn_by_turn() -> None:

@@ -36,7 +36,7 @@ from lmgym.rollouts.rollout import Actor, collect
 from lmgym.text.chat import source_ids
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.prepare import prepare
-from tests import models
+from tests import models, rounding
 
 T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
 BART = {
@@ -155,11 +155,13 @@ def gradients(model: Any, logprobs: Tensor) -> list[Tensor | None]:
 # Scoring
 
 
+@pytest.mark.slow
 def test_every_family_on_the_fast_path_is_tried() -> None:
     assert {family.split(",")[0] for family in FAMILIES} == set(FAST_ENCODER_DECODERS)
     assert all(policy_of(family).fast and not policy_of(family, fast=False).fast for family in FAMILIES)
 
 
+@pytest.mark.slow
 @every_family
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "minimum": 2, "stop_ids": (EOS, 7)}])
 def test_scores_and_gradients_are_the_teacher_forced_ones(family: str, settings: dict[str, Any]) -> None:
@@ -228,6 +230,7 @@ def wider(batch: Batch, columns: int) -> Batch:
 DOUBLE = functools.cache(in_double)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["t5", "bart"])
 @pytest.mark.parametrize("make", [lambda: GRPO(group_size=2), Supervised], ids=["grpo", "supervised"])
 @settings(max_examples=4)
@@ -294,6 +297,7 @@ def reported(answers: list[Completion]) -> list[float]:
     return [logprob for answer in answers for logprob in answer.logprobs]
 
 
+@pytest.mark.slow
 @every_family
 def test_greedy_answers_equal_generate(family: str) -> None:
     """Sources of different lengths side by side, one of them twice; then again with an end that does occur."""
@@ -318,6 +322,7 @@ def test_greedy_answers_equal_generate(family: str) -> None:
             assert answer.stop == {EOS: "eos", **dict.fromkeys(stop_ids, "stop")}.get(answer.ids[-1], "length")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["t5", "bart"])
 def test_the_context_start_token_is_the_decoders_first(family: str) -> None:
     """As id and as string; it stands in place of decoder_start_token_id and of any forced_bos_token_id."""
@@ -351,6 +356,7 @@ def test_a_forced_end_is_not_imitated() -> None:
 # Sampled answers
 
 
+@pytest.mark.slow
 @every_family
 @pytest.mark.parametrize("settings", [{}, {"min_new_tokens": 3, "temperature": 1.3}], ids=["plain", "minimum"])
 def test_a_completion_depends_on_its_request_only(family: str, settings: dict[str, Any]) -> None:
@@ -365,6 +371,7 @@ def test_a_completion_depends_on_its_request_only(family: str, settings: dict[st
     stops = {*policy.stop_ids, *sampling.stop_ids}
     assert not any(stops & set(answer.ids[: sampling.min_new_tokens]) for answer in answers)
     assert reported(answers) == pytest.approx(rescored(policy, asked, answers, sampling), abs=1e-4)
+    loose = rounding.tolerance(policy.model, reported(answers))
     long = Request(policy.decoder_start, 5, (9,) * 40)
     others = [Sampler(policy, rows).generate(asked, sampling) for rows in (1, 3, 7)]
     others.append(Sampler(policy, 7).generate(asked[::-1], sampling)[::-1])
@@ -373,7 +380,7 @@ def test_a_completion_depends_on_its_request_only(family: str, settings: dict[st
     others.append(Sampler(policy, 64).generate(asked, sampling))
     for other in others:
         assert [answer.ids for answer in other] == [answer.ids for answer in answers]
-        assert reported(other) == pytest.approx(reported(answers), abs=1e-5)
+        assert reported(other) == pytest.approx(reported(answers), abs=loose)
 
 
 def test_ended_answers_leave_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:

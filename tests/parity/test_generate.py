@@ -91,6 +91,7 @@ def decoded(policy: Policy, generation: dict[str, Any], rows: int = 64, **fields
     return Sampler(policy, rows).generate(requests_of(policy), decoding)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["llama", "t5", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt2", "bloom", "bart"))]
 )
@@ -110,6 +111,7 @@ def test_the_ids_are_hugging_faces(kind: str, name: str) -> None:
         assert decoded(policy, SETTINGS[name], rows, **ends) == answers
 
 
+@pytest.mark.slow
 @every_kind
 def test_the_settings_do_something(kind: str) -> None:
     policy, ends = policy_of(kind), {"stop_ids": tuple(range(60, 259, 4)), "min_new_tokens": 2}
@@ -127,6 +129,7 @@ def test_one_beam_is_greedy(kind: str) -> None:
     assert decoded(policy, {"num_beams": 1}, min_new_tokens=4) == [replace(answer, logprobs=[]) for answer in own]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_ends_and_limits(kind: str) -> None:
     """The minimum, further stop ids, and the end of the context, which is another one for each prompt."""
@@ -182,6 +185,7 @@ def test_the_models_own_generation_config_stays_out_and_stays(kind: str) -> None
         policy.model.generation_config = usual
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_sampled_beams_repeat_and_leave_torch_alone(kind: str) -> None:
     policy, settings = policy_of(kind), {"temperature": 1.3, "max_new_tokens": 9}
@@ -207,6 +211,7 @@ def test_every_key_is_one_of_hugging_faces() -> None:
 # Whole runs
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("model", ["builtin:tiny", "builtin:tiny_t5"])
 def test_a_run_evaluates_with_beams(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from lmgym.models.attention.packed import PackedGroups
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.training.setup import make_engine
-from tests import models, runs
+from tests import models, rounding, runs
 from tests.parity.test_families import FAST, gradients, model_of, of_hugging_face, policy_of
 from tests.parity.test_sampler import requests
 
@@ -51,12 +51,13 @@ def test_flex_attention_scores_and_trains_as_hugging_face_does(
     policy.flex = True
     scored = policy.compute_logprobs(batch).logprobs
     assert set(used) == {FlexGroups if shared else FlexRows}
-    assert torch.allclose(scored, expected, rtol=1e-5, atol=1e-5)
+    assert rounding.near(model, scored, expected)
     for ours, theirs in zip(gradients(model, scored), gradients(model, expected), strict=True):
         if ours is not None:
-            assert float((ours - theirs).norm()) <= 1e-4 * float(theirs.norm()) + 1e-5  # key biases have none
+            assert rounding.near_gradient(model, ours, theirs, outputs=int(batch.actions.sum()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [None, 0.2])
 def test_the_kernel_itself_with_its_blocks_gives_the_same(scale: float | None) -> None:
     """Without gradient, uncompiled; several blocks of 128, prompts and rows of different lengths, two queries a key."""
@@ -67,7 +68,9 @@ def test_the_kernel_itself_with_its_blocks_gives_the_same(scale: float | None) -
     blocks = create_block_mask(lambda b, h, q, k: allowed[q, k], None, None, 347, 347, device="cpu")
     out = flex_attention(query, key, value, block_mask=blocks, scale=scale, enable_gqa=True).transpose(1, 2)
     ours, padded = (cls.attend(layout, 0, query, key, value, scale) for cls in (FlexGroups, PackedGroups))
-    assert torch.allclose(ours, out, atol=1e-5) and torch.allclose(ours, padded, atol=1e-5)
+    # 16 products in each score, a softmax over up to 347 keys, and as many values, of which none is larger than 5.
+    tolerance = rounding.rounding(16 + 2 * 347, float(value.abs().max()))
+    assert torch.allclose(ours, out, atol=tolerance) and torch.allclose(ours, padded, atol=tolerance)
 
 
 def generated(policy: Policy, asked: list[Request], rows: int, **settings: Any) -> list[Any]:
@@ -75,6 +78,7 @@ def generated(policy: Policy, asked: list[Request], rows: int, **settings: Any) 
     return Sampler(policy, rows, **settings).generate(asked, sampling)
 
 
+@pytest.mark.slow
 @every_fast_family
 @pytest.mark.parametrize("conversations", [False, True])
 @pytest.mark.parametrize("rows", [3, 6, 64])

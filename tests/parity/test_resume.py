@@ -64,6 +64,7 @@ class Interrupting(Console):
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_three_steps_and_three_more_equal_six(name: str, tmp_path: Path) -> None:
     changes = {"algorithm": ALGORITHMS[name], **SETTINGS.get(name, {})}
@@ -83,6 +84,7 @@ def test_every_algorithm_is_tried() -> None:
     assert {algorithm["name"] for algorithm in ALGORITHMS.values()} == set(registry.BUILTIN["algorithm"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 3, 5], ids=["in stage 1", "at the boundary", "in stage 2"])
 def test_a_run_of_two_stages_resumes_anywhere(step: int, tmp_path: Path) -> None:
     changes = {
@@ -97,6 +99,7 @@ def test_a_run_of_two_stages_resumes_anywhere(step: int, tmp_path: Path) -> None
     assert (whole / "best/model.safetensors").read_bytes() == (parts / "best/model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -116,6 +119,7 @@ def test_other_settings_resume_as_well(changes: dict[str, Any], tmp_path: Path) 
     assert_equal_runs(whole, parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
     [{}, *(pytest.param(other, marks=pytest.mark.slow) for other in ({"compute": "bfloat16"}, {"lora_rank": 2}))],
@@ -147,6 +151,7 @@ def test_a_mask_that_was_refreshed_before_and_after(policy: dict[str, Any], tmp_
     assert (stale / "rollouts.jsonl").read_bytes() != (whole / "rollouts.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_more_steps_go_on_where_the_run_ended(tmp_path: Path) -> None:
     """With a constant learning rate, 3 steps and then 6 are the 6 of one run."""
     whole = runs.run(tmp_path / "whole")
@@ -157,6 +162,7 @@ def test_more_steps_go_on_where_the_run_ended(tmp_path: Path) -> None:
     assert (parts / "final/model.safetensors").read_bytes() != before
 
 
+@pytest.mark.slow
 def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
     changes = {"evaluation": {"every": 3, "examples": 8, "final_split": "validation"}}
     done = runs.run(tmp_path / "done", **changes)
@@ -166,6 +172,7 @@ def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
     assert (done / "metrics.jsonl").read_bytes() == (tmp_path / "copy/metrics.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_one_seed_gives_one_run_and_another_seed_another(tmp_path: Path) -> None:
     one, same, other = (
         runs.run(tmp_path / name, seed=seed, steps=2) for name, seed in (("one", 1), ("same", 1), ("other", 2))

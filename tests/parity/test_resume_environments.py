@@ -28,7 +28,7 @@ ALGORITHMS = {
 }
 WARM = {"name": "warm", "algorithm": "supervised", "steps": 6}
 
-pytestmark = pytest.mark.usefixtures("no_picture")
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("no_picture")]
 
 
 @pytest.mark.parametrize("game", GAMES)

@@ -11,7 +11,7 @@ from tests.contract.test_every_algorithm import policy_section
 from tests.parity.test_resume import Interrupting
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
-pytestmark = pytest.mark.usefixtures("no_picture")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_picture")]
 
 PPO = {"name": "ppo", "epochs": 2, "kl_coefficient": 0.1, "kl_target": 0.05}
 LORA = {"lora_rank": 4}
@@ -36,7 +36,6 @@ CASES: dict[str, dict[str, Any]] = {
         "optimizer": {"name": "rmsprop", "learning_rate": 0.003, "critic_learning_rate": 0.01, "schedule": "linear"},
     },
 }
-QUICK = ("t5, critic apart", "causal, adapters, reference")
 
 
 def assert_equal_folders(one: Path, other: Path) -> None:
@@ -66,9 +65,7 @@ def assert_resumes(folder: Path, at: int, **changes: Any) -> Path:
     return whole
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_three_steps_and_three_more_equal_six(name: str, tmp_path: Path) -> None:
     whole, policy = assert_resumes(tmp_path, 3, **CASES[name]), CASES[name].get("policy", {})
     checkpoint = runs.newest(whole)
@@ -81,7 +78,7 @@ def test_three_steps_and_three_more_equal_six(name: str, tmp_path: Path) -> None
     assert taken == ({"reference": 0} if CASES[name]["algorithm"] is PPO and "lora_rank" not in policy else {})
 
 
-@pytest.mark.parametrize("at", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("at", [1, 3, 5])
 def test_a_warm_start_and_then_ppo_resumes_anywhere(at: int, tmp_path: Path) -> None:
     """Stopped in the first stage, at the boundary, in the second; the reference is what the first stage has left."""
     stages = [{"name": "warm", "algorithm": "supervised", "steps": 3}, {"name": "rl", "steps": 3}]
@@ -90,7 +87,6 @@ def test_a_warm_start_and_then_ppo_resumes_anywhere(at: int, tmp_path: Path) -> 
     assert [path.name for path in (whole / "copies").iterdir()] == ["stage-1-reference-step-000000"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("at", [2, 4])
 def test_the_reference_of_a_second_stage_with_adapters(at: int, tmp_path: Path) -> None:
     """A merged copy of what the first stage has left, no longer the model before its adapters."""

@@ -21,7 +21,7 @@ from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
-from tests import models
+from tests import models, rounding
 
 PROMPTS = [(1, 40, 41), (1, 60), (1, *range(70, 90)), (1, 40, 41), (9,)]
 
@@ -51,6 +51,7 @@ def gap(policy: Policy, asked: list[Request], answers: list[Completion], samplin
     return float((scored[batch.actions] - reported).abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize(
@@ -80,6 +81,7 @@ def test_log_probabilities_are_those_of_the_policy(kind: str, fast: bool, settin
         assert min(len(answer.ids) for answer in answers) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_completion_depends_on_its_request_only(fast: bool, temperature: float) -> None:
@@ -102,6 +104,7 @@ def test_a_completion_depends_on_its_request_only(fast: bool, temperature: float
     assert [answer.ids for answer in Sampler(policy, 64).generate(asked, sampling)] == ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("rows", [3, 6, 64])
 @pytest.mark.parametrize("worth", [-1, 60, 1024], ids=["to the end", "for a time", "hardly"])
@@ -118,7 +121,8 @@ def test_a_shared_prompt_is_read_as_ones_own_is(
     assert [answer.ids for answer in together] == [answer.ids for answer in apart]
     assert len({len(answer.ids) for answer in together}) > 3
     for one, other in zip(together, apart, strict=True):
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+        loose = rounding.tolerance(policy.model, other.logprobs)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=loose)
 
 
 def test_the_key_decides() -> None:
@@ -127,7 +131,8 @@ def test_the_key_decides() -> None:
     same, other = ([Request(prompt, key) for key in keys] for keys in ([5, 5], [5, 6]))
     first, second = Sampler(policy).generate(same, sampling)
     assert first.ids == second.ids
-    assert first.logprobs == pytest.approx(second.logprobs, abs=1e-6)
+    loose = rounding.tolerance(policy.model, second.logprobs)
+    assert first.logprobs == pytest.approx(second.logprobs, abs=loose)
     first, second = Sampler(policy).generate(other, sampling)
     assert first.ids != second.ids
 
@@ -146,10 +151,12 @@ def test_a_draw_is_the_inverse_of_the_distribution(seed: int, uniform: float, te
     upper = exact.cumsum(0)
     token = int(tokens[0])
     assert exact[token] > 0
-    assert float(upper[token] - exact[token]) - 1e-6 <= uniform <= float(upper[token]) + 1e-6
-    assert float(logprobs[0]) == pytest.approx(float(exact[token].log()), abs=1e-5)
+    loose = rounding.rounding(700)  # probabilities are sums over up to 700 tokens, and so is what they are divided by
+    assert float(upper[token] - exact[token]) - loose <= uniform <= float(upper[token]) + loose
+    assert float(logprobs[0]) == pytest.approx(float(exact[token].log()), abs=loose)
 
 
+@pytest.mark.slow
 def test_draws_follow_the_softmax() -> None:
     """50,000 draws with fixed keys against a distribution with most of its mass at the edges of blocks: chi-square over
     the tokens that are expected 5 times or more, the rest together."""
@@ -164,7 +171,7 @@ def test_draws_follow_the_softmax() -> None:
     for part in uniform.split(5000):
         tokens, logprobs = draw(logits.expand(len(part), -1), 1.0, part)
         seen += torch.bincount(tokens, minlength=700)
-        assert torch.allclose(logprobs, logits.log_softmax(0)[tokens], atol=1e-5)
+        assert torch.allclose(logprobs, logits.log_softmax(0)[tokens], rtol=0, atol=rounding.rounding(700))
     expected = logits.double().softmax(0) * count
     assert float(seen[logits == -math.inf].sum()) == 0
     assert float(seen[5]) == 0
@@ -340,6 +347,7 @@ def pretrained(name: str) -> Policy:
     return Policy(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
 
 
+@pytest.mark.slow
 @models.needs_shared
 def test_greedy_stories_equal_generate() -> None:
     """stories260K writes 100 tokens of English to three prompts, as `generate` does."""
@@ -361,6 +369,7 @@ def test_greedy_stories_equal_generate() -> None:
     assert "was" in text.split()
 
 
+@pytest.mark.slow
 @models.needs_shared
 def test_stories_respect_the_minimum() -> None:
     policy = pretrained("stories260K-hf")

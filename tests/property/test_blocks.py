@@ -33,6 +33,7 @@ heads = st.sampled_from([(1, 1), (4, 4), (4, 2), (3, 1)])
 scales = st.sampled_from([None, 0.3])
 
 
+@pytest.mark.slow
 @given(lengths, st.data(), heads, scales, st.integers(0, 9))
 def test_groups(prompts, data, heads, scale, seed) -> None:
     """Prompts of any lengths, any order of rows, rows that have nothing of their own and prompts without any row."""

@@ -213,6 +213,7 @@ def test_the_guard_itself_sees_what_is_executed() -> None:
         eval("1+1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, 10_000, 2_500))
 def test_hostile_texts(start: int) -> None:
     """10,000 in all, as expressions, as calculations in a line and as lines."""

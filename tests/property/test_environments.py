@@ -1,10 +1,6 @@
 """Rollouts of environments: what is sampled is what trains, each environment has its own fate, and how many run side by
 side, and where, changes nothing."""
 
-import math
-import os
-import signal
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmgym.batch import Batch, collate
-from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import register
 from lmgym.envs.base import Step
 from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.vector import EnvFailure, InProcess, Opening, checked
@@ -26,72 +20,11 @@ from lmgym.models.policy import Policy
 from lmgym.rollouts.rollout import Actor, collect, demonstrate
 from lmgym.types import Episode, Example, Message
 from tests import models
+from tests.property.failing_environments import Failing, Moody
 
-HERE = "tests.property.test_environments"
+pytestmark = pytest.mark.processes
 
-
-@register("env", "moody")
-class Moody:
-    """An environment of all kinds of answers: how long it lasts, what it says and what it pays, its seed decides."""
-
-    stop = ("\n",)
-
-    def __init__(self, turns: int = 6) -> None:
-        self.most = turns
-
-    def reset(self, example: Example, seed: int) -> str | Sequence[Message]:
-        self.random, self.turns = seeds.generator(seed), 0
-        self.length = int(self.random.integers(1, self.most + 1))
-        return example.prompt if seed % 2 else [{"role": "user", "content": f"{example.prompt} {seed % 97}"}]
-
-    def step(self, text: str, stop: str) -> Step:
-        self.turns += 1
-        reward = float(self.random.normal()) + len(text) / 10
-        if self.turns == self.length:
-            return Step(reward=reward, terminated=bool(self.random.integers(2)), truncated=True)
-        kind, word = self.random.integers(4), "".join(map(chr, self.random.integers(97, 110, 3)))
-        if kind == 0 and stop != "eos":
-            return Step(reward=reward, continuation=word if self.random.integers(2) else "", unfinished=True)
-        if kind == 1:
-            return Step([{"role": "user", "content": word}], reward, restart=True)
-        return Step([{"role": "user", "content": word}], reward)
-
-    def demonstrate(self) -> str:
-        return f"demo {self.turns}" + ("\n" if self.turns % 2 else "")
-
-
-@register("env", "failing")
-class Failing:
-    """Does what its example says, in the second turn."""
-
-    def reset(self, example: Example, seed: int) -> str:
-        if example.id == "reset":
-            raise ValueError("no board")
-        self.what, self.turns = example.id, 0
-        return "go"
-
-    def step(self, text: str, stop: str) -> Any:
-        self.turns += 1
-        if self.turns == 3:
-            return Step(reward=1.0, terminated=True)
-        if self.turns == 2:
-            return self._fail()
-        return Step([{"role": "user", "content": f"go on {self.turns}"}])
-
-    def _fail(self) -> Any:
-        if self.what == "raise":
-            raise KeyError("lost")
-        if self.what == "hang":
-            time.sleep(1000)
-        if self.what == "crash":
-            os.kill(os.getpid(), signal.SIGSEGV)
-        if self.what == "nan":
-            return Step(reward=math.nan, terminated=True)
-        if self.what == "nothing":
-            return None
-        if self.what == "silent":
-            return Step()
-        return Step([{"role": "user", "content": "go on"}])
+PLUGIN = "tests.property.failing_environments"
 
 
 def policy() -> Policy:
@@ -116,11 +49,12 @@ def essence(episodes: Sequence[Episode]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[EnvProcesses]:
-    envs = EnvProcesses("moody", plugins=[HERE], count=2)
+    envs = EnvProcesses("moody", plugins=[PLUGIN], count=2)
     yield envs
     envs.close()
 
 
+@pytest.mark.slow
 def test_neither_the_number_side_by_side_nor_the_process_matters(workers: EnvProcesses) -> None:
     wanted = essence(played(64, Moody))
     assert len({len(one) for one in wanted}) > 2
@@ -128,6 +62,7 @@ def test_neither_the_number_side_by_side_nor_the_process_matters(workers: EnvPro
     assert essence(played(4, workers)) == wanted
 
 
+@pytest.mark.slow
 def test_what_was_sampled_trains_and_nothing_else() -> None:
     episodes = played(8, Moody, count=24)
     batch = collate(episodes)
@@ -201,7 +136,7 @@ def failing(envs: Any, kinds: Sequence[str]) -> list[Episode]:
 
 @pytest.mark.parametrize("where", ["here", "in processes"])
 def test_an_environment_that_fails_costs_its_own_episode(where: str) -> None:
-    envs: Any = Failing if where == "here" else EnvProcesses("failing", plugins=[HERE], count=2)
+    envs: Any = Failing if where == "here" else EnvProcesses("failing", plugins=[PLUGIN], count=2)
     for kind, episode in zip(KINDS, failing(envs, list(KINDS)), strict=True):
         assert KINDS[kind] in episode.error and bool(episode.error) == (kind != "fine")
         assert len(episode.turns) == {"fine": 3, "reset": 0}.get(kind, 2)
@@ -213,7 +148,7 @@ def test_an_environment_that_fails_costs_its_own_episode(where: str) -> None:
 @pytest.mark.slow
 def test_one_that_hangs_or_crashes_costs_its_own_episode() -> None:
     """All in one process: the others are played again in a fresh one, and go on as if nothing had been."""
-    envs = EnvProcesses("failing", plugins=[HERE], count=1, seconds=2.0)
+    envs = EnvProcesses("failing", plugins=[PLUGIN], count=1, seconds=2.0)
     kinds = ["fine", "hang", "fine", "crash", "raise", "fine"]
     try:
         for kind, episode in zip(kinds, failing(envs, kinds), strict=True):
@@ -229,25 +164,9 @@ def test_where_all_fail_the_run_ends_with_the_reason() -> None:
         failing(Failing, ["reset", "reset"])
 
 
-@register("env", "forgetful")
-class Forgetful:
-    """Not a function of its seed: it counts the processes that it has been in."""
-
-    def reset(self, example: Example, seed: int) -> str:
-        self.what, self.turns = example.id, 0
-        return "steady" if self.what == "steady" else f"{os.getpid()}"
-
-    def step(self, text: str, stop: str) -> Step:
-        self.turns += 1
-        if self.what == "crash" and self.turns == 2:
-            os._exit(3)
-        over = self.turns == 4
-        return Step([] if over else [{"role": "user", "content": "on"}], terminated=over)
-
-
 @pytest.mark.slow
 def test_one_that_cannot_be_played_again_is_broken_and_not_falsified() -> None:
-    envs = EnvProcesses("forgetful", plugins=[HERE], count=1)
+    envs = EnvProcesses("forgetful", plugins=[PLUGIN], count=1)
     first, second, third = failing(envs, ["crash", "other", "steady"])
     envs.close()
     assert "ended with status 3" in first.error
@@ -256,7 +175,7 @@ def test_one_that_cannot_be_played_again_is_broken_and_not_falsified() -> None:
 
 
 def test_an_example_that_cannot_be_sent_is_refused() -> None:
-    envs = EnvProcesses("moody", plugins=[HERE], count=1)
+    envs = EnvProcesses("moody", plugins=[PLUGIN], count=1)
     with pytest.raises(LmgymError, match=r"example x/0 cannot be sent.*env\.workers: 0"):
         envs.begin([(0, Example("x/0", "?", meta={"board": {1, 2}}), 0)])
     envs.close()
@@ -291,7 +210,7 @@ def test_a_step_of_another_kind_is_refused(step: Step, problem: str) -> None:
 
 
 def test_broken_and_opening_cross_the_pipe() -> None:
-    envs = EnvProcesses("failing", plugins=[HERE], count=1)
+    envs = EnvProcesses("failing", plugins=[PLUGIN], count=1)
     answers = envs.begin([(0, Example("reset", "go"), 0), (1, Example("fine", "go"), 0)])
     envs.close()
     assert isinstance(answers[0], EnvFailure) and "no board" in answers[0].message
@@ -313,6 +232,7 @@ def test_ended_environments_are_closed_together() -> None:
     assert len(calls) <= max(len(episode.turns) for episode in episodes)
 
 
+@pytest.mark.slow
 def test_a_reward_does_not_see_an_episode_that_never_began() -> None:
     from lmgym.rewards.base import Reward, episodes
     from lmgym.rollouts.rollout import apply_rewards

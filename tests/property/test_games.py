@@ -93,6 +93,8 @@ def test_both_sides_of_a_game_are_episodes_of_their_own() -> None:
     assert {"illegal", "won"} <= set(results)
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_sides_in_other_processes_are_the_same() -> None:
     workers = EnvProcesses("tic_tac_toe", {"style": "numbers"}, count=2)
     try:
@@ -116,6 +118,7 @@ class Letters(Policy):
         return logits.fill_(-1e9).slice_scatter(keep, -1, start, start + 4)
 
 
+@pytest.mark.slow
 def test_a_model_that_plays_the_user_is_read_and_does_not_train() -> None:
     def speaks(first: str, seed: int, opponent: Actor | None = None) -> Actor:
         policy = Letters(models.llama(seed), models.tokenizer())

@@ -62,7 +62,7 @@ TOLERANCE = 1e-6
 
 every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
 every_model = pytest.mark.parametrize("model", MAKE)
-few = settings(max_examples=4)
+few = settings(max_examples=3)
 numbers = st.integers(0, 2**31)
 
 
@@ -108,6 +108,7 @@ def tokens_run(policy: Policy, batch: Batch) -> int:
 # What must not move it
 
 
+@pytest.mark.slow
 @every_model
 @every_algorithm
 @few
@@ -115,6 +116,7 @@ def tokens_run(policy: Policy, batch: Batch) -> int:
 def test_micro_batches(name: str, model: str, seed: int, tokens: int, first: bool) -> None:
     algorithm, batch = ready(name, model, seed)
     policy = policy_of(model)
+    assume(bool(algorithm.active(batch).any()))  # 1 seed in 4096 has equal scores in every group
     assume(tokens < sum(tokens_run(policy, batch[rows]) for rows in policy.micro_batches(batch)))  # it must be cut
     assert len(policy.micro_batches(batch)) == 1 < len(cut(policy, tokens).micro_batches(batch))
     whole, metrics = models.gradient(algorithm, policy, batch, first)
@@ -124,6 +126,7 @@ def test_micro_batches(name: str, model: str, seed: int, tokens: int, first: boo
     assert part_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fast", [False, True])
 @given(seed=numbers, tokens=st.integers(1, 100))
 @example(seed=590516, tokens=1)  # two answers of one token to one prompt
@@ -159,6 +162,7 @@ def test_answers_of_one_token_share_their_prompt() -> None:
     assert torch.allclose(scored, expected, rtol=0, atol=1e-12) and bool((scored[batch.actions] < -1).all())
 
 
+@pytest.mark.slow
 @every_model
 @every_algorithm
 @few
@@ -181,6 +185,7 @@ def in_order_within_episodes(rows: list[int], episode: list[int]) -> list[int]:
     return [left[episode[row]].pop(0) for row in rows]
 
 
+@pytest.mark.slow
 @every_model
 @every_algorithm
 @few
@@ -207,6 +212,7 @@ def apart(episode: Episode) -> Episode:
     return replace(episode, turns=turns)
 
 
+@pytest.mark.slow
 @every_model
 @every_algorithm
 @few
@@ -226,6 +232,7 @@ def test_splitting_a_conversation_into_rows(name: str, model: str, seed: int) ->
     assert metrics[1] == pytest.approx(metrics[0], rel=1e-5, abs=1e-9)
 
 
+@pytest.mark.slow
 @every_model
 @every_algorithm
 @few
@@ -302,6 +309,7 @@ def test_chunks_of_the_head(model: str, seed: int, size: int) -> None:
 # What the first optimizer step of a batch is
 
 
+@pytest.mark.slow
 @every_model
 @pytest.mark.parametrize("double", [False, True])
 @few
@@ -399,6 +407,7 @@ def test_later_steps_have_the_old_policy_in_their_ratio(seed: int) -> None:
 # Who gets gradient
 
 
+@pytest.mark.slow
 @every_algorithm
 @given(seed=numbers)
 def test_only_actions_get_gradient_and_eos_is_one(name: str, seed: int) -> None:
@@ -420,6 +429,7 @@ def test_only_actions_get_gradient_and_eos_is_one(name: str, seed: int) -> None:
     models.loss_of(algorithm, batch, leaf).backward()
     assert bool((leaf.grad[~batch.actions] == 0).all())
     trained = batch.actions & algorithm.active(batch)[:, None]
+    assume(bool(trained.any()))  # 1 seed in 4096 has equal scores in every group
     assert bool((leaf.grad[trained] != 0).all())
     ends = trained & (batch.tokens == models.EOS)
     assert int(ends.sum()) > 0
@@ -445,6 +455,7 @@ def by_hand(
     return keeper.flat().clone()
 
 
+@pytest.mark.slow
 @every_model
 @few
 @given(seed=numbers)

@@ -99,12 +99,13 @@ def test_batches_and_padding_do_not_move_the_numbers(name: str, arguments: dict[
     episodes = answered(answers)
     sizes = {budget: build({name: {**arguments[name], "tokens_per_forward": budget}})[0] for budget in (1, 900, 10**6)}
     wanted = evaluate(sizes[1], episodes)
-    assert max(wanted) - min(wanted) > 1e-4
+    tolerance = tiny.rounding_of(400)  # the longest row holds fewer than 400 tokens
+    assert max(wanted) - min(wanted) > tolerance
     for reward in sizes.values():
-        assert evaluate(reward, episodes) == pytest.approx(wanted, abs=1e-5)
+        assert evaluate(reward, episodes) == pytest.approx(wanted, abs=tolerance)
         order = [3, 0, 6, 5, 4, 1, 2]
         shuffled = evaluate(reward, [episodes[place] for place in order])
-        assert shuffled == pytest.approx([wanted[place] for place in order], abs=1e-5)
+        assert shuffled == pytest.approx([wanted[place] for place in order], abs=tolerance)
     assert evaluate(sizes[900], episodes) == evaluate(sizes[900], episodes)  # and the same bit for bit when asked again
 
 
@@ -115,6 +116,7 @@ def test_hostile_texts_have_a_finite_number(name: str, arguments: dict[str, dict
     assert all(map(math.isfinite, values))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_very_long_text_is_refused_or_cut(name: str, arguments: dict[str, dict[str, Any]]) -> None:
     long = "word " * 20_000

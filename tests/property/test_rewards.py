@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -108,6 +109,7 @@ def test_repeating_a_text_lowers_its_type_token_ratio_accordingly(text, times) -
     assert split_words(f"{text} " * times) == split_words(text) * times
 
 
+@pytest.mark.slow
 def test_a_megabyte_of_anything_is_read() -> None:
     million = 1_000_000
     for text in (

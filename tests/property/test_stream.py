@@ -64,6 +64,7 @@ def test_random_shots_are_a_function_of_seed_and_id(seed, n) -> None:
         assert len(shown) == len(set(shown)) == n + 1  # distinct, and never the example itself
 
 
+@pytest.mark.slow
 @given(st.integers(2, 12), st.integers(0, 2**20))
 def test_random_shots_favour_no_example(n, seed) -> None:
     arguments = {"size": 20, "few_shot": {"n": n, "draw": "random"}, "seed": seed}

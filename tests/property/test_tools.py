@@ -25,6 +25,8 @@ from lmgym.envs.tools.sandbox.runner import Limits, protection, python_within, r
 from lmgym.envs.tools.sandbox.snippet_kernel import CALLS, OPENS
 from lmgym.types import Example
 
+pytestmark = pytest.mark.processes
+
 HERE = "tests.property.test_tools"
 QUESTION = Example("a/0", "Hello")
 QUICK = Limits(seconds=1.0, wall_seconds=10.0, memory_mib=256, folder_mib=4)
@@ -214,6 +216,7 @@ needs_kernel = pytest.mark.skipif(
 # --- text ---
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=12).map("".join)))
 @example("<tool_call>" * 50)
@@ -263,6 +266,7 @@ def test_three_thousand_hostile_turns_get_bounded_answers() -> None:
 # --- snippets ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES)
 def test_a_hostile_snippet_costs_its_own_answer_alone(kind: str, scratch: Path) -> None:
     code, says = CASES[kind]
@@ -272,6 +276,7 @@ def test_a_hostile_snippet_costs_its_own_answer_alone(kind: str, scratch: Path) 
     assert len(result) <= limits.max_output
 
 
+@pytest.mark.slow
 def test_files_stay_in_the_folder_and_within_its_size(scratch: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     outside = tmp_path_factory.mktemp("outside") / "file"
     outside.write_text("mine")
@@ -290,6 +295,7 @@ def test_files_stay_in_the_folder_and_within_its_size(scratch: Path, tmp_path_fa
     assert run("import os\nfor i in range(300):\n os.mkdir('d'); os.chdir('d')", QUICK) == "(no output)"
 
 
+@pytest.mark.slow
 def test_much_output_keeps_both_ends(scratch: Path) -> None:
     result = run("for i in range(200000): print(i)\n1/0", Limits(max_output=500))
     assert len(result) <= 500 and result.startswith("0\n1\n2\n")
@@ -369,6 +375,7 @@ def test_the_kernel_alone_refuses_it(tmp_path: Path) -> None:
     assert (outside.stat().st_mode, outside.stat().st_mtime) == (before.st_mode, before.st_mtime)
 
 
+@pytest.mark.slow
 def test_without_the_kernel_nothing_runs_unless_asked_for(without_kernel: Path) -> None:
     assert protection() == dict.fromkeys(LAYERS, False)
     with pytest.raises(

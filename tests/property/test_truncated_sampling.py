@@ -100,6 +100,7 @@ def by_hand(policy: Policy, request: Request, answer: Completion, sampling: Samp
 # What is sampled is what is scored
 
 
+@pytest.mark.slow
 @every_path
 @every_rule
 def test_what_is_sampled_is_what_is_scored(name: str, kind: str, fast: bool) -> None:
@@ -212,6 +213,7 @@ def sampled_batch(kind: str, name: str, seed: int) -> Batch:
     return batch.replace(score=batch.score.double(), rewards=batch.rewards.double())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), [("llama", "top k"), ("t5", "top k"), ("llama", "all"), ("t5", "min p")])
 @settings(max_examples=2)
 @given(seed=st.integers(0, 2**31), tokens=st.integers(1, 60))
@@ -259,6 +261,7 @@ TRAINED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize(
     "name",

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from lmgym.core.errors import LmgymError
 from lmgym.processes.pool import Failure, ProcessPool, close_shared, shared
 
+pytestmark = pytest.mark.processes
+
 ODD = "tests.property.odd_functions:odd"
 FAILING = {
     "loop": (["loop"], "time"),
@@ -54,6 +56,7 @@ def gone(*numbers: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(items=st.lists(trees, max_size=12))
 def test_every_value_comes_back_in_its_place(workers: ProcessPool, items: list[Any]) -> None:
@@ -99,6 +102,7 @@ def test_a_worker_loads_neither_torch_nor_the_test_runner(workers: ProcessPool) 
     assert workers.map([["loaded"]], seconds=5.0) == [[False, False, False]]
 
 
+@pytest.mark.slow
 def test_a_killed_supervisor_is_replaced(workers: ProcessPool) -> None:
     _, supervisor, _ = workers.map([["who"]], seconds=5.0)[0]
     os.kill(supervisor, signal.SIGKILL)
@@ -107,6 +111,7 @@ def test_a_killed_supervisor_is_replaced(workers: ProcessPool) -> None:
     assert isinstance(found[0], Failure) and found[0].kind == "crash" and found[1] == 1
 
 
+@pytest.mark.slow
 def test_an_interrupted_call_leaves_nothing_behind_for_the_next(workers: ProcessPool) -> None:
     def interrupt(number: int, frame: Any) -> None:
         raise TimeoutError
@@ -233,7 +238,6 @@ def test_shared_workers_are_the_same_and_start_again_after_they_are_closed() -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # it takes seconds of its own, but shares its cores with other tests
 def test_hostile_answers_neither_hang_nor_crash_math_equal() -> None:
     """The first of the 10,000 that `python -m tests.property.hostile_answers` scores."""
     pytest.importorskip("math_verify")
