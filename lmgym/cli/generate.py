@@ -17,7 +17,7 @@ def run(given: argparse.Namespace) -> None:
     """Print each prompt with its answer."""
     from lmgym.core import seeds
     from lmgym.inference.base import Request
-    from lmgym.tasks.base import ask
+    from lmgym.tasks.base import examples_from_prompts
     from lmgym.text.chat import decode
     from lmgym.training.preflight import cut_prompts
     from lmgym.training.setup import make_actor, make_engine, trained_policy
@@ -28,7 +28,7 @@ def run(given: argparse.Namespace) -> None:
         raise LmgymError("there is no prompt: give --prompt TEXT, or one prompt a line on standard input")
     policy = trained_policy(config, folder)
     sampling = config.evaluation.decoding(config.stages[-1].sampling)
-    posed, engine = ask(prompts, config.stages[-1].task, config.seed), make_engine(config, policy)
+    posed, engine = examples_from_prompts(prompts, config.stages[-1].task, config.seed), make_engine(config, policy)
     if cut := cut_prompts(posed, config.policy, policy.tokenizer, policy.encoder_decoder):
         print(f"lmgym: {cut}", file=sys.stderr)
     actor = make_actor(config, policy, engine)

@@ -73,7 +73,7 @@ def _value(hint: Any, value: Any, key: str) -> Any:
     if name in NAMED and not isinstance(value, Algorithm) and (value is not None or not _optional(hint)):
         return _named(name, value, key)
     if name == "rewards" or key == "evaluation.metrics":
-        rewards.build(registry.converted(dict[str, Any], value, key))
+        rewards.build_rewards(registry.converted(dict[str, Any], value, key))
         return value
     section: Any = next((a for a in (hint, *typing.get_args(hint)) if is_dataclass(a)), None)
     if section is None or value is None:
@@ -91,7 +91,7 @@ def _named(kind: str, value: Any, key: str) -> Any:
     arguments = {k: v for k, v in tree.items() if k != "name"}
     if kind == "algorithm":
         return build(thing, _with_preset(thing, tree["name"], arguments, key), key + ".")
-    # What `tasks.base.load`, `parts.make_envs` and the run itself take.
+    # What `tasks.base.load_task`, `parts.make_envs` and the run itself take.
     also: tuple[str, ...] = {"task": (*OPTIONS, "split"), "env": tuple(ENV_OPTIONS)}.get(kind, ())
     own = {k: v for k, v in arguments.items() if k not in also}
     for option, hint in ENV_OPTIONS.items() if kind == "env" else ():

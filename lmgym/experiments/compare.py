@@ -25,8 +25,8 @@ from lmgym.rewards.base import Reward
 from lmgym.rewards.corpus import Corpus
 from lmgym.rollouts.evaluate import Evaluation, evaluate, measured
 from lmgym.rollouts.rollout import groups_of
-from lmgym.stats.paired import Paired, compare_summed, untested
-from lmgym.stats.paired import compare as paired
+from lmgym.stats.paired import Paired, compare_sums, untested
+from lmgym.stats.paired import compare_means as paired
 from lmgym.training.preflight import check_lengths, cut_prompts
 from lmgym.training.setup import make_actor, make_engine, make_envs
 from lmgym.types import Example
@@ -183,7 +183,7 @@ def _of_all(first: Corpus, second: Corpus) -> Paired:
     """The difference of two figures of all answers, tested where both are of sums over the same prompts."""
     if first.summed is None or second.summed is None or first.prompts != second.prompts:
         return untested(first.interval, second.interval)
-    return compare_summed(first.summed, second.summed)
+    return compare_sums(first.summed, second.summed)
 
 
 def _asked(example: Example) -> dict[str, Any]:

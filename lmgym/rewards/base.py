@@ -21,7 +21,7 @@ from lmgym.core.registry import check_arguments, converted, suggest
 from lmgym.rewards.adapters import from_trl
 from lmgym.rewards.alarm import TimeUp, alarm
 from lmgym.rewards.parallel import Parallel, in_parallel
-from lmgym.rewards.views import Stripping, thoughtless, with_text
+from lmgym.rewards.views import Stripping, strip_thoughts, with_text
 from lmgym.types import Episode, Example
 
 RewardFunction = TypeVar("RewardFunction", bound=Callable[..., Any])
@@ -90,7 +90,7 @@ def episodes(function: RewardFunction) -> RewardFunction:
     return function
 
 
-def build(section: Mapping[str, Any]) -> list[Reward]:
+def build_rewards(section: Mapping[str, Any]) -> list[Reward]:
     """The rewards of a recipe's section `rewards:`, in its order.
 
     A key is a registered name or "module:attribute", or any name where the option `reward` says which of these it
@@ -100,7 +100,7 @@ def build(section: Mapping[str, Any]) -> list[Reward]:
     unknown names, unknown, missing or wrong arguments, and weights that are no finite number.
 
     Example:
-        >>> build({"final_answer": 1.0, "length": {"weight": 0.1, "target": 50}})
+        >>> build_rewards({"final_answer": 1.0, "length": {"weight": 0.1, "target": 50}})
     """
     rewards = []
     for name, value in section.items():
@@ -162,7 +162,7 @@ def _available(name: str) -> str:
     return entry.substitute
 
 
-def evaluate(reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0) -> list[float]:
+def call_reward(reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0) -> list[float]:
     """One finite number per episode, before the weight; 0 for those of a task that the reward does not judge.
 
     Raises LmgymError, in one sentence, if the reward raises, returns anything but one finite number per
@@ -173,21 +173,21 @@ def evaluate(reward: Reward, episodes: Sequence[Episode], timeout: float | None 
     slow texts must cost their own reward, not the run.
 
     Example:
-        >>> evaluate(build({"final_answer": 1.0})[0], episodes)
+        >>> call_reward(build_rewards({"final_answer": 1.0})[0], episodes)
         [1.0, 0.0]
     """
     if getattr(reward.function, "pays_tokens", False):
         raise LmgymError(f"reward '{reward.name}' pays token by token; let lmgym.apply_rewards apply it")
-    values = iter(_judge(reward, judged(reward, episodes), timeout))
+    values = iter(_judge(reward, episodes_to_judge(reward, episodes), timeout))
     return [next(values) if reward.applies(episode.example) else 0.0 for episode in episodes]
 
 
-def judged(reward: Reward, episodes: Sequence[Episode]) -> list[Episode]:
+def episodes_to_judge(reward: Reward, episodes: Sequence[Episode]) -> list[Episode]:
     """The episodes that a reward judges, as it sees them: of its tasks, without thoughts where it is not shown any, and
     post-processed. Where it sees another text they are copies: what trains stays as it was sampled."""
     own = [episode for episode in episodes if reward.applies(episode.example)]
     if reward.strip_thinking:
-        own = [thoughtless(episode, reward.strip_thinking) for episode in own]
+        own = [strip_thoughts(episode, reward.strip_thinking) for episode in own]
     if reward.post_process is not None:
         own = [with_text(episode, reward.post_process(episode.text)) for episode in own]
     return own
@@ -203,13 +203,15 @@ def _judge(reward: Reward, episodes: Sequence[Episode], timeout: float | None) -
     )
     if getattr(reward.function, "takes_episodes", False):
         call = (list(episodes),)
-    values = called(reward, call, timeout, episodes)
-    return [finite(reward.name, value, index, episodes) for index, value in enumerate(values)]
+    values = call_guarded(reward, call, timeout, episodes)
+    return [finite_number(reward.name, value, index, episodes) for index, value in enumerate(values)]
 
 
-def called(reward: Reward, arguments: tuple[Any, ...], timeout: float | None, episodes: Sequence[Episode]) -> list[Any]:
+def call_guarded(
+    reward: Reward, arguments: tuple[Any, ...], timeout: float | None, episodes: Sequence[Episode]
+) -> list[Any]:
     """What the reward's function returns of these arguments, one item per episode, behind the guard."""
-    with guarded(reward, len(episodes), timeout):
+    with guard_reward(reward, len(episodes), timeout):
         values = _as_list(reward.function(*arguments))
     if isinstance(values, str):
         raise LmgymError(f"reward '{reward.name}' returned {values}; it must return a list of one number per episode")
@@ -219,7 +221,7 @@ def called(reward: Reward, arguments: tuple[Any, ...], timeout: float | None, ep
 
 
 @contextmanager
-def guarded(reward: Reward, count: int, timeout: float | None) -> Iterator[None]:
+def guard_reward(reward: Reward, count: int, timeout: float | None) -> Iterator[None]:
     """Whatever a reward's function raises in the body, or a body that takes longer than `timeout` seconds, becomes a
     LmgymError of one sentence; `count` is the number of episodes that it judges."""
     limit = None if getattr(reward.function, "limits_itself", False) else timeout
@@ -243,7 +245,7 @@ def check_examples(rewards: Sequence[Reward], examples: Sequence[Example]) -> No
     and the function's arguments.
 
     Example:
-        >>> check_examples(build({"math_equal": 1.0}), load("math", "train", path="data/math"))
+        >>> check_examples(build_rewards({"math_equal": 1.0}), load_task("math", "train", path="data/math"))
     """
     for reward in rewards:
         check = getattr(reward.function, "check", None)
@@ -279,7 +281,7 @@ def _as_list(values: Any) -> list[Any] | str:
     return list(values)
 
 
-def finite(name: str, value: Any, index: int, episodes: Sequence[Episode]) -> float:
+def finite_number(name: str, value: Any, index: int, episodes: Sequence[Episode]) -> float:
     """The value as a finite number; LmgymError naming the reward and the episode's example if it is none."""
     where = f"for example '{episodes[index].example.id}' (index {index} of {len(episodes)})"
     try:

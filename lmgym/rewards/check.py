@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build, evaluate
+from lmgym.rewards.base import build_rewards, call_reward
 from lmgym.types import Episode, Example, Turn
 
 SAMPLE_TEXTS = (
@@ -30,7 +30,7 @@ def check_reward(
     Example:
         >>> check_reward("length", target=50)
     """
-    reward = build({name: arguments})[0]
+    reward = build_rewards({name: arguments})[0]
     texts = SAMPLE_TEXTS if texts is None else texts
     if examples is None:
         examples = [
@@ -45,9 +45,9 @@ def check_reward(
         Episode(example, group=index, index=index, turns=[Turn(prompt_ids=[], action_ids=[], text=text)])
         for index, (text, example) in enumerate(zip(texts, examples, strict=True))
     ]
-    batch = evaluate(reward, sampled)
-    reversed_batch = evaluate(reward, sampled[::-1])[::-1]
+    batch = call_reward(reward, sampled)
+    reversed_batch = call_reward(reward, sampled[::-1])[::-1]
     for episode, together, backwards in zip(sampled, batch, reversed_batch, strict=True):
-        for value, how in ((evaluate(reward, [episode])[0], "alone"), (backwards, "in the batch reversed")):
+        for value, how in ((call_reward(reward, [episode])[0], "alone"), (backwards, "in the batch reversed")):
             if not math.isclose(value, together, rel_tol=1e-6, abs_tol=1e-6):
                 raise LmgymError(f"reward '{name}' gives {episode.text!r} {together} in a batch but {value} {how}")

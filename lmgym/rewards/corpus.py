@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import Reward, guarded, judged
+from lmgym.rewards.base import Reward, episodes_to_judge, guard_reward
 from lmgym.stats.intervals import Interval, SufficientStatistics, sums_bootstrap
 from lmgym.types import Episode
 
@@ -39,10 +39,10 @@ def corpora(
     rewards: Sequence[Reward], groups: Sequence[Sequence[Episode]], timeout: float | None = 60.0
 ) -> dict[str, Corpus]:
     """The figures of those rewards that have one, by "NAME/corpus", of the answers that they judge; `groups` are the
-    episodes by prompt. Raises LmgymError as `base.evaluate` does.
+    episodes by prompt. Raises LmgymError as `base.call_reward` does.
 
     Example:
-        >>> corpora(build({"bleu": 0}), groups)["bleu/corpus"].interval
+        >>> corpora(build_rewards({"bleu": 0}), groups)["bleu/corpus"].interval
         Interval(mean=0.31, low=0.28, high=0.34, count=500)
     """
     found = {}
@@ -50,7 +50,7 @@ def corpora(
         function = getattr(reward.function, "corpus", None)
         if function is None:
             continue
-        answered = [judged(reward, [episode for episode in group if episode.turns]) for group in groups]
+        answered = [episodes_to_judge(reward, [episode for episode in group if episode.turns]) for group in groups]
         answered = [group for group in answered if group]
         if answered:
             found[f"{reward.name}/corpus"] = _corpus(reward, answered, timeout)
@@ -63,7 +63,7 @@ def _corpus(reward: Reward, groups: Sequence[Sequence[Episode]], timeout: float 
     arguments = getattr(reward.function, "keywords", {})
     function = reward.function.corpus  # type: ignore[attr-defined]
     sums, summed = getattr(function, "sums", None), None
-    with guarded(reward, len(episodes), timeout):
+    with guard_reward(reward, len(episodes), timeout):
         if sums is None:
             value = function(*call, **arguments)
         else:

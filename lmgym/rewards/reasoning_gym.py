@@ -66,7 +66,7 @@ def reasoning_gym(
     Raises LmgymError for an example of another task. Needs the extra lmgym[reasoning].
 
     Example:
-        >>> reasoning_gym(["<answer>73</answer>"], load("reasoning_gym", "test", dataset="chain_sum", limit=1))
+        >>> reasoning_gym(["<answer>73</answer>"], load_task("reasoning_gym", "test", dataset="chain_sum", limit=1))
         [1.0]
     """
     for example in examples:
@@ -89,7 +89,7 @@ def reasoning_gym(
     return [0.0 if isinstance(value, Failure) else float(value) for value in values]
 
 
-reasoning_gym.limits_itself = True  # type: ignore[attr-defined]  # no alarm is needed, see base.evaluate
+reasoning_gym.limits_itself = True  # type: ignore[attr-defined]  # no alarm is needed, see base.call_reward
 
 
 def best_score(item: list[Any]) -> float:

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from lmgym.rewards.base import Reward, judged
+from lmgym.rewards.base import Reward, episodes_to_judge
 from lmgym.types import Episode
 
 
-def scoring_beside(rewards: Sequence[Reward]) -> Callable[[Episode], None] | None:
+def background_scoring(rewards: Sequence[Reward]) -> Callable[[Episode], None] | None:
     """A function to call with each episode as soon as its text is final: it begins the scoring. None if no reward can
     begin early. The values are used when the rewards are computed, and are the same as without it.
 
@@ -21,7 +21,7 @@ def scoring_beside(rewards: Sequence[Reward]) -> Callable[[Episode], None] | Non
         for reward in able:
             # An error here comes again when the rewards are computed, and is reported then.
             with suppress(Exception):
-                for one in judged(reward, [episode]):
+                for one in episodes_to_judge(reward, [episode]):
                     reward.function.begin(one.text, one.example)  # type: ignore[attr-defined]
 
     return begin

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import Reward, called, evaluate, finite
+from lmgym.rewards.base import Reward, call_guarded, call_reward, finite_number
 from lmgym.text.chat import decode
 from lmgym.types import Episode
 
@@ -32,7 +32,7 @@ def each_token(function: Function) -> Function:
     return function
 
 
-def paid(
+def rewards_by_token(
     reward: Reward, episodes: Sequence[Episode], tokenizer: Any, timeout: float | None = 60.0
 ) -> list[tuple[float, list[float]]]:
     """For each episode its reward, before the weight, and what of it each action of the last turn has earned.
@@ -45,7 +45,7 @@ def paid(
     Raises LmgymError where there is no tokenizer, a reward does not return a number for each action, and as `evaluate`.
 
     Example: `words`, of an answer of three tokens, the last one its end
-        >>> paid(build({"words": {"shaping": True}})[0], [episode], tokenizer)
+        >>> rewards_by_token(build_rewards({"words": {"shaping": True}})[0], [episode], tokenizer)
         [(2.0, [1.0, 1.0, 0.0])]
     """
     if tokenizer is None:
@@ -56,7 +56,7 @@ def paid(
     return (_shaped if reward.shaping else _by_token)(reward, episodes, tokenizer, timeout)
 
 
-def beginnings(episode: Episode, tokenizer: Any) -> list[Episode]:
+def token_prefixes(episode: Episode, tokenizer: Any) -> list[Episode]:
     """The episode as it would be had it ended behind each action of its last turn; the last one is the episode itself.
 
     Example: of the answer "4 apples" in two tokens and its end
@@ -74,8 +74,8 @@ def beginnings(episode: Episode, tokenizer: Any) -> list[Episode]:
 def _shaped(
     reward: Reward, episodes: Sequence[Episode], tokenizer: Any, timeout: float | None
 ) -> list[tuple[float, list[float]]]:
-    judged = [beginnings(episode, tokenizer) for episode in episodes]
-    values = iter(evaluate(reward, [part for parts in judged for part in parts], timeout))
+    judged = [token_prefixes(episode, tokenizer) for episode in episodes]
+    values = iter(call_reward(reward, [part for parts in judged for part in parts], timeout))
     found = []
     for episode, parts in zip(episodes, judged, strict=True):
         scores = [next(values) for _ in parts]
@@ -88,7 +88,7 @@ def _by_token(
     reward: Reward, episodes: Sequence[Episode], tokenizer: Any, timeout: float | None
 ) -> list[tuple[float, list[float]]]:
     judged = [episode for episode in episodes if reward.applies(episode.example)]
-    rows = iter(called(reward, (judged, tokenizer), timeout, judged) if judged else [])
+    rows = iter(call_guarded(reward, (judged, tokenizer), timeout, judged) if judged else [])
     found = []
     for index, episode in enumerate(episodes):
         count = len(episode.turns[-1].action_ids)
@@ -98,6 +98,6 @@ def _by_token(
                 f"reward '{reward.name}' returned {len(row)} values for the {count} actions of example "
                 f"'{episode.example.id}'"
             )
-        numbers = [finite(reward.name, value, index, episodes) for value in row]
+        numbers = [finite_number(reward.name, value, index, episodes) for value in row]
         found.append((math.fsum(numbers), numbers))
     return found

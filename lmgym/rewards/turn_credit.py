@@ -4,22 +4,22 @@ to keep, is for."""
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lmgym.rewards.base import Reward, evaluate
+from lmgym.rewards.base import Reward, call_reward
 from lmgym.types import Episode
 
 
-def paid_each_turn(reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0) -> list[list[float]]:
+def rewards_by_turn(reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0) -> list[list[float]]:
     """For each episode what each of its turns earns, before the weight: the reward of the episode as it would be had it
     ended behind that turn. A turn whose action goes on in the next one (`Turn.unfinished`) earns nothing by itself.
 
     The reward of the episode is their sum. It costs a call of the reward for each turn. Raises as `evaluate` does.
 
     Example: `words`, of answers of two, one and three words
-        >>> paid_each_turn(build({"words": {"each_turn": True}})[0], [episode])
+        >>> rewards_by_turn(build_rewards({"words": {"each_turn": True}})[0], [episode])
         [[2.0, 1.0, 3.0]]
     """
-    judged = [ends(episode) for episode in episodes]
-    values = iter(evaluate(reward, [part for parts in judged for _, part in parts], timeout))
+    judged = [turn_prefixes(episode) for episode in episodes]
+    values = iter(call_reward(reward, [part for parts in judged for _, part in parts], timeout))
     found = []
     for episode, parts in zip(episodes, judged, strict=True):
         earned = [0.0] * len(episode.turns)
@@ -29,7 +29,7 @@ def paid_each_turn(reward: Reward, episodes: Sequence[Episode], timeout: float |
     return found
 
 
-def ends(episode: Episode) -> list[tuple[int, Episode]]:
+def turn_prefixes(episode: Episode) -> list[tuple[int, Episode]]:
     """The episode as it would be had it ended behind each of its actions, and the place of that action's last turn; the
     last one is the episode itself."""
     last = len(episode.turns) - 1

@@ -27,7 +27,7 @@ def without_thinking(text: str, opened: bool = False) -> str:
     return text[tags[-1].end() :] if tags[-1]["end"] else ""
 
 
-def thoughtless(episode: Episode, stripping: Stripping) -> Episode:
+def strip_thoughts(episode: Episode, stripping: Stripping) -> Episode:
     """A copy of an episode to be judged, its last turn's text without thoughts. The ids stay as they were sampled, and
     the episode that is trained on is another object.
 

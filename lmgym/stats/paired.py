@@ -49,7 +49,7 @@ class Paired:
     test: str  # "mcnemar", "sign flip" or "none"
 
 
-def compare(
+def compare_means(
     first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], confidence: float = 0.95, seed: int = 0
 ) -> Paired:
     """Compare two models by the values of their answers, per prompt and sample.
@@ -81,7 +81,7 @@ def compare(
     return Paired(one, other, difference, sign_flip(differences, seed=seed), *counts, "bootstrap", "sign flip")
 
 
-def compare_summed(
+def compare_sums(
     first: SufficientStatistics,
     second: SufficientStatistics,
     confidence: float = 0.95,

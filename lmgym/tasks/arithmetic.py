@@ -7,7 +7,7 @@ from typing import Literal, TypeVar
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.tasks.base import check_split, share
+from lmgym.tasks.base import check_split, hash_fraction
 from lmgym.types import Example
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ def arithmetic(
         if not prompt or prompt in examples or _split_of(prompt) != split:
             continue
         fruitless = 0
-        mistake = split == "train" and share("mistake" + prompt) < mistakes
+        mistake = split == "train" and hash_fraction("mistake" + prompt) < mistakes
         if mistake:
             right, answer = answer, str(int(answer) + 1)
             working = working.removesuffix(f"{right}>>{right}") + f"{answer}>>{answer}"
@@ -119,7 +119,7 @@ def arithmetic(
 
 
 def _split_of(prompt: str) -> str:
-    drawn = share(prompt)
+    drawn = hash_fraction(prompt)
     return "test" if drawn < HELD_OUT else "validation" if drawn < 2 * HELD_OUT else "train"
 
 

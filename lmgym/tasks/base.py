@@ -42,7 +42,7 @@ class FewShot:
     split: str = "train"
 
 
-def load(
+def load_task(
     name: str,
     split: str,
     *,
@@ -66,7 +66,7 @@ def load(
     id that comes twice, an empty prompt, or a shot without references.
 
     Example:
-        >>> load("arithmetic", "test", limit=512, largest=50)[0].prompt
+        >>> load_task("arithmetic", "test", limit=512, largest=50)[0].prompt
     """
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise LmgymError(f"key 'task.limit' must be a whole number of at least 1, not {limit!r}")
@@ -81,12 +81,12 @@ def load(
     return _posed(everything[:limit], affixes, _system_text(system_prompt), shots, source, seed)
 
 
-def ask(prompts: Sequence[str], section: Mapping[str, Any], seed: int = 0) -> list[Example]:
+def examples_from_prompts(prompts: Sequence[str], section: Mapping[str, Any], seed: int = 0) -> list[Example]:
     """Prompts of a user's own, put to the model as a recipe's `task:` section puts its own: prefix and suffix, system
     prompt, shots. The task itself is loaded only where there are shots.
 
     Example:
-        >>> ask(["2+2="], {"name": "arithmetic", "system_prompt": "Add."})[0].prompt
+        >>> examples_from_prompts(["2+2="], {"name": "arithmetic", "system_prompt": "Add."})[0].prompt
         [{'role': 'system', 'content': 'Add.'}, {'role': 'user', 'content': '2+2='}]
     """
     shots = _few_shot(section.get("few_shot"))
@@ -139,7 +139,7 @@ def check_split(task: str, split: str, valid: Sequence[str] = SPLITS) -> None:
         raise MissingSplit(f"task '{task}' has no split '{split}'; {suggest(split, valid)}")
 
 
-def share(text: str) -> float:
+def hash_fraction(text: str) -> float:
     """A number in [0, 1) that depends on the text only: how splits are carved so that they stay disjoint."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
 

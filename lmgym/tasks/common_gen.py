@@ -10,7 +10,7 @@ from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split
 from lmgym.tasks.files import files_of, lines_of
 from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import disjoint, stream, texts_of
+from lmgym.tasks.sources import disjoint, stream_rows, texts_of
 from lmgym.types import Example
 
 CONCEPTS = ".src_alpha.txt"  # the original's files of lines
@@ -40,7 +40,7 @@ def common_gen(
     with {split}; or one such file. Without `path` the data comes from the Hugging Face Hub.
 
     Example:
-        >>> load("common_gen", "validation", path="commongen", prefix="generate a sentence with: ", end=".")[0].prompt
+        >>> load_task("common_gen", "validation", path="commongen", prefix="generate a sentence with: ", end=".")[0].prompt
         'generate a sentence with: field stand look.'
     """
     check_split("common_gen", split)
@@ -69,7 +69,7 @@ def _read(part: str, path: str | Path | None, hub_id: str) -> Iterator[tuple[tup
     if file is not None:
         yield from _aligned(file, part)
         return
-    for where, row in stream("common_gen", part, path, hub_id):
+    for where, row in stream_rows("common_gen", part, path, hub_id):
         yield _concepts(row, where), _sentences(row, where, part)
 
 

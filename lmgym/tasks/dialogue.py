@@ -12,7 +12,7 @@ from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split
 from lmgym.tasks.files import NAMES, as_object, files_of, lines_of, read_json
 from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import disjoint, stream
+from lmgym.tasks.sources import disjoint, stream_rows
 from lmgym.types import Example
 
 INTENTS = {"inform": 1, "question": 2, "directive": 3, "commissive": 4}
@@ -54,7 +54,7 @@ def daily_dialog(
     ParlAI (.json, .jsonl). Without `path` the data comes from the Hugging Face Hub.
 
     Example:
-        >>> load("daily_dialog", "test", path="dailydialog", context_size=1)[0].prompt
+        >>> load_task("daily_dialog", "test", path="dailydialog", context_size=1)[0].prompt
         'Hey man , you wanna buy some weed ? <EOU>'
     """
     check_split("daily_dialog", split)
@@ -87,7 +87,7 @@ def crd3(split: str, path: str | Path, max_context_size: int = 5, skip_blank: bo
     later split has are left out. Source: RL4LMs, `crd3`.
 
     Example:
-        >>> load("crd3", "test", path="CRD3-master", max_context_size=10)
+        >>> load_task("crd3", "test", path="CRD3-master", max_context_size=10)
     """
     check_split("crd3", split)
     if max_context_size < 1:
@@ -179,7 +179,7 @@ def _lines(file: Path) -> Iterator[_Dialogue]:
 
 
 def _rows(part: str, path: str | Path | None, hub_id: str) -> Iterator[_Dialogue]:
-    for where, row in stream("daily_dialog", part, path, hub_id):
+    for where, row in stream_rows("daily_dialog", part, path, hub_id):
         turns = row.get("dialogue")
         if isinstance(turns, list):
             objects = [as_object(turn, where) for turn in turns]

@@ -11,7 +11,7 @@ def episodes(split: str, count: int = 16_384) -> list[Example]:
     seed, which is new in each step of training and the same in all evaluations.
 
     Example:
-        >>> load("episodes", "test", count=2)[1].id
+        >>> load_task("episodes", "test", count=2)[1].id
         'episodes/test/1'
     """
     check_split("episodes", split)

@@ -6,7 +6,7 @@ from pathlib import Path
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split
-from lmgym.tasks.sources import Row, rows, text_of
+from lmgym.tasks.sources import Row, load_rows, text_of
 from lmgym.types import Example
 
 CALCULATOR = re.compile(r"<<[^<>\n]*>>")
@@ -30,7 +30,7 @@ def gsm8k(
     one, and train ends before it. `strip_calculator` takes the <<48/2=24>> marks out of the references.
 
     Example:
-        >>> load("gsm8k", "test", path="data/gsm8k", limit=200, system_prompt="Reason step by step. End with #### N.")
+        >>> load_task("gsm8k", "test", path="data/gsm8k", limit=200, system_prompt="Reason step by step. End with #### N.")
     """
     check_split("gsm8k", split)
     if not 0 <= validation < 1:
@@ -38,7 +38,7 @@ def gsm8k(
     if split == "validation" and not validation:
         raise MissingSplit("task 'gsm8k' has no split 'validation': set task.validation above 0 to take it from train")
     part = "test" if split == "test" else "train"
-    found = rows("gsm8k", part, path, hub_id, "main")
+    found = load_rows("gsm8k", part, path, hub_id, "main")
     examples = [_example(row, f"gsm8k/{part}/{index}", strip_calculator) for index, row in enumerate(found)]
     kept = len(examples) - round(validation * len(examples))
     return examples if split == "test" else examples[:kept] if split == "train" else examples[kept:]

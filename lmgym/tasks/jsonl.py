@@ -8,7 +8,7 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
-from lmgym.tasks.base import SPLITS, MissingSplit, check_split, share
+from lmgym.tasks.base import SPLITS, MissingSplit, check_split, hash_fraction
 from lmgym.types import Example
 
 Row = tuple[int, dict[str, Any]]  # line number (from 1) and the object on that line
@@ -40,7 +40,7 @@ def jsonl(
     Raises LmgymError with file and line for what cannot be read.
 
     Example, the SVAMP data set in its original format:
-        >>> load("jsonl", "train", path="svamp.jsonl", prompt="Question", references="Answer", id="ID")
+        >>> load_task("jsonl", "train", path="svamp.jsonl", prompt="Question", references="Answer", id="ID")
     """
     check_split("jsonl", split)
     if validation < 0 or test < 0 or validation + test >= 1:
@@ -65,7 +65,7 @@ def jsonl(
     validated = tested + (0.0 if own["validation"] else validation)
 
     def part_of(example: Example) -> str:
-        drawn = share(str(example.prompt))
+        drawn = hash_fraction(str(example.prompt))
         return "test" if drawn < tested else "validation" if drawn < validated else "train"
 
     return [example for example in examples if part_of(example) == split]

@@ -7,8 +7,8 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
-from lmgym.tasks.base import MissingSplit, check_split, share
-from lmgym.tasks.sources import Row, rows, text_of
+from lmgym.tasks.base import MissingSplit, check_split, hash_fraction
+from lmgym.tasks.sources import Row, load_rows, text_of
 from lmgym.text.latex import last_boxed
 from lmgym.types import Example
 
@@ -52,7 +52,7 @@ def math(
     `skip_unanswered` leaves such rows out.
 
     Example:
-        >>> load("math", "train", path="data/math", levels=[4, 5], system_prompt="Put your answer in \\boxed{}.")
+        >>> load_task("math", "train", path="data/math", levels=[4, 5], system_prompt="Put your answer in \\boxed{}.")
     """
     check_split("math", split)
     _check(validation, levels, subjects)
@@ -63,7 +63,7 @@ def math(
     if split != "test":
         tested = _tested(path, hub_id, skip_unanswered)
         examples = [example for example in examples if _words(example) not in tested]
-        held_out = [share(_words(example)) < validation for example in examples]
+        held_out = [hash_fraction(_words(example)) < validation for example in examples]
         examples = [e for e, out in zip(examples, held_out, strict=True) if out == (split == "validation")]
     return [
         example
@@ -85,7 +85,7 @@ def _check(validation: float, levels: Sequence[int] | None, subjects: Sequence[s
 
 
 def _part(part: str, path: str | Path | None, hub_id: str, skip_unanswered: bool) -> list[Example]:
-    found = rows("math", part, path, hub_id)
+    found = load_rows("math", part, path, hub_id)
     examples = [_example(row, f"math/{part}/{index}", skip_unanswered) for index, row in enumerate(found)]
     return [example for example in examples if example is not None]
 

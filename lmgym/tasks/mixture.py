@@ -8,7 +8,7 @@ from typing import Any
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import check_arguments, register
-from lmgym.tasks.base import OPTIONS, MissingSplit, check_split, load
+from lmgym.tasks.base import OPTIONS, MissingSplit, check_split, load_task
 from lmgym.types import Example
 
 OWN = ("name", "weight", "label", "split")  # of a member; all else is for its task
@@ -43,7 +43,7 @@ def mixture(split: str, tasks: list[dict[str, Any]]) -> list[Example]:
     and whatever its task raises; MissingSplit if any member lacks the split.
 
     Example:
-        >>> load("mixture", "train", tasks=[{"name": "arithmetic", "weight": 2}, {"name": "topics"}])
+        >>> load_task("mixture", "train", tasks=[{"name": "arithmetic", "weight": 2}, {"name": "topics"}])
     """
     check_split("mixture", split)
     members = [_member(section, f"task.tasks.{number}") for number, section in enumerate(tasks)]
@@ -85,7 +85,7 @@ def _examples(member: _Member, split: str, weights: Mapping[str, float]) -> Sequ
     if split != "train" and split == member.split:
         raise LmgymError(f"key '{member.key}.split': {member.label} trains on '{split}', so that is not held out")
     try:
-        examples = load(member.name, member.split if split == "train" else split, **member.arguments)
+        examples = load_task(member.name, member.split if split == "train" else split, **member.arguments)
     except MissingSplit as error:
         raise MissingSplit(f"task 'mixture' has no split '{split}': {error} (key '{member.key}')") from error
     except LmgymError as error:

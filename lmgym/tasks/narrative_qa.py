@@ -9,7 +9,7 @@ from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split
 from lmgym.tasks.files import NAMES, Row, rows_of
 from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import disjoint, stream, text_of, texts_of
+from lmgym.tasks.sources import disjoint, stream_rows, text_of, texts_of
 from lmgym.types import Example
 
 UNIFIED = ("prompt", "answer")  # the columns of UnifiedQA's .tsv, which names none
@@ -37,7 +37,7 @@ def narrative_qa(
     the Hugging Face Hub, where each row brings the whole book along: several gigabytes.
 
     Example:
-        >>> load("narrative_qa", "validation", path="narrativeqa")[0].references
+        >>> load_task("narrative_qa", "validation", path="narrativeqa")[0].references
         ('the actor wearing the black cloak', 'the actor in the black cloak')
     """
     check_split("narrative_qa", split)
@@ -89,7 +89,9 @@ def _text(row: Row, name: str) -> str:
 
 
 def _from_rows(part: str, path: str | Path | None, hub_id: str) -> Iterator[Question]:
-    for row in stream("narrative_qa", part, path, hub_id, suffixes=(".tsv", ".parquet", ".jsonl"), columns=UNIFIED):
+    for row in stream_rows(
+        "narrative_qa", part, path, hub_id, suffixes=(".tsv", ".parquet", ".jsonl"), columns=UNIFIED
+    ):
         where, values = row
         if "document" not in values:  # UnifiedQA's prompt holds question and summary
             yield text_of(row, ["prompt"]), "", (text_of(row, ["answer"]),), {}

@@ -39,7 +39,7 @@ def reasoning_gym(
     fewer different questions than asked for. Needs the extra lmgym[reasoning].
 
     Example:
-        >>> load("reasoning_gym", "test", dataset="chain_sum", config={"max_terms": 3})[0].prompt
+        >>> load_task("reasoning_gym", "test", dataset="chain_sum", config={"max_terms": 3})[0].prompt
         'State the final answer to the following arithmetic problem: 16 + 57 ='
     """
     check_split("reasoning_gym", split)

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.tasks.base import MissingSplit, check_split, share
+from lmgym.tasks.base import MissingSplit, check_split, hash_fraction
 from lmgym.tasks.files import Row, rows_of, split_named
 from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import stream, text_of
+from lmgym.tasks.sources import stream_rows, text_of
 from lmgym.types import Example
 
 HUB_ID = "stanfordnlp/imdb"
@@ -42,7 +42,7 @@ def imdb(
     split, a column `split` may say it. Without `path` the data comes from the Hugging Face Hub. Source: RL4LMs, `imdb`.
 
     Example:
-        >>> load("imdb", "train", path="aclImdb")[0].prompt      # "This movie was really good and fun"
+        >>> load_task("imdb", "train", path="aclImdb")[0].prompt      # "This movie was really good and fun"
         'This movie was'
     """
     check_split("imdb", split)
@@ -70,7 +70,7 @@ def imdb_seq2seq(
     its validation).
 
     Example:
-        >>> load("imdb_seq2seq", "train", path="aclImdb")[0].references
+        >>> load_task("imdb_seq2seq", "train", path="aclImdb")[0].references
         ('really good and fun',)
     """
     check_split("imdb_seq2seq", split)
@@ -108,14 +108,14 @@ def _split(
     return [
         review
         for review in reviews
-        if review.prompt not in tested and (share(str(review.prompt)) < validation) == (split == "validation")
+        if review.prompt not in tested and (hash_fraction(str(review.prompt)) < validation) == (split == "validation")
     ]
 
 
 def _ordered(task: str, part: str, path: str | Path | None, hub_id: str) -> list[Example]:
     rows = _rows(task, part, None if path is None else Path(path).expanduser(), hub_id)
     reviews = [_review(row, f"{task}/{part}/{index}") for index, row in enumerate(rows)]
-    return sorted(reviews, key=lambda review: share(review.meta["review"]))
+    return sorted(reviews, key=lambda review: hash_fraction(review.meta["review"]))
 
 
 def _rows(task: str, part: str, path: Path | None, hub_id: str) -> Iterator[Row]:
@@ -127,7 +127,7 @@ def _rows(task: str, part: str, path: Path | None, hub_id: str) -> Iterator[Row]
             raise MissingSplit(f"task '{task}' has no split '{part}': no row of {path} has it in a column 'split'")
         yield from rows
     else:
-        yield from stream(task, part, path, hub_id)
+        yield from stream_rows(task, part, path, hub_id)
 
 
 def _original(task: str, folder: Path) -> Iterator[Row]:

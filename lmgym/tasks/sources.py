@@ -12,7 +12,7 @@ from lmgym.tasks.jsonl import column, read_json_lines
 from lmgym.types import Example
 
 
-def rows(task: str, part: str, path: str | Path | None, hub_id: str, config: str | None = None) -> list[Row]:
+def load_rows(task: str, part: str, path: str | Path | None, hub_id: str, config: str | None = None) -> list[Row]:
     """The rows of `part`, of the local `path` if there is one (see `local_rows`), else of the Hub's `hub_id`.
 
     Example:
@@ -24,7 +24,7 @@ def rows(task: str, part: str, path: str | Path | None, hub_id: str, config: str
     return local_rows(task, part, Path(path).expanduser())
 
 
-def stream(
+def stream_rows(
     task: str,
     part: str,
     path: str | Path | None,

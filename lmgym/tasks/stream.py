@@ -25,7 +25,7 @@ class Stream:
     alone.
 
     Example:
-        >>> stream = Stream(load("gsm8k", "train", path="data/gsm8k"), seed=0, prompts_per_step=16)
+        >>> stream = Stream(load_task("gsm8k", "train", path="data/gsm8k"), seed=0, prompts_per_step=16)
         >>> [example.id for example in stream.at(step=3)]
     """
 
@@ -59,7 +59,7 @@ class Stream:
         if self._members:
             weights = weights_of(self.examples[0])
             key = seeds.key(self.seed, "data", draw, "mixture")
-            turns = [turn(position, [*weights.values()], key) for position in range(first, first + count)]
+            turns = [mixture_slot(position, [*weights.values()], key) for position in range(first, first + count)]
             tasks = [*weights]
             return [self._members[tasks[member]]._take(index, 1, draw)[0] for member, index in turns]
         if self.priority_scale:
@@ -87,7 +87,7 @@ class Stream:
         return priorities(weights, self.priority_scale)
 
 
-def turn(position: int, weights: Sequence[float], key: int = 0) -> tuple[int, int]:
+def mixture_slot(position: int, weights: Sequence[float], key: int = 0) -> tuple[int, int]:
     """Whose turn it is at a position of an endless sequence, and how many turns it has had before: (member, place).
 
     Member 0 takes floor(t a + u) of the first t positions, with a its share of the weight and u in [0, 1) from `key`;
@@ -96,7 +96,7 @@ def turn(position: int, weights: Sequence[float], key: int = 0) -> tuple[int, in
     arithmetic is exact.
 
     Example:
-        >>> [turn(position, [2, 1]) for position in range(6)]
+        >>> [mixture_slot(position, [2, 1]) for position in range(6)]
         [(1, 0), (0, 0), (0, 1), (1, 1), (0, 2), (0, 3)]
     """
     left = [Fraction(weight) for weight in weights]

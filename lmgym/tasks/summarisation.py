@@ -9,7 +9,7 @@ from typing import Any
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.tasks.base import check_split
-from lmgym.tasks.sources import disjoint, stream, text_of
+from lmgym.tasks.sources import disjoint, stream_rows, text_of
 from lmgym.types import Example
 
 
@@ -34,7 +34,7 @@ def cnn_daily_mail(
     validation, articles that a later split has are left out. Source: RL4LMs, `cnn_daily_mail`.
 
     Example:
-        >>> load("cnn_daily_mail", "validation", path="cnn", truncate_article=400, prompt_prefix="Summarize: ")
+        >>> load_task("cnn_daily_mail", "validation", path="cnn", truncate_article=400, prompt_prefix="Summarize: ")
     """
     source = ("cnn_daily_mail", path, hub_id, "3.0.0")
     return _summaries(split, source, ["article"], ["highlights"], truncate_article, max_size)
@@ -55,7 +55,7 @@ def xsum(
     as in GEM. With "TL;DR:" behind the article (RL4LMs): set prompt_suffix.
 
     Example:
-        >>> load("xsum", "test", path="xsum/{split}.jsonl", prompt_suffix="TL;DR:")
+        >>> load_task("xsum", "test", path="xsum/{split}.jsonl", prompt_suffix="TL;DR:")
     """
     source = ("xsum", path, hub_id, None)
     return _summaries(split, source, ["document"], ["summary", "target"], truncate_article, max_size)
@@ -87,7 +87,7 @@ def _summaries(
             raise LmgymError(f"task.{name} must be at least 1, not {value}")
 
     def examples_of(part: str) -> Iterator[Example]:
-        rows = stream(task, part, path, hub_id, config)
+        rows = stream_rows(task, part, path, hub_id, config)
         for index, row in enumerate(islice(rows, max_size if part == split else None)):
             text = text_of(row, article)
             meta: dict[str, Any] = {"article_id": row[1]["id"]} if "id" in row[1] else {}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.tasks.base import MissingSplit, check_split, share
+from lmgym.tasks.base import MissingSplit, check_split, hash_fraction
 from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import Row, local_rows, rows, split_of, text_of
+from lmgym.tasks.sources import Row, load_rows, local_rows, split_of, text_of
 from lmgym.types import Example
 
 
@@ -33,7 +33,7 @@ def svamp(
     Raises LmgymError with file and line for what cannot be read.
 
     Example:
-        >>> load("svamp", "test", path="SVAMP.json")[0].references
+        >>> load_task("svamp", "test", path="SVAMP.json")[0].references
         ('290 / 2 = 145\\n#### 145',)
     """
     check_split("svamp", split)
@@ -50,11 +50,11 @@ def svamp(
             raise MissingSplit("task 'svamp' has no split 'test': set task.test above 0 to hold some of the file out")
         examples = [_example(row) for row in local_rows("svamp", "train", file)]
     else:
-        examples = [_example(row) for row in rows("svamp", "test" if split == "test" else "train", path, hub_id)]
+        examples = [_example(row) for row in load_rows("svamp", "test" if split == "test" else "train", path, hub_id)]
     tested = test if whole else float(split == "test")
 
     def part_of(example: Example) -> str:
-        drawn = share(str(example.prompt))
+        drawn = hash_fraction(str(example.prompt))
         if drawn < tested:
             return "test"
         return "validation" if (drawn - tested) < validation * (1 - tested) else "train"

@@ -56,7 +56,7 @@ def increasing_numbers(split: str, size: int = 100, prompt: str | None = None) -
     Source: Ramamurthy et al. 2022 (RL4LMs), synthetic_generate_increasing_numbers; the numbers as prompts are ours.
 
     Example:
-        >>> [example.prompt for example in load("increasing_numbers", "test", size=3)]
+        >>> [example.prompt for example in load_task("increasing_numbers", "test", size=3)]
         ['4', '9', '14']
     """
     check_split("increasing_numbers", split)
@@ -72,7 +72,7 @@ def sentences_with_dates(split: str, size: int = 100, prompt: str | None = None)
     every split. Source: RL4LMs, synthetic_generate_dates; the sentences are ours.
 
     Example:
-        >>> load("sentences_with_dates", "test")[0].prompt
+        >>> load_task("sentences_with_dates", "test")[0].prompt
         'The railway line was finished on'
     """
     check_split("sentences_with_dates", split)
@@ -87,7 +87,7 @@ def dummy(split: str, prompt: str = "<|endoftext|>", size: int = 100) -> list[Ex
     Source: RL4LMs, `dummy_pool`, whose recipes set the prompt and leave n_samples at 100.
 
     Example:
-        >>> load("dummy", "test", size=2)[1]
+        >>> load_task("dummy", "test", size=2)[1]
         Example(id='dummy/test/1', prompt='<|endoftext|>', references=(), meta={})
     """
     check_split("dummy", split)

@@ -9,7 +9,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.tasks.base import check_split
 from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import disjoint, stream, texts_of
+from lmgym.tasks.sources import disjoint, stream_rows, texts_of
 from lmgym.types import Example
 
 Cell = Mapping[str, Any]  # {"value", "is_header", "column_span", "row_span"}
@@ -42,7 +42,7 @@ def totto(
     with {split}, or one such file. Without `path` the data comes from the Hugging Face Hub.
 
     Example:
-        >>> load("totto", "validation", path="totto_data")[0].prompt
+        >>> load_task("totto", "validation", path="totto_data")[0].prompt
         '<table> <cell> Reds <col_header> Team </col_header> </cell> </table><page_title> ... </table>'
     """
     check_split("totto", split)
@@ -52,7 +52,7 @@ def totto(
         raise LmgymError(f"task.max_size must be at least 1, not {max_size}")
 
     def examples_of(part: str) -> Iterator[Example]:
-        rows = islice(stream("totto", part, path, hub_id), max_size if part == split else None)
+        rows = islice(stream_rows("totto", part, path, hub_id), max_size if part == split else None)
         for index, (where, found) in enumerate(rows):
             row = _row(found, where, part)
             prompt = linearised(row, full=representation == "fulltable")

@@ -73,9 +73,9 @@ def topics(split: str, template: str = TEMPLATE, opening: bool = False) -> list[
     instructions.
 
     Example:
-        >>> load("topics", "test")[0].prompt
+        >>> load_task("topics", "test")[0].prompt
         'Write about 100 words: a storm at sea\\n\\n'
-        >>> load("topics", "test", opening=True)[0].prompt
+        >>> load_task("topics", "test", opening=True)[0].prompt
         'The boat was far out when the sky turned dark.'
     """
     check_split("topics", split)

@@ -11,7 +11,7 @@ from lmgym.core.registry import register, suggest
 from lmgym.tasks.base import SPLITS, check_split
 from lmgym.tasks.files import NAMES, SUFFIXES, files_of, lines_of
 from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import disjoint, stream
+from lmgym.tasks.sources import disjoint, stream_rows
 from lmgym.types import Example
 
 NEWS = "Helsinki-NLP/news_commentary"
@@ -58,7 +58,7 @@ def parallel(
     German: ") is the prompt_prefix of any task. `meta` has source_language and target_language.
 
     Example:
-        >>> load("parallel", "train", path="src-{split}.txt", target_path="tgt-{split}.txt",
+        >>> load_task("parallel", "train", path="src-{split}.txt", target_path="tgt-{split}.txt",
         ...     prompt_prefix="translate English to German: ")
     """
     if (path is None) == (hub_id is None):
@@ -87,7 +87,7 @@ def wmt16(
     `news_only` trains on News Commentary instead (RL4LMs' `wmt16newsonly`; from the Hub only).
 
     Example:
-        >>> load("wmt16", "train", max_size=100_000, prompt_prefix="translate English to German: ")
+        >>> load_task("wmt16", "train", max_size=100_000, prompt_prefix="translate English to German: ")
     """
     if news_only and path is not None:
         raise LmgymError("task.news_only reads the Hub; with a path of your own leave it out")
@@ -112,7 +112,7 @@ def wmt14(
     For a copy that was cleaned before (as RL4LMs' `wmt14_processed_en_de`), name it by `hub_id`, or give its files.
 
     Example:
-        >>> load("wmt14", "test", path="wmt14/{split}.{language}", prompt_prefix="translate English to German: ")
+        >>> load_task("wmt14", "test", path="wmt14/{split}.{language}", prompt_prefix="translate English to German: ")
     """
     config = _wmt_pair(source_language, target_language)
     source = _Source("wmt14", source_language, target_language, path, hub_id, config)
@@ -132,7 +132,7 @@ def iwslt2017(
     """Talks (TED), as `parallel`: English to German 206,112 pairs to train on, 888 to validate, 8,079 to test.
 
     Example:
-        >>> load("iwslt2017", "train", prompt_prefix="translate English to German: ")
+        >>> load_task("iwslt2017", "train", prompt_prefix="translate English to German: ")
     """
     config = f"iwslt2017-{_wmt_pair(source_language, target_language)}"
     source = _Source("iwslt2017", source_language, target_language, path, hub_id, config)
@@ -157,7 +157,7 @@ def multi30k(
     test_2016_flickr only.
 
     Example:
-        >>> load("multi30k", "test", path="multi30k/data/task1/raw", test_set="test_2017_flickr")
+        >>> load_task("multi30k", "test", path="multi30k/data/task1/raw", test_set="test_2017_flickr")
     """
     if path is None and test_set != "test_2016_flickr":
         raise LmgymError(f"task.test_set: '{test_set}' is not on the Hub; set task.path to the original's folder")
@@ -207,7 +207,9 @@ def _pairs(source: _Source, part: str) -> Iterator[tuple[str, Any, Any]]:
         yield from _aligned(source, part, names)
         return
     hub_id = source.train_hub_id if part == "train" and source.train_hub_id else source.hub_id
-    for where, row in stream(source.task, part, source.path, hub_id, source.config, suffixes=SUFFIXES, names=names):
+    for where, row in stream_rows(
+        source.task, part, source.path, hub_id, source.config, suffixes=SUFFIXES, names=names
+    ):
         found = row.get("translation", row)
         if not isinstance(found, dict):
             raise LmgymError(f"{where}: column 'translation' must hold an object of sentences, got {found!r}")

@@ -9,7 +9,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
 from lmgym.tasks.base import check_split
 from lmgym.tasks.files import SUFFIXES
-from lmgym.tasks.sources import disjoint, stream, texts_of
+from lmgym.tasks.sources import disjoint, stream_rows, texts_of
 from lmgym.types import Example
 
 Triple = list[str]  # head, relation, tail
@@ -38,7 +38,7 @@ def dart(
     the Hugging Face Hub.
 
     Example:
-        >>> load("dart", "validation", path="dart")[0].prompt
+        >>> load_task("dart", "validation", path="dart")[0].prompt
         '<H> Mars Hill College <R> JOINED <T> 1973 <H> Mars Hill College <R> LOCATION <T> Mars Hill, North Carolina'
     """
     return _verbalise("dart", split, (path, hub_id, None), template, separator)
@@ -60,7 +60,7 @@ def web_nlg(
     name of the release, and is not looked at where there is a path.
 
     Example:
-        >>> load("web_nlg", "train", path="webnlg/release_v3.0/en", template="{head} | {relation} | {tail}",
+        >>> load_task("web_nlg", "train", path="webnlg/release_v3.0/en", template="{head} | {relation} | {tail}",
         ...     separator=" && ")[0].prompt
         'Aarhus_Airport | cityServed | "Aarhus, Denmark"'
     """
@@ -75,7 +75,7 @@ def _verbalise(
 
     def examples_of(part: str) -> Iterator[Example]:
         path, hub_id, config = source
-        rows = stream(task, part, path, hub_id, config, suffixes=(*SUFFIXES, ".xml"))
+        rows = stream_rows(task, part, path, hub_id, config, suffixes=(*SUFFIXES, ".xml"))
         for index, (where, row) in enumerate(rows):
             triples = _triples(row, where, SETS[task])
             texts, name, meta = _texts(row, where)

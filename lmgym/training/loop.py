@@ -19,7 +19,7 @@ from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
 from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens
-from lmgym.rewards.streaming import scoring_beside
+from lmgym.rewards.streaming import background_scoring
 from lmgym.rollouts.rollout import apply_rewards, collect, demonstrate, groups_of
 from lmgym.training.evaluation_points import evaluate_now, finish, is_evaluated, record_evaluation
 from lmgym.training.run import Run, begin_stage, save, start
@@ -77,7 +77,7 @@ def gather(run: Run, step: int) -> list[Episode]:
         if "demonstrations" in run.algorithm.needs:
             episodes = demonstrate(prompts, run.actor, path, run.envs)
         else:
-            beside = scoring_beside(run.rewards)
+            beside = background_scoring(run.rewards)
             episodes = collect(prompts, run.training_actor, run.stage.sampling, path, run.envs, beside)
             apply_rewards(episodes, run.rewards, run.config.reward_timeout, run.policy.tokenizer)
         if "greedy" in run.algorithm.needs:

@@ -32,7 +32,7 @@ from lmgym.models import lora
 from lmgym.models.distributions import add_critic
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
-from lmgym.rewards.base import Reward, build, check_examples
+from lmgym.rewards.base import Reward, build_rewards, check_examples
 from lmgym.rollouts.rollout import Actor
 from lmgym.tasks.stream import Stream
 from lmgym.training import checkpoint
@@ -131,7 +131,7 @@ def start(config: Config, console: Console) -> Run:
     held_out = {split: held_out_examples(config, split) for split in sorted(splits)}
     for stage, own in zip(config.stages, examples, strict=True):
         if "demonstrations" not in stage.algorithm.needs:
-            check_examples(build(stage.rewards), own)
+            check_examples(build_rewards(stage.rewards), own)
     for asked in held_out.values():
         check_examples(held_out_rewards(config, config.stages[-1]), asked)
     machine = read_machine(folder, config)
@@ -186,7 +186,7 @@ def begin_stage(run: Run) -> None:
     own, critic = run.algorithm.parameters(run.policy)
     run.optimizer = Optimizer(own, stage.optimizer, critic)
     run.stream = Stream(run.examples[run.stage_index], run.config.seed, stage.prompts_per_step, stage.priority_scale)
-    run.rewards = build(stage.rewards)
+    run.rewards = build_rewards(stage.rewards)
     run.close_envs()
     run.envs = make_envs(run.config, stage.env)
     held_out = run.config.evaluation.env

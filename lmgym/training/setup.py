@@ -20,9 +20,9 @@ from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.vector import Envs, InProcess
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
-from lmgym.rewards.base import Reward, available_metrics, build
+from lmgym.rewards.base import Reward, available_metrics, build_rewards
 from lmgym.rollouts.rollout import Actor
-from lmgym.tasks.base import load
+from lmgym.tasks.base import load_task
 from lmgym.training import checkpoint
 from lmgym.types import Example
 
@@ -55,7 +55,7 @@ def held_out_rewards(config: Config, stage: Stage) -> list[Reward]:
                 f"key 'evaluation.metrics.{name}' is a reward too, with other arguments; give the metric a name of its "
                 f"own: my_{name}: {{reward: {name}, ...}}"
             )
-    rewards = build(sections | {name: own for name, own in metrics.items() if name not in sections})
+    rewards = build_rewards(sections | {name: own for name, own in metrics.items() if name not in sections})
     return [reward if reward.name in weighted else replace(reward, weight=0.0) for reward in rewards]
 
 
@@ -141,4 +141,4 @@ def policy_section(config: Config, machine: dict[str, Any]) -> PolicySection:
 
 def _examples(section: dict[str, Any], split: str, seed: int) -> list[Example]:
     arguments = {key: value for key, value in section.items() if key not in ("name", "split")}
-    return load(section["name"], split, seed=seed, **arguments)
+    return load_task(section["name"], split, seed=seed, **arguments)

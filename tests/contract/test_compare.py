@@ -11,7 +11,7 @@ import pytest
 from lmgym.cli.main import main
 from lmgym.core.errors import LmgymError
 from lmgym.experiments.compare import Comparison, compare
-from lmgym.stats.paired import compare as paired
+from lmgym.stats.paired import compare_means as paired
 from tests import runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
 

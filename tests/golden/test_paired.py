@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 
 from lmgym.core.errors import LmgymError
 from lmgym.stats.intervals import clustered_bootstrap, student_t, wilson
-from lmgym.stats.paired import compare, mcnemar, sign_flip, tango
+from lmgym.stats.paired import compare_means, mcnemar, sign_flip, tango
 
 RECORD: dict[str, Any] = json.loads(Path(__file__).with_name("paired.json").read_text())
 differences = some.lists(some.sampled_from([-1.0, -0.5, 0.0, 0.0, 0.25, 1.0]), min_size=1, max_size=30)
@@ -100,7 +100,7 @@ def test_one_seed_has_no_interval_and_none_is_an_error() -> None:
 def test_right_or_wrong_answers() -> None:
     first = [[1.0]] * 8 + [[0.0]] * 12
     second = [[1.0]] * 7 + [[0.0]] + [[1.0]] * 6 + [[0.0]] * 6
-    result = compare(first, second)
+    result = compare_means(first, second)
     assert (result.higher_first, result.equal, result.higher_second) == (1, 13, 6)
     assert (result.first, result.second) == (wilson(8, 20), wilson(13, 20))
     assert result.difference == tango(6, 1, 20) and result.p == 0.125  # 2 (1 + 7) / 2^7
@@ -109,7 +109,7 @@ def test_right_or_wrong_answers() -> None:
 
 def test_several_samples_count_as_one_prompt() -> None:
     first, second = [[0, 1], [1, 1], [0, 0], [0, 0]], [[1, 1], [1, 1], [1, 0], [0, 0]]
-    result = compare(first, second)
+    result = compare_means(first, second)
     assert (result.higher_first, result.equal, result.higher_second) == (0, 2, 2)
     assert result.difference.mean == 0.25 and result.difference.count == 4
     assert (result.difference.low, result.difference.high) == (0.0, 0.5)  # percentiles of resampled .5, 0, .5, 0
@@ -121,7 +121,7 @@ def test_pairing_sees_what_two_separate_intervals_do_not() -> None:
     """The problems differ far more than the models: the two intervals overlap, that of the difference is far from 0."""
     first = [[float(place)] for place in range(40)]
     second = [[place + 0.5 + 0.1 * (place % 3)] for place in range(40)]
-    result = compare(first, second)
+    result = compare_means(first, second)
     assert result.first.high > result.second.low
     assert 0.5 <= result.difference.low < result.difference.high <= 0.7 and result.p < 0.001
 
@@ -142,7 +142,7 @@ def test_an_interval_covers_the_truth_as_often_as_it_says() -> None:
 @given(differences)
 def test_swapping_the_two_turns_everything_round(values: list[float]) -> None:
     first, second = [[0.0]] * len(values), [[value] for value in values]
-    one, other = compare(first, second), compare(second, first)
+    one, other = compare_means(first, second), compare_means(second, first)
     assert one.p == pytest.approx(other.p, abs=0.03)
     assert one.difference.mean == -other.difference.mean
     assert (one.higher_first, one.equal, one.higher_second) == (other.higher_second, other.equal, other.higher_first)
@@ -167,9 +167,9 @@ def test_the_same_numbers_give_the_same_p() -> None:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: compare([[1]], [[1], [0]]), "1 prompts with 2; both must answer the same ones"),
-        (lambda: compare([], []), "no prompts"),
-        (lambda: compare([[]], [[1]]), "prompt 0 has no samples"),
+        (lambda: compare_means([[1]], [[1], [0]]), "1 prompts with 2; both must answer the same ones"),
+        (lambda: compare_means([], []), "no prompts"),
+        (lambda: compare_means([[]], [[1]]), "prompt 0 has no samples"),
         (lambda: tango(3, 3, 5), "3 and 3 of 5 pairs"),
         (lambda: tango(-1, 0, 5), "-1 and 0 of 5 pairs"),
         (lambda: tango(1, 0, 5, confidence=95), "confidence is 95"),

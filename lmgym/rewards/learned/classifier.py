@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
-from lmgym.rewards.learned import forward
-from lmgym.rewards.learned.models import Compute, Device, Scorer, load
+from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.rows import Row, Truncation, chat_ids, fitted, text_rows
+from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
 from lmgym.text.chat import messages_of, plain_text
 from lmgym.types import Example
 
@@ -42,11 +42,11 @@ def learned_reward(
         >>> learned_reward(["What a film!"], [example], model="lvwerra/distilbert-imdb", label="POSITIVE")
         [0.98]
     """
-    scorer = load("learned_reward", "classifier", model, revision, device, compute)
+    scorer = load_scorer("learned_reward", "classifier", model, revision, device, compute)
     index = label_index("learned_reward", "label", scorer, label)
     if with_prompt:
         texts = [_prompt(example) + text for text, example in zip(texts, examples, strict=True)]
-    found = forward.logits(scorer, text_rows("learned_reward", scorer, texts, truncation), tokens_per_forward)
+    found = batched_forward.logits(scorer, text_rows("learned_reward", scorer, texts, truncation), tokens_per_forward)
     return [row[index] if output == "logit" else probabilities(scorer, row)[index] for row in found]
 
 
@@ -80,7 +80,7 @@ def reward_model(
         >>> reward_model(["4"], [Example("a/0", "2+2?")], model="Skywork/Skywork-Reward-V2-Qwen3-0.6B")
         [7.3]
     """
-    scorer = load("reward_model", "classifier", model, revision, device, compute)
+    scorer = load_scorer("reward_model", "classifier", model, revision, device, compute)
     check_scalar("reward_model", scorer)
     layout = _layout(scorer) if layout == "auto" else layout
     rows: list[Row]
@@ -93,7 +93,7 @@ def reward_model(
     else:
         both = [_prompt(example) + text for text, example in zip(texts, examples, strict=True)]
         rows = text_rows("reward_model", scorer, both, truncation)
-    return [row[0] for row in forward.logits(scorer, rows, tokens_per_forward)]
+    return [row[0] for row in batched_forward.logits(scorer, rows, tokens_per_forward)]
 
 
 def _check_reward_model(examples: Sequence[Example], **arguments: Any) -> None:

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.rewards.learned.asking import SYSTEM, Item, check_template, messages
-from lmgym.rewards.learned.chat import Endpoint, ask
+from lmgym.rewards.learned.endpoint_client import Endpoint, ask_endpoint
+from lmgym.rewards.learned.judge_prompts import SYSTEM, Item, check_template, judge_messages
 from lmgym.rewards.learned.rows import clean
 from lmgym.rewards.views import without_thinking
 from lmgym.types import Example
@@ -66,11 +66,11 @@ def endpoint_judge(
         raise LmgymError(f"key 'rewards.endpoint_judge.concurrency' must be at least 1, not {concurrency}")
     asked = []
     for text, example in zip(texts, examples, strict=True):
-        said = messages(system, template, Item(0, example, "", text), text)
+        said = judge_messages(system, template, Item(0, example, "", text), text)
         asked.append(tuple((one["role"], clean(one["content"])) for one in said))
     distinct = list(dict.fromkeys(asked))
     with ThreadPoolExecutor(max_workers=min(concurrency, max(1, len(distinct)))) as pool:
-        waiting = [pool.submit(ask, endpoint, conversation) for conversation in distinct]
+        waiting = [pool.submit(ask_endpoint, endpoint, conversation) for conversation in distinct]
         try:
             replies = dict(zip(distinct, [future.result() for future in waiting], strict=True))
         except BaseException:

@@ -8,10 +8,10 @@ from typing import Any, Literal, NamedTuple
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
-from lmgym.rewards.learned import forward
+from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.classifier import probabilities
-from lmgym.rewards.learned.models import Compute, Device, Scorer, load
 from lmgym.rewards.learned.rows import Truncation, text_rows
+from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
 from lmgym.rewards.text.sentences import sentences
 from lmgym.text.chat import messages_of, plain_text
 from lmgym.types import Example
@@ -75,7 +75,7 @@ def summac_zero_shot(
         >>> summac_zero_shot(["The cat is on the mat."], [example], model="tals/albert-xlarge-vitaminc-mnli")
         [0.87]
     """
-    scorer = load("summac_zero_shot", "classifier", model, revision, device, compute)
+    scorer = load_scorer("summac_zero_shot", "classifier", model, revision, device, compute)
     labels = _labels("summac_zero_shot", scorer, entailment_label, contradiction_label, contradiction)
     documents = _documents("summac_zero_shot", examples, document)
     images = _images(
@@ -122,7 +122,7 @@ def summac_conv(
         [0.54]
     """
     weights = _head(head)
-    scorer = load("summac_conv", "classifier", model, revision, device, compute)
+    scorer = load_scorer("summac_conv", "classifier", model, revision, device, compute)
     labels = _labels("summac_conv", scorer, entailment_label, None, False)
     documents = _documents("summac_conv", examples, document)
     images = _images("summac_conv", scorer, texts, documents, labels, max_sentences, truncation, tokens_per_forward)
@@ -160,7 +160,7 @@ def _images(
     sides = [(split(text), split(document)) for text, document in zip(texts, documents, strict=True)]
     pairs = [(premise, claim) for claims, premises in sides for claim in claims for premise in premises]
     rows = text_rows(reward, scorer, [one for one, _ in pairs], truncation, behind=[other for _, other in pairs])
-    found = iter([probabilities(scorer, row) for row in forward.logits(scorer, rows, budget)])
+    found = iter([probabilities(scorer, row) for row in batched_forward.logits(scorer, rows, budget)])
     supports, contradicts = labels
     images = []
     for claims, premises in sides:

@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.rewards.learned import forward
-from lmgym.rewards.learned.models import Compute, Device, Scorer, load
+from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.rows import Truncation, text_rows
+from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
 from lmgym.rewards.text.meteor import meteor, meteor_stem
 from lmgym.text.chat import messages_of, plain_text
 from lmgym.types import Example
@@ -51,11 +51,11 @@ def intent_accuracy(
         >>> intent_accuracy(["Shall we?"], [example], model="models/intent", auto_coeff=0)     # a question was wanted
         [1.0]
     """
-    scorer = load("intent_accuracy", "classifier", model, revision, device, compute)
+    scorer = load_scorer("intent_accuracy", "classifier", model, revision, device, compute)
     wanted = [_label(scorer, intent) for intent in _intents(examples)]
     read = [_before(example, context, end_of_utterance) + text for text, example in zip(texts, examples, strict=True)]
     rows = text_rows("intent_accuracy", scorer, read, truncation)
-    found = [row.index(max(row)) for row in forward.logits(scorer, rows, tokens_per_forward)]
+    found = [row.index(max(row)) for row in batched_forward.logits(scorer, rows, tokens_per_forward)]
     values = [intent_coeff * float(one == other) for one, other in zip(found, wanted, strict=True)]
     if auto_coeff:
         similar = (meteor if synonyms else meteor_stem)(texts, examples)
@@ -67,7 +67,7 @@ def _check(examples: Sequence[Example], **arguments: Any) -> None:
     """The model is there and knows the intents of all examples, and METEOR has what it needs."""
     intent_accuracy([""] * len(examples[:1]), list(examples[:1]), **arguments)
     settings = {key: arguments[key] for key in ("revision", "device", "compute") if key in arguments}
-    scorer = load("intent_accuracy", "classifier", arguments["model"], **settings)
+    scorer = load_scorer("intent_accuracy", "classifier", arguments["model"], **settings)
     for intent in set(_intents(examples)):
         _label(scorer, intent)
     if arguments.get("auto_coeff", 1.0):

@@ -8,8 +8,8 @@ from typing import Any
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.rewards.base import episodes as of_episodes
-from lmgym.rewards.learned import forward
-from lmgym.rewards.learned.asking import (
+from lmgym.rewards.learned import batched_forward
+from lmgym.rewards.learned.judge_prompts import (
     QUESTION_TEMPLATE,
     QUESTIONS,
     SCORE_TEMPLATE,
@@ -18,10 +18,10 @@ from lmgym.rewards.learned.asking import (
     Per,
     check_template,
     items_of,
-    messages,
+    judge_messages,
 )
-from lmgym.rewards.learned.models import Compute, Device, Scorer, load
 from lmgym.rewards.learned.rows import Row, Truncation, chat_ids, fitted, plain_ids
+from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
 from lmgym.rewards.maths.final_answer import final_answer
 from lmgym.types import Episode, Example
 
@@ -59,7 +59,7 @@ def judge_score(
         >>> judge_score(episodes, model="meta-llama/Llama-3.1-8B-Instruct")
         [0.8]
     """
-    scorer = load("judge_score", "causal", model, revision, device, compute)
+    scorer = load_scorer("judge_score", "causal", model, revision, device, compute)
     check_template("judge_score", template)
     if highest < 2:
         raise LmgymError(f"key 'rewards.judge_score.highest' must be at least 2, not {highest}")
@@ -104,7 +104,7 @@ def judge_yes_no(
         >>> judge_yes_no(episodes, model="Qwen/Qwen2.5-7B-Instruct", questions=["Is the answer polite?"])
         [0.93]
     """
-    scorer = load("judge_yes_no", "causal", model, revision, device, compute)
+    scorer = load_scorer("judge_yes_no", "causal", model, revision, device, compute)
     check_template("judge_yes_no", template, ("answer", "question"))
     if isinstance(questions, str) or not questions:
         raise LmgymError("key 'rewards.judge_yes_no.questions' must be a list of at least one question")
@@ -147,7 +147,7 @@ def _row(
     truncation: Truncation,
 ) -> Row:
     def rendered(answer: str) -> list[int]:
-        return chat_ids(scorer, messages(system, template, item, answer, question), begin=begin)
+        return chat_ids(scorer, judge_messages(system, template, item, answer, question), begin=begin)
 
     return fitted(reward, scorer, item.answer, rendered, truncation)
 
@@ -176,7 +176,7 @@ def _shares(scorer: Scorer, rows: Sequence[Row], words: Sequence[list[int]], bud
     """For each row the probability of each word as the next, of these words alone; they add up to 1."""
     flat = [token for tokens in words for token in tokens]
     shares = []
-    for logprobs in forward.next_logprobs(scorer, rows, budget, flat):
+    for logprobs in batched_forward.next_logprobs(scorer, rows, budget, flat):
         most = max(logprobs)
         likely = iter([math.exp(value - most) for value in logprobs])
         own = [math.fsum(next(likely) for _ in tokens) for tokens in words]

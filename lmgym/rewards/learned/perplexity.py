@@ -8,9 +8,9 @@ import numpy as np
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.rewards.learned import forward
-from lmgym.rewards.learned.models import Compute, Device, Scorer, load
+from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.rows import Row, chat_ids, plain_ids, text_rows
+from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
 from lmgym.rewards.text.references import reward_of_sums
 from lmgym.stats.intervals import SufficientStatistics
 from lmgym.text.chat import messages_of
@@ -91,7 +91,7 @@ def windows(length: int, start: int, width: int, stride: int) -> list[tuple[int,
 def _settings(
     model: str, revision: str | None, device: Device, compute: Compute, stride: int | None, window: int | None
 ) -> tuple[Scorer, int, int]:
-    scorer = load("causal_perplexity", "causal", model, revision, device, compute)
+    scorer = load_scorer("causal_perplexity", "causal", model, revision, device, compute)
     key, longest = "key 'rewards.causal_perplexity", scorer.longest
     width = window or longest
     if width is None:
@@ -124,7 +124,7 @@ def _sums(
     cuts = [windows(len(ids), start, width, stride) for ids, start in sequences]
     both = zip(sequences, cuts, strict=True)
     rows = [Row(tuple(ids[begin:end])) for (ids, _), found in both for begin, end, _ in found]
-    said = iter(forward.token_logprobs(scorer, rows, budget))
+    said = iter(batched_forward.token_logprobs(scorer, rows, budget))
     sums = []
     for found in cuts:
         counted = [value for begin, _, first in found for value in next(said)[first - 1 - begin :]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.learned.models import Scorer
+from lmgym.rewards.learned.scorers import Scorer
 from lmgym.text.chat import plain_text
 from lmgym.types import Message
 

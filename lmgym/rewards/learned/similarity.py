@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.rewards.learned import forward
+from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.classifier import check_scalar
-from lmgym.rewards.learned.models import Compute, Device, Scorer, load
 from lmgym.rewards.learned.rows import Row, Truncation, spaced, text_rows
+from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
 from lmgym.rewards.text.references import references_of
 from lmgym.types import Example
 
@@ -51,13 +51,13 @@ def bert_score(
         >>> bert_score(["a cat"], [Example("a/0", "?", references=("a cat",))], model="distilbert-base-uncased")
         [1.0]
     """
-    scorer = load("bert_score", "encoder", model, revision, device, compute)
+    scorer = load_scorer("bert_score", "encoder", model, revision, device, compute)
     _check_layer(scorer, layer)
     references = references_of("bert_score", examples)
     weights = _weights(scorer, idf)
     distinct = list(dict.fromkeys([*texts, *(one for several in references for one in several)]))
     rows = text_rows("bert_score", scorer, [spaced(scorer.tokenizer, one.strip()) for one in distinct], truncation)
-    vectors = forward.embeddings(scorer, rows, tokens_per_forward, layer)
+    vectors = batched_forward.embeddings(scorer, rows, tokens_per_forward, layer)
     known = {
         text: (_unit(vector), _weigh(scorer, row, weights))
         for text, row, vector in zip(distinct, rows, vectors, strict=True)
@@ -94,7 +94,7 @@ def bleurt(
         >>> bleurt(["a cat"], [Example("a/0", "?", references=("the cat",))], model="models/bleurt-20")
         [0.71]
     """
-    scorer = load("bleurt", "classifier", model, revision, device, compute)
+    scorer = load_scorer("bleurt", "classifier", model, revision, device, compute)
     check_scalar("bleurt", scorer)
     pairs = [
         (reference, text)
@@ -102,7 +102,7 @@ def bleurt(
         for reference in several
     ]
     rows = text_rows("bleurt", scorer, [one for one, _ in pairs], truncation, behind=[other for _, other in pairs])
-    found = iter(forward.logits(scorer, rows, tokens_per_forward))
+    found = iter(batched_forward.logits(scorer, rows, tokens_per_forward))
     return [max(next(found)[0] for _ in example.references) for example in examples]
 
 

@@ -75,7 +75,7 @@ def math_equal(
     """
     wanted = [_wanted(example) for example in examples]
     if unreadable == "refuse":
-        check(examples, seconds=seconds, workers=workers)
+        check_references(examples, seconds=seconds, workers=workers)
     answers = [[tidied(one) for one in _answers(text, strict)] for text in texts]
     pairs = [
         [(answer, right) for answer in found for right in valid] for found, valid in zip(answers, wanted, strict=True)
@@ -89,7 +89,7 @@ def math_equal(
     return [float(any(known.get(pair, _plainly(*pair)) for pair in some)) for some in pairs]
 
 
-def check(
+def check_references(
     examples: Sequence[Example],
     *,
     strict: bool = False,
@@ -117,11 +117,11 @@ def check(
             )
 
 
-math_equal.limits_itself = True  # type: ignore[attr-defined]  # no alarm is needed, see base.evaluate
-math_equal.check = check  # type: ignore[attr-defined]  # see base.check_examples
+math_equal.limits_itself = True  # type: ignore[attr-defined]  # no alarm is needed, see base.call_reward
+math_equal.check = check_references  # type: ignore[attr-defined]  # see base.check_examples
 
 
-def compare(request: list[str]) -> bool:
+def read_or_compare(request: list[str]) -> bool:
     """In a worker: ["read", latex] says if math-verify can read it, ["compare", answer, right] if the two are equal."""
     kind, *latex = request
     if kind == "read":
@@ -139,10 +139,10 @@ def _prepare() -> None:
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    compare(["compare", r"\frac{1}{2}", "x+1"])
+    read_or_compare(["compare", r"\frac{1}{2}", "x+1"])
 
 
-compare.prepare = _prepare  # type: ignore[attr-defined]
+read_or_compare.prepare = _prepare  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=1_000)
@@ -234,7 +234,7 @@ def _plainly(answer: str, right: str) -> bool | None:
 def _workers(count: int | None) -> ProcessPool:
     if importlib.util.find_spec("math_verify") is None:
         raise LmgymError("reward 'math_equal' needs the library math-verify: pip install 'lmgym[maths]'")
-    return shared("lmgym.rewards.maths.math_equal:compare", count, MEMORY)
+    return shared("lmgym.rewards.maths.math_equal:read_or_compare", count, MEMORY)
 
 
 def _warn(values: Sequence[Any], seconds: float) -> None:

@@ -21,13 +21,13 @@ class Lexicon:
 
 
 @lru_cache(maxsize=4)
-def load(given: str | None = None) -> Lexicon:
+def load_lexicon(given: str | None = None) -> Lexicon:
     """The lexicon of a file or folder; without one, that of the package vaderSentiment or of NLTK's data.
 
     Raises LmgymError if there is none, or if a line cannot be read.
 
     Example:
-        >>> load().ratings["good"]
+        >>> load_lexicon().ratings["good"]
         1.9
     """
     if given is not None:

@@ -135,8 +135,8 @@ def _scored(
 
     def read(text: str) -> Words | list[Words]:
         if not lines:
-            return split_words(text, stemmer)
-        return [split_words(line, stemmer) for line in text.split("\n") if line]
+            return rouge_words(text, stemmer)
+        return [rouge_words(line, stemmer) for line in text.split("\n") if line]
 
     values = []
     for text, references in zip(texts, references_of(reward, examples), strict=True):
@@ -151,7 +151,7 @@ def _scored(
     return values
 
 
-def split_words(text: str, stemmer: bool) -> Words:
+def rouge_words(text: str, stemmer: bool) -> Words:
     """Runs of a-z and 0-9 in lower case; with `stemmer`, words of four letters and more as Porter's stem.
 
     Example:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from lmgym.core.registry import register
-from lmgym.rewards.text.lexicon import Lexicon, load
+from lmgym.rewards.text.lexicon import Lexicon, load_lexicon
 from lmgym.types import Example
 
 Score = Literal["compound", "positive", "negative", "neutral"]
@@ -77,12 +77,12 @@ def vader(
         >>> vader(["VADER is smart, handsome, and funny."], [example])
         [0.8316...]
     """
-    known = load(lexicon)
+    known = load_lexicon(lexicon)
     return [sentiment(text, known)[score] for text in texts]
 
 
 def _check(examples: Sequence[Example], **arguments: Any) -> None:
-    load(arguments.get("lexicon"))
+    load_lexicon(arguments.get("lexicon"))
 
 
 vader.check = _check  # type: ignore[attr-defined]

@@ -46,7 +46,7 @@ class Scorer:
 _loaded: dict[tuple[str | None, ...], Scorer] = {}
 
 
-def load(
+def load_scorer(
     reward: str,
     kind: Kind,
     name: str,
@@ -60,17 +60,17 @@ def load(
     not here, or the checkpoint is of another kind or lacks the weights that the reward reads.
 
     Example:
-        >>> load("learned_reward", "classifier", "lvwerra/distilbert-imdb").labels
+        >>> load_scorer("learned_reward", "classifier", "lvwerra/distilbert-imdb").labels
         ['NEGATIVE', 'POSITIVE']
     """
-    unit = choose_device(reward, device)
+    unit = scorer_device(reward, device)
     key = (kind, os.path.realpath(name) if Path(name).is_dir() else name, revision, unit, compute)
     if key not in _loaded:
         _loaded[key] = _load(reward, kind, name, revision, unit, compute)
     return _loaded[key]
 
 
-def choose_device(reward: str, wanted: Device) -> str:
+def scorer_device(reward: str, wanted: Device) -> str:
     """The device asked for, or the best one here. Raises LmgymError if it is not there."""
     import torch
 

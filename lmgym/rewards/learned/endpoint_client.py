@@ -48,13 +48,13 @@ class _Stay(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def ask(endpoint: Endpoint, conversation: Sequence[tuple[str, str]]) -> str:
+def ask_endpoint(endpoint: Endpoint, conversation: Sequence[tuple[str, str]]) -> str:
     """The text of the model's reply to (role, content) messages.
 
     Raises LmgymError where the endpoint refuses the request, or still fails after all retries.
 
     Example:
-        >>> ask(endpoint, [("user", "Is 4 even? Answer Yes or No.")])
+        >>> ask_endpoint(endpoint, [("user", "Is 4 even? Answer Yes or No.")])
         'Yes'
     """
     body = {

@@ -8,8 +8,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.learned.models import Scorer
 from lmgym.rewards.learned.rows import Row
+from lmgym.rewards.learned.scorers import Scorer
 
 T = TypeVar("T")
 

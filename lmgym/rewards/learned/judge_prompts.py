@@ -88,7 +88,7 @@ def _last_action(episode: Episode) -> list[tuple[str, str]]:
     return actions(replace(episode, turns=episode.turns[begin:]))[-1:]
 
 
-def messages(system: str, template: str, item: Item, answer: str, question: str = "") -> list[Message]:
+def judge_messages(system: str, template: str, item: Item, answer: str, question: str = "") -> list[Message]:
     """The conversation that the judge sees, with this text as the answer.
 
     Example:
