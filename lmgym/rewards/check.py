@@ -1,4 +1,4 @@
-"""The contract of a reward, as a test that ships to whoever writes one."""
+"""`check_reward`: tests the contract of a reward. For users who write their own."""
 
 import math
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ SAMPLE_TEXTS = (
 def check_reward(
     name: str, texts: Sequence[str] | None = None, examples: Sequence[Example] | None = None, **arguments: Any
 ) -> None:
-    """Raise LmgymError, with one sentence, unless the reward keeps its contract. For the tests of whoever writes one.
+    """Raise LmgymError, with one sentence, if the reward breaks its contract. Use it in the tests of your own rewards.
 
-    Held: one finite number per text, the empty text included, and the same number whether a text is scored
-    alone, in a batch, or in the batch reversed (to one part in a million). Without `texts` and `examples` a
-    small sample is used.
+    The contract: one finite number per text, also for the empty text; and the same number (to one part in a million)
+    if the text is scored alone, in a batch, or in the reversed batch. Without `texts` and `examples` a small built-in
+    sample is used.
 
     Example:
         >>> check_reward("length", target=50)

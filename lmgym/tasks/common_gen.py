@@ -40,8 +40,8 @@ def common_gen(
     with {split}; or one such file. Without `path` the data comes from the Hugging Face Hub.
 
     Example:
-        >>> load_task("common_gen", "validation", path="commongen", prefix="generate a sentence with: ", end=".")[0].prompt
-        'generate a sentence with: field stand look.'
+        >>> load_task("common_gen", "validation", path="commongen", prefix="use these words: ", end=".")[0].prompt
+        'use these words: field stand look.'
     """
     check_split("common_gen", split)
 

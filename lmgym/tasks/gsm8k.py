@@ -30,7 +30,7 @@ def gsm8k(
     one, and train ends before it. `strip_calculator` takes the <<48/2=24>> marks out of the references.
 
     Example:
-        >>> load_task("gsm8k", "test", path="data/gsm8k", limit=200, system_prompt="Reason step by step. End with #### N.")
+        >>> load_task("gsm8k", "test", path="data/gsm8k", limit=200, system_prompt="Think first. End with #### N.")
     """
     check_split("gsm8k", split)
     if not 0 <= validation < 1:

@@ -310,13 +310,13 @@ def test_answers_are_scored_while_others_are_sampled(monkeypatch: pytest.MonkeyP
     prompts = [(n // 4, Example(f"x/{n // 4}", f"{n // 4} cats: ", ("the cat sat",))) for n in range(24)]
     sampling = Sampling(max_new_tokens=24, stop_ids=tuple(range(60, 90)))
     asked: list[list[Any]] = []
-    real = parallel._asked
+    real = parallel._map
 
     def counted(*given: Any) -> list[Any]:
         asked.extend(row for piece in given[3] for row in piece)
         return real(*given)
 
-    monkeypatch.setattr(parallel, "_asked", counted)
+    monkeypatch.setattr(parallel, "_map", counted)
     told: list[tuple[str, int]] = []
     rewards = build_rewards({"chrf": {"strip_thinking": True, "parallel": {"processes": 2}}, "length": {"target": 3}})
     begin = background_scoring(rewards)

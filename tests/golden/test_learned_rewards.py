@@ -17,7 +17,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import build_rewards, check_examples
 from lmgym.rewards.learned import scorers
 from lmgym.rewards.learned.classifier import learned_reward, reward_model
-from lmgym.rewards.learned.entailment import PERCENTILES, Image, _consistent, summac_conv, summac_zero_shot
+from lmgym.rewards.learned.entailment import PERCENTILES, PairProbabilities, _consistent, summac_conv, summac_zero_shot
 from lmgym.rewards.learned.perplexity import causal_perplexity, windows
 from lmgym.rewards.learned.similarity import bert_score, bleurt
 from lmgym.rewards.text.sentences import sentences
@@ -339,7 +339,7 @@ def test_bins_have_their_lower_ends_as_in_numpy(edges: Sequence[float]) -> None:
             "layer_final.weight": torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64),
             "layer_final.bias": torch.zeros(2, dtype=torch.float64),
         }
-        found = _consistent(Image([[value]], []), weights, "mean")
+        found = _consistent(PairProbabilities([[value]], []), weights, "mean")
         assert found == pytest.approx(1 / (1 + math.exp(-place)))
 
 
