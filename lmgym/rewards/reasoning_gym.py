@@ -20,9 +20,7 @@ LONGEST = 20_000  # characters of an answer
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 # Some data sets pass the answer to Python's eval, or to sympy's parse_expr, which calls eval. Model text must never be
 # executed, so only plain expressions may get there: numbers, names, operators, lists, and calls of these functions.
-FUNCTIONS = frozenset(
-    str.split("sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs factorial")
-)
+FUNCTIONS = frozenset(str.split("sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs factorial"))
 HARMLESS = (  # syntax nodes that may always occur; `_checked` decides about calls and constants
     ast.Expression, ast.Name, ast.Load, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.BinOp, ast.UnaryOp, ast.BoolOp,
     ast.Compare, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,

@@ -148,8 +148,8 @@ def _words(text: str) -> list[str]:
 def _character_counts(pairs: Sequence[tuple[str, str]], order: int) -> Integers:
     """Counts of character n-grams, with array operations only.
 
-    Every n-gram of every text becomes one integer key: the index of its pair, then the code of the n-gram, and in the
-    lowest bit its side (0: text, 1: reference). After sorting, equal n-grams of a pair are neighbours, the text's first.
+    Every n-gram of every text becomes one integer key: the index of its pair, the code of the n-gram, and in the lowest
+    bit its side (0: text, 1: reference). After sorting, equal n-grams of a pair are neighbours, the text's first.
     """
     letters, owner = _letters([side for pair in pairs for side in pair])
     lengths = np.bincount(owner, minlength=2 * len(pairs)).reshape(-1, 2)
