@@ -62,9 +62,9 @@ def spider(
     memory: str = "8G",
     seconds: float = 1800.0,
 ) -> list[float]:
-    """SPIDEr: spice_coeff * SPICE + cider_coeff * CIDEr-D, with the arguments of `spice` and `cider`. As for `cider`, the
-    weights of n-grams come from the file `documents`, or are all equal; the corpus value takes them from the references,
-    as published results do.
+    """SPIDEr: spice_coeff * SPICE + cider_coeff * CIDEr-D, with the arguments of `spice` and `cider`. As for `cider`,
+    the weights of n-grams come from the file `documents`, or are all equal; the corpus value takes them from the
+    references, as published results do.
 
     Sources: Liu et al. 2017, with equal weights for both; RL4LMs' reward `spider`, whose CIDEr is always 0.
 

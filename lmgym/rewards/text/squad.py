@@ -15,8 +15,8 @@ WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @register("reward", "squad_exact_match")
 def squad_exact_match(texts: list[str], examples: list[Example]) -> list[float]:
-    """1 if the text equals one of the references, else 0. Case, ASCII punctuation, English articles and extra spaces are
-    ignored. Source: Rajpurkar et al. 2016 (SQuAD).
+    """1 if the text equals one of the references, else 0. Case, ASCII punctuation, English articles and extra spaces
+    are ignored. Source: Rajpurkar et al. 2016 (SQuAD).
 
     Raises LmgymError for an example without references.
 
