@@ -1,7 +1,7 @@
-"""Means with confidence intervals, and pass@k. Numpy only: evaluation and logs use this without torch.
+"""Means with confidence intervals, and pass@k. Needs numpy only, so evaluation and logs can use it without torch.
 
-The prompt is the unit of evidence throughout: eight samples of one prompt say less than one sample of eight
-prompts, so intervals for several samples per prompt resample prompts, never single samples.
+The unit of resampling is the prompt: eight samples of one prompt hold less information than one sample each of eight
+prompts. So with several samples per prompt, intervals resample prompts, never single samples.
 """
 
 import math
@@ -16,14 +16,14 @@ import numpy.typing as npt
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 
-CELLS = 1 << 22  # of the bootstrap's index table drawn at once: 32 MiB, however many prompts there are
+CELLS = 1 << 22  # indices of the bootstrap drawn at once: 32 MiB, for any number of prompts
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its confidence interval; `count` is the number of independent things (prompts) behind it.
+    """A mean and its confidence interval; `count` is the number of independent units (prompts).
 
-    `low` and `high` are NaN where nothing can be said, as for several samples of one single prompt.
+    `low` and `high` are NaN if no interval can be computed, as for several samples of a single prompt.
 
     Example:
         >>> str(Interval(mean=0.412, low=0.370, high=0.455, count=512))
@@ -43,11 +43,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class SufficientStatistics:
-    """A figure that is no mean of values but a function of sums, as BLEU is of counts of n-grams.
+    """A metric that is a function of sums over texts, not a mean over texts, as BLEU is of summed n-gram counts.
 
-    `rows` [N K] hold what each text (or prompt) adds; `value` makes figures [R] of sums [R K].
+    `rows` [N K] hold the K counts of each text (or prompt); `value` computes metrics [R] from R rows of sums [R K].
 
-    Example: words that are right, and words, of three texts; the figure is the share of all words that are right
+    Example: right words and all words of three texts; the metric is the fraction of all words that are right
         >>> SufficientStatistics(np.array([[1, 2], [3, 3], [0, 5]]), lambda sums: sums[:, 0] / sums[:, 1]).figure
         0.4
     """
@@ -57,11 +57,12 @@ class SufficientStatistics:
 
     @property
     def figure(self) -> float:
+        """The metric of all rows together."""
         return float(self.value(self.rows.sum(0, keepdims=True))[0])
 
 
 def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
-    """Score interval of a share, honest for small samples and for shares near 0 and 1.
+    """Wilson's score interval of a proportion; reliable for small samples and for proportions near 0 and 1.
 
     (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n) with p = successes/trials, n = trials and z the
     normal quantile at (1 + confidence)/2: E. B. Wilson, JASA 22 (1927), 209-212. Raises LmgymError without
@@ -81,7 +82,7 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
     centre = share + z * z / (2 * trials)
     half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     scale = 1 + z * z / trials
-    # the formula gives exactly 0 and 1 at the ends; rounding would leave 1e-17 beside them
+    # The formula gives exactly 0 and 1 at the ends; rounding would give about 1e-17 more or less.
     low = 0.0 if successes == 0 else (centre - half) / scale
     high = 1.0 if successes == trials else (centre + half) / scale
     return Interval(share, low, high, trials)
@@ -92,11 +93,11 @@ def clustered_bootstrap(
 ) -> Interval:
     """Percentile bootstrap of the mean, resampling prompts (clusters) with replacement.
 
-    `values` holds, per prompt, the values of its samples. Every prompt counts the same, so the mean is the
-    mean of the prompts' means; a resampled prompt brings all of its samples (Efron & Tibshirani 1993, chapter
-    13; for evaluations of language models: Miller, arXiv 2411.00640). The same values and seed give the same
-    interval. One single prompt gives no interval (NaN): it says nothing about the spread between prompts.
-    Raises LmgymError if there are no prompts, or a prompt without samples.
+    `values` holds for each prompt the values of its samples. All prompts have the same weight, so the mean is the mean
+    of the prompts' means; a resampled prompt brings all its samples (Efron & Tibshirani 1993, chapter 13; for language
+    models: Miller, arXiv 2411.00640). The same values and seed give the same interval. A single prompt gives no
+    interval (NaN), since it holds no information about the spread between prompts. Raises LmgymError without prompts,
+    and for a prompt without samples.
 
     Example: two prompts that are always right, two that never are
         >>> str(clustered_bootstrap([[1, 1], [1, 1], [0, 0], [0, 0]]))
@@ -116,11 +117,11 @@ def clustered_bootstrap(
 def sums_bootstrap(
     summed: SufficientStatistics, confidence: float = 0.95, resamples: int = 1000, seed: int = 0
 ) -> Interval:
-    """A figure of sums, with a row for each prompt, and its percentile bootstrap over prompts.
+    """A metric of sums (with one row per prompt) and its percentile bootstrap over prompts.
 
     P. Koehn, Statistical Significance Tests for Machine Translation Evaluation, EMNLP 2004 (W04-3250), section 3. No
-    interval (NaN) for one single prompt, where the figure of a resample is undefined, and where all resamples give the
-    same, as where no text has a word right: that is no certainty.
+    interval (NaN) for a single prompt, if the metric of a resample is undefined, and if all resamples have the same
+    metric, as when no text has a right word: equal resamples do not mean certainty.
 
     Example: sums_bootstrap(bleu.corpus.sums(texts, examples)) -> Interval(mean=0.31, low=0.28, high=0.34, count=500)
     """
@@ -135,7 +136,8 @@ def sums_bootstrap(
 
 
 def sums_draws(summed: SufficientStatistics, resamples: int, seed: int) -> npt.NDArray[Any]:
-    """The figure [R] of each resample of the prompts; the same resamples for the same number of prompts and seed."""
+    """The metric [R] of each resample of the prompts. The same number of prompts and seed give the same resamples."""
+    # Multiply each row by how often its prompt was drawn, and add up.
     count = len(summed.rows)
     often = (np.stack([np.bincount(one, minlength=count) for one in chosen])
              for chosen in resampled(count, resamples, seed))  # fmt: skip
@@ -143,7 +145,7 @@ def sums_draws(summed: SufficientStatistics, resamples: int, seed: int) -> npt.N
 
 
 def resampled(count: int, resamples: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Places [r count] of a bootstrap, drawn with replacement, some resamples at a time."""
+    """Indices [r count] of a bootstrap, drawn with replacement, some resamples at a time."""
     random = seeds.generator("bootstrap", seed)
     rows = max(1, CELLS // count)
     for start in range(0, resamples, rows):
@@ -151,11 +153,10 @@ def resampled(count: int, resamples: int, seed: int) -> Iterator[npt.NDArray[np.
 
 
 def mean_interval(values_per_prompt: Sequence[Sequence[float]], confidence: float = 0.95, seed: int = 0) -> Interval:
-    """The mean over prompts: Wilson for one right-or-wrong sample each, else clustered bootstrap.
+    """The mean over prompts and its interval: Wilson's for one sample of 0 or 1 per prompt, else a clustered bootstrap.
 
-    If every sample of every prompt is 0, or every one is 1, the bootstrap's interval would have no width;
-    then it is Wilson's for that many prompts, which is wide enough whatever the samples of a prompt have in
-    common.
+    If all samples of all prompts are 0, or all are 1, a bootstrap interval would have width 0. Then it is Wilson's
+    interval for that number of prompts, which is wide enough for any correlation between a prompt's samples.
 
     Example:
         >>> str(mean_interval([[1.0], [0.0], [1.0], [1.0]]))
@@ -172,9 +173,9 @@ def mean_interval(values_per_prompt: Sequence[Sequence[float]], confidence: floa
 def student_t(values: Sequence[float], confidence: float = 0.95) -> Interval:
     """Mean of independent runs (seeds) and its interval: mean -+ t sd / sqrt(n), t with n - 1 degrees of freedom.
 
-    Student, Biometrika 6 (1908), 1-25; sd divides by n - 1. For a handful of seeds the quantile matters: 12.7 for two,
-    4.3 for three, 2.8 for five. It says how another seed would do on the same examples, nothing about other examples.
-    One single value gives no interval (NaN). Raises LmgymError without values.
+    Student, Biometrika 6 (1908), 1-25; sd divides by n - 1. For few seeds the quantile is large: 12.7 for two, 4.3 for
+    three, 2.8 for five. The interval is about other seeds on the same examples, not about other examples. A single
+    value gives no interval (NaN). Raises LmgymError without values.
 
     Example:
         >>> str(student_t([0.60, 0.64, 0.62]))
@@ -192,12 +193,12 @@ def student_t(values: Sequence[float], confidence: float = 0.95) -> Interval:
 
 
 def pass_at_k(correct: int, samples: int, k: int) -> float:
-    """Probability that at least one of k samples is correct, estimated without bias from samples >= k.
+    """pass@k: the probability that at least one of k samples is correct; an unbiased estimate from samples >= k.
 
     1 - C(samples - correct, k) / C(samples, k): Chen et al., arXiv 2107.03374, equation 1, in exact integers.
     Raises LmgymError unless 1 <= k <= samples and 0 <= correct <= samples.
 
-    Example: of 4 samples 1 is right, so half of the 6 pairs hold it
+    Example: 1 of 4 samples is right, so half of the 6 pairs hold it
         >>> pass_at_k(correct=1, samples=4, k=2)
         0.5
     """
@@ -210,11 +211,10 @@ def pass_at_k(correct: int, samples: int, k: int) -> float:
 
 
 def pass_at_k_each(values_per_prompt: Sequence[Sequence[float]], k: int, threshold: float = 1.0) -> list[list[float]]:
-    """Each prompt's pass@k, in the form that `mean_interval` takes; a sample is correct from `threshold` on.
+    """Each prompt's pass@k, as input for `mean_interval`; a sample is correct if its value is at least `threshold`.
 
-    `mean_interval` of them resamples prompts; where every estimate is 0 or 1 (always so when k is the number of
-    samples) each prompt is one trial and the interval is Wilson's. Raises LmgymError if a prompt has fewer than k
-    samples.
+    `mean_interval` then resamples prompts. If every estimate is 0 or 1 (always so if k is the number of samples), each
+    prompt is one trial and the interval is Wilson's. Raises LmgymError if a prompt has fewer than k samples.
 
     Example:
         >>> str(mean_interval(pass_at_k_each([[0, 1], [1, 1], [0, 0]], k=2)))
@@ -229,7 +229,7 @@ def pass_at_k_each(values_per_prompt: Sequence[Sequence[float]], k: int, thresho
 
 
 def do_not_overlap(a: Interval, b: Interval) -> bool:
-    """True if one interval ends before the other begins; False where either has no bounds.
+    """True if one interval ends before the other begins; False if one of them has no bounds.
 
     Example:
         >>> do_not_overlap(wilson(200, 512), wilson(430, 512))
@@ -239,8 +239,8 @@ def do_not_overlap(a: Interval, b: Interval) -> bool:
 
 
 def _t_quantile(probability: float, freedom: int) -> float:
-    """The t that Student's distribution with `freedom` degrees stays below with this probability (above 1/2), by
-    bisection of its distribution function: Abramowitz & Stegun 26.7.3 and 26.7.4, sums of freedom / 2 terms."""
+    """The quantile of Student's t distribution with `freedom` degrees of freedom, for a probability above 1/2.
+    Bisection of the distribution function in Abramowitz & Stegun 26.7.3 and 26.7.4, sums of freedom / 2 terms."""
 
     def inside(t: float) -> float:  # the probability between -t and t
         angle = math.atan(t / math.sqrt(freedom))
@@ -254,6 +254,7 @@ def _t_quantile(probability: float, freedom: int) -> float:
             return 2 / math.pi * (angle + sine * (total if freedom > 1 else 0.0))
         return sine * total
 
+    # Find an upper bound, then halve the range 80 times, to below the precision of a float.
     low, high = 0.0, 1.0
     while inside(high) < 2 * probability - 1:
         high *= 2

@@ -1,7 +1,7 @@
-"""Two models on the same examples: the interval and the test of their paired difference. Numpy only.
+"""Compares two models on the same examples: confidence interval and test of their paired difference. Needs numpy only.
 
-Pairing takes away what the examples have in common: a hard problem is hard for both. Differences are of the second to
-the first, one number per prompt, and the prompt is the unit of evidence (see statistics.py).
+Pairing removes the variation between examples: a hard problem is hard for both models. A difference is second minus
+first, one number per prompt; the prompt is the unit of resampling (see intervals.py).
 """
 
 import math
@@ -24,18 +24,18 @@ from lmgym.stats.intervals import (
     sums_draws,
 )
 
-EXACT = 12  # non-zero differences up to which all 2^m signs are tried
+EXACT = 12  # up to so many non-zero differences all 2^m sign patterns are tried
 
 
 @dataclass(frozen=True)
 class Paired:
     """One metric of two models on the same prompts.
 
-    `first`, `second`: each one's mean; `difference`: second minus first, of the same prompts. `p`: two-sided, of no
-    difference at all; NaN where there is no test. `higher_first`, `equal`, `higher_second` count prompts, and are None
-    for a figure of all answers at once, which no prompt has.
+    `first`, `second`: the mean of each model; `difference`: second minus first. `p`: two-sided p-value of the
+    hypothesis that there is no difference; NaN without a test. `higher_first`, `equal`, `higher_second`: numbers of
+    prompts; None for a corpus metric, which has no value per prompt.
 
-    Example: compare([[1], [0], [1]], [[1], [1], [1]]).difference -> Interval(mean=0.33, low=..., high=..., count=3)
+    Example: compare_means([[1], [0], [1]], [[1], [1], [1]]).difference.mean -> 0.33
     """
 
     first: Interval
@@ -52,14 +52,14 @@ class Paired:
 def compare_means(
     first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], confidence: float = 0.95, seed: int = 0
 ) -> Paired:
-    """Compare two models by the values of their answers, per prompt and sample.
+    """Compare two models by the mean of their answers' values; the values are given per prompt and sample.
 
-    One right-or-wrong answer to each prompt: Tango's score interval and McNemar's exact test. Anything else (scores in
-    between, several samples): a percentile bootstrap of the prompts' differences and a sign-flip test of the same.
-    Raises LmgymError without prompts, for a prompt without samples and for two different numbers of prompts.
+    With one answer per prompt and values 0 or 1: Tango's score interval and McNemar's exact test. Else (other values,
+    several samples): a percentile bootstrap of the prompts' differences, and a sign-flip test. Raises LmgymError
+    without prompts, for a prompt without samples, and for different numbers of prompts.
 
-    Example: 20 prompts, of which 6 only the second has right and 1 only the first
-        >>> result = compare([[1]] * 8 + [[0]] * 12, [[1]] * 7 + [[0]] + [[1]] * 6 + [[0]] * 6)
+    Example: 20 prompts; 6 are right for the second model only, 1 for the first only
+        >>> result = compare_means([[1]] * 8 + [[0]] * 12, [[1]] * 7 + [[0]] + [[1]] * 6 + [[0]] * 6)
         >>> str(result.difference), round(result.p, 3)
         ('0.250 [-0.011, 0.488]', 0.125)
     """
@@ -68,7 +68,7 @@ def compare_means(
             f"paired comparison of {len(first)} prompts with {len(second)}; both must answer the same ones"
         )
     one, other = mean_interval(first, confidence, seed), mean_interval(second, confidence, seed)
-    differences = [  # fsum: the same values in another order are no difference
+    differences = [  # fsum is exact: the same values in another order give no difference
         math.fsum(b) / len(b) - math.fsum(a) / len(a) for a, b in zip(first, second, strict=True)
     ]
     signs = [(difference > 0) - (difference < 0) for difference in differences]
@@ -89,24 +89,26 @@ def compare_sums(
     flips: int = 9999,
     seed: int = 0,
 ) -> Paired:
-    """Compare two models by a figure of sums, such as a corpus BLEU; each has a row for each prompt.
+    """Compare two models by a metric of sums, such as corpus BLEU; both have one row per prompt.
 
-    The interval is a paired bootstrap: both figures of the same resampled prompts (P. Koehn, EMNLP 2004, W04-3250). The
+    The interval is a paired bootstrap: both metrics on the same resampled prompts (P. Koehn, EMNLP 2004, W04-3250). The
     test swaps the two models' answers to random prompts, as `sign_flip` does for means (S. Riezler and J. Maxwell,
-    W05-0908, section 4). Raises LmgymError for two different numbers of prompts.
+    W05-0908, section 4). Raises LmgymError for different numbers of prompts.
 
-    Example: compare_summed(a, b).difference -> Interval(mean=0.012, low=0.004, high=0.021, count=500)
+    Example: compare_sums(a, b).difference -> Interval(mean=0.012, low=0.004, high=0.021, count=500)
     """
     if len(first.rows) != len(second.rows):
         raise LmgymError(
             f"paired comparison of {len(first.rows)} prompts with {len(second.rows)}; both must answer the same ones"
         )
     one, other = (sums_bootstrap(summed, confidence, resamples, seed) for summed in (first, second))
+    # 1. The bootstrap. `sums_draws` gives both models the same resamples.
     low = high = math.nan
     if len(first.rows) > 1:
         drawn = sums_draws(second, resamples, seed) - sums_draws(first, resamples, seed)
         low, high = map(float, np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2]))
     difference = Interval(other.mean - one.mean, low, high, len(first.rows))
+    # 2. The test: how often a random swap gives a difference at least as large as the observed one.
     seen, random, hits = abs(difference.mean) * (1 - 1e-12), seeds.generator("swap", seed), 0
     both, rows = first.rows + second.rows, max(1, CELLS // len(first.rows))
     for start in range(0, flips, rows):
@@ -118,19 +120,20 @@ def compare_sums(
 
 
 def untested(first: Interval, second: Interval) -> Paired:
-    """Two figures whose difference has neither interval nor test, such as numbers of distinct words."""
+    """The comparison of two metrics without interval and test, such as numbers of distinct words."""
     difference = Interval(second.mean - first.mean, math.nan, math.nan, first.count)
     return Paired(first, second, difference, math.nan, None, None, None, "none", "none")
 
 
 def tango(gained: int, lost: int, pairs: int, confidence: float = 0.95) -> Interval:
-    """Score interval of the difference of two paired shares, (gained - lost) / pairs.
+    """Score interval of the difference of two paired proportions, (gained - lost) / pairs.
 
-    All d with (gained - lost - n d)^2 <= z^2 n (2 q + d (1 - d)), where q is the likeliest chance to lose a pair given
-    the difference d: the larger root of 2n q^2 + (-gained - lost + (2n - gained + lost) d) q - lost d (1 - d) = 0.
-    T. Tango, Statistics in Medicine 17 (1998), 891-908; honest for few pairs, and not of width 0 where no pair
-    differs. At d = 0 it is McNemar's asymptotic test, so it nearly always agrees with the exact one below. Raises
-    LmgymError for impossible counts.
+    The interval holds all d with (gained - lost - n d)^2 <= z^2 n (2 q + d (1 - d)). q is the maximum-likelihood
+    probability of losing a pair, given the difference d: the larger root of
+    2n q^2 + (-gained - lost + (2n - gained + lost) d) q - lost d (1 - d) = 0. T. Tango, Statistics in Medicine 17
+    (1998), 891-908. It is reliable for few pairs, and has a width above 0 even if no pair differs. At d = 0 it is
+    McNemar's asymptotic test, so it nearly always agrees with the exact test below. Raises LmgymError for impossible
+    counts.
 
     Example: 6 and 16 of 161 pairs differ (Fagerland et al., Statistics in Medicine 33 (2014), 2850-2875)
         >>> str(tango(6, 16, 161))
@@ -149,6 +152,7 @@ def tango(gained: int, lost: int, pairs: int, confidence: float = 0.95) -> Inter
         chance = (root - linear) / (4 * pairs)
         return (gained - lost - pairs * d) ** 2 <= squared * pairs * max(2 * chance + d * (1 - d), 0.0)
 
+    # Each bound by bisection between the estimate, which is inside, and -1 or 1.
     bounds = []
     for outer in (-1.0, 1.0):
         within, beyond = estimate, outer
@@ -160,12 +164,13 @@ def tango(gained: int, lost: int, pairs: int, confidence: float = 0.95) -> Inter
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Exact two-sided p-value of no difference, from the pairs that differ: each is gained or lost with chance 1/2.
+    """McNemar's test: exact two-sided p-value of no difference. Under that hypothesis each pair that differs is gained
+    or lost with probability 1/2.
 
     min(1, 2 P(X <= min(gained, lost))), X binomial(gained + lost, 1/2): Q. McNemar, Psychometrika 12 (1947), 153-157,
-    in exact integers; the sign test on right-or-wrong answers.
+    in exact integers. It is the sign test for answers that are right or wrong.
 
-    Example: of 7 pairs that differ 6 are gained: 2 (1 + 7) / 2^7
+    Example: 6 of 7 pairs that differ are gained: 2 (1 + 7) / 2^7
         >>> mcnemar(6, 1)
         0.125
     """
@@ -177,20 +182,21 @@ def mcnemar(gained: int, lost: int) -> float:
 
 
 def sign_flip(differences: Sequence[float], resamples: int = 9999, seed: int = 0) -> float:
-    """Two-sided p-value of no difference, from paired differences of any size: without one, their signs are chance.
+    """Sign-flip (permutation) test: two-sided p-value of no difference, from paired differences of any size. Under that
+    hypothesis the signs of the differences are random.
 
-    The share of sign patterns whose sum is at least as far from 0 as the one seen. Up to 12 non-zero differences all
-    patterns are tried; beyond, `resamples` random ones and the one seen, (1 + hits) / (1 + resamples), which is never 0
-    (Phipson & Smyth, Stat. Appl. Genet. Mol. Biol. 9 (2010), 39). R. A. Fisher, The Design of Experiments (1935),
-    section 21; for language systems: Dror et al., ACL 2018 (P18-1128), section 3.2. The same differences and seed give
-    the same number.
+    The p-value is the fraction of sign patterns whose sum is at least as far from 0 as the observed one. Up to 12
+    non-zero differences all patterns are tried. For more, `resamples` random patterns and the observed one:
+    (1 + hits) / (1 + resamples), which is never 0 (Phipson & Smyth, Stat. Appl. Genet. Mol. Biol. 9 (2010), 39).
+    R. A. Fisher, The Design of Experiments (1935), section 21; for language systems: Dror et al., ACL 2018 (P18-1128),
+    section 3.2. The same differences and seed give the same number.
 
-    Example: of the 8 sign patterns of 1, 2, 3 two have a sum of 6 or -6
+    Example: two of the 8 sign patterns of 1, 2, 3 have the sum 6 or -6
         >>> sign_flip([1.0, 2.0, 3.0])
         0.25
     """
     values = np.array([value for value in differences if value], dtype=np.float64)
-    seen = abs(values.sum()) * (1 - 1e-12)  # sums in another order may round below it
+    seen = abs(values.sum()) * (1 - 1e-12)  # the same sum in another order may be smaller by rounding
     if len(values) <= EXACT:
         signs = np.array(list(product((-1.0, 1.0), repeat=len(values)))).reshape(2 ** len(values), len(values))
         return float((abs(signs @ values) >= seen).mean())

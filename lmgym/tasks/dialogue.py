@@ -23,8 +23,8 @@ CRD3_FILES = {"train": "train_files", "validation": "val_files", "test": "test_f
 
 @dataclass(frozen=True)
 class _Dialogue:
-    """Utterances, and for each its intent and emotion as written in the data; None if the data has none. `where` is file
-    and line."""
+    """Utterances, and for each its intent and emotion as written in the data; None if the data has none. `where` is
+    file and line."""
 
     where: str
     utterances: list[str]

@@ -236,7 +236,7 @@ def _decoded(path: Path) -> Iterator[str]:
                 yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise LmgymError(f"{path}:{number}: not UTF-8 (byte {error.start + 1} of the line)") from error
-    except (OSError, EOFError, zlib.error) as error:  # gzip raises each of them, for cut-off files and for other formats
+    except (OSError, EOFError, zlib.error) as error:  # gzip raises each of them, for truncated or wrong files
         raise LmgymError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
