@@ -171,7 +171,7 @@ def _tokens(reward: str, key: str, scorer: Scorer, begin: str, word: str) -> lis
         return alone
     if not tokens:
         raise LmgymError(
-            f"key 'rewards.{reward}.{key}': '{word}' is no single token of {scorer.name} behind {anchor!r}; choose "
+            f"key 'rewards.{reward}.{key}': '{word}' is no single token of {scorer.name} after {anchor!r}; choose "
             f"{'a smaller number' if key == 'highest' else 'another word'}"
         )
     return tokens

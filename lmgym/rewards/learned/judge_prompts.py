@@ -122,4 +122,4 @@ def check_template(reward: str, template: str, needs: Sequence[str] = ("answer",
             raise LmgymError(f"{key}: there is no field '{{{field}}}'; {suggest(field, FIELDS)}")
     for field in needs:
         if f"{{{field}}}" not in template:
-            raise LmgymError(f"{key} must have {{{field}}} in it, where the {field} is to stand")
+            raise LmgymError(f"{key} must have {{{field}}} in it: the {field} is put there")
