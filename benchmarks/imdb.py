@@ -37,7 +37,7 @@ from lmgym.experiments.compare import compare
 from lmgym.models.load import load_policy
 from lmgym.rollouts.rollout import demonstrate
 from lmgym.stats.intervals import Interval, clustered_bootstrap, student_t
-from lmgym.tasks.base import load, share
+from lmgym.tasks.base import hash_fraction, load_task
 from lmgym.training.setup import held_out_examples, make_actor, make_engine
 from lmgym.types import Example
 
@@ -76,12 +76,12 @@ def prepare(folder: Path, settings: Sequence[str]) -> None:
     """Write openings_{train,validation,test}.jsonl and passages_train.jsonl, and train the two classifiers."""
     folder.mkdir(parents=True, exist_ok=True)
     known = {key: yaml.safe_load(value) for key, value in (one.split("=", 1) for one in settings)}
-    reviews = load("imdb", "train", **{**known, "validation": 0.0})
+    reviews = load_task("imdb", "train", **{**known, "validation": 0.0})
     classifier = runpy.run_path(str(ROOT / "examples" / "train_classifier.py"))["main"]
-    parts = {"test": load("imdb", "test", **{"test_size": None, **known})}
+    parts = {"test": load_task("imdb", "test", **{"test_size": None, **known})}
     for name in ("train", "validation"):
         low, high = SLICES[name]
-        parts[name] = [review for review in reviews if low <= share(review.meta["review"]) < high]
+        parts[name] = [review for review in reviews if low <= hash_fraction(review.meta["review"]) < high]
     for name, own in parts.items():
         rows = [row for review in own for row in [opening(review)] if row]
         write(folder / f"openings_{name}.jsonl", rows)

@@ -33,11 +33,10 @@ from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.learned import forward
-from lmgym.rewards.learned import models as scorers
+from lmgym.rewards.learned import batched_forward, scorers
 from lmgym.rewards.learned.rows import text_rows
 from lmgym.stats.intervals import wilson
-from lmgym.tasks.base import load, share
+from lmgym.tasks.base import hash_fraction, load_task
 from lmgym.text.chat import messages_of, plain_text
 from lmgym.types import Example
 
@@ -133,9 +132,11 @@ def held_out(folder: Path, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
     The texts go the way of `learned_reward`, cut on the right where they are too long.
     """
-    scorer = scorers.load("learned_reward", "classifier", str(folder), device="cpu")
+    scorer = scorers.load_scorer("learned_reward", "classifier", str(folder), device="cpu")
     rows = text_rows("learned_reward", scorer, [text for text, _ in pairs], "right")
-    said = [scorer.labels[max(range(len(row)), key=row.__getitem__)] for row in forward.logits(scorer, rows, 16384)]
+    said = [
+        scorer.labels[max(range(len(row)), key=row.__getitem__)] for row in batched_forward.logits(scorer, rows, 16384)
+    ]
     right = wilson(sum(label == own for (_, label), own in zip(pairs, said, strict=True)), len(pairs))
     most = Counter(label for _, label in pairs).most_common(1)[0][1] / len(pairs)
     return {"accuracy": right.mean, "low": right.low, "high": right.high, "texts": len(pairs), "most": most}
@@ -146,9 +147,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.manual_seed(given.seed)
     settings = {key: yaml.safe_load(value) for key, value in (one.split("=", 1) for one in given.settings)}
     low, high = given.slice
-    pairs = labelled(load(given.task, given.split, **settings), given.text, given.label)
-    pairs = [(text, label) for text, label in pairs if low <= share(text) < high]
-    tested = labelled(load(given.task, given.test_split, **settings), given.text, given.label)
+    pairs = labelled(load_task(given.task, given.split, **settings), given.text, given.label)
+    pairs = [(text, label) for text, label in pairs if low <= hash_fraction(text) < high]
+    tested = labelled(load_task(given.task, given.test_split, **settings), given.text, given.label)
     names = sorted({label for _, label in pairs})
     unknown = {label for _, label in tested} - {*names}
     if len(names) < 2 or unknown:

@@ -18,7 +18,7 @@ def run(given: argparse.Namespace) -> None:
     with quick_imports():
         from lmgym.core import seeds
         from lmgym.inference.base import Request
-        from lmgym.tasks.base import ask
+        from lmgym.tasks.base import examples_from_prompts
         from lmgym.text.chat import decode
         from lmgym.training.preflight import cut_prompts
         from lmgym.training.setup import make_actor, trained_policy
@@ -29,7 +29,7 @@ def run(given: argparse.Namespace) -> None:
         raise LmgymError("there is no prompt: give --prompt TEXT, or one prompt a line on standard input")
     policy = trained_policy(config, folder)
     sampling = config.evaluation.decoding(config.stages[-1].sampling)
-    examples, actor = ask(prompts, config.stages[-1].task, config.seed), make_actor(config, policy)
+    examples, actor = examples_from_prompts(prompts, config.stages[-1].task, config.seed), make_actor(config, policy)
     if cut := cut_prompts(examples, config.policy, policy):
         print(f"lmgym: {cut}", file=sys.stderr)
     ids = [tuple(actor.encode_prompt(example.prompt)) for example in examples]

@@ -168,7 +168,7 @@ def _value(hint: Any, value: Any, key: str) -> Any:
     if name in NAMED and not isinstance(value, Algorithm) and (value is not None or not _optional(hint)):
         return _named(name, value, key)
     if name == "rewards" or key == "evaluation.metrics":
-        rewards.build(converted(dict[str, Any], value, key))
+        rewards.build_rewards(converted(dict[str, Any], value, key))
         return value
     section = section_of(hint)
     if section is None or value is None:

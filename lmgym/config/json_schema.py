@@ -36,7 +36,9 @@ def recipe_schema(names: Callable[[str], Iterable[str]], runs: type) -> Schema:
     definitions: Schema = {
         "algorithm": _named([_algorithm(kind, own) for kind, own in _by_target("algorithm", names).items()]),
         "task": _named([_task(task, own) for task, own in _by_target("task", names).items()]),
-        "task_options": _options({option: hints_of(tasks.load)[option] for option in tasks.OPTIONS} | {"split": str}),
+        "task_options": _options(
+            {option: hints_of(tasks.load_task)[option] for option in tasks.OPTIONS} | {"split": str}
+        ),
         "env": _named([_env(env, own) for env, own in _by_target("env", names).items()]),
         "env_options": _options(ENV_OPTIONS),
         "rewards": _rewards(names("reward")),

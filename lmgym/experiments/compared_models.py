@@ -16,7 +16,7 @@ from lmgym.config.schema import Config
 from lmgym.core.errors import LmgymError
 from lmgym.models.builtin import is_builtin
 from lmgym.models.load import PolicySection
-from lmgym.rewards.base import Reward, build
+from lmgym.rewards.base import Reward, build_rewards
 from lmgym.training import checkpoint
 from lmgym.training.machine import choose_machine
 from lmgym.training.setup import held_out_examples, newest_model
@@ -161,4 +161,4 @@ def common_rewards(one: Side, other: Side) -> tuple[list[Reward], list[str]]:
         else [f"the reward is not compared: {one.name} weighs its parts {weights[0]}, {other.name} {weights[1]}"]
     )
     parts = {name: {**arguments, "weight": weights[0].get(name, 0.0)} for name, arguments in merged.items()}
-    return build(parts), notes
+    return build_rewards(parts), notes

@@ -7,18 +7,19 @@ from typing import Any
 from lmgym.core.errors import LmgymError
 from lmgym.types import Episode
 
-OWN = ("prompts", "completions", "completion_ids")  # what is no column of the examples
+OWN = ("prompts", "completions", "completion_ids")  # arguments that are no columns; no column may have these names
 
 
 def from_trl(function: Callable[..., Any], name: str = "") -> Callable[[list[Episode]], list[float]]:
-    """A reward of episodes from one of TRL's kind, `(prompts, completions, **columns) -> list of numbers`.
+    """Turn a reward function written for TRL, `(prompts, completions, **columns) -> list of numbers`, into an lmgym
+    reward of episodes.
 
-    The function is called with keywords, as TRL's trainers do: `prompts` and `completions` are texts, or lists of
-    messages where the example's prompt is a chat; `completion_ids` are the sampled ids; each key of the examples'
-    `meta` is a column (None where an example lacks it), and so is `references`. Of several turns the last one is the
-    completion. A function without **columns is given only what it names. None in place of a number says that the
-    reward does not apply, and counts as 0, which is what it adds to the score in TRL too (its metric there leaves such
-    answers out). There is no trainer_state; what `log_extra` and `log_metric` are told goes nowhere.
+    The function is called with keywords, as TRL's trainers do. `prompts` and `completions` are texts, or lists of
+    messages if the example's prompt is a chat. `completion_ids` are the sampled ids. Each key of the examples' `meta`
+    is a column (None if an example lacks it), and `references` is one too. If an episode has several turns, the last
+    one is the completion. A function without **columns gets only the arguments that it names. It may return None
+    instead of a number: the reward does not apply. That counts as 0, as in TRL's score (TRL's metric leaves such
+    answers out). There is no trainer_state, and calls of `log_extra` and `log_metric` are ignored.
 
     Raises LmgymError for a coroutine function, for one that takes neither prompts nor completions, and, when it is
     called, for a column with the name of an argument.
@@ -31,6 +32,7 @@ def from_trl(function: Callable[..., Any], name: str = "") -> Callable[[list[Epi
         >>> from_trl(mentions)(episodes)
         [1.0, 0.0]
     """
+    # Refuse what could only fail later, in the middle of a run.
     called = name or getattr(function, "__name__", "reward")
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
         raise LmgymError(f"reward '{called}' is a coroutine function; a reward of style trl must be an ordinary one")
@@ -49,14 +51,14 @@ def from_trl(function: Callable[..., Any], name: str = "") -> Callable[[list[Epi
         values: Any = function(**{key: value for key, value in given.items() if everything or key in named})
         if isinstance(values, Sequence) and not isinstance(values, str):
             return [0.0 if value is None else value for value in values]
-        return values  # the guard says what is wrong with it, or takes an array as it is
+        return values  # base.call_guarded accepts an array, and refuses anything else with a clear message
 
     reward.__name__ = called
     return reward
 
 
 def _arguments(episodes: Sequence[Episode], called: str) -> dict[str, Any]:
-    """Every keyword that the function is called with."""
+    """All keyword arguments that TRL would pass."""
     metas = [episode.example.meta for episode in episodes]
     columns: dict[str, Any] = {"log_extra": _ignore, "log_metric": _ignore}
     for key in dict.fromkeys(key for meta in metas for key in meta):
@@ -84,4 +86,4 @@ def _completion(episode: Episode) -> str | list[dict[str, str]]:
 
 
 def _ignore(*arguments: Any) -> None:
-    """In place of TRL's extra columns and metrics."""
+    """Stands in for TRL's `log_extra` and `log_metric`."""

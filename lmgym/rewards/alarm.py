@@ -1,4 +1,4 @@
-"""A limit on how long a call may take: an alarm signal, on systems that have one."""
+"""A time limit for one call, by an alarm signal (SIGALRM), on systems that have it."""
 
 import math
 import signal
@@ -10,14 +10,15 @@ from types import FrameType
 
 
 class TimeUp(BaseException):
-    """Raised inside a reward by the alarm; not an Exception, so that `except Exception` in a reward lets it pass."""
+    """Raised inside a reward by the alarm. It is no Exception, so `except Exception` in a reward does not catch it."""
 
-    file = __file__  # for tracebacks, which are to begin with the reward's own lines
+    file = __file__  # lets base._place skip this file's lines in a traceback
 
 
 @contextmanager
 def alarm(timeout: float | None) -> Iterator[None]:
-    """Raise TimeUp in the body after `timeout` seconds; leaves handler and timer as they were."""
+    """Raise TimeUp in the body after `timeout` seconds; restores the earlier signal handler and timer afterwards."""
+    # Python allows signal handlers in the main thread only.
     usable = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
     if timeout is None or math.isinf(timeout) or not usable:
         yield
@@ -38,5 +39,5 @@ def alarm(timeout: float | None) -> Iterator[None]:
         running = False
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, handler)
-        if left:  # somebody else's timer was running; it goes on with what is left of it
+        if left:  # another timer was running before: set it again to the time that it has left
             signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - began), 1e-3), interval)

@@ -1,8 +1,8 @@
-"""Building rewards from a recipe, and calling them behind a guard.
+"""Rewards: build them from a recipe, call them, check what they return.
 
-A reward is a callable `(texts, examples, **arguments) -> list of floats`: `texts` are the model's last turns,
-special tokens removed, `examples` the problems they answer. One marked with `@episodes` gets whole episodes
-instead. The same function is a metric.
+A reward is a callable `(texts, examples, **arguments) -> list of floats`. `texts` are the model's last turns without
+special tokens; `examples` are the problems that they answer. A function marked with `@episodes` gets whole episodes
+instead. A metric is the same kind of function.
 """
 
 import math
@@ -22,7 +22,7 @@ from lmgym.core.validation import check_arguments, converted
 from lmgym.rewards.adapters import from_trl
 from lmgym.rewards.alarm import TimeUp, alarm
 from lmgym.rewards.parallel import Parallel, in_parallel
-from lmgym.rewards.views import Stripping, thoughtless, with_text
+from lmgym.rewards.views import Stripping, strip_thoughts, with_text
 from lmgym.types import Episode, Example
 
 RewardFunction = TypeVar("RewardFunction", bound=Callable[..., Any])
@@ -41,12 +41,12 @@ OPTIONS = {
 
 @dataclass
 class Reward:
-    """One part of the score: a function with its arguments bound, and its weight (0: a metric only).
+    """One component of the score: a function with its arguments bound, and its weight (0: a metric only).
 
-    It sees the text behind the model's thoughts where `strip_thinking` says so (see `without_thinking`), what
-    `post_process` makes of that, and only the examples of the named `tasks` of a mixture, all of them where there are
-    none; elsewhere it counts as 0. With `shaping` it is paid token by token (see tokens.py), with `each_turn` turn by
-    turn (see turns.py).
+    With `strip_thinking` the function sees the text without the model's thoughts (see `without_thinking`).
+    `post_process` then changes that text. `tasks` names the tasks of a mixture that the reward is for (empty: all); for
+    examples of other tasks it is 0. With `shaping` each token gets its own reward (see token_credit.py), with
+    `each_turn` each turn does (see turn_credit.py).
 
     Example: Reward("final_answer", 1.0, lmgym.core.registry.get("reward", "final_answer"))
     """
@@ -62,11 +62,11 @@ class Reward:
 
     @property
     def by_token(self) -> bool:
-        """Whether tokens are paid each for itself."""
+        """True if each token gets its own reward."""
         return self.shaping or getattr(self.function, "pays_tokens", False)
 
     def applies(self, example: Example) -> bool:
-        """True if the example is of a task that this reward judges. Raises LmgymError for a name of no task."""
+        """True if the reward is for the example's task. Raises LmgymError if `tasks` names an unknown task."""
         if not self.tasks:
             return True
         if "mixture" not in example.meta:
@@ -91,23 +91,25 @@ def episodes(function: RewardFunction) -> RewardFunction:
     return function
 
 
-def build(section: Mapping[str, Any]) -> list[Reward]:
-    """The rewards of a recipe's section `rewards:`, in its order.
+def build_rewards(section: Mapping[str, Any]) -> list[Reward]:
+    """Build the rewards of a recipe's section `rewards:`, in the order of its keys.
 
-    A key is a registered name or "module:attribute", or any name where the option `reward` says which of these it
-    stands for, so that one function can judge twice. A number is the weight; a mapping holds `weight` (1 where it is
-    left out), the options of any reward (`reward`, `strip_thinking`, `post_process`, `shaping`, `each_turn`, `tasks`,
-    `parallel`, and `style: trl` for a function of TRL's kind), and the function's arguments. Raises LmgymError for
-    unknown names, unknown, missing or wrong arguments, and weights that are no finite number.
+    A key is a registered name or "module:attribute". With the option `reward`, which then holds one of these, the key
+    may be any name; so one function can be used twice. The value is the weight, or a mapping of `weight` (default 1),
+    the options of any reward (`reward`, `strip_thinking`, `post_process`, `shaping`, `each_turn`, `tasks`, `parallel`,
+    and `style: trl` for a function written for TRL) and the function's own arguments.
+
+    Raises LmgymError for unknown names, for unknown, missing or wrong arguments, and for weights that are not finite.
 
     Example:
-        >>> build({"final_answer": 1.0, "length": {"weight": 0.1, "target": 50}})
+        >>> build_rewards({"final_answer": 1.0, "length": {"weight": 0.1, "target": 50}})
     """
     rewards = []
     for name, value in section.items():
         key = f"rewards.{name}"
         if name in ("reward", "truncated", "broken", "reference_nll"):
             raise LmgymError(f"key '{key}': evaluations report something else as '{name}'; choose another name")
+        # Separate the options of any reward from the function's own arguments.
         arguments = {"weight": 1.0, **value} if isinstance(value, Mapping) else {"weight": value}
         options = {
             option: converted(hint, arguments.pop(option), f"{key}.{option}")
@@ -116,11 +118,13 @@ def build(section: Mapping[str, Any]) -> list[Reward]:
         }
         if not math.isfinite(options["weight"]):
             raise LmgymError(f"key '{key}.weight' must be finite, not {options['weight']}")
+        # Find the function, adapt it if it is TRL's kind, and check the arguments against its signature.
         function = registry.get("reward", options.pop("reward", name))
         if options.pop("style", "lmgym") == "trl":
             function = episodes(from_trl(function, name))
         of_episodes = getattr(function, "takes_episodes", False)
         arguments = check_arguments(function, arguments, key, given=1 if of_episodes else 2, also=OPTIONS)
+        # Bind the arguments; with `parallel`, calls go to other processes.
         if "parallel" in options:
             how = Parallel(**check_arguments(Parallel, options.pop("parallel"), f"{key}.parallel", given=0))
             if of_episodes or getattr(function, "pays_tokens", False):
@@ -137,10 +141,11 @@ def build(section: Mapping[str, Any]) -> list[Reward]:
 
 
 def available_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """An evaluation's metrics; one that cannot run on this machine is replaced by its substitute (`Entry.substitute`).
+    """An evaluation's metrics; a metric that cannot run on this machine is replaced by its substitute
+    (`Entry.substitute`).
 
-    The substitute is reported under its own name, and a warning says so once. A metric that the recipe names itself
-    keeps its arguments. Rewards are never replaced: a run trains on what it names, or not at all.
+    The substitute is reported under its own name, with one warning. If the recipe names the substitute too, the
+    recipe's arguments are kept. Rewards are never replaced: a run trains on the rewards that it names, or not at all.
 
     Example:
         >>> available_metrics({"meteor": {}, "bleu": {}})     # without WordNet
@@ -150,7 +155,7 @@ def available_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return available | {name: section for name, section in metrics.items() if name in available}
 
 
-@cache  # so that the warning comes once
+@cache  # warn once per metric
 def _available(name: str) -> str:
     entry = registry.BUILTIN["reward"].get(name)
     if entry is None or not entry.substitute or (found := availability_of(entry.needs)).runs != "no":
@@ -163,39 +168,38 @@ def _available(name: str) -> str:
     return entry.substitute
 
 
-def evaluate(reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0) -> list[float]:
-    """One finite number per episode, before the weight; 0 for those of a task that the reward does not judge.
+def call_reward(reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0) -> list[float]:
+    """Call a reward: one finite number per episode, not yet weighted; 0 if the reward is not for the episode's task.
 
-    Raises LmgymError, in one sentence, if the reward raises, returns anything but one finite number per
-    episode, or takes longer than `timeout` seconds (None: no limit). The limit is an alarm signal: it
-    interrupts Python code and regular expressions, but not a call that blocks inside a C library, and there
-    is none outside the main thread or on systems without SIGALRM. A function that works in time-limited processes
-    (processes/pool.py) bounds each of its calls itself, says so by an attribute `limits_itself`, and has no alarm: some
-    slow texts must cost their own reward, not the run.
+    Raises LmgymError, in one sentence, if the reward raises, returns anything but one finite number per episode, or
+    takes longer than `timeout` seconds (None: no limit). The limit is an alarm signal. It interrupts Python code and
+    regular expressions, but not a call that blocks inside a C library, and it needs the main thread and a system with
+    SIGALRM. A function with the attribute `limits_itself` gets no alarm: it works in time-limited processes
+    (processes/pool.py) and limits each text by itself, so that a slow text costs its own reward and not the run.
 
     Example:
-        >>> evaluate(build({"final_answer": 1.0})[0], episodes)
+        >>> call_reward(build_rewards({"final_answer": 1.0})[0], episodes)
         [1.0, 0.0]
     """
     if getattr(reward.function, "pays_tokens", False):
         raise LmgymError(f"reward '{reward.name}' pays token by token; let lmgym.apply_rewards apply it")
-    values = iter(_judge(reward, judged(reward, episodes), timeout))
+    values = iter(_judge(reward, episodes_to_judge(reward, episodes), timeout))
     return [next(values) if reward.applies(episode.example) else 0.0 for episode in episodes]
 
 
-def judged(reward: Reward, episodes: Sequence[Episode]) -> list[Episode]:
-    """The episodes that a reward judges, as it sees them: of its tasks, without thoughts where it is not shown any, and
-    post-processed. Where it sees another text they are copies: what trains stays as it was sampled."""
-    own = [episode for episode in episodes if reward.applies(episode.example)]
+def episodes_to_judge(reward: Reward, episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes of the reward's tasks, with the text that the reward sees: without thoughts (`strip_thinking`), then
+    post-processed. A changed episode is a copy, so the episodes that train stay as they were sampled."""
+    shown = [episode for episode in episodes if reward.applies(episode.example)]
     if reward.strip_thinking:
-        own = [thoughtless(episode, reward.strip_thinking) for episode in own]
+        shown = [strip_thoughts(episode, reward.strip_thinking) for episode in shown]
     if reward.post_process is not None:
-        own = [with_text(episode, reward.post_process(episode.text)) for episode in own]
-    return own
+        shown = [with_text(episode, reward.post_process(episode.text)) for episode in shown]
+    return shown
 
 
 def _judge(reward: Reward, episodes: Sequence[Episode], timeout: float | None) -> list[float]:
-    """The reward's own numbers, checked."""
+    """The numbers that the reward's function returns for these episodes, checked to be finite."""
     if not episodes:
         return []
     call: tuple[Any, ...] = (
@@ -204,13 +208,15 @@ def _judge(reward: Reward, episodes: Sequence[Episode], timeout: float | None) -
     )
     if getattr(reward.function, "takes_episodes", False):
         call = (list(episodes),)
-    values = called(reward, call, timeout, episodes)
-    return [finite(reward.name, value, index, episodes) for index, value in enumerate(values)]
+    values = call_guarded(reward, call, timeout, episodes)
+    return [finite_number(reward.name, value, index, episodes) for index, value in enumerate(values)]
 
 
-def called(reward: Reward, arguments: tuple[Any, ...], timeout: float | None, episodes: Sequence[Episode]) -> list[Any]:
-    """What the reward's function returns of these arguments, one item per episode, behind the guard."""
-    with guarded(reward, len(episodes), timeout):
+def call_guarded(
+    reward: Reward, arguments: tuple[Any, ...], timeout: float | None, episodes: Sequence[Episode]
+) -> list[Any]:
+    """Call the reward's function under `guard_reward` and check that it returns one item per episode."""
+    with guard_reward(reward, len(episodes), timeout):
         values = _as_list(reward.function(*arguments))
     if isinstance(values, str):
         raise LmgymError(f"reward '{reward.name}' returned {values}; it must return a list of one number per episode")
@@ -220,9 +226,9 @@ def called(reward: Reward, arguments: tuple[Any, ...], timeout: float | None, ep
 
 
 @contextmanager
-def guarded(reward: Reward, count: int, timeout: float | None) -> Iterator[None]:
-    """Whatever a reward's function raises in the body, or a body that takes longer than `timeout` seconds, becomes a
-    LmgymError of one sentence; `count` is the number of episodes that it judges."""
+def guard_reward(reward: Reward, count: int, timeout: float | None) -> Iterator[None]:
+    """Turn any exception in the body, or a body that takes longer than `timeout` seconds, into one LmgymError that
+    names the reward. `count` is the number of episodes, for the message."""
     limit = None if getattr(reward.function, "limits_itself", False) else timeout
     try:
         with alarm(limit):
@@ -239,12 +245,12 @@ def guarded(reward: Reward, count: int, timeout: float | None) -> Iterator[None]
 
 
 def check_examples(rewards: Sequence[Reward], examples: Sequence[Example]) -> None:
-    """Raise LmgymError where a reward could not judge an example whatever is answered, as one whose reference cannot be
-    read; to be called before anything is trained. A function says how by an attribute `check`, which takes the examples
-    and the function's arguments.
+    """Raise LmgymError if a reward cannot work with an example, whatever the answer; say, if a reference cannot be
+    read. Called before training starts. A reward function may have an attribute `check`, a function that takes the
+    examples and the reward's arguments and raises.
 
     Example:
-        >>> check_examples(build({"math_equal": 1.0}), load("math", "train", path="data/math"))
+        >>> check_examples(build_rewards({"math_equal": 1.0}), load_task("math", "train", path="data/math"))
     """
     for reward in rewards:
         check = getattr(reward.function, "check", None)
@@ -254,7 +260,7 @@ def check_examples(rewards: Sequence[Reward], examples: Sequence[Example]) -> No
 
 
 def _check_tokens(function: Callable[..., Any], options: Mapping[str, Any], key: str) -> None:
-    """Raise LmgymError for options that a reward that pays token by token does not go with."""
+    """Raise LmgymError for options that exclude each other: a reward per token allows none of these four."""
     if getattr(function, "pays_tokens", False):
         for option in ("shaping", "each_turn", "strip_thinking", "post_process"):
             if options.get(option):
@@ -264,27 +270,28 @@ def _check_tokens(function: Callable[..., Any], options: Mapping[str, Any], key:
 
 
 def _place(error: BaseException) -> str:
-    """Where it happened: the innermost line of the file that the reward itself is in."""
-    ours = (__file__, from_trl.__code__.co_filename, TimeUp.file)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in ours]
+    """Where the error happened: " at FILE:LINE", the innermost line in the reward's own file."""
+    # The first frame outside of lmgym's calling code is the reward's. Deeper frames may be in libraries.
+    calling = (__file__, from_trl.__code__.co_filename, TimeUp.file)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in calling]
     if not frames:
         return ""
-    own = [frame for frame in frames if frame.filename == frames[0].filename][-1]
-    return f" at {own.filename}:{own.lineno}"
+    last = [frame for frame in frames if frame.filename == frames[0].filename][-1]
+    return f" at {last.filename}:{last.lineno}"
 
 
 def _as_list(values: Any) -> list[Any] | str:
-    """The values, or what the function returned in place of a list."""
+    """The values as a list; if the function returned no list, the name of the type that it returned."""
     if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__len__"):
         return type(values).__name__
     return list(values)
 
 
-def finite(name: str, value: Any, index: int, episodes: Sequence[Episode]) -> float:
-    """The value as a finite number; LmgymError naming the reward and the episode's example if it is none."""
+def finite_number(name: str, value: Any, index: int, episodes: Sequence[Episode]) -> float:
+    """The value as a float. Raises LmgymError, with the reward and the example, if it is not a finite number."""
     where = f"for example '{episodes[index].example.id}' (index {index} of {len(episodes)})"
     try:
-        if not hasattr(type(value), "__float__"):  # float() itself would read a text
+        if not hasattr(type(value), "__float__"):  # float() would accept a text such as "1.5"
             raise TypeError
         number = float(value)
     except OverflowError:

@@ -1,11 +1,11 @@
-"""The contract of a reward, as a test that ships to whoever writes one."""
+"""`check_reward`: tests the contract of a reward. For users who write their own."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build, evaluate
+from lmgym.rewards.base import build_rewards, call_reward
 from lmgym.types import Episode, Example, Turn
 
 # A reward that asks a model in float32 adds the same numbers in another order when the batch is another one. Two orders
@@ -26,7 +26,7 @@ SAMPLE_TEXTS = (
 def check_reward(
     name: str, texts: Sequence[str] | None = None, examples: Sequence[Example] | None = None, **arguments: Any
 ) -> None:
-    """Raise LmgymError, with one sentence, unless the reward keeps its contract. For the tests of whoever writes one.
+    """Raise LmgymError, with one sentence, if the reward breaks its contract. Use it in the tests of your own rewards.
 
     Held: one finite number per text, the empty text included, and the same number whether a text is scored
     alone, in a batch, or in the batch reversed (up to TOLERANCE). Without `texts` and `examples` a small sample is
@@ -35,7 +35,7 @@ def check_reward(
     Example:
         >>> check_reward("length", target=50)
     """
-    reward = build({name: arguments})[0]
+    reward = build_rewards({name: arguments})[0]
     texts = SAMPLE_TEXTS if texts is None else texts
     if examples is None:
         examples = [
@@ -50,9 +50,9 @@ def check_reward(
         Episode(example, group=index, index=index, turns=[Turn(prompt_ids=[], action_ids=[], text=text)])
         for index, (text, example) in enumerate(zip(texts, examples, strict=True))
     ]
-    batch = evaluate(reward, sampled)
-    reversed_batch = evaluate(reward, sampled[::-1])[::-1]
+    batch = call_reward(reward, sampled)
+    reversed_batch = call_reward(reward, sampled[::-1])[::-1]
     for episode, together, backwards in zip(sampled, batch, reversed_batch, strict=True):
-        for value, how in ((evaluate(reward, [episode])[0], "alone"), (backwards, "in the batch reversed")):
+        for value, how in ((call_reward(reward, [episode])[0], "alone"), (backwards, "in the batch reversed")):
             if not math.isclose(value, together, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
                 raise LmgymError(f"reward '{name}' gives {episode.text!r} {together} in a batch but {value} {how}")

@@ -1,6 +1,8 @@
-"""Figures of a whole evaluation that are no means of its answers' values: one BLEU of all texts, their distinct words.
+"""Corpus metrics: one number for all answers of an evaluation, which is not the mean over the answers. Corpus BLEU and
+the number of distinct words are such metrics.
 
-A reward has one where it has an attribute `corpus`, a function of texts, examples and its arguments.
+A reward function has a corpus metric if it has an attribute `corpus`: a function of texts, examples and the reward's
+arguments.
 """
 
 import math
@@ -10,15 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import Reward, guarded, judged
+from lmgym.rewards.base import Reward, episodes_to_judge, guard_reward
 from lmgym.stats.intervals import Interval, SufficientStatistics, sums_bootstrap
 from lmgym.types import Episode
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A reward's figure of all answers to `prompts` prompts. `summed` has what each prompt adds, where it is one of
-    sums; others are not: words that a resample draws twice are not distinct twice.
+    """The value of a corpus metric over all answers to `prompts` prompts.
+
+    If the metric is a function of sums over the prompts (such as BLEU), `summed` holds each prompt's part of the sums.
+    Other metrics have None: words that a bootstrap draws twice are not distinct twice.
 
     Example: Corpus(0.31, 500).interval -> Interval(mean=0.31, low=nan, high=nan, count=500)
     """
@@ -29,7 +33,7 @@ class Corpus:
 
     @property
     def interval(self) -> Interval:
-        """With a bootstrap over prompts where it is a figure of sums; else without bounds."""
+        """The value with a bootstrap interval over prompts; without bounds (NaN) if there are no sums."""
         if self.summed is not None:
             return sums_bootstrap(self.summed)
         return Interval(self.value, math.nan, math.nan, self.prompts)
@@ -38,11 +42,12 @@ class Corpus:
 def corpora(
     rewards: Sequence[Reward], groups: Sequence[Sequence[Episode]], timeout: float | None = 60.0
 ) -> dict[str, Corpus]:
-    """The figures of those rewards that have one, by "NAME/corpus", of the answers that they judge; `groups` are the
-    episodes by prompt. Raises LmgymError as `base.evaluate` does.
+    """Compute all corpus metrics of these rewards: "NAME/corpus" -> Corpus. `groups` are the episodes of each prompt;
+    episodes without an answer, or of a task that the reward is not for, are left out. Raises LmgymError as
+    `base.call_reward` does.
 
     Example:
-        >>> corpora(build({"bleu": 0}), groups)["bleu/corpus"].interval
+        >>> corpora(build_rewards({"bleu": 0}), groups)["bleu/corpus"].interval
         Interval(mean=0.31, low=0.28, high=0.34, count=500)
     """
     found = {}
@@ -50,7 +55,7 @@ def corpora(
         function = getattr(reward.function, "corpus", None)
         if function is None:
             continue
-        answered = [judged(reward, [episode for episode in group if episode.turns]) for group in groups]
+        answered = [episodes_to_judge(reward, [episode for episode in group if episode.turns]) for group in groups]
         answered = [group for group in answered if group]
         if answered:
             found[f"{reward.name}/corpus"] = _corpus(reward, answered, timeout)
@@ -63,10 +68,11 @@ def _corpus(reward: Reward, groups: Sequence[Sequence[Episode]], timeout: float 
     arguments = getattr(reward.function, "keywords", {})
     function = reward.function.corpus  # type: ignore[attr-defined]
     sums, summed = getattr(function, "sums", None), None
-    with guarded(reward, len(episodes), timeout):
+    with guard_reward(reward, len(episodes), timeout):
         if sums is None:
             value = function(*call, **arguments)
         else:
+            # Add up the rows of a prompt's answers: the bootstrap resamples prompts, not single answers.
             by_text = sums(*call, **arguments)
             starts = np.cumsum([0, *map(len, groups[:-1])])
             summed = SufficientStatistics(np.add.reduceat(by_text.rows, starts, axis=0), by_text.value)

@@ -1,6 +1,6 @@
-"""The option `parallel` of any reward of texts: its calls go to the process pool, with a time limit.
+"""The option `parallel` of a reward of texts: its calls run in the process pool, with a time limit.
 
-For metrics that are slow (METEOR, PARENT, TER on long texts), or that may run away on some text.
+Use it for slow metrics (METEOR, PARENT, TER on long texts), and for code that may never return on some text.
 """
 
 import importlib
@@ -20,14 +20,16 @@ from lmgym.core.registry import load_attribute
 from lmgym.processes.pool import Failure, ProcessPool, default_count, shared
 from lmgym.types import Example
 
-PIECES = 4  # that a call is cut into for each process, so that a slow text leaves no other process idle
+PIECES = 4  # pieces per process that a call is cut into; small pieces keep all processes busy when one text is slow
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """`processes` (one a core, 8 at most) score texts side by side. A text may take `seconds` of processor time; one
-    that takes longer, raises or crashes gets `failed`, with a warning, and the others keep their values. It is an error
-    if all texts of a call fail.
+    """The settings of the option `parallel`.
+
+    `processes` (default: one per core, at most 8) score texts at the same time. A text may take `seconds` of CPU time.
+    A text that takes longer, raises or crashes gets the value `failed`, with a warning; the other texts keep their
+    values. If all texts of a call fail, that is an error.
 
     Example: rewards: {meteor: {parallel: {processes: 4, seconds: 2}}}
     """
@@ -44,8 +46,8 @@ class Parallel:
 
 
 class BackgroundScorer:
-    """Scores rows in a thread while the caller does something else; rows that come in the meantime go together. The
-    thread lives as long as there are rows. `begin` and `finish` must be called from one thread.
+    """Scores rows in a thread while the caller continues. Rows that arrive during a call are scored together in the
+    next one. The thread ends when no row is waiting. Call `begin` and `finish` from the same thread.
 
     Example: scorer = BackgroundScorer(ask); scorer.begin(row); ...; scorer.finish() -> {json.dumps(row): value}
     """
@@ -64,7 +66,7 @@ class BackgroundScorer:
                 self.thread.start()
 
     def finish(self) -> dict[str, Any]:
-        """The values of all rows since the last call, without those whose scoring failed."""
+        """Wait, then return the values of all rows since the last call, without rows whose scoring failed."""
         if (thread := self.thread) is not None:
             thread.join()
         known, self.known = self.known, {}
@@ -77,45 +79,46 @@ class BackgroundScorer:
                 if not rows:
                     self.thread = None
                     return
-            with suppress(Exception):  # the caller asks again for what is missing, and then gets the error
+            with suppress(Exception):  # the caller scores missing rows again, and then gets the error
                 self.known |= dict(zip(map(json.dumps, rows), self.ask(rows), strict=True))
 
 
 def in_parallel(
     function: Callable[..., Any], arguments: Mapping[str, Any], how: Parallel
 ) -> Callable[..., list[float]]:
-    """A function of texts and examples that asks worker processes for the values of `function(..., **arguments)`.
+    """Wrap a reward function so that worker processes compute `function(texts, examples, **arguments)`.
 
-    The processes import the function by its name, so it must be in a module that can be imported, and score each
-    text alone as it does among others, as every reward must. Raises LmgymError if it cannot be imported, and for
-    examples that are not JSON.
+    The processes import the function by its name, so it must be in an importable module. A text's value must not
+    depend on the other texts, as the contract of rewards demands. Raises LmgymError if the function cannot be imported,
+    and for examples that cannot be written as JSON.
     """
     target = f"{function.__module__}:{function.__qualname__}"
-    found = getattr(sys.modules.get(function.__module__), function.__qualname__, None)
-    if function.__module__.startswith("lmgym_plugin_") or found is not function:
+    imported = getattr(sys.modules.get(function.__module__), function.__qualname__, None)
+    if function.__module__.startswith("lmgym_plugin_") or imported is not function:
         raise LmgymError(f"parallel: processes cannot import '{target}'; put the reward into a module of its own")
 
     def ask(rows: Sequence[list[Any]]) -> list[float | Failure]:
-        pool = shared("lmgym.rewards.parallel:scored", how.processes, setup=(function.__module__,))
+        pool = shared("lmgym.rewards.parallel:score_rows", how.processes, setup=(function.__module__,))
+        # Several texts go into one request, since a request has a cost of its own.
         size = max(math.ceil(len(rows) / (PIECES * (how.processes or default_count()))), 1)
         pieces = [list(rows[start : start + size]) for start in range(0, len(rows), size)]
         values: list[float | Failure] = []
-        for piece, found in zip(pieces, _asked(pool, target, arguments, pieces, how.seconds * size), strict=True):
-            if isinstance(found, Failure):  # each row is asked alone, to find out which of them it was
-                alone = _asked(pool, target, arguments, [[row] for row in piece], how.seconds)
+        for piece, result in zip(pieces, _map(pool, target, arguments, pieces, how.seconds * size), strict=True):
+            if isinstance(result, Failure):  # score each row of the piece alone, to find the one that fails
+                alone = _map(pool, target, arguments, [[row] for row in piece], how.seconds)
                 values += [one if isinstance(one, Failure) else one[0] for one in alone]
             else:
-                values += found
+                values += result
         return values
 
     scorer = BackgroundScorer(ask)
 
     def score(texts: Sequence[str], examples: Sequence[Example]) -> list[float]:
         rows = [[text, _example_json(example)] for text, example in zip(texts, examples, strict=True)]
-        # What was begun early is known by now; the rest is asked for.
+        # Some rows were scored while others were still sampled (see streaming.py); score the missing ones now.
         known = scorer.finish()
-        late = [row for row in rows if json.dumps(row) not in known]
-        known |= dict(zip(map(json.dumps, late), ask(late) if late else [], strict=True))
+        missing = [row for row in rows if json.dumps(row) not in known]
+        known |= dict(zip(map(json.dumps, missing), ask(missing) if missing else [], strict=True))
         values = [known[json.dumps(row)] for row in rows]
         _report(target, values, how.failed)
         return [how.failed if isinstance(value, Failure) else value for value in values]
@@ -123,29 +126,29 @@ def in_parallel(
     update_wrapper(score, function)
     score.begin = lambda text, example: scorer.begin([text, _example_json(example)])  # type: ignore[attr-defined]
     score.limits_itself = True  # type: ignore[attr-defined]
-    score.keywords = dict(arguments)  # type: ignore[attr-defined]  # as functools.partial has them, for base.check_examples
+    score.keywords = dict(arguments)  # type: ignore[attr-defined]  # base.check_examples reads them, as from a partial
     return score
 
 
-def scored(item: Mapping[str, Any]) -> list[float]:
-    """What a worker does: score some texts with the function that `target` names."""
+def score_rows(item: Mapping[str, Any]) -> list[float]:
+    """Runs in a worker: score the item's rows (text, example) with the function that its `target` names."""
     rows = [(text, Example.from_json(example)) for text, example in item["rows"]]
     function = load_attribute(item["target"], f"parallel: '{item['target']}'")
     values = function([text for text, _ in rows], [example for _, example in rows], **item["arguments"])
     return [float(value) for value in values]
 
 
-scored.prepare = importlib.import_module  # type: ignore[attr-defined]  # once a worker, not in a call's time
+score_rows.prepare = importlib.import_module  # type: ignore[attr-defined]  # once per worker, outside of the time limit
 
 
-def _asked(
+def _map(
     pool: ProcessPool, target: str, arguments: Mapping[str, Any], pieces: Sequence[list[Any]], seconds: float
 ) -> list[Any]:
     return pool.map([{"target": target, "arguments": dict(arguments), "rows": rows} for rows in pieces], seconds)
 
 
 def _report(target: str, values: Sequence[float | Failure], failed: float) -> None:
-    """A warning for texts without a value. Raises LmgymError if no text has one: then the texts are not at fault."""
+    """Warn of texts without a value. Raises LmgymError if no text has one: then the function itself is at fault."""
     failures = [value for value in values if isinstance(value, Failure)]
     if len(failures) > 1 and len(failures) == len(values):
         raise LmgymError(f"no text could be scored in a process of its own; the first: {failures[0].message}")

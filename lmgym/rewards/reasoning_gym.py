@@ -1,4 +1,4 @@
-"""The scores of the reasoning-gym library for its own puzzles (see lmgym/tasks/reasoning_gym.py)."""
+"""`reasoning_gym`: the reasoning-gym library's own scores for its puzzles (see lmgym/tasks/reasoning_gym.py)."""
 
 import ast
 import importlib.util
@@ -18,27 +18,10 @@ from lmgym.types import Example
 MEMORY = 4.0  # GiB that a worker may take
 LONGEST = 20_000  # characters of an answer
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-# Some data sets hand the answer to Python's eval, or to sympy's parse_expr, which ends in it. So only what is a mere
-# expression reaches these: numbers, names, operators, lists, and calls of these functions.
-FUNCTIONS = {
-    "sin",
-    "cos",
-    "tan",
-    "sec",
-    "csc",
-    "cot",
-    "asin",
-    "acos",
-    "atan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "exp",
-    "log",
-    "ln",
-}
-FUNCTIONS |= {"sqrt", "Abs", "factorial"}
-HARMLESS = (  # but for calls and constants
+# Some data sets pass the answer to Python's eval, or to sympy's parse_expr, which calls eval. Model text must never be
+# executed, so only plain expressions may get there: numbers, names, operators, lists, and calls of these functions.
+FUNCTIONS = frozenset(str.split("sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs factorial"))
+HARMLESS = (  # syntax nodes that may always occur; `_checked` decides about calls and constants
     ast.Expression, ast.Name, ast.Load, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.BinOp, ast.UnaryOp, ast.BoolOp,
     ast.Compare, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
 )  # fmt: skip
@@ -53,20 +36,19 @@ def reasoning_gym(
     seconds: float = 5.0,
     workers: int | None = None,
 ) -> list[float]:
-    """The score that the library gives the answer: 1 if it is right, for many puzzles something between 0 and 1.
+    """The library's score of the answer: 1 if it is right; many puzzles also give values between 0 and 1.
 
-    The answer is what stands in the last <answer>...</answer>; without such tags, unless `strict`, it is what the text
-    announces ("#### 18", a box) or all of the text, whichever scores more. With `strict` an answer without tags scores
-    as no answer, which is 0 or, in some data sets, 0.01.
+    The answer is the content of the last <answer>...</answer>. Without such tags, and unless `strict`, it is the
+    announced answer ("#### 18", a box) or the whole text, whichever scores higher. With `strict` a text without tags
+    scores as no answer, which is 0 or, in some data sets, 0.01.
 
-    Scoring runs in processes of its own: what takes more than `seconds` of processor time, or crashes, counts as 0,
-    with a warning.
-    Where a data set would have Python evaluate the answer, one that is more than a plain expression is no answer.
+    Scoring runs in separate processes. An answer that takes more than `seconds` of CPU time, or crashes, counts as 0,
+    with a warning. If a data set would let Python evaluate the answer, only a plain expression counts as an answer.
 
     Raises LmgymError for an example of another task. Needs the extra lmgym[reasoning].
 
     Example:
-        >>> reasoning_gym(["<answer>73</answer>"], load("reasoning_gym", "test", dataset="chain_sum", limit=1))
+        >>> reasoning_gym(["<answer>73</answer>"], load_task("reasoning_gym", "test", dataset="chain_sum", limit=1))
         [1.0]
     """
     for example in examples:
@@ -89,11 +71,11 @@ def reasoning_gym(
     return [0.0 if isinstance(value, Failure) else float(value) for value in values]
 
 
-reasoning_gym.limits_itself = True  # type: ignore[attr-defined]  # no alarm is needed, see base.evaluate
+reasoning_gym.limits_itself = True  # type: ignore[attr-defined]  # no alarm is needed, see base.call_reward
 
 
 def best_score(item: list[Any]) -> float:
-    """In a worker: the best score of [data set, entry, answers]."""
+    """Runs in a worker: the best score of the candidate answers. `item` is [data set, entry, answers]."""
     name, entry, answers = item
     dataset, evaluators = _dataset(name)
     entry = _restored(entry)
@@ -101,7 +83,7 @@ def best_score(item: list[Any]) -> float:
 
 
 def _prepare() -> None:
-    """In a worker's supervisor: load the library."""
+    """Runs once in a worker's supervisor: load the library."""
     import reasoning_gym  # noqa: F401
 
     warnings.simplefilter("ignore")
@@ -111,17 +93,20 @@ best_score.prepare = _prepare  # type: ignore[attr-defined]
 
 
 def _answers(text: str, strict: bool) -> list[str]:
+    """The candidates for the text's answer; the best of them counts."""
     tagged = TAGGED.findall(text)
     if tagged:
-        found = [tagged[-1].strip()]
+        answers = [tagged[-1].strip()]
+    elif strict:
+        answers = []
     else:
-        found = [] if strict else list(dict.fromkeys([extract_answer(text, strict=True) or text.strip(), text.strip()]))
-    return [answer for answer in found if len(answer) <= LONGEST]
+        answers = list(dict.fromkeys([extract_answer(text, strict=True) or text.strip(), text.strip()]))
+    return [answer for answer in answers if len(answer) <= LONGEST]
 
 
 @lru_cache(maxsize=128)
 def _dataset(name: str) -> tuple[Any, frozenset[str]]:
-    """A data set to score with, and which of Python's eval and sympy's parse_expr it may apply to an answer."""
+    """A data set to score with, and the names of the evaluators (eval, parse_expr ...) that its source code calls."""
     from reasoning_gym.factory import create_dataset
 
     dataset = create_dataset(name, seed=0, size=1)
@@ -130,19 +115,19 @@ def _dataset(name: str) -> tuple[Any, frozenset[str]]:
 
 
 def _checked(answer: str | None, evaluators: frozenset[str]) -> str | None:
-    """The answer, or None if evaluating it could do anything but arithmetic."""
+    """The answer, or None if an evaluator could do more with it than arithmetic."""
     if answer is None or not evaluators:
         return answer
     by_sympy = bool(evaluators & {"parse_expr", "sympify"})
     try:
         tree = ast.parse(answer.lstrip(" \t"), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None if by_sympy else answer  # Python could not evaluate it either, but sympy rewrites it first
+        return None if by_sympy else answer  # eval cannot run it either; sympy rewrites it first, so it might
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             harmless = isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS and not node.keywords
         elif isinstance(node, ast.Constant):
-            harmless = not by_sympy or isinstance(node.value, int | float)
+            harmless = not by_sympy or isinstance(node.value, int | float)  # sympy may evaluate the text of a string
         else:
             harmless = isinstance(node, HARMLESS)
         if not harmless:
@@ -151,7 +136,7 @@ def _checked(answer: str | None, evaluators: frozenset[str]) -> str | None:
 
 
 def _restored(value: Any) -> Any:
-    """The entry with its tuples, which JSON does not have."""
+    """The entry with its tuples, which JSON cannot hold: tasks/reasoning_gym.py writes them as {"tuple": [...]}."""
     if isinstance(value, list):
         return [_restored(item) for item in value]
     if isinstance(value, dict):

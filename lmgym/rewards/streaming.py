@@ -1,27 +1,28 @@
-"""Scoring finished answers while others are still being sampled, for rewards with the option `parallel`."""
+"""Scores finished answers while others are still being sampled, for rewards with the option `parallel`."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from lmgym.rewards.base import Reward, judged
+from lmgym.rewards.base import Reward, episodes_to_judge
 from lmgym.types import Episode
 
 
-def scoring_beside(rewards: Sequence[Reward]) -> Callable[[Episode], None] | None:
-    """A function to call with each episode as soon as its text is final: it begins the scoring. None if no reward can
-    begin early. The values are used when the rewards are computed, and are the same as without it.
+def background_scoring(rewards: Sequence[Reward]) -> Callable[[Episode], None] | None:
+    """A callback that starts to score an episode; call it as soon as the episode's text is final. None if no reward can
+    start early. `call_reward` later picks the values up; they are the same as without the callback.
 
-    Example: collect(prompts, actor, sampling, path, envs, ended=scoring_beside(rewards))
+    Example: collect(prompts, actor, sampling, path, envs, ended=background_scoring(rewards))
     """
-    able = [one for one in rewards if hasattr(one.function, "begin") and not (one.by_token or one.each_turn)]
-    if not able:
+    # Rewards by token or by turn score prefixes of the answer, not the answer alone.
+    early = [one for one in rewards if hasattr(one.function, "begin") and not (one.by_token or one.each_turn)]
+    if not early:
         return None
 
     def begin(episode: Episode) -> None:
-        for reward in able:
-            # An error here comes again when the rewards are computed, and is reported then.
+        for reward in early:
+            # An error is raised again when the rewards are computed, and is reported there.
             with suppress(Exception):
-                for one in judged(reward, [episode]):
-                    reward.function.begin(one.text, one.example)  # type: ignore[attr-defined]
+                for shown in episodes_to_judge(reward, [episode]):
+                    reward.function.begin(shown.text, shown.example)  # type: ignore[attr-defined]
 
     return begin

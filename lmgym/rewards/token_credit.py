@@ -1,8 +1,8 @@
-"""Rewards that pay token by token: those that are written so, and, with `shaping`, any other.
+"""Rewards per token: functions marked with `@each_token`, and any other reward with the option `shaping`.
 
-What a token earns stands in `Turn.token_rewards` of the episode's last turn, and in `Batch.rewards` at that token. It
-adds up to the reward of the whole answer, so what looks at whole answers (GRPO, RLOO) sees no difference; what looks
-at tokens (PPO, A2C, TRPO, NLPO) does.
+A token's reward is stored in `Turn.token_rewards` of the episode's last turn, and in `Batch.rewards` at that token. The
+tokens' rewards add up to the reward of the whole answer. So algorithms that use whole answers (GRPO, RLOO) see no
+difference; algorithms that use tokens (PPO, A2C, TRPO, NLPO) do.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import Reward, called, evaluate, finite
+from lmgym.rewards.base import Reward, call_guarded, call_reward, finite_number
 from lmgym.text.chat import decode
 from lmgym.types import Episode
 
@@ -19,8 +19,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def each_token(function: Function) -> Function:
-    """Decorator: this reward takes episodes and the policy's tokenizer, and returns a list of numbers for each episode,
-    one for each action of its last turn. The reward of the answer is their sum.
+    """Decorator: this reward takes episodes and the policy's tokenizer. For each episode it returns a list of numbers,
+    one per action of the last turn. The reward of the answer is their sum.
 
     Example:
         >>> @register("reward", "commas")
@@ -32,20 +32,20 @@ def each_token(function: Function) -> Function:
     return function
 
 
-def paid(
+def rewards_by_token(
     reward: Reward, episodes: Sequence[Episode], tokenizer: Any, timeout: float | None = 60.0
 ) -> list[tuple[float, list[float]]]:
-    """For each episode its reward, before the weight, and what of it each action of the last turn has earned.
+    """For each episode its reward (not yet weighted), and the part of it that each action of the last turn earns.
 
-    With `shaping` an action earns what it changes: r_t = v(y_1 .. y_t) - v(y_1 .. y_t-1), v being the reward of an
-    answer that is over there, and v of no action 0. So the sum is the reward itself, v of the whole answer: it is
-    potential-based shaping (Ng, Harada and Russell 1999), which at gamma 1 leaves the best policy as it is. It costs a
-    call of the reward for each token.
+    With `shaping` action t earns r_t = v(y_1 .. y_t) - v(y_1 .. y_t-1). v is the reward of an answer that ends there,
+    and v of an answer without actions is 0. So the sum is v of the whole answer, the reward itself. This is
+    potential-based shaping (Ng, Harada and Russell 1999): with gamma 1 the best policy stays the same. It costs one
+    call of the reward per token.
 
-    Raises LmgymError where there is no tokenizer, a reward does not return a number for each action, and as `evaluate`.
+    Raises LmgymError without a tokenizer, if a reward does not return one number per action, and as `call_reward` does.
 
-    Example: `words`, of an answer of three tokens, the last one its end
-        >>> paid(build({"words": {"shaping": True}})[0], [episode], tokenizer)
+    Example: the reward `words`, and an answer of three tokens, the last one the end of sequence
+        >>> rewards_by_token(build_rewards({"words": {"shaping": True}})[0], [episode], tokenizer)
         [(2.0, [1.0, 1.0, 0.0])]
     """
     if tokenizer is None:
@@ -56,40 +56,42 @@ def paid(
     return (_shaped if reward.shaping else _by_token)(reward, episodes, tokenizer, timeout)
 
 
-def beginnings(episode: Episode, tokenizer: Any) -> list[Episode]:
-    """The episode as it would be had it ended behind each action of its last turn; the last one is the episode itself.
+def token_prefixes(episode: Episode, tokenizer: Any) -> list[Episode]:
+    """For each action of the last turn, the episode as if it ended after that action; the last item is the episode
+    itself.
 
-    Example: of the answer "4 apples" in two tokens and its end
-        >>> [part.text for part in beginnings(episode, tokenizer)]
+    Example: the answer "4 apples", two tokens and the end of sequence
+        >>> [prefix.text for prefix in token_prefixes(episode, tokenizer)]
         ['4', '4 apples', '4 apples']
     """
     *before, last = episode.turns
-    cut = [
+    shortened = [
         replace(last, action_ids=ids, logprobs=last.logprobs[: len(ids)], text=decode(tokenizer, ids), kept=None)
         for ids in (last.action_ids[:count] for count in range(1, len(last.action_ids)))
     ]
-    return [*(replace(episode, turns=[*before, turn]) for turn in cut), episode]
+    return [*(replace(episode, turns=[*before, turn]) for turn in shortened), episode]
 
 
 def _shaped(
     reward: Reward, episodes: Sequence[Episode], tokenizer: Any, timeout: float | None
 ) -> list[tuple[float, list[float]]]:
-    judged = [beginnings(episode, tokenizer) for episode in episodes]
-    values = iter(evaluate(reward, [part for parts in judged for part in parts], timeout))
-    found = []
-    for episode, parts in zip(episodes, judged, strict=True):
-        scores = [next(values) for _ in parts]
+    # Score all prefixes of all episodes in one call, then hand the values back to their episodes.
+    prefixes = [token_prefixes(episode, tokenizer) for episode in episodes]
+    values = iter(call_reward(reward, [prefix for own in prefixes for prefix in own], timeout))
+    results = []
+    for episode, own in zip(episodes, prefixes, strict=True):
+        scores = [next(values) for _ in own]
         changes = [after - before for before, after in zip([0.0, *scores], scores, strict=False)]
-        found.append((scores[-1], changes[: len(episode.turns[-1].action_ids)]))
-    return found
+        results.append((scores[-1], changes[: len(episode.turns[-1].action_ids)]))  # a turn may have no action
+    return results
 
 
 def _by_token(
     reward: Reward, episodes: Sequence[Episode], tokenizer: Any, timeout: float | None
 ) -> list[tuple[float, list[float]]]:
-    judged = [episode for episode in episodes if reward.applies(episode.example)]
-    rows = iter(called(reward, (judged, tokenizer), timeout, judged) if judged else [])
-    found = []
+    shown = [episode for episode in episodes if reward.applies(episode.example)]
+    rows = iter(call_guarded(reward, (shown, tokenizer), timeout, shown) if shown else [])
+    results = []
     for index, episode in enumerate(episodes):
         count = len(episode.turns[-1].action_ids)
         row = list(next(rows)) if reward.applies(episode.example) else [0.0] * count
@@ -98,6 +100,6 @@ def _by_token(
                 f"reward '{reward.name}' returned {len(row)} values for the {count} actions of example "
                 f"'{episode.example.id}'"
             )
-        numbers = [finite(reward.name, value, index, episodes) for value in row]
-        found.append((math.fsum(numbers), numbers))
-    return found
+        numbers = [finite_number(reward.name, value, index, episodes) for value in row]
+        results.append((math.fsum(numbers), numbers))
+    return results

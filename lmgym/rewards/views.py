@@ -1,4 +1,4 @@
-"""What a reward sees of an answer: without the thoughts that it begins with, or with another text in its place."""
+"""The text that a reward sees: the answer without the model's thoughts, or with another text in its place."""
 
 import re
 from dataclasses import replace
@@ -11,11 +11,11 @@ TAG = re.compile(r"<(?P<end>/?)think>")
 
 
 def without_thinking(text: str, opened: bool = False) -> str:
-    """The text behind a model's thoughts, which stand between <think> and </think>; none where they have not ended.
+    """The text after the model's thoughts, which are between <think> and </think>; empty if they never end.
 
-    It is what follows the last </think>, and nothing if another <think> comes after that. Without any tag it is the
-    whole text; but with `opened`, for a chat template that itself writes the <think>, such a text is one long thought,
-    so nothing is left.
+    Returns the text after the last </think>, and "" if another <think> follows it. A text without any tag is returned
+    whole. `opened` is for chat templates that write the <think> themselves: then a text without a tag is one unfinished
+    thought, so the result is "".
 
     Example:
         >>> without_thinking("<think>3? 4?</think>4"), without_thinking("<think>3? 4?"), without_thinking("4")
@@ -27,12 +27,12 @@ def without_thinking(text: str, opened: bool = False) -> str:
     return text[tags[-1].end() :] if tags[-1]["end"] else ""
 
 
-def thoughtless(episode: Episode, stripping: Stripping) -> Episode:
-    """A copy of an episode to be judged, its last turn's text without thoughts. The ids stay as they were sampled, and
-    the episode that is trained on is another object.
+def strip_thoughts(episode: Episode, stripping: Stripping) -> Episode:
+    """A copy of an episode whose last turn's text has no thoughts. The ids stay as sampled; the original, which is
+    trained on, does not change.
 
     Example:
-        >>> thoughtless(episode, stripping="opened").text
+        >>> strip_thoughts(episode, stripping="opened").text
         '4'
     """
     if not episode.turns:
@@ -42,7 +42,7 @@ def thoughtless(episode: Episode, stripping: Stripping) -> Episode:
 
 
 def with_text(episode: Episode, text: str) -> Episode:
-    """A copy of an episode to be judged, whose last message is this text.
+    """A copy of an episode with this text as its last message. No turn of the copy continues a message.
 
     Example:
         >>> with_text(episode, "4").text

@@ -17,9 +17,9 @@ from lmgym.envs.base import Env
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.envs.vector import EnvFailure, Envs, InProcess
 from lmgym.inference.base import Sampling
-from lmgym.rewards.base import Reward, evaluate
-from lmgym.rewards.token_credit import paid
-from lmgym.rewards.turn_credit import paid_each_turn
+from lmgym.rewards.base import Reward, call_reward
+from lmgym.rewards.token_credit import rewards_by_token
+from lmgym.rewards.turn_credit import rewards_by_turn
 from lmgym.rollouts.players import Actor, EpisodeState, PlayerState, PromptCache, begin_episode
 from lmgym.text.chat import answer_ids, decode, decoder_answer_ids
 from lmgym.types import Episode, Example, Turn
@@ -106,16 +106,18 @@ def apply_rewards(
         for episode in episodes:
             episode.reward_components[reward.name] = 0.0
         if reward.by_token:
-            for episode, (value, tokens) in zip(played, paid(reward, played, tokenizer, timeout), strict=True):
+            for episode, (value, tokens) in zip(
+                played, rewards_by_token(reward, played, tokenizer, timeout), strict=True
+            ):
                 episode.reward_components[reward.name] = value
                 _pay_tokens(episode.turns[-1], reward.weight * value, [reward.weight * earned for earned in tokens])
         elif reward.each_turn:
-            for episode, values in zip(played, paid_each_turn(reward, played, timeout), strict=True):
+            for episode, values in zip(played, rewards_by_turn(reward, played, timeout), strict=True):
                 episode.reward_components[reward.name] = math.fsum(values)
                 for turn, value in zip(episode.turns, values, strict=True):
                     turn.reward += reward.weight * value
         else:
-            for episode, value in zip(played, evaluate(reward, played, timeout), strict=True):
+            for episode, value in zip(played, call_reward(reward, played, timeout), strict=True):
                 episode.reward_components[reward.name] = value
                 episode.turns[-1].reward += reward.weight * value
     for episode in episodes:

@@ -1,1 +1,1 @@
-"""Intervals and paired tests. Numpy only."""
+"""Statistics: confidence intervals and paired tests. Needs numpy only."""

@@ -1,1 +1,1 @@
-"""Tasks: where the prompts come from. `base` loads any of them; one file per family of data sets."""
+"""Tasks: datasets as lists of Examples (prompt, references, meta). `base` loads any of them; one file per family."""

@@ -1,4 +1,4 @@
-"""Small arithmetic word problems, generated: work for a tiny model that needs no download."""
+"""`arithmetic`: generated small word problems, for tiny models; needs no download."""
 
 import functools
 import itertools
@@ -8,15 +8,15 @@ from typing import Literal, TypeVar
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.tasks.base import check_split, share
+from lmgym.tasks.base import check_split, hash_fraction
 from lmgym.types import Example
 
 T = TypeVar("T")
 Operation = Literal["add", "subtract", "multiply", "divide"]
 SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
-HELD_OUT = 0.1  # share of all problems that belong to validation, and as many to test
+HELD_OUT = 0.1  # fraction of all problems that belong to validation; the same for test
 BLOCK = 2048  # problems drawn at once
-PATIENCE = 30_000  # draws in a row without a new problem, after which there are no more
+PATIENCE = 30_000  # so many draws in a row without a new problem mean that there is no new problem
 
 # fmt: off
 NAMES = (
@@ -65,19 +65,19 @@ def arithmetic(
     explain: bool = False,
     mistakes: float = 0.0,
 ) -> list[Example]:
-    """`size` word problems to train on, `validation_size` and `test_size` held-out ones.
+    """Word problems: `size` for training, `validation_size` and `test_size` held out.
 
-    `operations` are drawn from in each of the `steps` (1 to 3); operands go up to `largest`; results are
-    whole and never negative. Short prompts of one step have 40 to 60 characters. The reference is the number
-    (" 12"), or with `explain` the working in GSM8K's notation (" 7+5=<<7+5=12>>12\\n#### 12").
+    Each of the `steps` (1 to 3) is a random one of the `operations`. Operands go up to `largest`; results are whole
+    numbers and never negative. Short prompts of one step have 40 to 60 characters. The reference is the number (" 12"),
+    or with `explain` the worked solution in GSM8K's notation (" 7+5=<<7+5=12>>12\\n#### 12").
 
-    The problems are a function of the arguments: a larger size begins with those of a smaller one. A hash of
-    a problem's text decides its split, so no prompt is in two splits, whatever the sizes.
+    The same arguments give the same problems, and a larger size begins with the problems of a smaller one. A hash of
+    the problem's text decides its split, so no prompt is in two splits, for any sizes.
 
-    With `mistakes` the training references come from a careless teacher: in that share of the problems the result is
-    one too many; `meta["mistake"]` says in which. Validation and test references are always right.
+    `mistakes` is the fraction of training references with a wrong result (one too high), as from a careless teacher;
+    `meta["mistake"]` marks them. Validation and test references are always right.
 
-    Raises LmgymError if there are fewer different problems than asked for.
+    Raises LmgymError if there are fewer different problems than requested.
 
     Example:
         >>> arithmetic("test")[0]
@@ -90,23 +90,24 @@ def arithmetic(
         )
     if not 0 <= mistakes <= 1:
         raise LmgymError(f"task.mistakes is {mistakes}; it is a share, from 0 to 1")
-    wanted = {"train": size, "validation": validation_size, "test": test_size}[split]
+    count = {"train": size, "validation": validation_size, "test": test_size}[split]
     examples: dict[str, Example] = {}
     fruitless = 0
     for prompt, working, answer, applied in _problems(tuple(operations), largest, steps, style):
-        if len(examples) >= wanted:
+        if len(examples) >= count:
             break
         if fruitless > PATIENCE:
             size_key = "size" if split == "train" else f"{split}_size"
             raise LmgymError(
-                f"task.{size_key} is {wanted}, but with these arguments split '{split}' has only {len(examples)} "
+                f"task.{size_key} is {count}, but with these arguments split '{split}' has only {len(examples)} "
                 f"different problems; lower it, or raise task.largest or task.steps"
             )
+        # Skip problems without a text, repeated ones, and those of other splits.
         fruitless += 1
         if not prompt or prompt in examples or _split_of(prompt) != split:
             continue
         fruitless = 0
-        mistake = split == "train" and share("mistake" + prompt) < mistakes
+        mistake = split == "train" and hash_fraction("mistake" + prompt) < mistakes
         if mistake:
             right, answer = answer, str(int(answer) + 1)
             working = working.removesuffix(f"{right}>>{right}") + f"{answer}>>{answer}"
@@ -120,7 +121,7 @@ def arithmetic(
 
 
 def _split_of(prompt: str) -> str:
-    drawn = share(prompt)
+    drawn = hash_fraction(prompt)
     return "test" if drawn < HELD_OUT else "validation" if drawn < 2 * HELD_OUT else "train"
 
 
@@ -144,7 +145,8 @@ def _block(
 def _problem(
     numbers: list[float], operations: tuple[str, ...], largest: int, style: str
 ) -> tuple[str, str, str, str] | None:
-    """One problem from its uniform numbers; None where the total reached allows none of the operations."""
+    """One problem from its uniform numbers; None if no operation is possible at some step."""
+    # Four numbers choose the sentence, the name, the things and the first total; each step takes three more.
     form, name, things = _pick(FORMS[style], numbers[0]), _pick(NAMES, numbers[1]), _pick(THINGS, numbers[2])
     first = total = 2 + int(numbers[3] * (largest - 1))
     actions, working, applied = [], [], []
@@ -160,11 +162,11 @@ def _problem(
         working.append(f"{sum_}=<<{sum_}={result}>>{result}")
         applied.append(operation)
         total = result
-    told = actions[0] if len(actions) == 1 else ", ".join(actions[:-1]) + " and " + actions[-1]
-    return _tell(form, name, things, first, told), "\n".join(working), str(total), ", ".join(applied)
+    joined = actions[0] if len(actions) == 1 else ", ".join(actions[:-1]) + " and " + actions[-1]
+    return _prompt(form, name, things, first, joined), "\n".join(working), str(total), ", ".join(applied)
 
 
-def _tell(form: str, name: str, things: str, start: int, actions: str) -> str:
+def _prompt(form: str, name: str, things: str, start: int, actions: str) -> str:
     if "," in actions or " and " in actions:  # "has 7 pens, gets 5 more and loses 2": one list, one "and"
         form = form.replace("{things} and {actions}", "{things}, {actions}")
     return form.format(name=name, things=things, start=start, actions=actions) + "\nAnswer:"

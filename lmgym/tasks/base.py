@@ -1,7 +1,7 @@
-"""Loading a task, few-shot examples, and the contract of a task.
+"""Tasks: loading one, few-shot examples, and `check_task`, which tests the contract of a task.
 
-A task is a registered function `task(split, **arguments)` that returns or yields Examples. Splits are
-"train", "validation" and "test"; a task raises MissingSplit for one that it does not have.
+A task is a registered function `task(split, **arguments)` that returns or yields Examples. Splits are "train",
+"validation" and "test"; a task raises MissingSplit for a split that it does not have.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ from lmgym.core.registry import suggest
 from lmgym.core.validation import check_arguments
 from lmgym.types import Example, Message
 
-OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix")  # of `load`, for any task
+OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix")  # of any task, see `load_task`
 SPLITS = ("train", "validation", "test")
 
 
 class MissingSplit(LmgymError):
-    """A task was asked for a split that it does not have; `check_task` then leaves that split out.
+    """The task does not have the requested split. `check_task` skips such a split.
 
     Example:
         >>> raise MissingSplit("riddles: there is no split 'test'; it has train")
@@ -30,10 +30,10 @@ class MissingSplit(LmgymError):
 
 @dataclass(frozen=True)
 class FewShot:
-    """Solved examples put before each prompt: `n` of them, taken from `split`.
+    """`n` solved examples from `split`, put before each prompt.
 
-    draw "fixed": the same first n for every prompt; "random": n drawn for each prompt, as a function of the
-    seed and the example's id. An example is never its own shot.
+    draw "fixed": the first n examples, the same for every prompt. draw "random": n examples drawn for each prompt, as a
+    function of the seed and the example's id. An example is never its own shot.
 
     Example: FewShot(n=8, draw="random")
     """
@@ -43,7 +43,7 @@ class FewShot:
     split: str = "train"
 
 
-def load(
+def load_task(
     name: str,
     split: str,
     *,
@@ -55,19 +55,19 @@ def load(
     seed: int = 0,
     **arguments: Any,
 ) -> list[Example]:
-    """The examples of a task's split, ready to be rendered.
+    """Load a split of a task, with the options of any task applied to its prompts.
 
-    `arguments` go to the task and are checked against its signature. `limit` keeps the first so many.
-    `prompt_prefix` and `prompt_suffix` are put around each prompt (shots included; in chat prompts, around
-    the last message). With `system_prompt` (a text, or "file:PATH", read without its last newline) or
-    `few_shot`, prompts become chat messages: system, question and first reference of each shot, question.
-    `seed` draws random shots.
+    `arguments` go to the task and are checked against its signature. `limit` keeps only the first examples.
+    `prompt_prefix` and `prompt_suffix` are put around each prompt and each shot; of a chat prompt, around the last
+    message. With `system_prompt` (a text, or "file:PATH", read without its last newline) or `few_shot`, prompts become
+    chat messages: the system message, question and first reference of each shot, the question. `seed` is for random
+    shots.
 
-    Raises LmgymError for unknown or wrong arguments, a split that the task does not have, an empty split, an
-    id that comes twice, an empty prompt, or a shot without references.
+    Raises LmgymError for unknown or wrong arguments, a missing or empty split, a repeated id, an empty prompt, or a
+    shot without references.
 
     Example:
-        >>> load("arithmetic", "test", limit=512, largest=50)[0].prompt
+        >>> load_task("arithmetic", "test", limit=512, largest=50)[0].prompt
     """
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise LmgymError(f"key 'task.limit' must be a whole number of at least 1, not {limit!r}")
@@ -76,18 +76,18 @@ def load(
         if not isinstance(text, str):
             raise LmgymError(f"key 'task.{option}' must be a text, not {text!r}")
     shots = _few_shot(few_shot)
-    everything = _examples(name, split, arguments)
-    source = everything if shots is None or shots.split == split else _examples(name, shots.split, arguments)
+    examples = _examples(name, split, arguments)
+    source = examples if shots is None or shots.split == split else _examples(name, shots.split, arguments)
     affixes = (prompt_prefix, prompt_suffix)
-    return _posed(everything[:limit], affixes, _system_text(system_prompt), shots, source, seed)
+    return _with_options(examples[:limit], affixes, _system_text(system_prompt), shots, source, seed)
 
 
-def ask(prompts: Sequence[str], section: Mapping[str, Any], seed: int = 0) -> list[Example]:
-    """Prompts of a user's own, put to the model as a recipe's `task:` section puts its own: prefix and suffix, system
-    prompt, shots. The task itself is loaded only where there are shots.
+def examples_from_prompts(prompts: Sequence[str], section: Mapping[str, Any], seed: int = 0) -> list[Example]:
+    """Examples from a user's own prompts, with the options of a recipe's `task:` section applied: prefix and suffix,
+    system prompt, shots. The task itself is loaded only for shots.
 
     Example:
-        >>> ask(["2+2="], {"name": "arithmetic", "system_prompt": "Add."})[0].prompt
+        >>> examples_from_prompts(["2+2="], {"name": "arithmetic", "system_prompt": "Add."})[0].prompt
         [{'role': 'system', 'content': 'Add.'}, {'role': 'user', 'content': '2+2='}]
     """
     shots = _few_shot(section.get("few_shot"))
@@ -95,14 +95,14 @@ def ask(prompts: Sequence[str], section: Mapping[str, Any], seed: int = 0) -> li
     source = _examples(section["name"], shots.split, arguments) if shots else []
     examples = [Example(id=f"prompt/{index}", prompt=prompt) for index, prompt in enumerate(prompts)]
     affixes = (section.get("prompt_prefix", ""), section.get("prompt_suffix", ""))
-    return _posed(examples, affixes, _system_text(section.get("system_prompt")), shots, source, seed)
+    return _with_options(examples, affixes, _system_text(section.get("system_prompt")), shots, source, seed)
 
 
 def check_task(name: str, split: str = "train", **arguments: Any) -> None:
-    """Raise LmgymError, with one sentence, unless the task keeps its contract. For the tests of whoever writes one.
+    """Raise LmgymError, with one sentence, if the task breaks its contract. Use it in the tests of your own tasks.
 
-    Held: ids are unique, prompts are not empty, references are a tuple of text, two loads are equal, and no
-    validation or test example shares its id or its prompt with a training example.
+    The contract: ids are unique, prompts are not empty, references are a tuple of texts, two loads are equal, and no
+    validation or test example has the id or the prompt of a training example.
 
     Example:
         >>> check_task("jsonl", path="riddles.jsonl")
@@ -111,6 +111,7 @@ def check_task(name: str, split: str = "train", **arguments: Any) -> None:
         raise LmgymError(
             f"task '{name}': two loads of split '{split}' differ; a task must be a function of its arguments"
         )
+    # Compare the held-out splits with train, as far as the task has them.
     try:
         train = _examples(name, "train", arguments)
     except MissingSplit:
@@ -135,17 +136,19 @@ def check_task(name: str, split: str = "train", **arguments: Any) -> None:
 
 
 def check_split(task: str, split: str, valid: Sequence[str] = SPLITS) -> None:
-    """Raise MissingSplit unless `split` is one of `valid`; the first line of most tasks."""
+    """Raise MissingSplit if `split` is not one of `valid`. Most tasks call it first."""
     if split not in valid:
         raise MissingSplit(f"task '{task}' has no split '{split}'; {suggest(split, valid)}")
 
 
-def share(text: str) -> float:
-    """A number in [0, 1) that depends on the text only: how splits are carved so that they stay disjoint."""
+def hash_fraction(text: str) -> float:
+    """A number in [0, 1) from a hash of the text. Tasks use it to divide examples into splits: equal texts always land
+    in the same split."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
 
 
 def _examples(name: str, split: str, arguments: Mapping[str, Any]) -> list[Example]:
+    """Call the task and check every example that it returns."""
     task = registry.get("task", name)
     produced = task(split, **check_arguments(task, arguments, "task", given=1, also=OPTIONS))
     if not isinstance(produced, Iterable):
@@ -182,6 +185,7 @@ def _few_shot(few_shot: FewShot | dict[str, Any] | None) -> FewShot | None:
 
 
 def _system_text(system_prompt: str | None) -> str | None:
+    """The system prompt, read from its file if it is "file:PATH"."""
     if system_prompt is None or not system_prompt.startswith("file:"):
         return system_prompt
     path = Path(system_prompt.removeprefix("file:")).expanduser()
@@ -192,16 +196,18 @@ def _system_text(system_prompt: str | None) -> str | None:
 
 
 def _chooser(shots: FewShot, source: Sequence[Example], seed: int) -> Callable[[Example], list[Example]]:
-    places: dict[str, set[int]] = {}  # an example is known by its prompt, which must not stand among its own shots
+    """A function from an example to its shots."""
+    # An example must not see its own prompt solved, so shots with an equal prompt are skipped.
+    indices: dict[str, set[int]] = {}
     for index, shot in enumerate(source):
-        places.setdefault(str(shot.prompt), set()).add(index)
+        indices.setdefault(str(shot.prompt), set()).add(index)
 
     def choose(example: Example) -> list[Example]:
-        own = places.get(str(example.prompt), set())
+        own = indices.get(str(example.prompt), set())
         others = len(source) - len(own)
         if others < shots.n:
             raise LmgymError(f"task.few_shot.n is {shots.n}, but split '{shots.split}' has {others} other examples")
-        enough = shots.n + len(own)
+        enough = shots.n + len(own)  # so many candidates always hold n that may be used
         fixed = shots.draw == "fixed"
         candidates = range(enough) if fixed else _draw(len(source), enough, seed, "few_shot", example.id)
         return [source[index] for index in candidates if index not in own][: shots.n]
@@ -210,7 +216,8 @@ def _chooser(shots: FewShot, source: Sequence[Example], seed: int) -> Callable[[
 
 
 def _draw(size: int, count: int, *path: int | str) -> list[int]:
-    drawn: dict[int, None] = {}  # distinct, in the order of drawing; a whole permutation per example would be slow
+    """`count` distinct indices below `size`, in random order; faster than a whole permutation for each example."""
+    drawn: dict[int, None] = {}  # a dict keeps the order of drawing
     start, key = 0, seeds.key(*path)
     while len(drawn) < count:
         drawn |= dict.fromkeys((seeds.uniforms([key], start, 2 * count)[0] * size).astype(int).tolist())
@@ -218,7 +225,7 @@ def _draw(size: int, count: int, *path: int | str) -> list[int]:
     return list(drawn)[:count]
 
 
-def _posed(
+def _with_options(
     examples: Sequence[Example],
     affixes: tuple[str, str],
     system: str | None,
@@ -226,7 +233,7 @@ def _posed(
     source: Sequence[Example],
     seed: int,
 ) -> list[Example]:
-    """Examples with prefix and suffix, and as chat messages where there is a system prompt or shots from `source`."""
+    """Examples with prefix and suffix; with a system prompt or shots (from `source`) prompts become chat messages."""
     if any(affixes):
         examples = [_wrap(example, *affixes) for example in examples]
     if shots is None:
@@ -243,6 +250,7 @@ def _wrap(example: Example, prefix: str, suffix: str) -> Example:
 
 
 def _chat(example: Example, system: str | None, shots: Sequence[Example]) -> list[Message]:
+    """The example's prompt as chat messages: system message, shots, question."""
     own_system, question = _split_system(example)
     if system is not None and own_system is not None:
         raise LmgymError(
@@ -263,6 +271,7 @@ def _chat(example: Example, system: str | None, shots: Sequence[Example]) -> lis
 
 
 def _split_system(example: Example) -> tuple[str | None, list[Message]]:
+    """The prompt's system message, if it has one, and its other messages."""
     if isinstance(example.prompt, str):
         return None, [{"role": "user", "content": example.prompt}]
     messages = list(example.prompt)

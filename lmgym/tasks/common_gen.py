@@ -1,4 +1,4 @@
-"""CommonGen: a sentence that uses three to five given concepts (Lin et al. 2020, arXiv 1911.03705)."""
+"""`common_gen`: CommonGen, write a sentence with three to five given concepts (Lin et al. 2020, arXiv 1911.03705)."""
 
 from collections.abc import Iterator
 from itertools import zip_longest
@@ -10,10 +10,10 @@ from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split
 from lmgym.tasks.files import files_of, lines_of
 from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import disjoint, stream, texts_of
+from lmgym.tasks.sources import disjoint, stream_rows, texts_of
 from lmgym.types import Example
 
-CONCEPTS = ".src_alpha.txt"  # the original's files of lines
+CONCEPTS = ".src_alpha.txt"  # endings of the original's two text files
 SENTENCES = ".tgt.txt"
 
 
@@ -26,11 +26,11 @@ def common_gen(
     separator: str = " ",
     end: str = " ",
 ) -> list[Example]:
-    """`prefix`, the concepts with `separator` between them, and `end` as prompt; all sentences as references.
+    """The prompt is `prefix`, the concepts joined by `separator`, and `end`; all sentences are references.
 
-    `meta` has the concepts, a list. Sentences about the same concepts in the same order are the references of one
-    example (RL4LMs makes an example of each; GEM groups validation only). The authors keep the sentences of test to
-    themselves: its examples have no references (RL4LMs: "empty reference").
+    `meta` has the list of concepts. All sentences for the same concepts in the same order are references of one example
+    (RL4LMs makes an example of each; GEM groups validation only). The sentences of test are not public, so its examples
+    have no references (RL4LMs: "empty reference").
 
     Source of the defaults of `prefix`, `separator` and `end`: RL4LMs, `commongen`; its recipes have "generate a
     sentence with: ", " " and ".".
@@ -40,8 +40,8 @@ def common_gen(
     with {split}; or one such file. Without `path` the data comes from the Hugging Face Hub.
 
     Example:
-        >>> load("common_gen", "validation", path="commongen", prefix="generate a sentence with: ", end=".")[0].prompt
-        'generate a sentence with: field stand look.'
+        >>> load_task("common_gen", "validation", path="commongen", prefix="use these words: ", end=".")[0].prompt
+        'use these words: field stand look.'
     """
     check_split("common_gen", split)
 
@@ -63,18 +63,18 @@ def common_gen(
 
 
 def _read(part: str, path: str | Path | None, hub_id: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Concepts and sentences, row by row."""
+    """The concepts and sentences of each row."""
     source = None if path is None else Path(path).expanduser()
     file = None if source is None else _concepts_file(part, source)
     if file is not None:
         yield from _aligned(file, part)
         return
-    for where, row in stream("common_gen", part, path, hub_id):
+    for where, row in stream_rows("common_gen", part, path, hub_id):
         yield _concepts(row, where), _sentences(row, where, part)
 
 
 def _concepts_file(part: str, path: Path) -> Path | None:
-    """The original's file of lines, if this is where it lies."""
+    """The original's file of concepts at this path, if there is one."""
     if path.is_dir():
         found = [file for file in sorted(path.glob(f"*{CONCEPTS}")) if _holds(part, file)]
         return found[0] if found else None
@@ -89,6 +89,7 @@ def _holds(part: str, file: Path) -> bool:
 
 
 def _aligned(file: Path, part: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The rows of the original's two files, whose lines belong together. Test may have no file of sentences."""
     sentences = file.with_name(file.name.replace(CONCEPTS, SENTENCES))
     if not file.name.endswith(CONCEPTS):
         raise LmgymError(f"task.path: a file of lines must be named NAME{CONCEPTS}, with NAME{SENTENCES}, not {file}")
@@ -109,6 +110,7 @@ def _split(line: str, where: str) -> tuple[str, ...]:
 
 
 def _concepts(row: dict[str, Any], where: str) -> tuple[str, ...]:
+    """The concepts of a row: "concept_set": "dog_N#run_V" in the original, "concepts": [...] on the Hub."""
     if "concept_set" in row:
         text = row["concept_set"]
         found = [word.rpartition("_")[0] or word for word in text.split("#")] if isinstance(text, str) else None

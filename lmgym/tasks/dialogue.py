@@ -1,5 +1,5 @@
-"""The next utterance of a dialogue: DailyDialog (Li et al. 2017, arXiv 1710.03957) and CRD3 (Rameshkumar and Bailey
-2020)."""
+"""Dialogues: predict the next utterance. `daily_dialog`: DailyDialog (Li et al. 2017, arXiv 1710.03957). `crd3`: CRD3
+(Rameshkumar and Bailey 2020)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,18 +12,19 @@ from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split
 from lmgym.tasks.files import NAMES, as_object, files_of, lines_of, read_json
 from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import disjoint, stream
+from lmgym.tasks.sources import disjoint, stream_rows
 from lmgym.types import Example
 
 INTENTS = {"inform": 1, "question": 2, "directive": 3, "commissive": 4}
 EMOTIONS = {"no_emotion": 0, "anger": 1, "disgust": 2, "fear": 3, "happiness": 4, "sadness": 5, "surprise": 6}
-END = "__eou__"  # of an utterance in the original's files
+END = "__eou__"  # ends an utterance in the original's files
 CRD3_FILES = {"train": "train_files", "validation": "val_files", "test": "test_files"}
 
 
 @dataclass(frozen=True)
 class _Dialogue:
-    """Utterances with the codes of their intents and emotions; no codes where the data has none."""
+    """Utterances, and for each its intent and emotion as written in the data; None if the data has none. `where` is
+    file and line."""
 
     where: str
     utterances: list[str]
@@ -39,14 +40,14 @@ def daily_dialog(
     context_size: int = 5,
     end_of_utterance: str = "<EOU>",
 ) -> list[Example]:
-    """The last `context_size` utterances as prompt, each with `end_of_utterance` behind it, and the next one, which
-    ends in it too, as reference. An utterance with fewer before it is no example of its own.
+    """The prompt is `context_size` utterances of a dialogue, the reference the next one; each ends in
+    `end_of_utterance`. An utterance with a shorter context makes no example.
 
-    `meta` has intent (1 inform, 2 question, 3 directive, 4 commissive) and emotion (0 none, 1 anger, 2 disgust, 3 fear,
-    4 happiness, 5 sadness, 6 surprise) of the reference, where the data has them. Everywhere one space stands around
-    `end_of_utterance`, the reference begins with the space that parts it from the prompt. 11,118 dialogues to train on,
-    1,000 each to validate and to test; some occur twice, and of train and validation, contexts that a later split has
-    are left out. Source: RL4LMs, `daily_dialog`, where the spaces are those of its data.
+    `meta` has the reference's intent (1 inform, 2 question, 3 directive, 4 commissive) and emotion (0 none, 1 anger,
+    2 disgust, 3 fear, 4 happiness, 5 sadness, 6 surprise), if the data has them. One space is put before each
+    `end_of_utterance` and between utterances; so the reference begins with a space. There are 11,118 dialogues for
+    training and 1,000 each for validation and test. Some occur twice: contexts of test are removed from validation, and
+    contexts of both from train. Source: RL4LMs, `daily_dialog`, which keeps the spaces of its data.
 
     `path` is the original's folder (train/dialogues_train.txt, dialogues_act_train.txt, dialogues_emotion_train.txt,
     and so on; each is unpacked), or one such dialogues*.txt; or a folder, a pattern with {split} or a file of rows
@@ -54,7 +55,7 @@ def daily_dialog(
     ParlAI (.json, .jsonl). Without `path` the data comes from the Hugging Face Hub.
 
     Example:
-        >>> load("daily_dialog", "test", path="dailydialog", context_size=1)[0].prompt
+        >>> load_task("daily_dialog", "test", path="dailydialog", context_size=1)[0].prompt
         'Hey man , you wanna buy some weed ? <EOU>'
     """
     check_split("daily_dialog", split)
@@ -64,11 +65,11 @@ def daily_dialog(
     def examples_of(part: str) -> Iterator[Example]:
         number = 0
         for dialogue in _dialogues(part, path, hub_id):
-            for index, said in enumerate(dialogue.utterances):
+            for index, answer in enumerate(dialogue.utterances):
                 if index >= context_size:
                     context = dialogue.utterances[index - context_size : index]
                     prompt = " ".join(f"{utterance} {end_of_utterance}" for utterance in context)
-                    reference = f" {said} {end_of_utterance}"
+                    reference = f" {answer} {end_of_utterance}"
                     yield Example(f"daily_dialog/{part}/{number}", prompt, (reference,), _labels(dialogue, index))
                 number += 1
 
@@ -77,17 +78,17 @@ def daily_dialog(
 
 @register("task", "crd3")
 def crd3(split: str, path: str | Path, max_context_size: int = 5, skip_blank: bool = False) -> list[Example]:
-    """The last `max_context_size` turns of a role-playing game, a line each ("MATT: Hello."), and the next actor's
-    name as prompt; what is said as reference. The first two turns of an episode are context only. A turn in which
-    nothing is said is refused, or, with `skip_blank`, context only.
+    """Turns of a role-playing game. The prompt is the last `max_context_size` turns, one per line ("MATT: Hello."), and
+    the next actor's name; the reference is the text of the next turn. The first two turns of an episode are context
+    only. A turn without text raises LmgymError; with `skip_blank` it is context only.
 
-    `path` is the original's folder (github.com/RevanthRameshkumar/CRD3, unpacked) with data/aligned data/train_files,
-    val_files and test_files, which name the episodes, and data/cleaned data/EPISODE.json. There is none on the Hub.
-    `meta` has episode and actor. Of several actors the first one is named. Of train and validation, prompts that a
-    later split has are left out. Source: RL4LMs, `crd3`.
+    `path` is the original's folder (github.com/RevanthRameshkumar/CRD3, unpacked): data/aligned data/train_files,
+    val_files and test_files name the episodes, which are in data/cleaned data/EPISODE.json. The data is not on the Hub.
+    `meta` has episode and actor; of several actors the first is named. Prompts of test are removed from validation, and
+    prompts of both from train. Source: RL4LMs, `crd3`.
 
     Example:
-        >>> load("crd3", "test", path="CRD3-master", max_context_size=10)
+        >>> load_task("crd3", "test", path="CRD3-master", max_context_size=10)
     """
     check_split("crd3", split)
     if max_context_size < 1:
@@ -104,36 +105,36 @@ def crd3(split: str, path: str | Path, max_context_size: int = 5, skip_blank: bo
                 continue
             file = folder / "cleaned data" / f"{episode.strip()}.json"
             turns = list(_turns(file))
-            for index, (actor, said) in enumerate(turns):
-                if not said.strip() and not skip_blank:
+            for index, (actor, text) in enumerate(turns):
+                if not text.strip() and not skip_blank:
                     raise LmgymError(
                         f"{file}: turn {index + 1}: key 'UTTERANCES' holds no text; task.skip_blank leaves it out"
                     )
-                if index > 1 and said.strip():
+                if index > 1 and text.strip():
                     lines = [f"{name}: {words}" for name, words in turns[max(0, index - max_context_size) : index]]
                     prompt = "\n".join([*lines, f"{actor}: "])
                     meta = {"episode": episode.strip(), "actor": actor}
-                    yield Example(f"crd3/{part}/{episode.strip()}/{index}", prompt, (said,), meta)
+                    yield Example(f"crd3/{part}/{episode.strip()}/{index}", prompt, (text,), meta)
 
     return disjoint(split, examples_of)
 
 
 def _turns(file: Path) -> Iterator[tuple[str, str]]:
-    """Actor and words of each turn."""
-    found = as_object(read_json(file), str(file))
-    turns = column(found, "TURNS", str(file))
+    """Actor and text of each turn."""
+    turns = column(as_object(read_json(file), str(file)), "TURNS", str(file))
     if not isinstance(turns, list):
         raise LmgymError(f"{file}: key 'TURNS' must hold a list, got {type(turns).__name__}")
     for number, turn in enumerate(turns, start=1):
         where = f"{file}: turn {number}"
-        names, said = (column(as_object(turn, where), name, where) for name in ("NAMES", "UTTERANCES"))
-        for name, texts in (("NAMES", names), ("UTTERANCES", said)):
+        names, utterances = (column(as_object(turn, where), name, where) for name in ("NAMES", "UTTERANCES"))
+        for name, texts in (("NAMES", names), ("UTTERANCES", utterances)):
             if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
                 raise LmgymError(f"{where}: key '{name}' must hold a list of texts, got {texts!r}")
-        yield names[0], " ".join(said)
+        yield names[0], " ".join(utterances)
 
 
 def _labels(dialogue: _Dialogue, index: int) -> dict[str, Any]:
+    """Intent and emotion of an utterance, as far as the data has them."""
     meta = {}
     for name, codes in (("intent", dialogue.intents), ("emotion", dialogue.emotions)):
         if codes is not None:
@@ -142,21 +143,22 @@ def _labels(dialogue: _Dialogue, index: int) -> dict[str, Any]:
 
 
 def _dialogues(part: str, path: str | Path | None, hub_id: str) -> Iterator[_Dialogue]:
+    """The checked dialogues of a split, with intents and emotions as whole numbers."""
     file = None if path is None else _original(part, Path(path).expanduser())
     for dialogue in _lines(file) if file is not None else _rows(part, path, hub_id):
         where = dialogue.where
-        if not dialogue.utterances or not all(isinstance(said, str) and said.strip() for said in dialogue.utterances):
+        if not dialogue.utterances or not all(isinstance(text, str) and text.strip() for text in dialogue.utterances):
             raise LmgymError(f"{where}: each utterance must be a text, got {dialogue.utterances!r}")
         codes = []
         for name, given, known in (("act", dialogue.intents, INTENTS), ("emotion", dialogue.emotions, EMOTIONS)):
             if given is not None and len(given) != len(dialogue.utterances):
                 raise LmgymError(f"{where}: {len(given)} codes in '{name}' for {len(dialogue.utterances)} utterances")
             codes.append(given and [_code(value, known, name, where) for value in given])
-        yield _Dialogue(where, [said.strip() for said in dialogue.utterances], *codes)
+        yield _Dialogue(where, [text.strip() for text in dialogue.utterances], *codes)
 
 
 def _original(part: str, path: Path) -> Path | None:
-    """The original's file of dialogues, a line each, if this is where it lies."""
+    """The original's file of dialogues (one per line) at this path, if there is one."""
     if path.suffix == ".txt":
         return files_of("daily_dialog", part, path)[0]
     candidates = [path / name / f"dialogues_{name}.txt" for name in NAMES[part]]
@@ -164,6 +166,7 @@ def _original(part: str, path: Path) -> Path | None:
 
 
 def _lines(file: Path) -> Iterator[_Dialogue]:
+    """Dialogues from the original's files: one dialogue per line, its intents and emotions in two files next to it."""
     beside = [file.with_name(file.name.replace("dialogues", f"dialogues_{name}", 1)) for name in ("act", "emotion")]
     labelled = [other for other in beside if other.is_file() and other != file]
     if len(labelled) == 1:
@@ -171,15 +174,16 @@ def _lines(file: Path) -> Iterator[_Dialogue]:
     for (where, line), *labels in zip_longest(lines_of(file), *map(lines_of, labelled), fillvalue=("", "")):
         if not where:
             raise LmgymError(f"{labels[0][0] or labels[1][0]}: there is no such line in {file}")
-        said = line.split(END)
-        if said.pop().strip():
+        utterances = line.split(END)
+        if utterances.pop().strip():
             raise LmgymError(f"{where}: the line must end in {END}")
         intents, emotions = [text.split() for _, text in labels] or (None, None)
-        yield _Dialogue(where, said, intents, emotions)
+        yield _Dialogue(where, utterances, intents, emotions)
 
 
 def _rows(part: str, path: str | Path | None, hub_id: str) -> Iterator[_Dialogue]:
-    for where, row in stream("daily_dialog", part, path, hub_id):
+    """Dialogues from rows, as ParlAI ("dialogue") or the Hub ("dialog", "act", "emotion") has them."""
+    for where, row in stream_rows("daily_dialog", part, path, hub_id):
         turns = row.get("dialogue")
         if isinstance(turns, list):
             objects = [as_object(turn, where) for turn in turns]
@@ -195,7 +199,7 @@ def _rows(part: str, path: str | Path | None, hub_id: str) -> Iterator[_Dialogue
 
 
 def _code(value: Any, known: dict[str, int], name: str, where: str) -> int:
-    """2 of "question", 2 or "2"."""
+    """The code of an intent or emotion from its name, number or digits: "question", 2 and "2" give 2."""
     code = known.get(value, value) if isinstance(value, str) else value
     if isinstance(code, str) and code.isascii() and code.isdigit():
         code = int(code)

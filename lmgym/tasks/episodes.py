@@ -1,4 +1,4 @@
-"""Numbered episodes, for environments that bring their own problems and need no data."""
+"""`episodes`: numbered examples without content, for environments that generate their own problems."""
 
 from lmgym.core.registry import register
 from lmgym.tasks.base import check_split
@@ -7,11 +7,11 @@ from lmgym.types import Example
 
 @register("task", "episodes")
 def episodes(split: str, count: int = 16_384) -> list[Example]:
-    """`count` examples that say nothing but their number. What an episode is like, its environment draws from its
-    seed, which is new in each step of training and the same in all evaluations.
+    """`count` examples with nothing but a number. The environment draws the episode from its seed, which is new in each
+    training step and the same in all evaluations.
 
     Example:
-        >>> load("episodes", "test", count=2)[1].id
+        >>> load_task("episodes", "test", count=2)[1].id
         'episodes/test/1'
     """
     check_split("episodes", split)

@@ -1,6 +1,6 @@
-"""Files of data sets in their original formats: which of them hold a split, and their rows, each with where it stands.
+"""Local files of datasets in their original formats: which files hold a split, and their rows, each with file and line.
 
-Everything but .json is read as it is asked for, so a large file never lies in memory as a whole."""
+All formats except .json are read row by row, so a large file is never in memory as a whole."""
 
 import csv
 import gzip
@@ -17,17 +17,17 @@ from lmgym.tasks.jsonl import parse_json, read_json_lines
 
 Row = tuple[str, dict[str, Any]]  # "PATH:LINE", and the object
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv", ".tsv")  # in the order of preference
-NAMES: Mapping[str, Sequence[str]] = {  # what data sets call the splits
+NAMES: Mapping[str, Sequence[str]] = {  # names that datasets use for the splits
     "train": ("train",),
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test",),
 }
 SHARD = re.compile(r"-[0-9]+-of-[0-9]+\.")
-LONGEST_FIELD = 2**26  # of a .csv; the module's own limit, 2**17, is less than a long article
+LONGEST_FIELD = 2**26  # characters of a .csv field; Python's default, 2**17, is too small for a long article
 
 
 def split_named(path: Path) -> str | None:
-    """The split that a file's name holds, whichever word its authors use for it.
+    """The split named in a file's name, by any of the usual names; None if it names none.
 
     Example:
         >>> split_named(Path("totto_dev_data.jsonl")), split_named(Path("validation-00000-of-00001.parquet"))
@@ -40,14 +40,15 @@ def split_named(path: Path) -> str | None:
 def files_of(
     task: str, part: str, path: Path, suffixes: Sequence[str] = SUFFIXES, names: Mapping[str, Sequence[str]] = NAMES
 ) -> list[Path]:
-    """The files that hold `part` ("train", "validation", "test"), in the order in which they are to be read.
+    """The files of the split `part` ("train", "validation", "test"), in reading order.
 
-    A path with "{split}" in it names one file a part: the first of the part's `names` for which there is one. A folder
-    holds them in a folder of that name, or in files whose names hold one of the words: one file, or the shards of one
-    (train-00000-of-00002.parquet), of the first suffix for which there is any. A single file serves the part that its
-    name holds, and otherwise train.
+    `path` may be a pattern, a folder or a file. In a pattern "{split}" is replaced by each of the split's `names`; the
+    first existing file is taken. A folder has a subfolder of such a name, or files with such a word in their names: one
+    file, or the shards of one (train-00000-of-00002.parquet), of the first of the `suffixes` that occurs. A single file
+    holds the split in its name, else train.
 
-    Raises MissingSplit where the part is not there, LmgymError where the path is not, or holds several files for it.
+    Raises MissingSplit if the split is missing, LmgymError if the path is missing or a folder has several files for the
+    split.
 
     Example:
         >>> files_of("totto", "validation", Path("totto"), (".jsonl",))
@@ -72,8 +73,8 @@ def files_of(
 def rows_of(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
     """The rows of a .jsonl, .json (a list of objects), .csv, .tsv, .parquet or .xml (WebNLG's) file.
 
-    `columns` name the columns of a .tsv that has no first line with their names. A .csv or .tsv may be packed (.gz).
-    Raises LmgymError, with file and line, for what cannot be read.
+    `columns` are the column names of a .tsv without a header line. A .csv or .tsv may be compressed (.gz). Raises
+    LmgymError, with file and line, for data that cannot be read.
 
     Example:
         >>> next(rows_of(Path("cnn_dailymail/validation.csv")))
@@ -95,7 +96,7 @@ def rows_of(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
 
 
 def lines_of(path: Path) -> Iterator[tuple[str, str]]:
-    """Each line of a text file (packed if it ends in .gz) with where it stands, without its end.
+    """Each line of a text file (compressed if its name ends in .gz), without its line end: ("PATH:LINE", line).
 
     Example:
         >>> next(lines_of(Path("multi30k/train.en.gz")))
@@ -106,7 +107,7 @@ def lines_of(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_json(path: Path) -> Any:
-    """What a .json file holds. Raises LmgymError, with file and line, for what cannot be read."""
+    """The value in a .json file. Raises LmgymError, with file and line, if it cannot be read."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -115,7 +116,7 @@ def read_json(path: Path) -> Any:
 
 
 def as_object(value: Any, where: str) -> dict[str, Any]:
-    """The value, if it is an object; LmgymError naming `where` if it is none."""
+    """The value, checked to be a JSON object. Raises LmgymError with `where` (file and line) if it is not."""
     if not isinstance(value, dict):
         raise LmgymError(f"{where}: expected an object like {{...}}, got {type(value).__name__}")
     return value
@@ -124,11 +125,14 @@ def as_object(value: Any, where: str) -> dict[str, Any]:
 def _in_folder(
     task: str, part: str, folder: Path, suffixes: Sequence[str], names: Mapping[str, Sequence[str]]
 ) -> list[Path]:
+    """`files_of` for a folder."""
+    # A subfolder of the split's name comes first.
     for name in names[part]:
         if (folder / name).is_dir():
             below = sorted(file for file in (folder / name).rglob("*") if file.suffix in suffixes)
             if below:
                 return below
+    # Else files with the split in their names: the first suffix that occurs, one file or all shards of one.
     named = sorted(file for file in folder.iterdir() if file.is_file() and _words(file) & set(names[part]))
     for suffix in suffixes:
         files = [file for file in named if file.suffix == suffix]
@@ -146,22 +150,23 @@ def _in_folder(
 
 
 def _listed(path: Path) -> Iterator[Row]:
-    found = read_json(path)
-    if not isinstance(found, list):
-        raise LmgymError(f"{path}: expected a list of objects like [{{...}}, ...], got {type(found).__name__}")
-    for number, row in enumerate(found, start=1):
+    """The objects of a .json file's list."""
+    objects = read_json(path)
+    if not isinstance(objects, list):
+        raise LmgymError(f"{path}: expected a list of objects like [{{...}}, ...], got {type(objects).__name__}")
+    for number, row in enumerate(objects, start=1):
         yield f"{path}: row {number}", as_object(row, f"{path}: row {number}")
 
 
 def _table(path: Path, delimiter: str, columns: Sequence[str] | None) -> Iterator[Row]:
-    """Rows of separated fields. Where tabs separate, a quotation mark is a character as any other."""
+    """The rows of a .csv or .tsv file. In a .tsv a quotation mark is an ordinary character."""
     csv.field_size_limit(LONGEST_FIELD)
     quoting: Literal[0, 3] = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
     reader = csv.reader(_decoded(path), delimiter=delimiter, quoting=quoting, strict=True)
     line = 1
     try:
         for fields in reader:
-            where, line = f"{path}:{line}", reader.line_num + 1
+            where, line = f"{path}:{line}", reader.line_num + 1  # a quoted field may span lines; name its first
             if not fields:
                 continue
             if columns is None:
@@ -195,7 +200,7 @@ def _parquet(path: Path) -> Iterator[Row]:
 
 
 def _entries(path: Path) -> Iterator[Row]:
-    """The entries of a file of the WebNLG challenge (DART's .xml has the same form), as DART's .json has them."""
+    """The entries of a WebNLG .xml file (DART's .xml has the same form), in the form of DART's .json."""
     from xml.etree import ElementTree
 
     number = 0
@@ -222,7 +227,7 @@ def _entries(path: Path) -> Iterator[Row]:
 
 
 def _decoded(path: Path) -> Iterator[str]:
-    """Lines with their ends. Only \\n ends one: str.splitlines would also do so at a \\u2028 inside a sentence."""
+    """Lines with their line ends. Only \\n ends a line; str.splitlines would also split at a \\u2028 in a sentence."""
     number = 0
     try:
         with _opened(path) as file:
@@ -231,7 +236,7 @@ def _decoded(path: Path) -> Iterator[str]:
                 yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise LmgymError(f"{path}:{number}: not UTF-8 (byte {error.start + 1} of the line)") from error
-    except (OSError, EOFError, zlib.error) as error:  # gzip raises all three for a file that is cut off or none of its
+    except (OSError, EOFError, zlib.error) as error:  # gzip raises each of them, for truncated or wrong files
         raise LmgymError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
@@ -240,7 +245,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _words(path: Path) -> set[str]:
-    """The words of a file's name, and all that stands before its first dot."""
+    """The words of a file's name, and the whole name before its first dot."""
     name = path.name.lower()
     return {*re.split("[^a-z]+", name), name.split(".")[0]}
 

@@ -1,4 +1,4 @@
-"""GSM8K, grade-school word problems (Cobbe et al. 2021, arXiv 2110.14168): 7,473 to train on, 1,319 to test on."""
+"""`gsm8k`: GSM8K, grade-school word problems (Cobbe et al. 2021, arXiv 2110.14168): 7,473 train, 1,319 test."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split
-from lmgym.tasks.sources import Row, rows, text_of
+from lmgym.tasks.sources import Row, load_rows, text_of
 from lmgym.types import Example
 
 CALCULATOR = re.compile(r"<<[^<>\n]*>>")
@@ -20,17 +20,17 @@ def gsm8k(
     validation: float = 0.0,
     strip_calculator: bool = False,
 ) -> list[Example]:
-    """The question as prompt, the worked solution ("... #### 18") as reference, the number in meta["answer"].
+    """The prompt is the question, the reference the worked solution ("... #### 18"); meta["answer"] is the number.
 
-    `path` is a folder with train.jsonl and test.jsonl in the original format ({"question", "answer"} per
-    line), or one such file, which serves the split that its name holds (test.jsonl: test) and otherwise
-    train. Without `path` the data comes from the Hugging Face Hub.
+    `path` is a folder with train.jsonl and test.jsonl in the original format ({"question", "answer"} per line), or one
+    such file: the split is the one in its name (test.jsonl: test), else train. Without `path` the data comes from the
+    Hugging Face Hub.
 
-    The set has no validation split of its own: with `validation` above 0 the last so much of train becomes
-    one, and train ends before it. `strip_calculator` takes the <<48/2=24>> marks out of the references.
+    The dataset has no validation split. With `validation` above 0, that fraction at the end of train becomes
+    validation. `strip_calculator` removes the <<48/2=24>> marks from the references.
 
     Example:
-        >>> load("gsm8k", "test", path="data/gsm8k", limit=200, system_prompt="Reason step by step. End with #### N.")
+        >>> load_task("gsm8k", "test", path="data/gsm8k", limit=200, system_prompt="Think first. End with #### N.")
     """
     check_split("gsm8k", split)
     if not 0 <= validation < 1:
@@ -38,8 +38,8 @@ def gsm8k(
     if split == "validation" and not validation:
         raise MissingSplit("task 'gsm8k' has no split 'validation': set task.validation above 0 to take it from train")
     part = "test" if split == "test" else "train"
-    found = rows("gsm8k", part, path, hub_id, "main")
-    examples = [_example(row, f"gsm8k/{part}/{index}", strip_calculator) for index, row in enumerate(found)]
+    rows = load_rows("gsm8k", part, path, hub_id, "main")
+    examples = [_example(row, f"gsm8k/{part}/{index}", strip_calculator) for index, row in enumerate(rows)]
     kept = len(examples) - round(validation * len(examples))
     return examples if split == "test" else examples[:kept] if split == "train" else examples[kept:]
 

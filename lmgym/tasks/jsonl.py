@@ -1,4 +1,4 @@
-"""Any file of JSON lines as a task, and the reader that says which line is at fault."""
+"""`jsonl`: any JSON Lines file as a task; and the reader, whose errors name the line."""
 
 import difflib
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
-from lmgym.tasks.base import SPLITS, MissingSplit, check_split, share
+from lmgym.tasks.base import SPLITS, MissingSplit, check_split, hash_fraction
 from lmgym.types import Example
 
 Row = tuple[int, dict[str, Any]]  # line number (from 1) and the object on that line
@@ -27,33 +27,34 @@ def jsonl(
     validation: float = 0.0,
     test: float = 0.1,
 ) -> list[Example]:
-    """Rows of a .jsonl file as Examples; `prompt`, `references` and `id` name columns, all others go to `meta`.
+    """Each row of a .jsonl file becomes an Example. `prompt`, `references` and `id` are column names; all other columns
+    go to `meta`.
 
-    A prompt is a text or a list of chat messages. References are a text, a number, a list of these, or absent
-    (`references: null`: none at all). Without `id`, an example is named after its file and line. Blank lines
-    do not count as rows.
+    A prompt is a text or a list of chat messages. References are a text, a number, a list of these, or missing
+    (`references: null`: no references). Without `id`, the id is made of file and line. Blank lines are skipped.
 
-    Splits: a `path` with "{split}" in it names one file per split, `test_path` and `validation_path` name
-    files of their own. What has no file is carved out of `path`, in the shares `validation` and `test`, by a
-    hash of the prompt: rows may be added or reordered, and equal prompts never fall into two splits.
+    Splits: a `path` with "{split}" names one file per split; `test_path` and `validation_path` name separate files. A
+    split without a file is taken out of `path`: the fractions `validation` and `test`, by a hash of the prompt. So rows
+    may be added or reordered, and equal prompts are never in two splits.
 
-    Raises LmgymError with file and line for what cannot be read.
+    Raises LmgymError with file and line for data that cannot be read.
 
-    Example, the SVAMP data set in its original format:
-        >>> load("jsonl", "train", path="svamp.jsonl", prompt="Question", references="Answer", id="ID")
+    Example, the SVAMP dataset in its original format:
+        >>> load_task("jsonl", "train", path="svamp.jsonl", prompt="Question", references="Answer", id="ID")
     """
     check_split("jsonl", split)
     if validation < 0 or test < 0 or validation + test >= 1:
         raise LmgymError(
             f"task.validation ({validation}) and task.test ({test}) must be shares that leave some to train on"
         )
+    # 1. The file of the split, if it has one of its own.
     pattern = str(path)
-    own: dict[str, str | Path | None] = {"validation": validation_path, "test": test_path}
+    files: dict[str, str | Path | None] = {"validation": validation_path, "test": test_path}
     if "{split}" in pattern:
-        own = {part: own.get(part) or pattern.replace("{split}", part) for part in SPLITS}
-    elif split != "train" and not own[split] and not {"validation": validation, "test": test}[split]:
+        files = {part: files.get(part) or pattern.replace("{split}", part) for part in SPLITS}
+    elif split != "train" and not files[split] and not {"validation": validation, "test": test}[split]:
         raise MissingSplit(f"task 'jsonl' has no split '{split}': set task.{split}_path, or task.{split} above 0")
-    file = own.get(split)
+    file = files.get(split)
     source = Path(file or pattern).expanduser()
     if "{split}" in pattern and not source.is_file():
         raise MissingSplit(f"task 'jsonl' has no split '{split}': there is no file {source}")
@@ -61,12 +62,13 @@ def jsonl(
     examples = _examples(source, stem, prompt, references, id)
     if file:
         return examples
-    tested = 0.0 if own["test"] else test
-    validated = tested + (0.0 if own["validation"] else validation)
+    # 2. Else the part of `path` whose hashes are in the split's range: [0, test), [test, validation), the rest.
+    test_end = 0.0 if files["test"] else test
+    validation_end = test_end + (0.0 if files["validation"] else validation)
 
     def part_of(example: Example) -> str:
-        drawn = share(str(example.prompt))
-        return "test" if drawn < tested else "validation" if drawn < validated else "train"
+        fraction = hash_fraction(str(example.prompt))
+        return "test" if fraction < test_end else "validation" if fraction < validation_end else "train"
 
     return [example for example in examples if part_of(example) == split]
 
@@ -74,8 +76,8 @@ def jsonl(
 def read_json_lines(path: Path) -> Iterator[Row]:
     """Line number and object of each line that is not blank.
 
-    Raises LmgymError "PATH:LINE: ..." for a line that is not UTF-8, not JSON, not an object, or text that no
-    tokenizer could encode (half of a surrogate pair).
+    Raises LmgymError "PATH:LINE: ..." for a line that is not UTF-8, not JSON or not an object, and for text that no
+    tokenizer can encode (half of a surrogate pair).
     """
     try:
         file = path.open("rb")
@@ -92,17 +94,17 @@ def read_json_lines(path: Path) -> Iterator[Row]:
 
 
 def parse_json(raw: bytes, path: Path, line: int | None = None) -> Any:
-    """The JSON value of a file's bytes, or of those of one of its lines (from 1).
+    """The JSON value of a file's bytes, or of one line's bytes (`line` counts from 1).
 
-    Raises LmgymError, with file and line, for what is not UTF-8, not JSON, or holds half of a surrogate pair.
+    Raises LmgymError, with file and line, if they are not UTF-8, not JSON, or hold half of a surrogate pair.
     """
     try:
         text = raw.decode("utf-8" if (line or 1) > 1 else "utf-8-sig")
         value = json.loads(text)
-        if "\\ud" in text.lower():
+        if "\\ud" in text.lower():  # half of a surrogate pair, which only an escape can write, fails to encode
             json.dumps(value, ensure_ascii=False).encode()
         return value
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, and endless nesting
+    except (ValueError, RecursionError) as error:  # also for a number of thousands of digits, and deep nesting
         raise _unreadable(error, path, line) from error
 
 
@@ -119,7 +121,7 @@ def _unreadable(error: Exception, path: Path, line: int | None) -> LmgymError:
 
 
 def column(row: Mapping[str, Any], name: str, where: str) -> Any:
-    """The value of a column that must be there; `where` is the "PATH:LINE" of the error."""
+    """The value of a column. Raises LmgymError if the row does not have it; `where` is "PATH:LINE" for the message."""
     if name not in row:
         raise LmgymError(f"{where}: there is no column '{name}'; {suggest(name, row)}")
     return row[name]
@@ -175,7 +177,7 @@ def _references(row: Mapping[str, Any], name: str | None, where: str) -> tuple[s
         return ()
     if name not in row and name == "references":
         near = difflib.get_close_matches(name, row, n=1, cutoff=0.8)
-        if near:  # the default column is optional, but a slip of the pen must not cost all references
+        if near:  # the default column is optional, but a spelling error must not lose all references
             raise LmgymError(
                 f"{where}: there is no column 'references' but '{near[0]}': set task.references to it, or to null"
             )

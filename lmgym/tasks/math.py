@@ -1,4 +1,4 @@
-"""MATH, competition problems (Hendrycks et al. 2021, arXiv 2103.03874): 7,500 to train on, 5,000 to test on."""
+"""`math`: MATH, competition problems (Hendrycks et al. 2021, arXiv 2103.03874): 7,500 train, 5,000 test."""
 
 import re
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
-from lmgym.tasks.base import MissingSplit, check_split, share
-from lmgym.tasks.sources import Row, rows, text_of
+from lmgym.tasks.base import MissingSplit, check_split, hash_fraction
+from lmgym.tasks.sources import Row, load_rows, text_of
 from lmgym.text.latex import last_boxed
 from lmgym.types import Example
 
@@ -35,24 +35,24 @@ def math(
     subjects: Sequence[str] | None = None,
     skip_unanswered: bool = False,
 ) -> list[Example]:
-    r"""The problem as prompt, the worked solution ("... $\boxed{\frac12}$") as reference.
+    r"""The prompt is the problem, the reference the worked solution ("... $\boxed{\frac12}$").
 
-    `meta` has answer (what stands in the solution's last box, or in the row's column `answer`), level (1 to 5, None
-    where the data has "?") and subject. Rows are {"problem", "solution", "level", "type"}, as in the original, or as in
-    MATH-500 with "answer" and "subject". A row with an answer and no solution has the answer in a box as reference.
+    `meta` has answer (the content of the solution's last box, or the row's column `answer`), level (1 to 5; None if the
+    data has "?") and subject. Rows are {"problem", "solution", "level", "type"} as in the original, or with "answer"
+    and "subject" as in MATH-500. If a row has an answer but no solution, the reference is the answer in a box.
 
-    `path` is a folder with train.jsonl and test.jsonl, or with the original's folders train and test of one .json a
-    problem; or one file, which serves the split that its name holds (math500_test.jsonl: test) and otherwise train; or
-    a pattern with {split}. Without `path` the data comes from the Hugging Face Hub.
+    `path` is a folder with train.jsonl and test.jsonl; or the original's folder, where train and test hold one .json
+    per problem; or one file, whose split is the one in its name (math500_test.jsonl: test), else train; or a pattern
+    with {split}. Without `path` the data comes from the Hugging Face Hub.
 
-    `levels` and `subjects` keep only those. With `validation` above 0 so much of train becomes that split, by a hash of
-    the problem. A problem of train that is also in test (there is one, but for its white space) is left out of train.
+    `levels` and `subjects` select problems. With `validation` above 0, that fraction of train becomes validation, by a
+    hash of the problem. A problem of train that is also in test (one is, with other white space) is removed from train.
 
-    Raises LmgymError with file and line for what cannot be read, and for a row with a blank answer, unless
-    `skip_unanswered` leaves such rows out.
+    Raises LmgymError with file and line for data that cannot be read, and for a row with a blank answer; with
+    `skip_unanswered` such rows are left out.
 
     Example:
-        >>> load("math", "train", path="data/math", levels=[4, 5], system_prompt="Put your answer in \\boxed{}.")
+        >>> load_task("math", "train", path="data/math", levels=[4, 5], system_prompt="Put your answer in \\boxed{}.")
     """
     check_split("math", split)
     _check(validation, levels, subjects)
@@ -61,9 +61,10 @@ def math(
     part = "test" if split == "test" else "train"
     examples = _part(part, path, hub_id, skip_unanswered)
     if split != "test":
-        tested = _tested(path, hub_id, skip_unanswered)
-        examples = [example for example in examples if _words(example) not in tested]
-        held_out = [share(_words(example)) < validation for example in examples]
+        # Remove the problems of test, then divide the rest into train and validation by a hash.
+        test_problems = _test_problems(path, hub_id, skip_unanswered)
+        examples = [example for example in examples if _words(example) not in test_problems]
+        held_out = [hash_fraction(_words(example)) < validation for example in examples]
         examples = [e for e, out in zip(examples, held_out, strict=True) if out == (split == "validation")]
     return [
         example
@@ -85,13 +86,13 @@ def _check(validation: float, levels: Sequence[int] | None, subjects: Sequence[s
 
 
 def _part(part: str, path: str | Path | None, hub_id: str, skip_unanswered: bool) -> list[Example]:
-    found = rows("math", part, path, hub_id)
-    examples = [_example(row, f"math/{part}/{index}", skip_unanswered) for index, row in enumerate(found)]
+    rows = load_rows("math", part, path, hub_id)
+    examples = [_example(row, f"math/{part}/{index}", skip_unanswered) for index, row in enumerate(rows)]
     return [example for example in examples if example is not None]
 
 
-def _tested(path: str | Path | None, hub_id: str, skip_unanswered: bool) -> set[str]:
-    """The problems of test, where there is one."""
+def _test_problems(path: str | Path | None, hub_id: str, skip_unanswered: bool) -> set[str]:
+    """The problems of test; none if the data has no such split."""
     try:
         return {_words(example) for example in _part("test", path, hub_id, skip_unanswered)}
     except MissingSplit:
@@ -99,10 +100,12 @@ def _tested(path: str | Path | None, hub_id: str, skip_unanswered: bool) -> set[
 
 
 def _words(example: Example) -> str:
+    """The problem with single spaces, to recognise problems that differ in white space only."""
     return " ".join(str(example.prompt).split())
 
 
 def _example(row: Row, id: str, skip_unanswered: bool) -> Example | None:
+    """The example of a row; None if it has a blank answer and such rows are skipped."""
     where, values = row
     problem = text_of(row, ["problem"])
     answer = values.get("answer")
@@ -130,6 +133,7 @@ def _example(row: Row, id: str, skip_unanswered: bool) -> Example | None:
 
 
 def _boxed(solution: str, where: str) -> str:
+    """The answer in the solution's last box, which may lack its braces."""
     answer = last_boxed(solution)
     unbraced = UNBRACED.findall(solution)
     if answer is None and unbraced:
@@ -140,7 +144,7 @@ def _boxed(solution: str, where: str) -> str:
 
 
 def _level(value: Any, where: str) -> int | None:
-    """5 of 5 or "Level 5"; None of "Level ?"."""
+    """The level as a number: 5 for 5 or "Level 5", None for "Level ?"."""
     word = str(value).removeprefix("Level ").strip()
     if word == "?":
         return None

@@ -1,4 +1,4 @@
-"""Several tasks as one, each with a weight."""
+"""`mixture`: several tasks as one, each with a weight."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,17 +9,17 @@ from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.core.validation import check_arguments, converted
-from lmgym.tasks.base import OPTIONS, MissingSplit, check_split, load
+from lmgym.tasks.base import OPTIONS, MissingSplit, check_split, load_task
 from lmgym.types import Example
 
-OWN = ("name", "weight", "label", "split")  # of a member; all else is for its task
+OWN = ("name", "weight", "label", "split")  # keys of a member; all other keys are arguments or options of its task
 
 
 @dataclass(frozen=True)
 class _Member:
-    """One task of a mixture, as the recipe has it."""
+    """One task of a mixture, from the recipe."""
 
-    key: str  # for messages
+    key: str  # of its section in the recipe, for messages
     name: str
     weight: float
     label: str
@@ -29,22 +29,23 @@ class _Member:
 
 @register("task", "mixture")
 def mixture(split: str, tasks: list[dict[str, Any]]) -> list[Example]:
-    """The examples of several tasks; a step draws from each in the share of its `weight` (1 where it is left out).
+    """The examples of several tasks. A training step draws from each task in proportion to its `weight` (default 1).
 
-    A member is a section as `task:` takes it: a name, the task's own arguments, and limit, system_prompt, few_shot,
-    prompt_prefix, prompt_suffix and split (of what it trains on). It is called by its name, or by a `label`, which two
-    members of one task need. Options beside `tasks` are put around all members, after their own. Random shots of a
-    member are a function of the example alone, not of the run's seed.
+    A member of `tasks` is a section as under `task:`: a name, the task's own arguments, and the options limit,
+    system_prompt, few_shot, prompt_prefix, prompt_suffix and split (the split that it trains on). Its label is its
+    name, or `label`, which is required if a task occurs twice. Options next to `tasks` are applied to the examples of
+    all members, after the members' own options. A member's random shots depend on the example, not on the run's seed.
 
-    `meta["task"]` is the example's label and `meta["mixture"]` the weights by label; ids begin with the label. How a
-    step draws stands in `Stream`. The list itself, which an evaluation asks from its beginning, has the shares of the
-    weights in every beginning of it until a task runs out. A reward with `tasks: [label, ...]` judges only those.
+    `meta["task"]` is the example's label and `meta["mixture"]` the weights by label; ids begin with the label. `Stream`
+    draws the examples of a step. An evaluation takes the first examples of the list; so the list is ordered such that
+    the first n examples, for any n, hold each task in proportion to its weight, until a task has no more examples. A
+    reward with `tasks: [label, ...]` is only for these tasks.
 
-    Raises LmgymError, naming the member, for a weight that is not above 0, two equal labels, a mixture in a mixture,
-    and whatever its task raises; MissingSplit if any member lacks the split.
+    Raises LmgymError, with the member's key, for a weight that is not above 0, equal labels, a mixture inside a
+    mixture, and any error of the member's task. Raises MissingSplit if a member lacks the split.
 
     Example:
-        >>> load("mixture", "train", tasks=[{"name": "arithmetic", "weight": 2}, {"name": "topics"}])
+        >>> load_task("mixture", "train", tasks=[{"name": "arithmetic", "weight": 2}, {"name": "topics"}])
     """
     check_split("mixture", split)
     members = [_member(section, f"task.tasks.{number}") for number, section in enumerate(tasks)]
@@ -55,6 +56,7 @@ def mixture(split: str, tasks: list[dict[str, Any]]) -> list[Example]:
         if member.label in weights:
             raise LmgymError(f"key '{member.key}': two tasks are called '{member.label}'; give one another 'label'")
         weights[member.label] = member.weight
+    # Place the examples of each member at equal distances 1 / weight on a line, then read the line from its start.
     placed = [
         ((index + 0.5) / member.weight, number, example)
         for number, member in enumerate(members)
@@ -64,6 +66,7 @@ def mixture(split: str, tasks: list[dict[str, Any]]) -> list[Example]:
 
 
 def _member(section: Mapping[str, Any], key: str) -> _Member:
+    """A member of the mixture from its section, checked."""
     name = section.get("name")
     if not isinstance(name, str):
         raise LmgymError(f"key '{key}' must be a section with the name of a task, got {dict(section)!r}")
@@ -75,6 +78,7 @@ def _member(section: Mapping[str, Any], key: str) -> _Member:
     label = section.get("label", name)
     if not isinstance(label, str) or not label or "/" in label:
         raise LmgymError(f"key '{key}.label' must be a word without '/', not {label!r}")
+    # Options of any task are checked by `load_task`; check the task's own arguments now.
     arguments = {key: value for key, value in section.items() if key not in OWN}
     own = {name: value for name, value in arguments.items() if name not in OPTIONS}
     check_arguments(registry.get("task", name), own, key, given=1, also=(*OWN, *OPTIONS))
@@ -82,11 +86,11 @@ def _member(section: Mapping[str, Any], key: str) -> _Member:
 
 
 def _examples(member: _Member, split: str, weights: Mapping[str, float]) -> Sequence[Example]:
-    """A member's examples with the marks of the mixture."""
+    """A member's examples, with the label in their ids, and label and weights in their meta."""
     if split != "train" and split == member.split:
         raise LmgymError(f"key '{member.key}.split': {member.label} trains on '{split}', so that is not held out")
     try:
-        examples = load(member.name, member.split if split == "train" else split, **member.arguments)
+        examples = load_task(member.name, member.split if split == "train" else split, **member.arguments)
     except MissingSplit as error:
         raise MissingSplit(f"task 'mixture' has no split '{split}': {error} (key '{member.key}')") from error
     except LmgymError as error:

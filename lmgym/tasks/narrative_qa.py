@@ -1,4 +1,4 @@
-"""NarrativeQA: questions about a book or film, answered from its summary (Kočiský et al. 2018, arXiv 1712.07040)."""
+"""`narrative_qa`: NarrativeQA, questions about a summary of a book or film (Kočiský et al. 2018, arXiv 1712.07040)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +9,10 @@ from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split
 from lmgym.tasks.files import NAMES, Row, rows_of
 from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import disjoint, stream, text_of, texts_of
+from lmgym.tasks.sources import disjoint, stream_rows, text_of, texts_of
 from lmgym.types import Example
 
-UNIFIED = ("prompt", "answer")  # the columns of UnifiedQA's .tsv, which names none
+UNIFIED = ("prompt", "answer")  # the columns of UnifiedQA's .tsv files, which have no header line
 Question = tuple[str, str, tuple[str, ...], dict[str, Any]]  # question, summary, answers, meta
 
 
@@ -24,20 +24,20 @@ def narrative_qa(
     separator: str = " \\n ",
     lowercase: bool = True,
 ) -> list[Example]:
-    """The question, `separator`, and the summary as prompt, the two answers as references, all in lower case: 32,747
-    questions to train on, 3,461 to validate, 10,557 to test.
+    """The prompt is the question, `separator` and the summary; the references are the two answers; all in lower case.
+    32,747 questions for training, 3,461 for validation, 10,557 for test.
 
-    The default separator is UnifiedQA's: a space, a backslash, the letter n, a space. Rows with equal prompts are one
-    example with all their answers. `lowercase: false` leaves the letters as they are. `meta` has document_id where the
-    data has it. Apostrophes stay (as in RL4LMs and UnifiedQA).
+    The default separator is UnifiedQA's: a space, a backslash, the letter n, a space. Rows with equal prompts become
+    one example with all their answers. `lowercase: false` keeps capital letters. `meta` has document_id, if the data
+    has it. Apostrophes are kept (as in RL4LMs and UnifiedQA).
 
-    `path` is the folder of the original's qaps.csv with summaries.csv (beside it, or in third_party/wikipedia; columns
-    question, answer1, answer2 and summary, or the same with _tokenized); or a folder of UnifiedQA's train.tsv, dev.tsv
-    and test.tsv (prompt, tab, answer), a pattern with {split}, or one such file. Without `path` the data comes from
-    the Hugging Face Hub, where each row brings the whole book along: several gigabytes.
+    `path` is the original's folder with qaps.csv, and summaries.csv next to it or in third_party/wikipedia (columns
+    question, answer1, answer2 and summary, or the same with _tokenized); or a folder with UnifiedQA's train.tsv,
+    dev.tsv and test.tsv (prompt, tab, answer), a pattern with {split}, or one such file. Without `path` the data comes
+    from the Hugging Face Hub, where each row holds the whole book: several gigabytes.
 
     Example:
-        >>> load("narrative_qa", "validation", path="narrativeqa")[0].references
+        >>> load_task("narrative_qa", "validation", path="narrativeqa")[0].references
         ('the actor wearing the black cloak', 'the actor in the black cloak')
     """
     check_split("narrative_qa", split)
@@ -89,7 +89,9 @@ def _text(row: Row, name: str) -> str:
 
 
 def _from_rows(part: str, path: str | Path | None, hub_id: str) -> Iterator[Question]:
-    for row in stream("narrative_qa", part, path, hub_id, suffixes=(".tsv", ".parquet", ".jsonl"), columns=UNIFIED):
+    for row in stream_rows(
+        "narrative_qa", part, path, hub_id, suffixes=(".tsv", ".parquet", ".jsonl"), columns=UNIFIED
+    ):
         where, values = row
         if "document" not in values:  # UnifiedQA's prompt holds question and summary
             yield text_of(row, ["prompt"]), "", (text_of(row, ["answer"]),), {}
@@ -105,11 +107,11 @@ def _from_rows(part: str, path: str | Path | None, hub_id: str) -> Iterator[Ques
 
 
 def _inside(values: dict[str, Any], *names: str, where: str) -> Any:
-    """The value of document.summary.text, say."""
-    found: Any = values
+    """A value in nested objects: names ("document", "summary", "text") give document.summary.text."""
+    value: Any = values
     for index, name in enumerate(names):
-        if not isinstance(found, dict) or name not in found:
+        if not isinstance(value, dict) or name not in value:
             missing = ".".join(names[: index + 1])
             raise LmgymError(f"{where}: there is no '{missing}'; the row must hold {'.'.join(names)}")
-        found = found[name]
-    return found
+        value = value[name]
+    return value

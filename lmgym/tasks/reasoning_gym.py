@@ -1,4 +1,4 @@
-"""The generated puzzles of the reasoning-gym library (Stojanovski et al. 2025, arXiv 2505.24760), each by its name."""
+"""`reasoning_gym`: generated puzzles of the reasoning-gym library (Stojanovski et al. 2025, arXiv 2505.24760)."""
 
 import dataclasses
 import json
@@ -12,9 +12,9 @@ from lmgym.core.validation import check_arguments
 from lmgym.tasks.base import SPLITS, check_split
 from lmgym.types import Example
 
-APART = 2**30  # between the seeds of two splits: item i of a data set is a function of its seed + i
-PATIENCE = 20  # times the wanted number of items, after which there are no more different ones
-OWN = ("seed", "size")  # of a data set's configuration, set here
+APART = 2**30  # distance between the seeds of two splits; item i of a dataset depends on its seed + i
+PATIENCE = 20  # stop after so many times the requested number of items: there are no more different ones
+OWN = ("seed", "size")  # keys of a dataset's configuration that lmgym sets
 
 
 @register("task", "reasoning_gym")
@@ -27,31 +27,33 @@ def reasoning_gym(
     config: dict[str, Any] | None = None,
     data_seed: int = 0,
 ) -> list[Example]:
-    """`size` puzzles of a data set to train on, `validation_size` and `test_size` held-out ones.
+    """Puzzles of one of the library's datasets: `size` for training, `validation_size` and `test_size` held out.
 
-    `dataset` is a name such as chain_sum or countdown, `config` holds the arguments of its own configuration. The
-    question is the prompt and the answer, where the library gives one, the reference. `meta` has answer, dataset, and
-    entry, all that the library made, for the reward `reasoning_gym`.
+    `dataset` is a name such as chain_sum or countdown; `config` holds the arguments of its configuration. The prompt is
+    the question, the reference the answer, if the library gives one. `meta` has answer, dataset, and entry (the
+    library's whole record), for the reward `reasoning_gym`.
 
-    The splits are generated from seeds far apart, and no question comes twice: those of test are taken out of
-    validation, and both out of train. The same arguments give the same puzzles with the same version of the library.
+    The splits are generated from seeds that are far apart, and no question occurs twice: questions of test are removed
+    from validation, and those of both from train. The same arguments give the same puzzles with the same version of the
+    library.
 
-    Raises LmgymError for an unknown data set or argument, for arguments that the library refuses, and if there are
-    fewer different questions than asked for. Needs the extra lmgym[reasoning].
+    Raises LmgymError for an unknown dataset or argument, for arguments that the library refuses, and if there are fewer
+    different questions than requested. Needs the extra lmgym[reasoning].
 
     Example:
-        >>> load("reasoning_gym", "test", dataset="chain_sum", config={"max_terms": 3})[0].prompt
+        >>> load_task("reasoning_gym", "test", dataset="chain_sum", config={"max_terms": 3})[0].prompt
         'State the final answer to the following arithmetic problem: 16 + 57 ='
     """
     check_split("reasoning_gym", split)
     sizes = {"test": test_size, "validation": validation_size, "train": size}
-    for part, wanted in sizes.items():
-        if wanted < 1:
-            raise LmgymError(f"task.{'size' if part == 'train' else part + '_size'} must be at least 1, not {wanted}")
+    for part, count in sizes.items():
+        if count < 1:
+            raise LmgymError(f"task.{'size' if part == 'train' else part + '_size'} must be at least 1, not {count}")
     settings = json.dumps(_checked(dataset, config or {}), sort_keys=True)
+    # Generate the splits in this order; each excludes the questions of those before it.
     seen: set[str] = set()
-    for part, wanted in sizes.items():
-        entries = _entries(dataset, settings, data_seed + SPLITS.index(part) * APART, wanted, frozenset(seen), part)
+    for part, count in sizes.items():
+        entries = _entries(dataset, settings, data_seed + SPLITS.index(part) * APART, count, frozenset(seen), part)
         if part == split:
             return [_example(json.loads(entry), f"{dataset}/{part}/{n}", dataset) for n, entry in enumerate(entries)]
         seen |= {json.loads(entry)["question"] for entry in entries}
@@ -59,7 +61,7 @@ def reasoning_gym(
 
 
 def _checked(dataset: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration as the library will take it."""
+    """The configuration, checked against the dataset's own."""
     known = _library().factory.DATASETS
     if dataset not in known:
         raise LmgymError(f"task.dataset: reasoning-gym has no data set '{dataset}'; {suggest(dataset, known)}")
@@ -76,39 +78,39 @@ def _checked(dataset: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=16)
-def _entries(dataset: str, settings: str, seed: int, wanted: int, seen: frozenset[str], part: str) -> tuple[str, ...]:
-    """The entries of a split as JSON; `seen` are questions that may not come."""
+def _entries(dataset: str, settings: str, seed: int, count: int, seen: frozenset[str], part: str) -> tuple[str, ...]:
+    """`count` entries of a split as JSON, without the questions in `seen`."""
     entries: list[str] = []
     questions = set(seen)
-    for index, entry in enumerate(_items(dataset, json.loads(settings), seed, wanted)):
-        if index >= PATIENCE * wanted + 1_000:
+    for index, entry in enumerate(_items(dataset, json.loads(settings), seed, count)):
+        if index >= PATIENCE * count + 1_000:
             key = "size" if part == "train" else f"{part}_size"
             raise LmgymError(
-                f"task.{key} is {wanted}, but with these arguments split '{part}' of {dataset} has only {len(entries)} "
+                f"task.{key} is {count}, but with these arguments split '{part}' of {dataset} has only {len(entries)} "
                 "different questions; lower it, or widen task.config"
             )
         if entry["question"] not in questions:
             questions.add(entry["question"])
             entries.append(_packed(entry, dataset))
-        if len(entries) == wanted:
+        if len(entries) == count:
             break
     return tuple(entries)
 
 
-def _items(dataset: str, config: dict[str, Any], seed: int, wanted: int) -> Iterator[dict[str, Any]]:
-    """Item after item, without end: a data set of the wanted size, then one of the seeds behind it, and so on."""
+def _items(dataset: str, config: dict[str, Any], seed: int, size: int) -> Iterator[dict[str, Any]]:
+    """An endless sequence of items: a dataset of `size` items, then one with the next `size` seeds, and so on."""
     create = _library().factory.create_dataset
     while True:
         try:
-            yield from create(dataset, seed=seed, size=wanted, **config)
+            yield from create(dataset, seed=seed, size=size, **config)
         except (AssertionError, ValueError, TypeError) as error:
             reason = str(error).split("\n")[0]
             raise LmgymError(f"task.config: {dataset} refuses it: {reason or type(error).__name__}") from error
-        seed += wanted
+        seed += size
 
 
 def _packed(entry: dict[str, Any], dataset: str) -> str:
-    """The entry as JSON that reads back equal: a tuple becomes {"tuple": [...]}."""
+    """The entry as JSON that reads back as an equal entry: a tuple becomes {"tuple": [...]}."""
     try:
         return json.dumps(_plain(entry))
     except (TypeError, ValueError) as error:

@@ -1,4 +1,5 @@
-"""Film reviews to be continued in a good mood (Maas et al. 2011): 25,000 to train on, 25,000 to test on."""
+"""`imdb`, `imdb_seq2seq`: continue a film review with positive sentiment (IMDB, Maas et al. 2011): 25,000 train, 25,000
+test."""
 
 import re
 from collections.abc import Iterator
@@ -7,10 +8,10 @@ from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.tasks.base import MissingSplit, check_split, share
+from lmgym.tasks.base import MissingSplit, check_split, hash_fraction
 from lmgym.tasks.files import Row, rows_of, split_named
 from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import stream, text_of
+from lmgym.tasks.sources import stream_rows, text_of
 from lmgym.types import Example
 
 HUB_ID = "stanfordnlp/imdb"
@@ -27,22 +28,22 @@ def imdb(
     test_size: int | None = 5000,
     reference: Literal["rest", "review"] = "rest",
 ) -> list[Example]:
-    """The first half of a review as prompt, the rest as reference, for a model that writes on.
+    """The prompt is the first half of a review, the reference the rest, for a causal model.
 
-    Half of the words, rounded down, where a word ends at a space. The reference begins with the space, so prompt and
-    reference together are the review; `reference: review` has the whole review there (RL4LMs). `meta` has label
-    (0: negative, 1: positive), review, and rating (1 to 10) where the data has it.
+    The prompt has half of the words, rounded down; words are separated by spaces. The reference begins with the space,
+    so prompt + reference is the review. With `reference: review` the reference is the whole review (RL4LMs). `meta` has
+    label (0: negative, 1: positive), review, and rating (1 to 10) if the data has it.
 
-    The order is that of a hash of the reviews (both sources have all negative ones first). The share `validation` of
-    train is held out by a hash of the prompt; test is the first `test_size` of its 25,000 (None: all). No prompt of
-    test is in train or validation.
+    The reviews are ordered by a hash of their text, since both sources list all negative ones first. The fraction
+    `validation` of train is held out, by a hash of the prompt. Test is the first `test_size` of its 25,000 reviews
+    (None: all). No prompt of test is in train or validation.
 
-    `path` is the original folder aclImdb with train/pos, train/neg, test/pos and test/neg; or a folder, a pattern
-    with {split} or a file of rows {"text", "label"} (.parquet, .jsonl, .json, .csv). In a file whose name holds no
-    split, a column `split` may say it. Without `path` the data comes from the Hugging Face Hub. Source: RL4LMs, `imdb`.
+    `path` is the original's folder aclImdb with train/pos, train/neg, test/pos and test/neg; or a folder, a pattern
+    with {split} or a file of rows {"text", "label"} (.parquet, .jsonl, .json, .csv). If the file's name names no split,
+    the rows may have a column `split`. Without `path` the data comes from the Hugging Face Hub. Source: RL4LMs, `imdb`.
 
     Example:
-        >>> load("imdb", "train", path="aclImdb")[0].prompt      # "This movie was really good and fun"
+        >>> load_task("imdb", "train", path="aclImdb")[0].prompt      # "This movie was really good and fun"
         'This movie was'
     """
     check_split("imdb", split)
@@ -62,15 +63,15 @@ def imdb_seq2seq(
     test_size: int | None = 5000,
     positive_ratio: float = 1.0,
 ) -> list[Example]:
-    """`imdb` for supervised training of an encoder-decoder model: train has positive reviews only, and the reference,
-    the second half, begins with its first word.
+    """`imdb` for supervised training of an encoder-decoder model: train has positive reviews only, and the reference
+    has no space at its beginning.
 
-    `positive_ratio` keeps the first so much of these. The splits are those of `imdb`, so what the one trains on is in
-    neither validation nor test of the other (RL4LMs' `imdb_seq2seq` shuffles anew for each split, and trains on most of
-    its validation).
+    `positive_ratio` keeps only the first fraction of them. The splits are those of `imdb`, so the training data of one
+    task is in neither validation nor test of the other (RL4LMs' `imdb_seq2seq` shuffles again for each split, and
+    trains on most of its validation data).
 
     Example:
-        >>> load("imdb_seq2seq", "train", path="aclImdb")[0].references
+        >>> load_task("imdb_seq2seq", "train", path="aclImdb")[0].references
         ('really good and fun',)
     """
     check_split("imdb_seq2seq", split)
@@ -91,7 +92,7 @@ def _with_reference(example: Example, text: str) -> Example:
 def _split(
     task: str, split: str, path: str | Path | None, hub_id: str, validation: float, test_size: int | None
 ) -> list[Example]:
-    """The reviews of a split, without references, in their order."""
+    """The reviews of a split in their final order, without references."""
     if not 0 <= validation < 1:
         raise LmgymError(f"task.validation must be a share of train, at least 0 and below 1, not {validation}")
     if test_size is not None and test_size < 1:
@@ -102,35 +103,37 @@ def _split(
         return _ordered(task, "test", path, hub_id)[:test_size]
     reviews = _ordered(task, "train", path, hub_id)
     try:
-        tested = {review.prompt for review in _ordered(task, "test", path, hub_id)}
+        held_out = {review.prompt for review in _ordered(task, "test", path, hub_id)}
     except MissingSplit:
-        tested = set()
+        held_out = set()
     return [
         review
         for review in reviews
-        if review.prompt not in tested and (share(str(review.prompt)) < validation) == (split == "validation")
+        if review.prompt not in held_out and (hash_fraction(str(review.prompt)) < validation) == (split == "validation")
     ]
 
 
 def _ordered(task: str, part: str, path: str | Path | None, hub_id: str) -> list[Example]:
+    """The reviews of the original's train or test, ordered by a hash of their text."""
     rows = _rows(task, part, None if path is None else Path(path).expanduser(), hub_id)
     reviews = [_review(row, f"{task}/{part}/{index}") for index, row in enumerate(rows)]
-    return sorted(reviews, key=lambda review: share(review.meta["review"]))
+    return sorted(reviews, key=lambda review: hash_fraction(review.meta["review"]))
 
 
 def _rows(task: str, part: str, path: Path | None, hub_id: str) -> Iterator[Row]:
     if path is not None and (path / "train" / "pos").is_dir():
         yield from _original(task, path / part)
-    elif path is not None and path.is_file() and split_named(path) is None:  # one file for all
+    elif path is not None and path.is_file() and split_named(path) is None:  # one file for all splits
         rows = [row for row in rows_of(path) if row[1].get("split", "train") == part]
         if not rows:
             raise MissingSplit(f"task '{task}' has no split '{part}': no row of {path} has it in a column 'split'")
         yield from rows
     else:
-        yield from stream(task, part, path, hub_id)
+        yield from stream_rows(task, part, path, hub_id)
 
 
 def _original(task: str, folder: Path) -> Iterator[Row]:
+    """The reviews in the original's folder, one file each, in the order of their numbers."""
     if not folder.is_dir():
         raise MissingSplit(f"task '{task}' has no split '{folder.name}': there is no folder {folder}")
     for name, label in FOLDERS.items():
@@ -154,7 +157,7 @@ def _review(row: Row, id: str) -> Example:
     if not prompt:
         raise LmgymError(f"{where}: column 'text' must hold a review of two words or more, got {text!r}")
     label = column(values, "label", where)
-    if label in ("0", "1"):  # as .csv has it
+    if label in ("0", "1"):  # a .csv holds texts only
         label = int(label)
     if isinstance(label, bool) or label not in (0, 1):
         raise LmgymError(f"{where}: column 'label' must hold 0 (negative) or 1 (positive), got {label!r}")

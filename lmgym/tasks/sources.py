@@ -1,5 +1,5 @@
-"""Rows of a data set in its original format: from a local file or folder, or from the Hugging Face Hub. Each comes with
-where it stands, for the error that names it."""
+"""Rows of a dataset in its original format, from a local file or folder or from the Hugging Face Hub; each row comes
+with file and line, for error messages."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,11 +12,11 @@ from lmgym.tasks.jsonl import column, read_json_lines
 from lmgym.types import Example
 
 
-def rows(task: str, part: str, path: str | Path | None, hub_id: str, config: str | None = None) -> list[Row]:
-    """The rows of `part`, of the local `path` if there is one (see `local_rows`), else of the Hub's `hub_id`.
+def load_rows(task: str, part: str, path: str | Path | None, hub_id: str, config: str | None = None) -> list[Row]:
+    """The rows of the split `part`: from `path` (see `local_rows`), or, if it is None, from the Hub's `hub_id`.
 
     Example:
-        >>> rows("gsm8k", "test", "data/gsm8k", "openai/gsm8k", "main")[0]
+        >>> load_rows("gsm8k", "test", "data/gsm8k", "openai/gsm8k", "main")[0]
         ('data/gsm8k/test.jsonl:1', {'question': '...', 'answer': '...'})
     """
     if path is None:
@@ -24,7 +24,7 @@ def rows(task: str, part: str, path: str | Path | None, hub_id: str, config: str
     return local_rows(task, part, Path(path).expanduser())
 
 
-def stream(
+def stream_rows(
     task: str,
     part: str,
     path: str | Path | None,
@@ -35,12 +35,12 @@ def stream(
     columns: Sequence[str] | None = None,
     names: Mapping[str, Sequence[str]] = NAMES,
 ) -> Iterator[Row]:
-    """`rows` for larger data sets and more formats: one row after the other, from the files that `files_of` finds at
-    the local `path`, else from the Hub. "ID@REVISION" names a branch there, such as @refs/convert/parquet, where the
-    Hub keeps its own copy of data sets that once came by a script.
+    """`load_rows` for larger datasets and more formats. Yields one row after the other, from the files that `files_of`
+    finds at `path`, or, if it is None, from the Hub. "ID@REVISION" names a branch on the Hub. In the branch
+    @refs/convert/parquet the Hub keeps a copy of datasets that were once loaded by a script.
 
     Example:
-        >>> next(stream("cnn_daily_mail", "validation", "data/cnn", "abisee/cnn_dailymail", "3.0.0"))
+        >>> next(stream_rows("cnn_daily_mail", "validation", "data/cnn", "abisee/cnn_dailymail", "3.0.0"))
         ('data/cnn/validation.csv:2', {'article': '...', 'highlights': '...', 'id': '...'})
     """
     if path is None:
@@ -51,8 +51,8 @@ def stream(
 
 
 def disjoint(split: str, examples_of: Callable[[str], Iterable[Example]]) -> list[Example]:
-    """The examples of a split without those whose prompt is held out from it: train gives way to validation and test,
-    validation gives way to test. `examples_of` makes those of one split, and raises MissingSplit if there is none.
+    """The examples of a split, without prompts of later splits: prompts of test are removed from validation, and those
+    of both from train. `examples_of` makes the examples of one split; it raises MissingSplit if there is no such split.
 
     Example:
         >>> disjoint("train", {"train": [Example("a", "1?"), Example("b", "2?")], "validation": [], "test":
@@ -70,12 +70,11 @@ def disjoint(split: str, examples_of: Callable[[str], Iterable[Example]]) -> lis
 
 
 def local_rows(task: str, part: str, path: Path) -> list[Row]:
-    """The rows of `part` ("train", "validation", "test") that lie at `path`.
+    """The rows of the split `part` ("train", "validation", "test") at `path`.
 
-    A path with "{split}" in it names one file a part. A folder holds PART.jsonl, or a folder PART of .json files with
-    one object each. A single file (.jsonl, or .json with a list of objects) serves the part that its name holds, such
-    as test.jsonl, and otherwise train. Raises MissingSplit where that is another part, LmgymError for what cannot be
-    read.
+    `path` is a pattern with "{split}"; or a folder with PART.jsonl, or with a subfolder PART of .json files with one
+    object each; or a single file (.jsonl, or .json with a list of objects), whose split is the one in its name (such as
+    test.jsonl), else train. Raises MissingSplit if the split is not there, LmgymError for data that cannot be read.
 
     Example:
         >>> local_rows("math", "train", Path("MATH"))[0][0]
@@ -103,18 +102,18 @@ def local_rows(task: str, part: str, path: Path) -> list[Row]:
 
 
 def texts_of(texts: Iterable[object], where: str, name: str) -> tuple[str, ...]:
-    """Texts as references. Raises LmgymError if one is no text, or empty, or if there is none."""
-    found = tuple(texts)
-    if not found:
+    """Check texts that are to be references. Raises LmgymError if there is none, or if one is empty or not a text."""
+    references = tuple(texts)
+    if not references:
         raise LmgymError(f"{where}: column '{name}' holds no reference")
-    for text in found:
+    for text in references:
         if not isinstance(text, str) or not text.strip():
             raise LmgymError(f"{where}: a reference in column '{name}' must be a text, got {text!r}")
-    return tuple(str(text) for text in found)
+    return tuple(str(text) for text in references)
 
 
 def split_of(path: Path) -> str | None:
-    """The split that a file's name holds.
+    """The split named in a file's name, if it is "train", "validation" or "test".
 
     Example:
         >>> split_of(Path("math500_test.jsonl")), split_of(Path("SVAMP.json"))
@@ -124,7 +123,7 @@ def split_of(path: Path) -> str | None:
 
 
 def text_of(row: Row, names: Sequence[str]) -> str:
-    """The text in the first of the columns `names` that the row has. Raises LmgymError if it is none, or empty."""
+    """The text in the first of the columns `names` that the row has. Raises LmgymError if it is empty or not a text."""
     where, values = row
     name = next((name for name in names if name in values), names[0])
     value = column(values, name, where)
@@ -134,20 +133,20 @@ def text_of(row: Row, names: Sequence[str]) -> str:
 
 
 def _by_number(word: str) -> tuple[int, str]:
-    """Sorts 2.json before 10.json."""
+    """A sort key that puts 2.json before 10.json."""
     number = re.match("[0-9]+", word)
     return (int(number[0]) if number else -1, word)
 
 
 def _listed(path: Path) -> list[Row]:
-    """Lines of JSON, unless the name says that it is one list."""
+    """The rows of a file: a list of objects if it ends in .json, else one object per line."""
     if path.suffix == ".json":
         return list(rows_of(path))
     return [(f"{path}:{number}", row) for number, row in read_json_lines(path)]
 
 
 def _from_hub(task: str, part: str, hub_id: str, config: str | None, names: Sequence[str] = ()) -> Iterator[Row]:
-    """The rows of the first of the part's names that the data set has; "ID@REVISION" is one of its branches."""
+    """The rows of a split on the Hub, by the first of its `names` that the dataset has."""
     try:
         import datasets
     except ImportError as error:
@@ -155,22 +154,22 @@ def _from_hub(task: str, part: str, hub_id: str, config: str | None, names: Sequ
             f"task '{task}' needs the datasets library: pip install 'lmgym[data]', or set task.path"
         ) from error
     repository, _, revision = hub_id.partition("@")
-    found, reason = None, ""
+    dataset, reason = None, ""
     for name in names or (part,):
         try:
-            found = datasets.load_dataset(repository, config, split=name, revision=revision or None)
+            dataset = datasets.load_dataset(repository, config, split=name, revision=revision or None)
             break
-        except Exception as error:  # the library raises its own, the Hub client's, pyarrow's and the system's errors
+        except Exception as error:  # errors of the library, the Hub client, pyarrow or the system
             reason = str(error).strip().split("\n")[0]
             if not reason.startswith("Unknown split"):
                 raise LmgymError(
                     f"task.hub_id: cannot load '{hub_id}' ({type(error).__name__}: {reason}); where the Hub cannot be "
                     "reached, set task.path to the files"
                 ) from error
-    if found is None:
+    if dataset is None:
         raise MissingSplit(f"task '{task}' has no split '{part}': '{hub_id}' says: {reason}")
     number = 0
-    for batch in found.iter(batch_size=100):  # one row at a time takes several times as long
+    for batch in dataset.iter(batch_size=100):  # one row at a time takes several times as long
         for values in zip(*batch.values(), strict=True):
             number += 1
             yield f"{hub_id}:{number}", dict(zip(batch, values, strict=True))

@@ -1,4 +1,4 @@
-"""Which examples a step sees: data order as a pure function of the step."""
+"""`Stream`: the examples of each training step. The data order is a pure function of seed and step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,19 +13,18 @@ from lmgym.types import Example
 
 @dataclass(frozen=True)
 class Stream:
-    """Data order as a pure function of (seed, draw, step): nothing to save, nothing to restore.
+    """The order of the training data, a pure function of (seed, draw, step). So a checkpoint stores nothing of it.
 
-    Every example comes once per epoch, each epoch in its own order. A step may span epochs, so
-    `prompts_per_step` may exceed the number of examples and need not divide it. With a `priority_scale` above 0 there
-    are no epochs: each prompt is drawn by itself, as `priorities` says of the examples' meta["weight"] (1 where there
-    is none).
+    Every example occurs once per epoch, and each epoch has its own order. A step may span epochs, so `prompts_per_step`
+    may exceed the number of examples and need not divide it. With a `priority_scale` above 0 there are no epochs: each
+    prompt is drawn independently, with the probabilities of `priorities` for the examples' meta["weight"] (default 1).
 
-    Examples of a mixture of tasks (see mixture.py) come from one stream a task, interleaved by weight as evenly as can
-    be (see `turn`), unless `interleave` is off. So each task keeps its own epochs, in the order that it has when it is
-    alone.
+    For a mixture of tasks (see mixture.py) each task has its own stream, and the streams are interleaved evenly by
+    weight (see `mixture_slot`), unless `interleave` is off. So each task keeps its own epochs, in the same order as
+    without the mixture.
 
     Example:
-        >>> stream = Stream(load("gsm8k", "train", path="data/gsm8k"), seed=0, prompts_per_step=16)
+        >>> stream = Stream(load_task("gsm8k", "train", path="data/gsm8k"), seed=0, prompts_per_step=16)
         >>> [example.id for example in stream.at(step=3)]
     """
 
@@ -43,7 +42,7 @@ class Stream:
         if self.prompts_per_step < 1:
             raise LmgymError(f"prompts_per_step must be at least 1, not {self.prompts_per_step}")
         if self.priority_scale:
-            self._priorities()  # an example that cannot be weighed shows now
+            self._priorities()  # raises now for an example with a wrong weight
         for task in weights_of(self.examples[0]) if self.interleave else ():
             own = [example for example in self.examples if example.meta.get("task") == task]
             if not own:
@@ -51,35 +50,40 @@ class Stream:
             self._members[task] = Stream(own, self.seed, self.prompts_per_step, self.priority_scale, interleave=False)
 
     def at(self, step: int, draw: int = 0) -> list[Example]:
-        """The `prompts_per_step` examples of this step; a second `draw` of a step has an order of its own."""
+        """The `prompts_per_step` examples of a step. A further `draw` in the same step has its own order."""
         return self._take(step * self.prompts_per_step, self.prompts_per_step, draw)
 
     def _take(self, first: int, count: int, draw: int) -> list[Example]:
-        """The examples at `count` positions of this draw's endless sequence."""
+        """The examples at the positions `first` to `first + count - 1` of this draw's endless sequence."""
+        # A mixture: find the task of each position, and the position in that task's own stream.
         if self._members:
             weights = weights_of(self.examples[0])
             key = seeds.key(self.seed, "data", draw, "mixture")
-            turns = [turn(position, [*weights.values()], key) for position in range(first, first + count)]
+            slots = [mixture_slot(position, [*weights.values()], key) for position in range(first, first + count)]
             tasks = [*weights]
-            return [self._members[tasks[member]]._take(index, 1, draw)[0] for member, index in turns]
+            return [self._members[tasks[member]]._take(index, 1, draw)[0] for member, index in slots]
+        # Priorities: one uniform number per position, looked up in the cumulative probabilities.
         if self.priority_scale:
             key = seeds.key(self.seed, "data", draw, "priority")
-            chances = seeds.uniforms([key], first, count)[0]
-            places = np.searchsorted(self._priorities().cumsum(), chances, side="right")
-            return [self.examples[min(int(index), len(self.examples) - 1)] for index in places]
+            uniforms = seeds.uniforms([key], first, count)[0]
+            indices = np.searchsorted(self._priorities().cumsum(), uniforms, side="right")
+            return [self.examples[min(int(index), len(self.examples) - 1)] for index in indices]
+        # Epochs: a permutation for each.
         return [self.examples[self._index(position, draw)] for position in range(first, first + count)]
 
     def _index(self, position: int, draw: int) -> int:
+        """The index of the example at a position of the sequence of epochs."""
         epoch, index = divmod(position, len(self.examples))
         order = self._orders.get((draw, epoch))
         if order is None:
             order = seeds.permutation(len(self.examples), self.seed, "data", draw, epoch).tolist()
-            if len(self._orders) > 3:  # a cache only: what is gone is computed again
+            if len(self._orders) > 3:  # only a cache; a cleared order is computed again
                 self._orders.clear()
             self._orders[draw, epoch] = order
         return order[index]
 
     def _priorities(self) -> np.ndarray:
+        """The probabilities of the examples. Raises LmgymError for a weight that is not a positive finite number."""
         weights = [example.meta.get("weight", 1.0) for example in self.examples]
         for example, weight in zip(self.examples, weights, strict=True):
             if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
@@ -87,38 +91,40 @@ class Stream:
         return priorities(weights, self.priority_scale)
 
 
-def turn(position: int, weights: Sequence[float], key: int = 0) -> tuple[int, int]:
-    """Whose turn it is at a position of an endless sequence, and how many turns it has had before: (member, place).
+def mixture_slot(position: int, weights: Sequence[float], key: int = 0) -> tuple[int, int]:
+    """The member of a mixture at a position of the endless sequence, and how many positions it had before:
+    (member, index).
 
-    Member 0 takes floor(t a + u) of the first t positions, with a its share of the weight and u in [0, 1) from `key`;
-    member 1 takes that of what member 0 leaves, with its share of the other weights, and so on. So of the first t turns
-    each has its share, to within one turn for itself and each member before it; nothing has to be counted, and the
-    arithmetic is exact.
+    Member 0 takes floor(t a + u) of the first t positions; a is its weight / the sum of all weights, and u in [0, 1)
+    comes from `key`. Member 1 takes its part of the remaining positions in the same way, with a relative to the
+    remaining weights, and so on. So among the first t positions member m has its proportional number to within m + 1.
+    The result is computed from the position alone, without counting, in exact fractions.
 
     Example:
-        >>> [turn(position, [2, 1]) for position in range(6)]
+        >>> [mixture_slot(position, [2, 1]) for position in range(6)]
         [(1, 0), (0, 0), (0, 1), (1, 1), (0, 2), (0, 3)]
     """
-    left = [Fraction(weight) for weight in weights]
-    index = position
-    for member in range(len(left) - 1):
-        share = left[member] / sum(left[member:])
-        offset = seeds.key(member, parent=key) % share.denominator
-        before = (index * share.numerator + offset) // share.denominator
-        if ((index + 1) * share.numerator + offset) // share.denominator > before:
+    exact = [Fraction(weight) for weight in weights]
+    index = position  # among the positions that the members so far did not take
+    for member in range(len(exact) - 1):
+        rate = exact[member] / sum(exact[member:])
+        offset = seeds.key(member, parent=key) % rate.denominator  # u = offset / denominator
+        before = (index * rate.numerator + offset) // rate.denominator  # floor(t a + u), in whole numbers
+        # The position is this member's if the floor grows here.
+        if ((index + 1) * rate.numerator + offset) // rate.denominator > before:
             return member, before
         index -= before
-    return len(left) - 1, index
+    return len(exact) - 1, index
 
 
 def weights_of(example: Example) -> Mapping[str, float]:
-    """The weights of the mixture that an example is from, by task; none where it is from none."""
+    """The weights, by task, of the mixture that an example belongs to; empty if it belongs to none."""
     mixture = example.meta.get("mixture")
     return mixture if isinstance(mixture, Mapping) and example.meta.get("task") in mixture else {}
 
 
 def priorities(weights: Sequence[float], scale: float) -> np.ndarray:
-    """Chances [N] of N examples to be drawn: proportional to weight ** scale (RL4LMs' PrioritySampler).
+    """Probabilities [N] of drawing each of N examples, proportional to weight ** scale (RL4LMs' PrioritySampler).
 
     Example:
         >>> priorities([1, 2, 4], 0.5).round(4).tolist()

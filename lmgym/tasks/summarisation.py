@@ -1,5 +1,5 @@
-"""News to be summarised: CNN / Daily Mail (See et al. 2017, arXiv 1704.04368) and XSum (Narayan et al. 2018,
-arXiv 1808.08745)."""
+"""Summarisation of news. `cnn_daily_mail`: CNN / Daily Mail (See et al. 2017, arXiv 1704.04368). `xsum`: XSum (Narayan
+et al. 2018, arXiv 1808.08745)."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -9,7 +9,7 @@ from typing import Any
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.tasks.base import check_split
-from lmgym.tasks.sources import disjoint, stream, text_of
+from lmgym.tasks.sources import disjoint, stream_rows, text_of
 from lmgym.types import Example
 
 
@@ -21,20 +21,20 @@ def cnn_daily_mail(
     truncate_article: int | None = None,
     max_size: int | None = None,
 ) -> list[Example]:
-    """The article as prompt, its highlights (a line each) as reference: 287,113 to train on, 13,368 to validate,
-    11,490 to test.
+    """The prompt is the article, the reference its highlights, one per line. 287,113 for training, 13,368 for
+    validation, 11,490 for test.
 
-    `truncate_article` keeps the first so many words, where a word ends at white space (RL4LMs splits as NLTK does, and
-    joins the tokens with spaces). `max_size` reads the first so many rows only; `limit` reads all. Instructions
-    ("Summarize: " before, " TL;DR:" behind) are the prompt_prefix and prompt_suffix of any task. `meta` has the row's
-    id as article_id.
+    `truncate_article` keeps only the first so many words, split at white space (RL4LMs splits with NLTK and joins the
+    tokens with spaces). `max_size` reads only the first so many rows; the option `limit` reads all. Add an instruction
+    ("Summarize: " or " TL;DR:") with the options prompt_prefix and prompt_suffix. `meta` has the row's id as
+    article_id.
 
     `path` is a folder, a pattern with {split} or a file (.parquet, .jsonl, .json, .csv) of rows {"article",
-    "highlights", "id"}. Without `path` the data comes from the Hugging Face Hub, version 3.0.0. Of train and
-    validation, articles that a later split has are left out. Source: RL4LMs, `cnn_daily_mail`.
+    "highlights", "id"}. Without `path` the data comes from the Hugging Face Hub, version 3.0.0. Articles of test are
+    removed from validation, and articles of both from train. Source: RL4LMs, `cnn_daily_mail`.
 
     Example:
-        >>> load("cnn_daily_mail", "validation", path="cnn", truncate_article=400, prompt_prefix="Summarize: ")
+        >>> load_task("cnn_daily_mail", "validation", path="cnn", truncate_article=400, prompt_prefix="Summarize: ")
     """
     source = ("cnn_daily_mail", path, hub_id, "3.0.0")
     return _summaries(split, source, ["article"], ["highlights"], truncate_article, max_size)
@@ -48,21 +48,21 @@ def xsum(
     truncate_article: int | None = None,
     max_size: int | None = None,
 ) -> list[Example]:
-    """The BBC's article as prompt, its first sentence, which stands for the whole, as reference: 204,045 to train on,
-    11,332 to validate, 11,334 to test.
+    """The prompt is a BBC article, the reference its one-sentence summary (the article's original first sentence).
+    204,045 for training, 11,332 for validation, 11,334 for test.
 
-    Arguments are those of `cnn_daily_mail`; rows are {"document", "summary", "id"}, or "target" in place of "summary",
-    as in GEM. With "TL;DR:" behind the article (RL4LMs): set prompt_suffix.
+    Arguments are those of `cnn_daily_mail`. Rows are {"document", "summary", "id"}; in GEM "summary" is called
+    "target". For "TL;DR:" after the article (RL4LMs) set prompt_suffix.
 
     Example:
-        >>> load("xsum", "test", path="xsum/{split}.jsonl", prompt_suffix="TL;DR:")
+        >>> load_task("xsum", "test", path="xsum/{split}.jsonl", prompt_suffix="TL;DR:")
     """
     source = ("xsum", path, hub_id, None)
     return _summaries(split, source, ["document"], ["summary", "target"], truncate_article, max_size)
 
 
 def first_words(text: str, count: int) -> str:
-    """The text up to the end of its word number `count`, white space as it is.
+    """The first `count` words of a text, with the white space between them unchanged.
 
     Example:
         >>> first_words("Two  women\\nmeet again.", 3)
@@ -87,7 +87,7 @@ def _summaries(
             raise LmgymError(f"task.{name} must be at least 1, not {value}")
 
     def examples_of(part: str) -> Iterator[Example]:
-        rows = stream(task, part, path, hub_id, config)
+        rows = stream_rows(task, part, path, hub_id, config)
         for index, row in enumerate(islice(rows, max_size if part == split else None)):
             text = text_of(row, article)
             meta: dict[str, Any] = {"article_id": row[1]["id"]} if "id" in row[1] else {}

@@ -1,4 +1,4 @@
-"""SVAMP, one-step word problems that punish shortcuts (Patel et al. 2021, arXiv 2103.07191): 1,000 in all."""
+"""`svamp`: SVAMP, one-step word problems that punish shortcuts (Patel et al. 2021, arXiv 2103.07191): 1,000 in all."""
 
 import re
 from fractions import Fraction
@@ -6,9 +6,9 @@ from pathlib import Path
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.tasks.base import MissingSplit, check_split, share
+from lmgym.tasks.base import MissingSplit, check_split, hash_fraction
 from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import Row, local_rows, rows, split_of, text_of
+from lmgym.tasks.sources import Row, load_rows, local_rows, split_of, text_of
 from lmgym.types import Example
 
 
@@ -20,20 +20,21 @@ def svamp(
     validation: float = 0.0,
     test: float = 0.3,
 ) -> list[Example]:
-    """Body and question as prompt, equation and number ("290 / 2 = 145\\n#### 145") as reference.
+    """The prompt is body and question, the reference equation and number ("290 / 2 = 145\\n#### 145").
 
     `meta` has answer, equation and type ("Subtraction", ...). Rows are {"Body", "Question", "Equation", "Answer",
     "Type", "ID"}, as in the original; a body without a full stop gets one.
 
     `path` is a folder with train.jsonl and test.jsonl; or a pattern with {split}; or one file (.jsonl, or the
-    original's SVAMP.json), which serves the split that its name holds, such as test.jsonl. A file whose name holds
-    none is cut by a hash of the prompt: the share `test` is held out. Without `path` the data comes from the Hugging
-    Face Hub, with 700 to train on and 300 to test on. `validation` above 0 takes so much of what is not test.
+    original's SVAMP.json), whose split is the one in its name, such as test.jsonl. A file without a split in its name
+    is divided by a hash of the prompt: the fraction `test` is held out. Without `path` the data comes from the Hugging
+    Face Hub, with 700 for training and 300 for test. With `validation` above 0, that fraction of the rest becomes
+    validation.
 
-    Raises LmgymError with file and line for what cannot be read.
+    Raises LmgymError with file and line for data that cannot be read.
 
     Example:
-        >>> load("svamp", "test", path="SVAMP.json")[0].references
+        >>> load_task("svamp", "test", path="SVAMP.json")[0].references
         ('290 / 2 = 145\\n#### 145',)
     """
     check_split("svamp", split)
@@ -42,6 +43,7 @@ def svamp(
             raise LmgymError(f"task.{name} must be a share, at least 0 and below 1, not {value}")
     if split == "validation" and not validation:
         raise MissingSplit("task 'svamp' has no split 'validation': set task.validation above 0 to take it from train")
+    # Load the split's rows, or all rows if one file holds all splits.
     file = Path(path).expanduser() if path is not None else None
     whole = file is not None and file.is_file() and split_of(file) is None
     if whole:
@@ -50,14 +52,16 @@ def svamp(
             raise MissingSplit("task 'svamp' has no split 'test': set task.test above 0 to hold some of the file out")
         examples = [_example(row) for row in local_rows("svamp", "train", file)]
     else:
-        examples = [_example(row) for row in rows("svamp", "test" if split == "test" else "train", path, hub_id)]
-    tested = test if whole else float(split == "test")
+        examples = [_example(row) for row in load_rows("svamp", "test" if split == "test" else "train", path, hub_id)]
+    # Keep the examples whose hashes belong to the split. With separate files, test is all of its file (1.0) and nothing
+    # of train's (0.0).
+    test_end = test if whole else float(split == "test")
 
     def part_of(example: Example) -> str:
-        drawn = share(str(example.prompt))
-        if drawn < tested:
+        fraction = hash_fraction(str(example.prompt))
+        if fraction < test_end:
             return "test"
-        return "validation" if (drawn - tested) < validation * (1 - tested) else "train"
+        return "validation" if (fraction - test_end) < validation * (1 - test_end) else "train"
 
     return [example for example in examples if part_of(example) == split]
 
@@ -79,7 +83,7 @@ def _example(row: Row) -> Example:
 
 
 def _balanced(text: str) -> bool:
-    """True of "( 4 - 2 ) + 3", not of "4 - 2 ) * ( 3 - 1"."""
+    """True if the brackets balance: for "( 4 - 2 ) + 3", but not for "4 - 2 ) * ( 3 - 1"."""
     depth = 0
     for character in text:
         depth += {"(": 1, ")": -1}.get(character, 0)
@@ -89,7 +93,7 @@ def _balanced(text: str) -> bool:
 
 
 def _number(value: object, where: str) -> str:
-    """145 of 145.0, 145 or "145"."""
+    """A number as text: 145.0, 145 and "145" give "145"."""
     try:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ValueError

@@ -1,4 +1,4 @@
-"""Synthetic tasks: prompts without answers, as for the rewards `increasing_numbers` and `dates`."""
+"""Synthetic tasks: prompts without references, for rewards such as `increasing_numbers` and `dates`."""
 
 from collections.abc import Sequence
 
@@ -7,10 +7,10 @@ from lmgym.core.registry import register
 from lmgym.tasks.base import check_split
 from lmgym.types import Example
 
-LARGEST = 49  # of the first numbers, which leaves room to count on with two digits
-PLACES = {"train": (0, 1, 2), "validation": (3,), "test": (4,)}  # a number's remainder by 5 decides its split
+LARGEST = 49  # the largest prompt number; the answer can continue with larger numbers of two digits
+REMAINDERS = {"train": (0, 1, 2), "validation": (3,), "test": (4,)}  # a number modulo 5 decides its split
 
-# The beginning of a sentence that asks for a day.
+# Beginnings of sentences that continue with a date.
 OPENINGS = {
     "train": (
         "The bridge was opened on",
@@ -46,33 +46,33 @@ OPENINGS = {
 
 @register("task", "increasing_numbers")
 def increasing_numbers(split: str, size: int = 100, prompt: str | None = None) -> list[Example]:
-    """`size` prompts to continue with increasing numbers: each one a number of 0 to 49 ("7"); no references.
+    """`size` prompts to continue with increasing numbers. Each prompt is a number from 0 to 49 ("7"); no references.
 
-    The numbers come in increasing order, again and again until there are `size` of them: 30 to train on, 10 to
-    validate, 10 to test, and none is in two splits. `prompt` is one prompt in place of them all
-    (RL4LMs: 100 times "<|endoftext|>"); then the splits differ in their ids only, which does no harm where there is no
-    answer to give away. The reward sees the answer alone: it need not go on from the prompt.
+    There are 30 numbers for training, 10 for validation and 10 for test; none is in two splits. They come in increasing
+    order and repeat until there are `size`. `prompt` replaces all of them (RL4LMs: 100 times "<|endoftext|>"). Then the
+    splits differ in their ids only, which does no harm since there is no answer to leak. The reward sees the answer
+    only, so the answer need not continue from the prompt's number.
 
     Source: Ramamurthy et al. 2022 (RL4LMs), synthetic_generate_increasing_numbers; the numbers as prompts are ours.
 
     Example:
-        >>> [example.prompt for example in load("increasing_numbers", "test", size=3)]
+        >>> [example.prompt for example in load_task("increasing_numbers", "test", size=3)]
         ['4', '9', '14']
     """
     check_split("increasing_numbers", split)
-    numbers = [str(number) for number in range(LARGEST + 1) if number % 5 in PLACES[split]]
+    numbers = [str(number) for number in range(LARGEST + 1) if number % 5 in REMAINDERS[split]]
     return _repeated("increasing_numbers", split, numbers, size, prompt)
 
 
 @register("task", "sentences_with_dates")
 def sentences_with_dates(split: str, size: int = 100, prompt: str | None = None) -> list[Example]:
-    """`size` beginnings of a sentence that ask for a date: 15 to train on, 3 to validate, 5 to test; no references.
+    """`size` beginnings of sentences that continue with a date; no references.
 
-    They come in order, again and again until there are `size` of them. `prompt` is one prompt in place of them all, in
-    every split. Source: RL4LMs, synthetic_generate_dates; the sentences are ours.
+    There are 15 for training, 3 for validation and 5 for test; they repeat until there are `size`. `prompt` replaces
+    all of them, in every split. Source: RL4LMs, synthetic_generate_dates; the sentences are ours.
 
     Example:
-        >>> load("sentences_with_dates", "test")[0].prompt
+        >>> load_task("sentences_with_dates", "test")[0].prompt
         'The railway line was finished on'
     """
     check_split("sentences_with_dates", split)
@@ -81,13 +81,13 @@ def sentences_with_dates(split: str, size: int = 100, prompt: str | None = None)
 
 @register("task", "dummy")
 def dummy(split: str, prompt: str = "<|endoftext|>", size: int = 100) -> list[Example]:
-    """`size` times the same prompt, in every split; no references. For rewards that look at the answer alone.
+    """`size` times the same prompt, in every split; no references. For rewards that use the answer only.
 
-    `check_task` objects that the splits share their prompt, which does no harm where there is no answer to give away.
+    `check_task` fails, since the splits have the same prompt. That does no harm: there is no answer to leak.
     Source: RL4LMs, `dummy_pool`, whose recipes set the prompt and leave n_samples at 100.
 
     Example:
-        >>> load("dummy", "test", size=2)[1]
+        >>> load_task("dummy", "test", size=2)[1]
         Example(id='dummy/test/1', prompt='<|endoftext|>', references=(), meta={})
     """
     check_split("dummy", split)

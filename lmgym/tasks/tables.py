@@ -1,4 +1,4 @@
-"""ToTTo: one sentence about the highlighted cells of a table (Parikh et al. 2020, arXiv 2004.14373)."""
+"""`totto`: ToTTo, write a sentence about the highlighted cells of a table (Parikh et al. 2020, arXiv 2004.14373)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -9,7 +9,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.tasks.base import check_split
 from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import disjoint, stream, texts_of
+from lmgym.tasks.sources import disjoint, stream_rows, texts_of
 from lmgym.types import Example
 
 Cell = Mapping[str, Any]  # {"value", "is_header", "column_span", "row_span"}
@@ -26,23 +26,23 @@ def totto(
     keep_table: bool = True,
     max_size: int | None = None,
 ) -> list[Example]:
-    """A linearised table as prompt, the final sentences as references: 120,761 to train on, 7,700 each to validate and
-    to test (three references to validate; those of test are not public, so it has none).
+    """The prompt is a linearised table, the references are the final sentences. 120,761 for training, 7,700 each for
+    validation and test. Validation has three references each; those of test are not public, so test has none.
 
     representation "subtable": the highlighted cells with their headers; "fulltable": all cells, row by row, with the
-    highlighted ones marked. Either occurs twice, the second time after the titles of page and section (as in RL4LMs;
-    see `linearised`).
+    highlighted ones marked. The table occurs twice in the prompt, the second time after the titles of page and section
+    (as in RL4LMs; see `linearised`).
 
-    `meta` has raw_table, the row as it is in the original, for the reward `parent`, and overlap_subset (true or false)
-    where the row has it, which is in validation only. `keep_table: false` leaves raw_table out: with it, train takes
-    several gigabytes. `max_size` reads the first so many rows only. Of train and validation, tables that a later split
-    has are left out.
+    `meta` has raw_table (the original row, for the reward `parent`), and overlap_subset (true or false) if the row has
+    it, which is in validation only. With raw_table, train needs several gigabytes of memory; `keep_table: false` leaves
+    it out. `max_size` reads only the first so many rows. Tables of test are removed from validation, and tables of both
+    from train.
 
     `path` is a folder with totto_train_data.jsonl, totto_dev_data.jsonl and unlabeled_totto_test_set.jsonl, a pattern
     with {split}, or one such file. Without `path` the data comes from the Hugging Face Hub.
 
     Example:
-        >>> load("totto", "validation", path="totto_data")[0].prompt
+        >>> load_task("totto", "validation", path="totto_data")[0].prompt
         '<table> <cell> Reds <col_header> Team </col_header> </cell> </table><page_title> ... </table>'
     """
     check_split("totto", split)
@@ -52,9 +52,9 @@ def totto(
         raise LmgymError(f"task.max_size must be at least 1, not {max_size}")
 
     def examples_of(part: str) -> Iterator[Example]:
-        rows = islice(stream("totto", part, path, hub_id), max_size if part == split else None)
-        for index, (where, found) in enumerate(rows):
-            row = _row(found, where, part)
+        rows = islice(stream_rows("totto", part, path, hub_id), max_size if part == split else None)
+        for index, (where, raw) in enumerate(rows):
+            row = _row(raw, where, part)
             prompt = linearised(row, full=representation == "fulltable")
             sentences = [one["final_sentence"] for one in row["sentence_annotations"]]
             references = texts_of(sentences, where, "sentence_annotations") if part != "test" or any(sentences) else ()
@@ -67,10 +67,10 @@ def totto(
 
 
 def linearised(row: Mapping[str, Any], full: bool = False) -> str:
-    """A row of ToTTo as one line of markup: the table, and the same again after its titles, without a space between.
+    """A row of ToTTo as one line of markup: the table, the titles, and the table again.
 
-    A cell is followed by the headers that belong to it: of its column, which are the header cells in the rows above
-    that share a column with it, and of its row, which are the header cells before it.
+    Each cell is followed by its headers: column headers are the header cells in the rows above that share a column with
+    it; row headers are the header cells before it in its row.
 
     Example, a table of two rows, Team and Reds, with the latter highlighted, on a page called Baseball:
         >>> linearised(row).split("</table>")
@@ -107,16 +107,17 @@ def _full_table(table: Table, highlighted: set[tuple[int, int]]) -> str:
 
 
 def _headers(table: Table) -> list[list[tuple[int, int, str]]]:
-    """For each row the header cells above it: first column, the column behind the last, value."""
+    """For each row the header cells above it: (first column, last column + 1, value)."""
     above: list[tuple[int, int, str]] = []
-    found = []
+    by_row = []
     for cells in table:
-        found.append(list(above))
+        by_row.append(list(above))
         above += [(*_span(cells, c), cell["value"]) for c, cell in enumerate(cells) if cell["is_header"]]
-    return found
+    return by_row
 
 
 def _span(cells: Sequence[Cell], index: int) -> tuple[int, int]:
+    """The columns of a cell, which may span several: (first, last + 1)."""
     start = sum(cell["column_span"] for cell in cells[:index])
     return start, start + cells[index]["column_span"]
 
@@ -129,7 +130,7 @@ def _marked(mark: str, value: str, above: Sequence[tuple[int, int, str]], cells:
 
 
 def _row(row: dict[str, Any], where: str, part: str) -> dict[str, Any]:
-    """The row with its columns checked, in the form of the original, which the Hub's differs from in two columns."""
+    """The row, checked, in the original's form; on the Hub two columns have another form."""
     for name in ("table_page_title", "table_section_title"):
         if not isinstance(column(row, name, where), str):
             raise LmgymError(f"{where}: column '{name}' must hold a text, got {row[name]!r}")
@@ -138,11 +139,11 @@ def _row(row: dict[str, Any], where: str, part: str) -> dict[str, Any]:
         raise LmgymError(
             f"{where}: column 'table' must hold rows of cells, each with value, is_header, column_span and row_span"
         )
-    places = column(row, "highlighted_cells", where)
-    if not isinstance(places, list) or not places or not all(_is_position(cell, table) for cell in places):
-        raise LmgymError(f"{where}: column 'highlighted_cells' must hold [row, column] of cells, got {places!r}")
+    cells = column(row, "highlighted_cells", where)
+    if not isinstance(cells, list) or not cells or not all(_is_position(cell, table) for cell in cells):
+        raise LmgymError(f"{where}: column 'highlighted_cells' must hold [row, column] of cells, got {cells!r}")
     annotations = row.get("sentence_annotations", []) if part == "test" else column(row, "sentence_annotations", where)
-    if isinstance(annotations, dict):  # lists in place of a list of objects
+    if isinstance(annotations, dict):  # the Hub has an object of lists instead of a list of objects
         names = [name for name in ANNOTATION if name in annotations]
         columns = [annotations[name] for name in names]
         annotations = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
@@ -151,6 +152,7 @@ def _row(row: dict[str, Any], where: str, part: str) -> dict[str, Any]:
     ):
         raise LmgymError(f"{where}: column 'sentence_annotations' must hold objects with a final_sentence")
     changed = {**row, "sentence_annotations": annotations}
+    # The Hub writes the texts "True", "False" and "none".
     overlap = {"True": True, "False": False}.get(str(changed.pop("overlap_subset", None)))
     return changed if overlap is None else changed | {"overlap_subset": overlap}
 

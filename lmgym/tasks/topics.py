@@ -1,4 +1,4 @@
-"""Open writing prompts without right answers (as in github.com/JeevanBhoot/nanoRL, in our own words)."""
+"""`topics`: open writing prompts without a right answer (as in github.com/JeevanBhoot/nanoRL, in our own words)."""
 
 from string import Formatter
 
@@ -10,7 +10,7 @@ from lmgym.types import Example
 TEMPLATE = "Write about 100 words: {topic}\n\n"
 FIELDS = ("topic", "opening")
 
-# (topic, the first sentence of a story about it in the words of a small child)
+# (topic, first sentence of a story about it in the simple words of a children's book)
 TOPICS: dict[str, list[tuple[str, str]]] = {
     "train": [
         (
@@ -66,16 +66,15 @@ TOPICS: dict[str, list[tuple[str, str]]] = {
 
 @register("task", "topics")
 def topics(split: str, template: str = TEMPLATE, opening: bool = False) -> list[Example]:
-    """One prompt per topic: 30 to train on, 4 to validate, 6 to test; no references.
+    """One prompt per topic: 30 for training, 4 for validation, 6 for test; no references.
 
-    `template` is the prompt, with {topic} or {opening} in it. `opening: true` is short for the template
-    "{opening}": the first sentence of a story in simple words, for a small story model that follows no
-    instructions.
+    `template` is the prompt, with the field {topic} or {opening}. `opening: true` is short for the template
+    "{opening}", the first sentence of a story in simple words, for small story models that follow no instructions.
 
     Example:
-        >>> load("topics", "test")[0].prompt
+        >>> load_task("topics", "test")[0].prompt
         'Write about 100 words: a storm at sea\\n\\n'
-        >>> load("topics", "test", opening=True)[0].prompt
+        >>> load_task("topics", "test", opening=True)[0].prompt
         'The boat was far out when the sky turned dark.'
     """
     check_split("topics", split)

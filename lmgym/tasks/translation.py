@@ -1,4 +1,4 @@
-"""Translation: WMT14, WMT16, IWSLT2017, Multi30k, and any text in two languages."""
+"""Translation: `wmt14`, `wmt16`, `iwslt2017`, `multi30k`, and `parallel` for any text in two languages."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from lmgym.core.registry import register, suggest
 from lmgym.tasks.base import SPLITS, check_split
 from lmgym.tasks.files import NAMES, SUFFIXES, files_of, lines_of
 from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import disjoint, stream
+from lmgym.tasks.sources import disjoint, stream_rows
 from lmgym.types import Example
 
 NEWS = "Helsinki-NLP/news_commentary"
@@ -20,7 +20,7 @@ TEXTS = (*SUFFIXES, ".txt", ".gz")
 
 @dataclass(frozen=True)
 class _Source:
-    """Where the pairs of a task come from."""
+    """The source of a task's sentence pairs."""
 
     task: str
     source_language: str
@@ -46,19 +46,19 @@ def parallel(
     max_size: int | None = None,
     skip_blank: bool = False,
 ) -> list[Example]:
-    """Any text in two languages: a sentence as prompt, its translation as reference.
+    """Any text in two languages: the prompt is a sentence, the reference its translation.
 
-    Two files of lines: a `path` with {language} in it ("data/{split}.{language}"; .gz is unpacked), or `path` and
-    `target_path`. Or rows {"translation": {"en": "...", "de": "..."}} or {"en": "...", "de": "..."}: a folder, a
-    pattern with {split} or a file (.parquet, .jsonl, .json, .csv, .tsv), or, without `path`, the Hub's `hub_id` and
-    `config`. `splits` says what a split is called there where it is not the usual: {"test": "newstest2014"}.
+    The data is two text files with one sentence per line: a `path` with {language} ("data/{split}.{language}"; .gz
+    works too), or `path` and `target_path`. Or it is rows {"translation": {"en": "...", "de": "..."}} or {"en": "...",
+    "de": "..."}: a folder, a pattern with {split} or a file (.parquet, .jsonl, .json, .csv, .tsv), or, without `path`,
+    the Hub's `hub_id` and `config`. `splits` gives unusual names of splits: {"test": "newstest2014"}.
 
-    A pair with a blank side is refused, or left out with `skip_blank`. `max_size` reads the first so many pairs only.
-    Of train and validation, sentences that a later split has are left out. The instruction ("translate English to
-    German: ") is the prompt_prefix of any task. `meta` has source_language and target_language.
+    A pair with a blank side raises LmgymError; with `skip_blank` it is left out. `max_size` reads only the first so
+    many pairs. Sentences of test are removed from validation, and sentences of both from train. Add the instruction
+    ("translate English to German: ") with the option prompt_prefix. `meta` has source_language and target_language.
 
     Example:
-        >>> load("parallel", "train", path="src-{split}.txt", target_path="tgt-{split}.txt",
+        >>> load_task("parallel", "train", path="src-{split}.txt", target_path="tgt-{split}.txt",
         ...     prompt_prefix="translate English to German: ")
     """
     if (path is None) == (hub_id is None):
@@ -82,12 +82,12 @@ def wmt16(
     max_size: int | None = None,
     skip_blank: bool = False,
 ) -> list[Example]:
-    """WMT16's news, as `parallel`: German to English 4,548,885 pairs to train on, 2,169 to validate, 2,999 to test.
+    """WMT16's news; see `parallel`. German-English: 4,548,885 pairs for training, 2,169 for validation, 2,999 for test.
 
     `news_only` trains on News Commentary instead (RL4LMs' `wmt16newsonly`; from the Hub only).
 
     Example:
-        >>> load("wmt16", "train", max_size=100_000, prompt_prefix="translate English to German: ")
+        >>> load_task("wmt16", "train", max_size=100_000, prompt_prefix="translate English to German: ")
     """
     if news_only and path is not None:
         raise LmgymError("task.news_only reads the Hub; with a path of your own leave it out")
@@ -107,12 +107,12 @@ def wmt14(
     max_size: int | None = None,
     skip_blank: bool = False,
 ) -> list[Example]:
-    """WMT14's news, as `parallel`: German to English 4,508,785 pairs to train on, 3,000 to validate, 3,003 to test.
+    """WMT14's news; see `parallel`. German-English: 4,508,785 pairs for training, 3,000 for validation, 3,003 for test.
 
-    For a copy that was cleaned before (as RL4LMs' `wmt14_processed_en_de`), name it by `hub_id`, or give its files.
+    For a cleaned copy (such as RL4LMs' `wmt14_processed_en_de`) set `hub_id`, or `path` to its files.
 
     Example:
-        >>> load("wmt14", "test", path="wmt14/{split}.{language}", prompt_prefix="translate English to German: ")
+        >>> load_task("wmt14", "test", path="wmt14/{split}.{language}", prompt_prefix="translate English to German: ")
     """
     config = _wmt_pair(source_language, target_language)
     source = _Source("wmt14", source_language, target_language, path, hub_id, config)
@@ -129,10 +129,10 @@ def iwslt2017(
     max_size: int | None = None,
     skip_blank: bool = False,
 ) -> list[Example]:
-    """Talks (TED), as `parallel`: English to German 206,112 pairs to train on, 888 to validate, 8,079 to test.
+    """TED talks; see `parallel`. English-German: 206,112 pairs for training, 888 for validation, 8,079 for test.
 
     Example:
-        >>> load("iwslt2017", "train", prompt_prefix="translate English to German: ")
+        >>> load_task("iwslt2017", "train", prompt_prefix="translate English to German: ")
     """
     config = f"iwslt2017-{_wmt_pair(source_language, target_language)}"
     source = _Source("iwslt2017", source_language, target_language, path, hub_id, config)
@@ -149,15 +149,15 @@ def multi30k(
     test_set: str = "test_2016_flickr",
     skip_blank: bool = False,
 ) -> list[Example]:
-    """Captions of pictures (Elliott et al. 2016), as `parallel`: 29,000 pairs to train on, 1,014 to validate, 1,000 to
-    test; those of train whose caption is in the two others are left out.
+    """Image captions (Elliott et al. 2016); see `parallel`. 29,000 pairs for training (minus captions that occur in the
+    other splits), 1,014 for validation, 1,000 for test.
 
-    `path` is a folder of the original's train.en.gz, train.de.gz, val.en.gz, ... (or unpacked), or of rows as on the
-    Hub; `test_set` names the one of the original's test sets that is meant. The Hub has English and German only, and
-    test_2016_flickr only.
+    `path` is a folder with the original's train.en.gz, train.de.gz, val.en.gz, ... (or unpacked), or with rows as on
+    the Hub; `test_set` is one of the original's test sets. The Hub has only English and German, and only
+    test_2016_flickr.
 
     Example:
-        >>> load("multi30k", "test", path="multi30k/data/task1/raw", test_set="test_2017_flickr")
+        >>> load_task("multi30k", "test", path="multi30k/data/task1/raw", test_set="test_2017_flickr")
     """
     if path is None and test_set != "test_2016_flickr":
         raise LmgymError(f"task.test_set: '{test_set}' is not on the Hub; set task.path to the original's folder")
@@ -172,12 +172,13 @@ def multi30k(
 
 
 def _wmt_pair(source: str, target: str) -> str:
-    """How the Hub names a pair of languages: English last, whichever way it is translated."""
+    """The Hub's name of a language pair: English last, for both directions."""
     first, last = (target, source) if source == "en" else (source, target)
     return f"{first}-{last}"
 
 
 def _translate(split: str, source: _Source, max_size: int | None, skip_blank: bool) -> list[Example]:
+    """The examples of a split, for all translation tasks."""
     check_split(source.task, split)
     if source.source_language == source.target_language:
         raise LmgymError(f"task.target_language must differ from task.source_language, '{source.source_language}'")
@@ -201,22 +202,25 @@ def _translate(split: str, source: _Source, max_size: int | None, skip_blank: bo
 
 
 def _pairs(source: _Source, part: str) -> Iterator[tuple[str, Any, Any]]:
-    """File and line of a pair, its sentence, and the translation."""
+    """The pairs of a split: (file and line, sentence, translation)."""
     names = source.names or NAMES
     if source.path is not None and ("{language}" in str(source.path) or source.target_path is not None):
         yield from _aligned(source, part, names)
         return
     hub_id = source.train_hub_id if part == "train" and source.train_hub_id else source.hub_id
-    for where, row in stream(source.task, part, source.path, hub_id, source.config, suffixes=SUFFIXES, names=names):
-        found = row.get("translation", row)
-        if not isinstance(found, dict):
-            raise LmgymError(f"{where}: column 'translation' must hold an object of sentences, got {found!r}")
-        if found is row and not {source.source_language, source.target_language} & row.keys():
+    for where, row in stream_rows(
+        source.task, part, source.path, hub_id, source.config, suffixes=SUFFIXES, names=names
+    ):
+        pair = row.get("translation", row)
+        if not isinstance(pair, dict):
+            raise LmgymError(f"{where}: column 'translation' must hold an object of sentences, got {pair!r}")
+        if pair is row and not {source.source_language, source.target_language} & row.keys():
             raise LmgymError(f"{where}: there is neither a column 'translation' nor '{source.source_language}'")
-        yield where, column(found, source.source_language, where), column(found, source.target_language, where)
+        yield where, column(pair, source.source_language, where), column(pair, source.target_language, where)
 
 
 def _aligned(source: _Source, part: str, names: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, Any, Any]]:
+    """The pairs of two text files, whose lines belong together."""
     files = []
     for language, own in ((source.source_language, source.path), (source.target_language, source.target_path)):
         path = Path(str(own or source.path).replace("{language}", language)).expanduser()

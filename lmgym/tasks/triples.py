@@ -1,4 +1,4 @@
-"""Sets of triples to be put into words: DART (Nan et al. 2021, arXiv 2007.02871), WebNLG (Gardent et al. 2017)."""
+"""Triples to text. `dart`: DART (Nan et al. 2021, arXiv 2007.02871). `web_nlg`: WebNLG (Gardent et al. 2017)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,14 +9,14 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
 from lmgym.tasks.base import check_split
 from lmgym.tasks.files import SUFFIXES
-from lmgym.tasks.sources import disjoint, stream, texts_of
+from lmgym.tasks.sources import disjoint, stream_rows, texts_of
 from lmgym.types import Example
 
 Triple = list[str]  # head, relation, tail
 TEMPLATE = "<H> {head} <R> {relation} <T> {tail}"
 FIELDS = ("head", "relation", "tail")
-SETS = {"dart": "tripleset", "web_nlg": "modified_triple_sets"}  # columns, as the Hub has them
-WORDS = {"dart": "annotations", "web_nlg": "lex"}
+SETS = {"dart": "tripleset", "web_nlg": "modified_triple_sets"}  # columns of the triples on the Hub
+WORDS = {"dart": "annotations", "web_nlg": "lex"}  # columns of the texts on the Hub
 
 
 @register("task", "dart")
@@ -27,18 +27,19 @@ def dart(
     template: str = TEMPLATE,
     separator: str = " ",
 ) -> list[Example]:
-    """The triples as prompt, all texts about them as references: 30,526 to train on, 2,768 to validate, 5,097 to test.
+    """The prompt is a set of triples, the references are all texts about it. 30,526 for training, 2,768 for validation,
+    5,097 for test.
 
-    Each triple is put into `template`, with {head}, {relation} and {tail} in it; between them stands `separator`.
-    `meta` has table, the triples, for the reward `parent`, and sources, where each reference is from. Of train and
-    validation, prompts that a later split has are left out.
+    Each triple is written with `template`, whose fields are {head}, {relation} and {tail}; triples are joined by
+    `separator`. `meta` has table (the triples, for the reward `parent`) and sources (the source of each reference).
+    Prompts of test are removed from validation, and prompts of both from train.
 
     `path` is a folder of the original's dart-v1.1.1-full-train.json, -dev.json and -test.json or .xml, a pattern with
     {split}, or one such file; rows as in GEM ("target", "references") are read too. Without `path` the data comes from
     the Hugging Face Hub.
 
     Example:
-        >>> load("dart", "validation", path="dart")[0].prompt
+        >>> load_task("dart", "validation", path="dart")[0].prompt
         '<H> Mars Hill College <R> JOINED <T> 1973 <H> Mars Hill College <R> LOCATION <T> Mars Hill, North Carolina'
     """
     return _verbalise("dart", split, (path, hub_id, None), template, separator)
@@ -53,14 +54,14 @@ def web_nlg(
     template: str = TEMPLATE,
     separator: str = " ",
 ) -> list[Example]:
-    """As `dart`, of Wikipedia's facts; `meta` has table and category ("Airport", ...).
+    """As `dart`, with facts from Wikipedia; `meta` has table and category ("Airport", ...).
 
-    `path` is a folder of the original's files, train/1triples/Airport.xml and so on (all that lie in train, dev and
-    test are read), a pattern with {split}, or one such file; or rows as on the Hub or in GEM. `version` is the Hub's
-    name of the release, and is not looked at where there is a path.
+    `path` is a folder with the original's files, train/1triples/Airport.xml and so on (all files in train, dev and test
+    are read), a pattern with {split}, or one such file; or rows as on the Hub or in GEM. `version` is the Hub's name of
+    the release; with a `path` it is ignored.
 
     Example:
-        >>> load("web_nlg", "train", path="webnlg/release_v3.0/en", template="{head} | {relation} | {tail}",
+        >>> load_task("web_nlg", "train", path="webnlg/release_v3.0/en", template="{head} | {relation} | {tail}",
         ...     separator=" && ")[0].prompt
         'Aarhus_Airport | cityServed | "Aarhus, Denmark"'
     """
@@ -70,12 +71,13 @@ def web_nlg(
 def _verbalise(
     task: str, split: str, source: tuple[str | Path | None, str, str | None], template: str, separator: str
 ) -> list[Example]:
+    """The examples of a split, for both tasks."""
     check_split(task, split)
     _check_template(template)
 
     def examples_of(part: str) -> Iterator[Example]:
         path, hub_id, config = source
-        rows = stream(task, part, path, hub_id, config, suffixes=(*SUFFIXES, ".xml"))
+        rows = stream_rows(task, part, path, hub_id, config, suffixes=(*SUFFIXES, ".xml"))
         for index, (where, row) in enumerate(rows):
             triples = _triples(row, where, SETS[task])
             texts, name, meta = _texts(row, where)
@@ -91,17 +93,18 @@ def _verbalise(
 
 
 def _triples(row: dict[str, Any], where: str, usual: str) -> list[Triple]:
+    """The triples of a row, in any of the known formats; the error names the `usual` column."""
     name = next((name for name in ("tripleset", "modified_triple_sets", "input") if name in row), None)
     if name is None:
         raise LmgymError(f"{where}: there is no column '{usual}'; {suggest(usual, row)}")
-    found = row[name]
-    if isinstance(found, dict):  # WebNLG on the Hub: several sets are several wordings of one
-        found = (found.get("mtriple_set") or [None])[0]
-    if isinstance(found, list):
-        found = [triple.split(" | ") if isinstance(triple, str) else triple for triple in found]
-    if not isinstance(found, list) or not found or not all(_is_triple(triple) for triple in found):
+    triples = row[name]
+    if isinstance(triples, dict):  # WebNLG on the Hub: its sets are different wordings of the same triples
+        triples = (triples.get("mtriple_set") or [None])[0]
+    if isinstance(triples, list):
+        triples = [triple.split(" | ") if isinstance(triple, str) else triple for triple in triples]
+    if not isinstance(triples, list) or not triples or not all(_is_triple(triple) for triple in triples):
         raise LmgymError(f"{where}: column '{name}' must hold triples [head, relation, tail], got {row[name]!r}")
-    return [[str(part) for part in triple] for triple in found]
+    return [[str(part) for part in triple] for triple in triples]
 
 
 def _is_triple(triple: Any) -> bool:
@@ -109,9 +112,9 @@ def _is_triple(triple: Any) -> bool:
 
 
 def _texts(row: dict[str, Any], where: str) -> tuple[list[Any], str, dict[str, Any]]:
-    """The texts of a row, the column that they are from ("" where there is none), and what `meta` is to say of them."""
+    """The texts of a row, the name of their column ("" if the row has none), and their entries of `meta`."""
     annotations = row.get("annotations")
-    if isinstance(annotations, dict):  # lists in place of a list of objects
+    if isinstance(annotations, dict):  # an object of lists instead of a list of objects
         sources = _list(annotations, "source", "annotations.source", where)
         return _list(annotations, "text", "annotations.text", where), "annotations", {"sources": sources}
     if isinstance(annotations, list):
@@ -128,10 +131,11 @@ def _texts(row: dict[str, Any], where: str) -> tuple[list[Any], str, dict[str, A
 
 
 def _list(values: dict[str, Any], key: str, name: str, where: str) -> list[Any]:
-    found = values.get(key, [])
-    if not isinstance(found, list):
-        raise LmgymError(f"{where}: column '{name}' must hold a list of texts, got {found!r}")
-    return found
+    """The list in a column; empty if the column is missing."""
+    texts = values.get(key, [])
+    if not isinstance(texts, list):
+        raise LmgymError(f"{where}: column '{name}' must hold a list of texts, got {texts!r}")
+    return texts
 
 
 def _check_template(template: str) -> None:

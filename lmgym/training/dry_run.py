@@ -14,7 +14,7 @@ from lmgym.models.device import expected_device, memory_here
 from lmgym.models.load import load_tokenizer
 from lmgym.models.policy import Policy
 from lmgym.models.shapes import Shapes, shapes_of
-from lmgym.rewards.base import build
+from lmgym.rewards.base import build_rewards
 from lmgym.rollouts.rollout import apply_rewards, collect, demonstrate, groups_of
 from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_ids
 from lmgym.training.memory import estimate, resident_bytes, size, weights_bytes
@@ -148,7 +148,7 @@ def _stage(
         group = max(stage.algorithm.group_size, GROUP)
         prompts = [(number, example) for number, example in enumerate(few) for _ in range(group)]
         episodes = collect(prompts, actor, stage.sampling, path, make_envs(config, stage.env))
-        apply_rewards(episodes, build(stage.rewards), config.reward_timeout, policy.tokenizer)
+        apply_rewards(episodes, build_rewards(stage.rewards), config.reward_timeout, policy.tokenizer)
         _answers(report, stage, episodes, verdict=verdict)
 
 

@@ -19,7 +19,7 @@ from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
 from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens
-from lmgym.rewards.streaming import scoring_beside
+from lmgym.rewards.streaming import background_scoring
 from lmgym.rollouts.rollout import apply_rewards, collect, demonstrate, groups_of
 from lmgym.training.evaluation_points import evaluate_now, finish, is_evaluated, record_evaluation
 from lmgym.training.run import Run
@@ -90,7 +90,7 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
         if algorithm.requirements.answers == "references":
             episodes = demonstrate(prompts, stage.actor, path, stage.envs)
         else:
-            beside = scoring_beside(stage.rewards)
+            beside = background_scoring(stage.rewards)
             episodes = collect(prompts, stage.training_actor, config.sampling, path, stage.envs, beside)
             apply_rewards(episodes, stage.rewards, run.config.reward_timeout, run.policy.tokenizer)
         if algorithm.requirements.greedy:

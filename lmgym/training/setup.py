@@ -23,10 +23,9 @@ from lmgym.logs.records import rename_evaluations
 from lmgym.logs.writer import Writer, rewind
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
-from lmgym.rewards.base import Reward, available_metrics, build, check_examples
+from lmgym.rewards.base import Reward, available_metrics, build_rewards, check_examples
 from lmgym.rollouts.evaluate import Evaluation, evaluate
 from lmgym.rollouts.rollout import Actor
-from lmgym.tasks.base import load
 from lmgym.training import checkpoint
 from lmgym.training.machine import Machine, choose_machine
 from lmgym.training.preflight import check_fit, check_model
@@ -60,7 +59,7 @@ def load_data(config: Config) -> Data:
     held_out = {split: held_out_examples(config, split) for split in sorted(splits)}
     for stage, examples in zip(config.stages, training, strict=True):
         if stage.algorithm.requirements.answers == "policy":
-            check_examples(build(stage.rewards), examples)
+            check_examples(build_rewards(stage.rewards), examples)
     for examples in held_out.values():
         check_examples(held_out_rewards(config, config.stages[-1]), examples)
     return Data(training, held_out)
@@ -85,7 +84,7 @@ def held_out_examples(config: Config, split: str | None = None) -> list[Example]
 
 def _examples(section: dict[str, Any], split: str, seed: int) -> list[Example]:
     arguments = {key: value for key, value in section.items() if key not in ("name", "split")}
-    return load(section["name"], split, seed=seed, **arguments)
+    return load_task(section["name"], split, seed=seed, **arguments)
 
 
 def held_out_rewards(config: Config, stage: Stage) -> list[Reward]:
@@ -100,7 +99,7 @@ def held_out_rewards(config: Config, stage: Stage) -> list[Reward]:
                 f"key 'evaluation.metrics.{name}' is a reward too, with other arguments; give the metric a name of its "
                 f"own: my_{name}: {{reward: {name}, ...}}"
             )
-    rewards = build(sections | {name: own for name, own in metrics.items() if name not in sections})
+    rewards = build_rewards(sections | {name: own for name, own in metrics.items() if name not in sections})
     return [reward if reward.name in weighted else replace(reward, weight=0.0) for reward in rewards]
 
 

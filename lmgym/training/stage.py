@@ -11,7 +11,7 @@ from lmgym.envs.vector import Envs
 from lmgym.models import lora
 from lmgym.models.critic import add_critic
 from lmgym.models.load import load_policy
-from lmgym.rewards.base import Reward, build
+from lmgym.rewards.base import Reward, build_rewards
 from lmgym.rollouts.rollout import Actor
 from lmgym.tasks.stream import Stream
 from lmgym.training import checkpoint
@@ -102,7 +102,7 @@ def begin_stage(run: Run) -> StageRun:
         frozen_models=frozen,
         opponent=None if opponent is None else make_actor(config, opponent),
         stream=Stream(run.data.training[index], config.seed, section.prompts_per_step, section.priority_scale),
-        rewards=build(section.rewards),
+        rewards=build_rewards(section.rewards),
         envs=envs,
         held_out_envs=make_envs(config, config.evaluation.env) if config.evaluation.env else envs,
     )

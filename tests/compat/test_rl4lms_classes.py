@@ -30,9 +30,9 @@ from lmgym.compat.rl4lms.reward import BatchedRewardFunction, Observation, Rewar
 from lmgym.config.build import build_config
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build, check_examples, evaluate
+from lmgym.rewards.base import build_rewards, call_reward, check_examples
 from lmgym.rollouts.rollout import apply_rewards
-from lmgym.tasks.base import MissingSplit, check_task, load
+from lmgym.tasks.base import MissingSplit, check_task, load_task
 from lmgym.tasks.stream import Stream
 from lmgym.training.setup import training_examples
 from lmgym.types import Episode, Example, Turn
@@ -103,7 +103,7 @@ class Weighted(Sums):
 
 def test_a_pool_is_a_task() -> None:
     DataPoolRegistry.add("sums", Sums)
-    examples = load("sums", "validation", largest=2, letters="x")
+    examples = load_task("sums", "validation", largest=2, letters="x")
     assert examples == [
         Example("sums/validation/val_100", "x100+100=", ("200",), {"level": 1}),  # its own name of the split is val
         Example("sums/validation/val_101", "x101+101=", ("202",), {}),
@@ -112,13 +112,13 @@ def test_a_pool_is_a_task() -> None:
     assert "sums" in registry.names("task")
     assert next(row for row in registry.describe("task") if row["name"] == "sums")["summary"].startswith("As RL4LMs'")
     with pytest.raises(MissingSplit, match="task 'sums' has no split 'test'"):
-        load("sums", "test")
+        load_task("sums", "test")
     DataPoolRegistry.add("unprepared", Unprepared)
     with pytest.raises(LmgymError, match=r"Unprepared has no prepare\(\)") as raised:
-        load("unprepared", "train")
+        load_task("unprepared", "train")
     assert not isinstance(raised.value, MissingSplit)  # it is no missing split
     with pytest.raises(LmgymError, match=r"unknown key 'task.larges'; did you mean 'largest'\?"):
-        load("sums", "train", larges=2)
+        load_task("sums", "train", larges=2)
     config = build_config(runs.tiny(task={"name": "sums", "largest": 8}))
     assert config.stages[0].task == {"name": "sums", "largest": 8}
 
@@ -137,7 +137,7 @@ def test_what_a_pool_can_do_by_itself() -> None:
 
 def test_a_pools_weights_are_priorities() -> None:
     DataPoolRegistry.add("weighted", Weighted)
-    examples = load("weighted", "train")
+    examples = load_task("weighted", "train")
     assert [example.meta.get("weight", 1.0) for example in examples] == [1.0, 2.0, 3.0]
     stream = Stream(examples, seed=0, prompts_per_step=600, priority_scale=1.0)
     drawn = [int(example.id[-1]) for example in stream.at(0)]
@@ -162,7 +162,7 @@ def test_what_is_wrong_with_a_pool_is_said(samples: list[Sample], complaint: str
 
     DataPoolRegistry.add("bad", Bad)
     with pytest.raises(LmgymError, match=complaint):
-        load("bad", "train")
+        load_task("bad", "train")
 
 
 def test_a_pool_that_fails_says_where() -> None:
@@ -173,9 +173,9 @@ def test_a_pool_that_fails_says_where() -> None:
 
     DataPoolRegistry.add("broken", EnvFailure)
     with pytest.raises(LmgymError, match=r"task 'broken': prepare\(split='train'\) raised KeyError: 'x.json'"):
-        load("broken", "train", path="x.json")
+        load_task("broken", "train", path="x.json")
     with pytest.raises(LmgymError, match=r"key 'task.path' is missing"):
-        load("broken", "train")
+        load_task("broken", "train")
     with pytest.raises(LmgymError, match="takes a subclass of TextGenPool, not <class 'dict'>"):
         DataPoolRegistry.add("no_pool", dict)
 
@@ -191,11 +191,11 @@ class Shuffled(TextGenPool):
 def test_arguments_that_are_called_like_a_recipes_own() -> None:
     DataPoolRegistry.add("shuffled", Shuffled)
     own = {"own_seed": 4, "own_prompt_prefix": "In short: "}
-    assert [example.prompt for example in load("shuffled", "train", **own)] == [
+    assert [example.prompt for example in load_task("shuffled", "train", **own)] == [
         "In short: train 4",
         "In short: train 5",
     ]
-    (example,) = load("shuffled", "train", own_seed=7, limit=1, prompt_prefix="> ", seed=1)  # those of any task
+    (example,) = load_task("shuffled", "train", own_seed=7, limit=1, prompt_prefix="> ", seed=1)  # those of any task
     assert example.prompt == "> Sum up: train 7"
     section = {"name": "shuffled", **recipe_arguments("task", "shuffled", {"seed": 4, "limit": 9})}
     assert section == {"name": "shuffled", "own_seed": 4, "own_limit": 9}
@@ -210,7 +210,9 @@ def test_arguments_that_are_called_like_a_recipes_own() -> None:
 
     RewardFunctionRegistry.add("weighs", Weighs)
     (episode,) = answered("ab")
-    apply_rewards([episode], build({"weighs": {"weight": 2.0, "own_weight": 3.0, "own_part": "y"}}), tokenizer=BYTES)
+    apply_rewards(
+        [episode], build_rewards({"weighs": {"weight": 2.0, "own_weight": 3.0, "own_part": "y"}}), tokenizer=BYTES
+    )
     assert episode.reward_components == {"weighs": 3.0} and episode.score == 6.0
 
 
@@ -267,7 +269,7 @@ class WholeAnswersOnly(BatchedRewardFunction):
 def test_a_step_reward_sees_what_rl4lms_shows_it() -> None:
     (episode,) = answered("a,", references=("a,", "x"), meta={"level": 3})
     RewardFunctionRegistry.add("commas", Commas)
-    apply_rewards([episode], build({"commas": 1.0}), tokenizer=BYTES)
+    apply_rewards([episode], build_rewards({"commas": 1.0}), tokenizer=BYTES)
     assert [action for _, action, *_ in LOG] == episode.turns[0].action_ids
     assert [(before.context_text, after.context_text) for before, _, after, *_ in LOG] == [
         ("", "a"),
@@ -293,7 +295,7 @@ def test_a_step_reward_sees_what_rl4lms_shows_it() -> None:
 def test_a_step_reward_is_paid_at_its_tokens() -> None:
     episodes = answered(",ab,", "b")
     RewardFunctionRegistry.add("commas", Commas)
-    apply_rewards(episodes, build({"commas": {"weight": 2.0, "bonus": 0.25}}), tokenizer=BYTES)
+    apply_rewards(episodes, build_rewards({"commas": {"weight": 2.0, "bonus": 0.25}}), tokenizer=BYTES)
     assert episodes[0].turns[0].token_rewards == [2.0, 0.0, 0.0, 2.0, 0.5]
     assert [episode.reward_components["commas"] for episode in episodes] == [2.25, 0.0]
     assert [episode.score for episode in episodes] == [4.5, 0.0]
@@ -302,7 +304,7 @@ def test_a_step_reward_is_paid_at_its_tokens() -> None:
 def test_a_class_without_rl4lms_base_is_called_step_by_step() -> None:
     episodes = answered("abc", "")
     RewardFunctionRegistry.add("at_the_end", AtTheEnd)
-    apply_rewards(episodes, build({"at_the_end": 1.0}), tokenizer=BYTES)
+    apply_rewards(episodes, build_rewards({"at_the_end": 1.0}), tokenizer=BYTES)
     assert [episode.turns[0].token_rewards for episode in episodes] == [[0, 0, 0, 3.0], [0]]
 
 
@@ -316,7 +318,7 @@ def test_observations_of_a_conversation_are_of_its_last_turn() -> None:
 def test_a_batched_reward_gets_every_beginning_of_every_answer() -> None:
     episodes = answered("ab", "c")
     RewardFunctionRegistry.add("batched", Batched)
-    apply_rewards(episodes, build({"batched": 1.0}), tokenizer=BYTES)
+    apply_rewards(episodes, build_rewards({"batched": 1.0}), tokenizer=BYTES)
     ((prompts, texts, references, dones, metas),) = LOG  # one call
     assert prompts == ["p?"] * 5 and references == [["ab"]] * 5
     assert texts == ["a", "ab", "ab", "c", "c"] and dones == [False, False, True, False, True]
@@ -332,7 +334,7 @@ def test_a_batched_reward_may_answer_for_whole_answers_alone(made: Any) -> None:
 
     episodes = answered("ab", "c")
     RewardFunctionRegistry.add("short", Made)
-    apply_rewards(episodes, build({"short": 1.0}), tokenizer=BYTES)
+    apply_rewards(episodes, build_rewards({"short": 1.0}), tokenizer=BYTES)
     assert [episode.turns[0].token_rewards for episode in episodes] == [[0, 0, 2.0], [0, 1.0]]
 
 
@@ -357,9 +359,9 @@ def test_what_is_wrong_with_a_reward_is_said() -> None:
         ("NoNumber", "reward 'NoNumber' returned 'n/a' for example 'a/0'"),
     ):
         with pytest.raises(LmgymError, match=complaint):
-            apply_rewards(answered("ab", "c"), build({name: 1.0}), tokenizer=BYTES)
+            apply_rewards(answered("ab", "c"), build_rewards({name: 1.0}), tokenizer=BYTES)
     with pytest.raises(LmgymError, match=r"unknown key 'rewards.Commas.bonsu'; did you mean 'bonus'\?"):
-        build({"Commas": {"bonsu": 1.0}})
+        build_rewards({"Commas": {"bonsu": 1.0}})
     with pytest.raises(LmgymError, match="takes a class whose instances are called, not 7"):
         RewardFunctionRegistry.add("seven", 7)  # type: ignore[arg-type]
 
@@ -371,9 +373,9 @@ def test_a_constructor_that_fails_shows_before_anything_is_trained() -> None:
 
     RewardFunctionRegistry.add("picky", Picky)
     with pytest.raises(LmgymError, match=r"reward 'picky': Picky\(model_name='x'\) raised OSError: there is no x"):
-        check_examples(build({"picky": {"model_name": "x"}}), [Example("a", "?")])
+        check_examples(build_rewards({"picky": {"model_name": "x"}}), [Example("a", "?")])
     with pytest.raises(LmgymError, match=r"key 'rewards.picky.model_name' is missing"):
-        build({"picky": 1.0})
+        build_rewards({"picky": 1.0})
 
 
 def test_an_instance_is_made_once_for_its_arguments() -> None:
@@ -386,7 +388,7 @@ def test_an_instance_is_made_once_for_its_arguments() -> None:
 
     RewardFunctionRegistry.add("counted", Counted)
     for bonus in (1.0, 1.0, 2.0):
-        apply_rewards(answered("a", "b"), build({"counted": {"bonus": bonus}}), tokenizer=BYTES)
+        apply_rewards(answered("a", "b"), build_rewards({"counted": {"bonus": bonus}}), tokenizer=BYTES)
     assert made == [{"bonus": 1.0}, {"bonus": 2.0}]
     assert isinstance(RewardFunctionRegistry.get("counted", {"bonus": 3.0}), Counted) and len(made) == 3
     with pytest.raises(LmgymError, match="no reward 'count' was added; did you mean 'counted'"):
@@ -419,8 +421,8 @@ class Single(Letters):
 
 def test_a_metric_gives_numbers_for_each_text_and_for_all() -> None:
     MetricRegistry.add("letters", Letters)
-    (metric,) = build({"letters": {"weight": 0, "part": "form/length", "scale": 2.0}})
-    assert evaluate(metric, answered("aab", "b")) == [6.0, 2.0]
+    (metric,) = build_rewards({"letters": {"weight": 0, "part": "form/length", "scale": 2.0}})
+    assert call_reward(metric, answered("aab", "b")) == [6.0, 2.0]
     prompts, texts, references, metas, model, split = LOG[0]
     assert (prompts, texts, references) == (["p?", "p?"], ["aab", "b"], [["ab"], ["ab"]])
     assert metas == [{"level": 0}, {"level": 1}] and model is split is None
@@ -431,8 +433,8 @@ def test_a_metric_gives_numbers_for_each_text_and_for_all() -> None:
 
 def test_a_value_of_all_texts_together_is_that_of_each_text_alone() -> None:
     MetricRegistry.add("single", Single)
-    (metric,) = build({"single": 0})
-    assert evaluate(metric, answered("aab", "b")) == [2.0, 1.0]
+    (metric,) = build_rewards({"single": 0})
+    assert call_reward(metric, answered("aab", "b")) == [2.0, 1.0]
     examples = [episode.example for episode in answered("aab", "b")]
     assert metric.function.corpus(["aab", "b"], examples) == 2.0  # type: ignore[attr-defined]
 
@@ -440,13 +442,15 @@ def test_a_value_of_all_texts_together_is_that_of_each_text_alone() -> None:
 def test_of_several_values_the_first_is_reported_and_the_others_are_named() -> None:
     MetricRegistry.add("letters", Letters)
     with pytest.warns(UserWarning, match="'form/length' is reported. For form/letters, add an entry each"):
-        assert evaluate(build({"letters": 0})[0], answered("aab")) == [3.0]
+        assert call_reward(build_rewards({"letters": 0})[0], answered("aab")) == [3.0]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        both = build({"letters": {"part": "form/length"}, "other": {"reward": "letters", "part": "form/letters"}})
-        assert [evaluate(metric, answered("aab")) for metric in both] == [[3.0], [2.0]]
+        both = build_rewards(
+            {"letters": {"part": "form/length"}, "other": {"reward": "letters", "part": "form/letters"}}
+        )
+        assert [call_reward(metric, answered("aab")) for metric in both] == [[3.0], [2.0]]
     with pytest.raises(LmgymError, match="metric 'letters' has no value 'form/leters'; did you mean 'form/letters'"):
-        evaluate(build({"letters": {"part": "form/leters"}})[0], answered("aab"))
+        call_reward(build_rewards({"letters": {"part": "form/leters"}})[0], answered("aab"))
 
 
 def test_a_metric_may_share_the_id_of_a_reward() -> None:
@@ -454,7 +458,7 @@ def test_a_metric_may_share_the_id_of_a_reward() -> None:
     RewardFunctionRegistry.add("haiku", Commas)
     MetricRegistry.add("haiku", Single)
     assert MetricRegistry.name("haiku") == "haiku_metric" and MetricRegistry.name("other") is None
-    assert evaluate(build({"haiku_metric": 0})[0], answered("aab")) == [2.0]
+    assert call_reward(build_rewards({"haiku_metric": 0})[0], answered("aab")) == [2.0]
     assert isinstance(MetricRegistry.get("haiku", {}), Single)
     MetricRegistry.add("first", Single)
     with pytest.raises(
@@ -470,7 +474,7 @@ def test_what_is_wrong_with_a_metric_is_said() -> None:
 
     MetricRegistry.add("empty", Empty)
     with pytest.raises(LmgymError, match=r"metric 'empty': compute\(\) returned {}"):
-        evaluate(build({"empty": 0})[0], answered("a"))
+        call_reward(build_rewards({"empty": 0})[0], answered("a"))
     with pytest.raises(LmgymError, match=r"takes a class whose instances are called.compute"):
         MetricRegistry.add("commas", Commas)
 
@@ -480,7 +484,7 @@ def test_what_is_wrong_with_a_metric_is_said() -> None:
 
 def test_a_post_processor_is_an_option_of_any_reward() -> None:
     PostProcessorRegistry.add("first_line", lambda text: text.split("\n")[0])
-    assert evaluate(build({"words": {"post_process": "first_line"}})[0], answered("a b\nc")) == [2.0]
+    assert call_reward(build_rewards({"words": {"post_process": "first_line"}})[0], answered("a b\nc")) == [2.0]
     assert PostProcessorRegistry.get("three_sentence_summary") is three_sentence_summary
     assert PostProcessorRegistry.get("first_line")("x\ny") == "x"
     with pytest.raises(LmgymError, match="must be a function of a text, not 3"):

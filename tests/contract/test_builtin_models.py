@@ -20,7 +20,7 @@ from lmgym.models.builtin import (
     is_builtin,
     number_tokenizer,
 )
-from lmgym.tasks.base import load
+from lmgym.tasks.base import load_task
 from lmgym.text import chat
 
 SMALLER: dict[str, dict[str, Any]] = {  # one field each, by the name that the model's own configuration gives it
@@ -121,7 +121,7 @@ def test_a_word_that_is_no_number_is_refused(word: str, tmp_path: Path) -> None:
 def test_the_synthetic_prompts_suit_the_tokenizers() -> None:
     numbers, byte = number_tokenizer(), byte_tokenizer()
     for split in ("train", "validation", "test"):
-        for example in load("increasing_numbers", split):
+        for example in load_task("increasing_numbers", split):
             assert chat.prompt_ids(numbers, example.prompt) == [1, int(example.prompt) + 3]
             assert len(chat.prompt_ids(byte, example.prompt)) == 1 + len(example.prompt)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import imdb
-from lmgym.tasks.base import share
+from lmgym.tasks.base import hash_fraction
 from lmgym.types import Example
 from tests import runs
 from tests.runs import Shell, shell  # noqa: F401 (a fixture)
@@ -73,14 +73,14 @@ def test_nobody_sees_the_reviews_of_another(prepared: Path) -> None:
     texts = [review(label, number) for label in (0, 1) for number in range(80)]
     for name in ("train", "validation"):
         low, high = imdb.SLICES[name]
-        own = {" ".join(imdb.words_of(text))[:40] for text in texts if low <= share(text) < high}
+        own = {" ".join(imdb.words_of(text))[:40] for text in texts if low <= hash_fraction(text) < high}
         openings = rows_of(prepared / f"openings_{name}.jsonl")
         assert openings and {row["prompt"][:40] for row in openings} == own
     assert len(rows_of(prepared / "openings_test.jsonl")) == 40
     for name in ("classifier_a", "classifier_b"):
         low, high = imdb.SLICES[name]
         report = json.loads((prepared / name / "training.json").read_text())
-        assert report["trained_on"] == sum(low <= share(text) < high for text in texts)
+        assert report["trained_on"] == sum(low <= hash_fraction(text) < high for text in texts)
         assert report["held_out"]["texts"] == 40
 
 

@@ -15,10 +15,10 @@ from lmgym.config.build import build_config
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.processes.pool import close_shared
-from lmgym.rewards.base import build, evaluate
+from lmgym.rewards.base import build_rewards, call_reward
 from lmgym.rewards.maths.final_answer import final_answer
 from lmgym.rollouts.evaluate import by_task, measured
-from lmgym.tasks.base import MissingSplit, check_task, load
+from lmgym.tasks.base import MissingSplit, check_task, load_task
 from lmgym.tasks.stream import Stream
 from lmgym.types import Episode, Example, Turn
 from tests import runs
@@ -71,7 +71,7 @@ def test_math_reads_the_original_rows_and_those_of_math_500(tmp_path: Path) -> N
     row = {"problem": "?", "solution": "So 4.", "answer": "4", "subject": "Geometry", "level": 5, "unique_id": "x"}
     only = {"problem": "!", "answer": r"\frac{1}{4}", "subject": "Prealgebra", "level": "Level ?"}
     rows = [problem(7), row, only, problem(8, solution=r"Now \boxed 5$ it is")]
-    found = load("math", "test", path=write(tmp_path / "math500_test.jsonl", rows))
+    found = load_task("math", "test", path=write(tmp_path / "math500_test.jsonl", rows))
     assert [example.id for example in found] == [f"math/test/{n}" for n in range(4)]
     assert found[0] == Example(
         "math/test/0",
@@ -89,31 +89,34 @@ def test_math_reads_the_original_folders_in_the_order_of_their_numbers(tmp_path:
         file = tmp_path / part / "algebra" / f"{number}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(problem(number)), encoding="utf-8")
-    assert [example.prompt for example in load("math", "train", path=str(tmp_path))] == ["Half of 2?", "Half of 10?"]
+    assert [example.prompt for example in load_task("math", "train", path=str(tmp_path))] == [
+        "Half of 2?",
+        "Half of 10?",
+    ]
     check_task("math", path=str(tmp_path))
     (tmp_path / "train" / "algebra" / "10.json").write_text('{"problem":\n', encoding="utf-8")
     with pytest.raises(LmgymError, match=r"train/algebra/10.json:2: not valid JSON: .* at column"):
-        load("math", "train", path=str(tmp_path))
+        load_task("math", "train", path=str(tmp_path))
 
 
 def test_math_splits(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", [problem(n, level=n % 5 + 1) for n in range(200)])
     write(tmp_path / "test.jsonl", [problem(3, problem="Half  of 3?\n"), problem(1000)])
     options: dict[str, Any] = {"path": str(tmp_path), "validation": 0.2}
-    train, validation = (load("math", part, **options) for part in ("train", "validation"))
+    train, validation = (load_task("math", part, **options) for part in ("train", "validation"))
     assert 20 < len(validation) < 60 and len(train) + len(validation) == 199  # one is in test, but for white space
     check_task("math", **options)
-    hard = load("math", "validation", levels=[4, 5], **options)
+    hard = load_task("math", "validation", levels=[4, 5], **options)
     assert hard == [example for example in validation if example.meta["level"] in (4, 5)]
-    assert load("math", "train", subjects=["Algebra"], **options) == train
+    assert load_task("math", "train", subjects=["Algebra"], **options) == train
     with pytest.raises(LmgymError, match="task 'math' has no examples in split 'test'"):
-        load("math", "test", subjects=["Geometry"], **options)
+        load_task("math", "test", subjects=["Geometry"], **options)
     with pytest.raises(MissingSplit, match=r"set task.validation above 0"):
-        load("math", "validation", path=str(tmp_path))
+        load_task("math", "validation", path=str(tmp_path))
     pattern = str(tmp_path / "{split}.jsonl")
-    assert load("math", "train", path=pattern, validation=0.2) == train
+    assert load_task("math", "train", path=pattern, validation=0.2) == train
     with pytest.raises(MissingSplit, match=r"test.jsonl holds test; give the folder"):
-        load("math", "train", path=str(tmp_path / "test.jsonl"))
+        load_task("math", "train", path=str(tmp_path / "test.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -138,9 +141,9 @@ def test_math_splits(tmp_path: Path) -> None:
 def test_math_names_the_line_at_fault(row: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     path = write(tmp_path / "train.jsonl", [problem(0), row])
     with pytest.raises(LmgymError, match=rf"train.jsonl{sentence}"):
-        load("math", "train", path=path)
+        load_task("math", "train", path=path)
     if "skip_unanswered" in sentence:
-        assert len(load("math", "train", path=path, skip_unanswered=True)) == 1
+        assert len(load_task("math", "train", path=path, skip_unanswered=True)) == 1
 
 
 def test_math_names_wrong_arguments() -> None:
@@ -150,7 +153,7 @@ def test_math_names_wrong_arguments() -> None:
         ({"validation": 1.0}, "task.validation must be a share of train, at least 0 and below 1, not 1.0"),
     ):
         with pytest.raises(LmgymError, match=sentence):
-            load("math", "train", **arguments)
+            load_task("math", "train", **arguments)
 
 
 @pytest.mark.slow
@@ -161,14 +164,14 @@ def test_math_and_svamp_read_through_datasets(tmp_path: Path, monkeypatch: pytes
         folder = tmp_path / name
         write(folder / "train.jsonl", [row(n) for n in range(5)])
         write(folder / "test.jsonl", [row(n) for n in range(5, 8)])
-        expected = load(name, "train", path=str(folder))
+        expected = load_task(name, "train", path=str(folder))
         (folder / "README.md").write_text(
             "---\nconfigs:\n- config_name: default\n  data_files:\n"
             "  - {split: train, path: train.jsonl}\n  - {split: test, path: test.jsonl}\n---\n"
         )
-        assert load(name, "train", hub_id=str(folder)) == expected
+        assert load_task(name, "train", hub_id=str(folder)) == expected
         with pytest.raises(LmgymError, match=f"task.hub_id: cannot load '{tmp_path / 'none'}'"):
-            load(name, "test", hub_id=str(tmp_path / "none"))
+            load_task(name, "test", hub_id=str(tmp_path / "none"))
 
 
 @pytest.mark.slow
@@ -177,14 +180,14 @@ def test_real_math(shared: Path) -> None:
     folder = shared / "data" / "math"
     pattern = str(folder / "{split}_answers_only.jsonl")
     with pytest.raises(LmgymError, match=r"train_answers_only.jsonl:7037: the answer must be a text, got ''"):
-        load("math", "train", path=pattern)
+        load_task("math", "train", path=pattern)
     check_task("math", path=pattern, skip_unanswered=True, validation=0.05)
-    train = load("math", "train", path=pattern, skip_unanswered=True)
+    train = load_task("math", "train", path=pattern, skip_unanswered=True)
     assert len(train) == 7_500 - 1 - 2
-    test = load("math", "test", path=str(folder))
+    test = load_task("math", "test", path=str(folder))
     assert len(test) == 5_000
     assert Counter(example.meta["subject"] for example in test)["Geometry"] == 479
-    by_problem = {example.prompt: example.meta["answer"] for example in load("math", "test", path=pattern)}
+    by_problem = {example.prompt: example.meta["answer"] for example in load_task("math", "test", path=pattern)}
     assert sum(by_problem[example.prompt] != example.meta["answer"] for example in test) == 1
 
 
@@ -199,7 +202,7 @@ def pens(n: int, **changes: Any) -> dict[str, Any]:
 def test_svamp_reads_the_original(tmp_path: Path) -> None:
     file = tmp_path / "SVAMP.json"
     file.write_text(json.dumps([pens(n) for n in range(1, 101)]), encoding="utf-8")
-    parts = {part: load("svamp", part, path=str(file), validation=0.2) for part in ("train", "validation", "test")}
+    parts = {part: load_task("svamp", part, path=str(file), validation=0.2) for part in ("train", "validation", "test")}
     assert sum(map(len, parts.values())) == 100 and all(len(part) > 5 for part in parts.values())
     check_task("svamp", path=str(file), validation=0.2)
     first = parts["train"][0]
@@ -211,8 +214,8 @@ def test_svamp_reads_the_original(tmp_path: Path) -> None:
         {"answer": str(n - 1), "equation": f"{n} - 1", "type": "Subtraction"},
     )
     with pytest.raises(MissingSplit, match=r"set task.test above 0"):
-        load("svamp", "test", path=str(file), test=0.0)
-    assert len(load("svamp", "train", path=str(file), test=0.0)) == 100
+        load_task("svamp", "test", path=str(file), test=0.0)
+    assert len(load_task("svamp", "train", path=str(file), test=0.0)) == 100
 
 
 @pytest.mark.parametrize(
@@ -226,7 +229,7 @@ def test_svamp_reads_the_original(tmp_path: Path) -> None:
 )
 def test_svamp_names_the_line_at_fault(row: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(LmgymError, match=f"test.jsonl{sentence}"):
-        load("svamp", "test", path=write(tmp_path / "test.jsonl", [pens(2), row]))
+        load_task("svamp", "test", path=write(tmp_path / "test.jsonl", [pens(2), row]))
 
 
 def test_svamp_numbers_and_equations(tmp_path: Path) -> None:
@@ -235,7 +238,7 @@ def test_svamp_numbers_and_equations(tmp_path: Path) -> None:
         pens(2, Answer=7, Equation="( ( 2.0 + 1.5 ) * 2.0 )"),
         pens(3, Answer=4, Equation="( 3.0 - 1.0 ) * ( 1.0 + 1.0 )", Body="Is it 3?"),
     ]
-    found = load("svamp", "test", path=write(tmp_path / "test.jsonl", rows))
+    found = load_task("svamp", "test", path=write(tmp_path / "test.jsonl", rows))
     assert [example.references[0] for example in found] == [
         "1 / 2 = 0.5\n#### 0.5",
         "( 2 + 1.5 ) * 2 = 7\n#### 7",
@@ -245,7 +248,7 @@ def test_svamp_numbers_and_equations(tmp_path: Path) -> None:
 
 
 def test_real_svamp(shared: Path) -> None:
-    examples = load("svamp", "test", path=str(shared / "data" / "svamp"))
+    examples = load_task("svamp", "test", path=str(shared / "data" / "svamp"))
     assert len(examples) == 1_000
     texts = [example.references[0] for example in examples]
     assert final_answer(texts, examples, strict=True) == [1.0] * 1_000
@@ -260,7 +263,7 @@ def test_real_svamp(shared: Path) -> None:
 def puzzles() -> Iterator[Callable[..., list[Example]]]:
     pytest.importorskip("reasoning_gym")
     small = {"size": 8, "validation_size": 4, "test_size": 4}
-    yield lambda dataset, split="train", **more: load("reasoning_gym", split, dataset=dataset, **{**small, **more})
+    yield lambda dataset, split="train", **more: load_task("reasoning_gym", split, dataset=dataset, **{**small, **more})
     close_shared()
 
 
@@ -305,7 +308,7 @@ def test_puzzles_name_wrong_arguments(puzzles: Callable[..., list[Example]]) -> 
 
 def score_of(text: str, example: Example, **arguments: Any) -> float:
     episode = Episode(example, 0, 0, [Turn([], [], text=text)])
-    return evaluate(build({"reasoning_gym": {"workers": 1, **arguments}})[0], [episode])[0]
+    return call_reward(build_rewards({"reasoning_gym": {"workers": 1, **arguments}})[0], [episode])[0]
 
 
 @pytest.mark.slow
@@ -345,7 +348,7 @@ def test_no_answer_is_run_as_a_program(puzzles: Callable[..., list[Example]], tm
 def test_the_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "reasoning_gym", None)
     with pytest.raises(LmgymError, match=r"needs the library: pip install 'lmgym\[reasoning\]'"):
-        load("reasoning_gym", "train", dataset="chain_sum")
+        load_task("reasoning_gym", "train", dataset="chain_sum")
 
 
 # ---------------------------------------------------------------- mixtures
@@ -355,11 +358,11 @@ SUMS = {"name": "arithmetic", "size": 60, "test_size": 20, "validation_size": 20
 
 def test_a_mixture_marks_its_examples_and_begins_evenly() -> None:
     sections = [{**SUMS, "weight": 2}, {"name": "topics"}, {"name": "topics", "label": "short", "template": "{topic}"}]
-    examples = load("mixture", "train", tasks=sections)
+    examples = load_task("mixture", "train", tasks=sections)
     assert Counter(example.meta["task"] for example in examples) == {"arithmetic": 60, "topics": 30, "short": 30}
     assert all(example.meta["mixture"] == {"arithmetic": 2.0, "topics": 1.0, "short": 1.0} for example in examples)
     assert Counter(example.meta["task"] for example in examples[:40]) == {"arithmetic": 20, "topics": 10, "short": 10}
-    alone = load("arithmetic", "train", size=60)
+    alone = load_task("arithmetic", "train", size=60)
     assert [e.id for e in examples if e.meta["task"] == "arithmetic"] == [example.id for example in alone]
     assert next(e for e in examples if e.meta["task"] == "short").id == "short/topics/train/0"
     stream = Stream(examples, seed=3, prompts_per_step=8)
@@ -377,15 +380,15 @@ def test_options_are_the_members_own() -> None:
         {**SUMS, "limit": 5, "few_shot": {"n": 1}, "prompt_prefix": "Q: "},
         {"name": "topics", "system_prompt": "Be brief."},
     ]
-    examples = load("mixture", "test", tasks=members, prompt_suffix="!")
+    examples = load_task("mixture", "test", tasks=members, prompt_suffix="!")
     sums, stories = ([e for e in examples if e.meta["task"] == task] for task in ("arithmetic", "topics"))
     assert len(sums) == 5 and len(sums[0].prompt) == 3 and sums[0].prompt[-1]["content"].startswith("Q: ")
     assert stories[0].prompt[0] == {"role": "system", "content": "Be brief."}
     assert all(example.prompt[-1]["content"].endswith("!") for example in examples)
-    on_test = load("mixture", "train", tasks=[{"name": "topics", "split": "test"}, SUMS])
+    on_test = load_task("mixture", "train", tasks=[{"name": "topics", "split": "test"}, SUMS])
     assert sum(example.id.startswith("topics/test") for example in on_test) == 6
     with pytest.raises(LmgymError, match=r"key 'task.tasks.0.split': topics trains on 'test', so that is not held out"):
-        load("mixture", "test", tasks=[{"name": "topics", "split": "test"}, SUMS])
+        load_task("mixture", "test", tasks=[{"name": "topics", "split": "test"}, SUMS])
 
 
 @pytest.mark.parametrize(
@@ -412,24 +415,24 @@ def test_options_are_the_members_own() -> None:
 )
 def test_a_wrong_mixture_is_told_in_a_sentence(sections: Any, sentence: str) -> None:
     with pytest.raises(LmgymError, match=sentence):
-        load("mixture", "train", tasks=sections)
+        load_task("mixture", "train", tasks=sections)
 
 
 def test_a_mixture_lacks_the_splits_that_a_member_lacks(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", [{"prompt": f"{n}?"} for n in range(50)])
     sections = [SUMS, {"name": "jsonl", "path": path}]
-    assert load("mixture", "test", tasks=sections)
+    assert load_task("mixture", "test", tasks=sections)
     with pytest.raises(MissingSplit, match=r"task 'mixture' has no split 'validation': task 'jsonl' .*'task.tasks.1'"):
-        load("mixture", "validation", tasks=sections)
+        load_task("mixture", "validation", tasks=sections)
     path = write(tmp_path / "marked.jsonl", [{"prompt": f"{n}?", "task": "x"} for n in range(50)])
     with pytest.raises(LmgymError, match=r"key 'task.tasks.0': its examples have a column 'task' of their own"):
-        load("mixture", "train", tasks=[{"name": "jsonl", "path": path}])
+        load_task("mixture", "train", tasks=[{"name": "jsonl", "path": path}])
     with pytest.raises(LmgymError, match=r"no example of the mixture's task 'topics' is left; raise task.limit"):
-        Stream(load("mixture", "train", tasks=[{**SUMS, "weight": 9}, {"name": "topics"}], limit=2), 0, 1)
+        Stream(load_task("mixture", "train", tasks=[{**SUMS, "weight": 9}, {"name": "topics"}], limit=2), 0, 1)
 
 
 def answers_to_a_mixture() -> list[list[Episode]]:
-    examples = load("mixture", "test", tasks=[{**SUMS, "test_size": 4}, {"name": "topics", "limit": 2}])
+    examples = load_task("mixture", "test", tasks=[{**SUMS, "test_size": 4}, {"name": "topics", "limit": 2}])
     groups = []
     for place, example in enumerate(examples):
         text = example.references[0] if example.references and place % 3 else "some words"
@@ -440,9 +443,9 @@ def answers_to_a_mixture() -> list[list[Episode]]:
 def test_a_reward_may_be_for_some_tasks() -> None:
     groups = answers_to_a_mixture()
     episodes = [group[0] for group in groups]
-    rewards = build({"final_answer": {"tasks": ["arithmetic"]}, "words": {"weight": 0.0, "tasks": ["topics"]}})
+    rewards = build_rewards({"final_answer": {"tasks": ["arithmetic"]}, "words": {"weight": 0.0, "tasks": ["topics"]}})
     for reward in rewards:
-        for episode, value in zip(episodes, evaluate(reward, episodes), strict=True):
+        for episode, value in zip(episodes, call_reward(reward, episodes), strict=True):
             episode.reward_components[reward.name] = value
             episode.score += reward.weight * value
             if episode.example.meta["task"] not in reward.tasks:
@@ -452,15 +455,15 @@ def test_a_reward_may_be_for_some_tasks() -> None:
     assert len(found["final_answer"]) == len(found["reward/arithmetic"]) == 4 and len(found["reward/topics"]) == 2
     assert found["reward/arithmetic"] == found["final_answer"] and found["reward/topics"] == [[0.0], [0.0]]
     plain = [[Episode(Example("a/0", "?", ("1",)), 0, 0, [Turn([], [1], text="1")], reward_components={"words": 1.0})]]
-    assert by_task(plain, build({"words": 1.0})) == {}
+    assert by_task(plain, build_rewards({"words": 1.0})) == {}
     for tasks, group, sentence in (
         (["topic"], groups[0], r"key 'rewards.words.tasks': the mixture has no task 'topic'; did you mean 'topics'"),
         (["topics"], plain[0], r"key 'rewards.words.tasks': example 'a/0' is from no mixture of tasks"),
     ):
         with pytest.raises(LmgymError, match=sentence):
-            evaluate(build({"words": {"tasks": tasks}})[0], group)
+            call_reward(build_rewards({"words": {"tasks": tasks}})[0], group)
     with pytest.raises(LmgymError, match=r"key 'rewards.words.tasks': .*valid list, got 'topics'"):
-        build({"words": {"tasks": "topics"}})
+        build_rewards({"words": {"tasks": "topics"}})
 
 
 def test_a_recipe_trains_on_a_mixture(tmp_path: Path, no_picture: None) -> None:
@@ -483,7 +486,7 @@ no_picture = runs.no_picture  # the fixture
 
 def test_shares_over_many_steps_follow_the_weights() -> None:
     """A weight that no step holds exactly."""
-    examples = load("mixture", "train", tasks=[{**SUMS, "weight": 0.7}, {"name": "topics", "weight": 0.3}])
+    examples = load_task("mixture", "train", tasks=[{**SUMS, "weight": 0.7}, {"name": "topics", "weight": 0.3}])
     random.Random(0).shuffle(examples)  # the list's order does not decide the shares
     stream = Stream(examples, seed=1, prompts_per_step=3)
     drawn = Counter(example.meta["task"] for step in range(1_000) for example in stream.at(step))

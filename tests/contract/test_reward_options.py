@@ -15,9 +15,9 @@ from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.rewards import parallel
-from lmgym.rewards.base import build, check_examples, episodes, evaluate
+from lmgym.rewards.base import build_rewards, call_reward, check_examples, episodes
 from lmgym.rewards.check import check_reward
-from lmgym.rewards.streaming import scoring_beside
+from lmgym.rewards.streaming import background_scoring
 from lmgym.rewards.views import without_thinking
 from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import apply_rewards, collect
@@ -45,18 +45,18 @@ def test_a_reward_may_judge_twice_under_a_name_of_its_own() -> None:
         "long": {"reward": "length", "target": 4},
         "elsewhere": {"reward": f"{HERE}:twice"},
     }
-    built = build(section)
+    built = build_rewards(section)
     assert [(reward.name, reward.weight) for reward in built] == [
         ("words", 1.0), ("short", 0.5), ("long", 1.0), ("elsewhere", 1.0)
     ]  # fmt: skip
     scored = answered("one two", "<think>one</think>one two three")
     # the target is met, then missed by one word of two without the thought; by two of four: 2 words, and 6 with tags
-    assert [evaluate(reward, scored) for reward in built[1:]] == [[1.0, 0.5], [0.5, 0.5], [2.0, 2.0]]
+    assert [call_reward(reward, scored) for reward in built[1:]] == [[1.0, 0.5], [0.5, 0.5], [2.0, 2.0]]
 
 
 def test_a_name_that_evaluations_use_themselves_is_refused() -> None:
     with pytest.raises(LmgymError, match="evaluations report something else as 'truncated'"):
-        build({"truncated": {"reward": "length", "target": 4}})
+        build_rewards({"truncated": {"reward": "length", "target": 4}})
 
 
 def test_a_metric_does_not_take_the_place_of_a_reward() -> None:
@@ -80,7 +80,7 @@ def test_a_name_of_ones_own_must_stand_for_a_reward() -> None:
         ({"judge": {"reward": 3}}, r"key 'rewards.judge.reward'"),
     ):
         with pytest.raises(LmgymError, match=sentence):
-            build(section)
+            build_rewards(section)
 
 
 # ---------------------------------------------------------------- thoughts
@@ -110,9 +110,9 @@ def test_a_reward_may_see_the_text_behind_the_thoughts_alone() -> None:
     scored = answered(*texts)
     before = [asdict(episode) for episode in scored]
     for stripping, values in ((False, [0.0, 1.0, 1.0, 1.0]), (True, [0, 1, 0, 1]), ("opened", [0, 1, 0, 0])):
-        reward = build({"final_answer": {"strip_thinking": stripping}})[0]
-        assert evaluate(reward, scored) == values
-    assert evaluate(build({"final_answer": 1.0})[0], scored) == [0.0, 1.0, 1.0, 1.0]  # off, unless asked for
+        reward = build_rewards({"final_answer": {"strip_thinking": stripping}})[0]
+        assert call_reward(reward, scored) == values
+    assert call_reward(build_rewards({"final_answer": 1.0})[0], scored) == [0.0, 1.0, 1.0, 1.0]  # off, unless asked for
     assert [asdict(episode) for episode in scored] == before  # what is trained on is what was sampled
 
 
@@ -126,7 +126,7 @@ def test_a_reward_of_episodes_sees_copies() -> None:
         assert given[0].turns[1].action_ids == scored[0].turns[1].action_ids
         return [1.0]
 
-    assert evaluate(replace(build({"words": 1.0})[0], function=looks, strip_thinking=True), scored) == [1.0]
+    assert call_reward(replace(build_rewards({"words": 1.0})[0], function=looks, strip_thinking=True), scored) == [1.0]
     assert scored[0].text == "<think>a b c</think>d"
 
 
@@ -137,7 +137,7 @@ def test_wrong_options_are_named() -> None:
         ({"style": "verl"}, r"key 'rewards.words.style': .*'lmgym' or 'trl', got 'verl'"),
     ):
         with pytest.raises(LmgymError, match=sentence):
-            build({"words": section})
+            build_rewards({"words": section})
 
 
 # ---------------------------------------------------------------- rewards written for TRL
@@ -176,14 +176,14 @@ def raises(completions: list[str], **columns: Any) -> list[float]:
 
 
 def rewarded(function: Callable[..., Any], **options: Any) -> Any:
-    return build({f"{HERE}:{function.__name__}": {"style": "trl", **options}})[0]
+    return build_rewards({f"{HERE}:{function.__name__}": {"style": "trl", **options}})[0]
 
 
 def test_a_function_of_trl_gets_what_trl_gives() -> None:
     seen.clear()
     scored = answered("four", "none", color="red")
     scored[1] = replace(scored[1], example=replace(scored[1].example, meta={"level": 7}))
-    assert evaluate(rewarded(notes), scored) == [4.0, 0.0]  # None adds nothing
+    assert call_reward(rewarded(notes), scored) == [4.0, 0.0]  # None adds nothing
     given = dict(seen[0])
     assert callable(given.pop("log_extra")) and callable(given.pop("log_metric"))
     assert given == {
@@ -199,7 +199,7 @@ def test_a_function_of_trl_gets_what_trl_gives() -> None:
 def test_chats_are_lists_of_messages_as_in_trl() -> None:
     seen.clear()
     chat = [{"role": "system", "content": "Add."}, {"role": "user", "content": "2+2="}]
-    evaluate(rewarded(notes, strip_thinking=True), answered("<think>x</think>4", prompt=chat))
+    call_reward(rewarded(notes, strip_thinking=True), answered("<think>x</think>4", prompt=chat))
     assert seen[0]["prompts"] == [chat]
     assert seen[0]["completions"] == [[{"role": "assistant", "content": "4"}]]
 
@@ -207,19 +207,19 @@ def test_chats_are_lists_of_messages_as_in_trl() -> None:
 def test_a_function_of_trl_is_a_reward_like_others() -> None:
     reward = rewarded(brief, weight=0.5)
     assert (reward.name, reward.weight) == (f"{HERE}:brief", 0.5)
-    assert evaluate(reward, answered("ab", "abc")) == [2.0, 4.0]
+    assert call_reward(reward, answered("ab", "abc")) == [2.0, 4.0]
     check_reward(f"{HERE}:notes", style="trl")
     with pytest.raises(LmgymError, match=r"raised TypeError: .*'trainer_state'"):
-        evaluate(rewarded(hungry), answered("a"))
+        call_reward(rewarded(hungry), answered("a"))
     line = raises.__code__.co_firstlineno + 1
     with pytest.raises(LmgymError, match=rf"raised ValueError: no at {__file__}:{line}$"):
-        evaluate(rewarded(raises), answered("a"))
+        call_reward(rewarded(raises), answered("a"))
     with pytest.raises(LmgymError, match="returned 1 values for 2 episodes"):
-        evaluate(rewarded(broken), answered("a", "b"))
+        call_reward(rewarded(broken), answered("a", "b"))
     with pytest.raises(
         LmgymError, match=r"reward '.*:notes' of style trl: the examples have a column 'prompts'; call it"
     ):
-        evaluate(rewarded(notes), answered("a", prompts=1))
+        call_reward(rewarded(notes), answered("a", prompts=1))
     with pytest.raises(
         LmgymError, match=r"reward '.*:later' is a coroutine function; a reward of style trl must be an"
     ):
@@ -238,7 +238,7 @@ def test_rewards_of_trl_itself() -> None:
     pytest.importorskip("trl")
     chat = [{"role": "user", "content": "?"}]
     scored = answered("<think>\nThis is my reasoning.\n</think>\nThis is my answer.", "<think>\nno end", prompt=chat)
-    assert evaluate(build({"trl.rewards:think_format_reward": {"style": "trl"}})[0], scored) == [1.0, 0.0]
+    assert call_reward(build_rewards({"trl.rewards:think_format_reward": {"style": "trl"}})[0], scored) == [1.0, 0.0]
 
 
 # Option `parallel`
@@ -265,9 +265,9 @@ def test_texts_are_scored_in_processes_and_a_bad_one_costs_itself() -> None:
         Episode(Example(f"x/{n}", "?", ("one", "two"), {"n": [n]}), n, n, [Turn([], [1], text=text)])
         for n, text in enumerate(texts)
     ]
-    reward = build(section)[0]
+    reward = build_rewards(section)[0]
     with pytest.warns(UserWarning, match=r"slow_or_worse: 3 of 25 texts could not be scored and count as -1"):
-        values = evaluate(reward, episodes, timeout=1e-9)
+        values = call_reward(reward, episodes, timeout=1e-9)
     assert values == [8.0, 4.0] * 10 + [-1.0, 12.0, -1.0, -1.0, 0.0]
 
 
@@ -276,7 +276,7 @@ def test_a_reward_that_can_score_nothing_in_processes_is_an_error() -> None:
     section = {f"{ODD}:slow_or_worse": {"parallel": {"processes": 1}}}
     expected = "no text could be scored in a process of its own; the first: RuntimeError: no"
     with pytest.raises(LmgymError, match=expected):
-        evaluate(build(section)[0], answered("raise", "raise"))
+        call_reward(build_rewards(section)[0], answered("raise", "raise"))
 
 
 @pytest.mark.processes
@@ -285,8 +285,8 @@ def test_a_metric_in_processes_is_the_metric() -> None:
     texts = [f"the cat sat on mat {n}" for n in range(20)]
     examples = [Example(f"x/{n}", "?", (f"the cat sat on the mat {n % 3}",)) for n in range(20)]
     episodes = [Episode(e, n, n, [Turn([], [1], text=t)]) for n, (e, t) in enumerate(zip(examples, texts, strict=True))]
-    plain, processes = build({"chrf": {}})[0], build({"chrf": {"parallel": {"processes": 2}}})[0]
-    assert evaluate(processes, episodes) == evaluate(plain, episodes)
+    plain, processes = build_rewards({"chrf": {}})[0], build_rewards({"chrf": {"parallel": {"processes": 2}}})[0]
+    assert call_reward(processes, episodes) == call_reward(plain, episodes)
     assert processes.function.corpus is plain.function.corpus
     with pytest.raises(LmgymError, match="reference"):
         check_examples([processes], [Example("x/0", "?")])
@@ -301,16 +301,16 @@ def test_answers_are_scored_while_others_are_sampled(monkeypatch: pytest.MonkeyP
     prompts = [(n // 4, Example(f"x/{n // 4}", f"{n // 4} cats: ", ("the cat sat",))) for n in range(24)]
     sampling = Sampling(max_new_tokens=24, stop_ids=tuple(range(60, 90)))
     asked: list[list[Any]] = []
-    real = parallel._asked
+    real = parallel._map
 
     def counted(*given: Any) -> list[Any]:
         asked.extend(row for piece in given[3] for row in piece)
         return real(*given)
 
-    monkeypatch.setattr(parallel, "_asked", counted)
+    monkeypatch.setattr(parallel, "_map", counted)
     told: list[tuple[str, int]] = []
-    rewards = build({"chrf": {"strip_thinking": True, "parallel": {"processes": 2}}, "length": {"target": 3}})
-    begin = scoring_beside(rewards)
+    rewards = build_rewards({"chrf": {"strip_thinking": True, "parallel": {"processes": 2}}, "length": {"target": 3}})
+    begin = background_scoring(rewards)
 
     def ended(episode: Episode) -> None:
         told.append((episode.text, len(asked)))
@@ -323,23 +323,23 @@ def test_answers_are_scored_while_others_are_sampled(monkeypatch: pytest.MonkeyP
     apply_rewards(played, rewards)
     assert sorted(row[0] for row in asked) == sorted(episode.text for episode in played)  # once each
     again = collect(prompts, actor, sampling, (0, "test"))
-    plain = build({"chrf": {"strip_thinking": True}, "length": {"target": 3}})
+    plain = build_rewards({"chrf": {"strip_thinking": True}, "length": {"target": 3}})
     apply_rewards(again, plain)
     assert [episode.reward_components for episode in played] == [episode.reward_components for episode in again]
-    assert scoring_beside(plain) is None
-    assert scoring_beside(build({"chrf": {"shaping": True, "parallel": {}}})) is None
+    assert background_scoring(plain) is None
+    assert background_scoring(build_rewards({"chrf": {"shaping": True, "parallel": {}}})) is None
 
 
 @pytest.mark.processes
 def test_what_is_wrong_beside_the_rollout_is_said_when_the_rewards_are_asked() -> None:
-    reward = build({f"{ODD}:slow_or_worse": {"parallel": {"processes": 1}}})[0]
-    begin, failing = scoring_beside([reward]), answered("raise", "raise")
+    reward = build_rewards({f"{ODD}:slow_or_worse": {"parallel": {"processes": 1}}})[0]
+    begin, failing = background_scoring([reward]), answered("raise", "raise")
     for episode in failing:
         begin(episode)
     with pytest.raises(LmgymError, match="no text could be scored in a process of its own"):
-        evaluate(reward, failing)
+        call_reward(reward, failing)
     begin(replace(failing[0], example=Example("x", "?", meta={"no": {1}})))  # a set is no JSON
-    assert evaluate(reward, answered("a b")) == [2.0]
+    assert call_reward(reward, answered("a b")) == [2.0]
 
 
 def test_rows_that_could_not_be_asked_early_are_left_and_others_go_on() -> None:
@@ -367,15 +367,15 @@ def test_a_game_that_is_over_is_told_of_while_others_go_on() -> None:
 
 def test_parallel_says_what_it_cannot_do() -> None:
     with pytest.raises(LmgymError, match=r"unknown key 'rewards\.chrf\.parallel\.process'; did you mean 'processes'"):
-        build({"chrf": {"parallel": {"process": 2}}})
+        build_rewards({"chrf": {"parallel": {"process": 2}}})
     with pytest.raises(LmgymError, match="must be at least 1"):
-        build({"chrf": {"parallel": {"processes": 0}}})
+        build_rewards({"chrf": {"parallel": {"processes": 0}}})
     with pytest.raises(LmgymError, match="this one takes whole episodes"):
-        build({"judge_score": {"model": "none", "parallel": {}}})
+        build_rewards({"judge_score": {"model": "none", "parallel": {}}})
 
     @registry.register("reward", "local_for_parallel")
     def local(texts, examples):
         return [0.0] * len(texts)
 
     with pytest.raises(LmgymError, match="cannot import"):
-        build({"local_for_parallel": {"parallel": {}}})
+        build_rewards({"local_for_parallel": {"parallel": {}}})

@@ -13,9 +13,9 @@ import pytest
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.text.form import exact_match
-from lmgym.tasks.base import MissingSplit, check_task, load
+from lmgym.tasks.base import MissingSplit, check_task, load_task
 from lmgym.tasks.files import files_of, lines_of, rows_of, split_named
-from lmgym.tasks.sources import disjoint, stream
+from lmgym.tasks.sources import disjoint, stream_rows
 from lmgym.types import Example
 from tests import runs
 
@@ -155,24 +155,24 @@ def test_each_task_keeps_the_contract_and_gold_gets_the_top_mark(name: str, tmp_
     arguments = task_arguments(name, tmp_path)
     for split in SPLITS:
         check_task(name, split, **arguments)
-        examples = [example for example in load(name, split, **arguments) if example.references]
+        examples = [example for example in load_task(name, split, **arguments) if example.references]
         assert examples or (name, split) in [("common_gen", "test"), ("totto", "test")]
         assert set(exact_match([example.references[-1] for example in examples], examples)) <= {1.0}
         assert all(json.loads(json.dumps(example.meta)) == example.meta for example in examples)
     with pytest.raises(MissingSplit, match=r"has no split 'tset'; did you mean 'test'\?"):
-        load(name, "tset", **arguments)
+        load_task(name, "tset", **arguments)
 
 
 def test_dummy_is_one_prompt_in_every_split() -> None:
     for split in SPLITS:
-        found = load("dummy", split)
+        found = load_task("dummy", split)
         assert [example.prompt for example in found] == ["<|endoftext|>"] * 100
-        assert found == load("dummy", split) and len({example.id for example in found}) == 100
-    assert load("dummy", "test", prompt="Count!", size=1) == [Example("dummy/test/0", "Count!")]
+        assert found == load_task("dummy", split) and len({example.id for example in found}) == 100
+    assert load_task("dummy", "test", prompt="Count!", size=1) == [Example("dummy/test/0", "Count!")]
     with pytest.raises(MissingSplit, match="task 'dummy' has no split 'dev'"):
-        load("dummy", "dev")
+        load_task("dummy", "dev")
     with pytest.raises(LmgymError, match=r"task.size must be at least 1, not 0"):
-        load("dummy", "test", size=0)
+        load_task("dummy", "test", size=0)
 
 
 def test_the_page_names_every_task_and_its_arguments() -> None:
@@ -209,27 +209,29 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_through_datasets_are_those_of_files(name: str, tmp_path: Path, cache: None) -> None:
     place = on_hub(name, tmp_path / "hub")
     for split in ("train", "test"):
-        expected = load(name, split, path=place)
-        assert load(name, split, hub_id=place) == expected
-        assert load(name, split, hub_id=f"{place}@refs/convert/parquet") == expected  # a branch is no part of the id
+        expected = load_task(name, split, path=place)
+        assert load_task(name, split, hub_id=place) == expected
+        assert (
+            load_task(name, split, hub_id=f"{place}@refs/convert/parquet") == expected
+        )  # a branch is no part of the id
 
 
 def test_a_split_that_the_hub_has_not_or_names_otherwise(tmp_path: Path, cache: None) -> None:
     place = on_hub("dart", tmp_path / "hub")
     card = (tmp_path / "hub" / "README.md").read_text(encoding="utf-8")
     write_text(tmp_path / "hub" / "README.md", card.replace("split: validation", "split: dev"))
-    assert load("dart", "validation", hub_id=place) == load("dart", "validation", path=place)
+    assert load_task("dart", "validation", hub_id=place) == load_task("dart", "validation", path=place)
     write_text(tmp_path / "hub" / "README.md", card.replace("  - {split: test, path: test.jsonl}\n", ""))
     with pytest.raises(MissingSplit, match=r"task 'dart' has no split 'test': '.*hub' says: Unknown split"):
-        load("dart", "test", hub_id=place)
+        load_task("dart", "test", hub_id=place)
     with pytest.raises(LmgymError, match=r"task.hub_id: cannot load '.*none'"):
-        load("dart", "test", hub_id=str(tmp_path / "none"))
+        load_task("dart", "test", hub_id=str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize("name", [name for name in HUB if name != "parallel"])
 def test_without_a_network_the_hub_is_one_sentence(name: str, cache: None) -> None:
     with pytest.raises(LmgymError, match=r"^task.hub_id: cannot load '[^']+' \([A-Za-z]+: [^\n]+\); .* task\.path to"):
-        load(name, "test")
+        load_task(name, "test")
 
 
 # ---------------------------------------------------------------- other formats of the originals
@@ -240,19 +242,19 @@ def test_parquet_csv_and_json_give_what_json_lines_give(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     for name in ("cnn_daily_mail", "imdb", "daily_dialog"):
         rows = hub_rows(name)("train")
-        expected = load(name, "train", path=str(write(tmp_path / name / "lines" / "train.jsonl", rows)))
+        expected = load_task(name, "train", path=str(write(tmp_path / name / "lines" / "train.jsonl", rows)))
         for number, half in enumerate((rows[:2], rows[2:])):
             file = tmp_path / name / f"train-0000{number}-of-00002.parquet"
             parquet.write_table(pyarrow.Table.from_pylist(half), file)
-        assert load(name, "train", path=str(tmp_path / name)) == expected
+        assert load_task(name, "train", path=str(tmp_path / name)) == expected
         (tmp_path / name / "x.json").write_text(json.dumps(rows), encoding="utf-8")
-        assert load(name, "train", path=str(tmp_path / name / "x.json")) == expected
+        assert load_task(name, "train", path=str(tmp_path / name / "x.json")) == expected
         if name != "daily_dialog":
             write_csv(tmp_path / name / "train.csv", rows)
-            assert load(name, "train", path=str(tmp_path / name / "train.csv")) == expected
+            assert load_task(name, "train", path=str(tmp_path / name / "train.csv")) == expected
     (tmp_path / "train.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(LmgymError, match=r"train.parquet: not readable as .parquet after row 0: "):
-        load("xsum", "train", path=str(tmp_path / "train.parquet"))
+        load_task("xsum", "train", path=str(tmp_path / "train.parquet"))
 
 
 def test_imdb_reads_the_original_folders(tmp_path: Path) -> None:
@@ -260,13 +262,13 @@ def test_imdb_reads_the_original_folders(tmp_path: Path) -> None:
         for number in (2, 10):
             for label, name in enumerate(("neg", "pos")):
                 write_text(tmp_path / part / name / f"{number}_{label * 9 + 1}.txt", f"{part} {name} {number} text")
-    found = load("imdb", "train", path=str(tmp_path), validation=0.0)
+    found = load_task("imdb", "train", path=str(tmp_path), validation=0.0)
     by_id = {example.id: example for example in found}
     assert by_id["imdb/train/1"].meta == {"label": 0, "review": "train neg 10 text", "rating": 1}
     assert by_id["imdb/train/2"].meta == {"label": 1, "review": "train pos 2 text", "rating": 10}
     (tmp_path / "test" / "pos" / "2_10.txt").write_bytes(b"caf\xe9 au lait")
     with pytest.raises(LmgymError, match=r"test/pos/2_10.txt: not UTF-8 \(byte 4\)"):
-        load("imdb", "train", path=str(tmp_path))
+        load_task("imdb", "train", path=str(tmp_path))
 
 
 def test_imdb_train_and_validation_give_way_to_all_of_test(tmp_path: Path) -> None:
@@ -275,10 +277,10 @@ def test_imdb_train_and_validation_give_way_to_all_of_test(tmp_path: Path) -> No
     for name in REVIEWS:
         for size in (None, 1):  # what test leaves out is no more fit to train on
             arguments: dict[str, Any] = {"path": str(tmp_path), "test_size": size}
-            parts = {part: {e.prompt for e in load(name, part, **arguments)} for part in ("train", "validation")}
+            parts = {part: {e.prompt for e in load_task(name, part, **arguments)} for part in ("train", "validation")}
             assert parts["train"] | parts["validation"] == {f"it {n}" for n in range(40)}
             assert not parts["train"] & parts["validation"] and len(parts["validation"]) > 1
-            assert len(load(name, "test", **arguments)) == (size or 20)
+            assert len(load_task(name, "test", **arguments)) == (size or 20)
 
 
 def test_common_gen_reads_lines(tmp_path: Path) -> None:
@@ -288,20 +290,20 @@ def test_common_gen_reads_lines(tmp_path: Path) -> None:
         if part != "test":
             write_text(tmp_path / f"commongen.{part}.tgt.txt", "\n".join(f"It {n}." for n in range(count)) + "\n")
     check_task("common_gen", path=str(tmp_path))
-    found = load("common_gen", "train", path=str(tmp_path))
+    found = load_task("common_gen", "train", path=str(tmp_path))
     assert [(e.meta["concepts"], e.references) for e in found] == [
         (["train", "run"], ("It 0.", "It 1.")),
         (["train", "sit"], ("It 2.",)),
     ]
-    assert load("common_gen", "test", path=str(tmp_path))[0].references == ()
-    single = load("common_gen", "validation", path=str(tmp_path / "commongen.dev.src_alpha.txt"))
-    assert single == load("common_gen", "validation", path=str(tmp_path))
+    assert load_task("common_gen", "test", path=str(tmp_path))[0].references == ()
+    single = load_task("common_gen", "validation", path=str(tmp_path / "commongen.dev.src_alpha.txt"))
+    assert single == load_task("common_gen", "validation", path=str(tmp_path))
     write_text(tmp_path / "commongen.train.tgt.txt", "It 0.\nIt 1.\n")
     with pytest.raises(LmgymError, match=r"train.src_alpha.txt:3: the line has no other in .*train.tgt.txt"):
-        load("common_gen", "train", path=str(tmp_path))
+        load_task("common_gen", "train", path=str(tmp_path))
     write_text(tmp_path / "commongen.train.tgt.txt", "It 0.\n\nIt 2.\n")
     with pytest.raises(LmgymError, match=r"train.tgt.txt:2: a reference in column 'sentence' must be a text, got ''"):
-        load("common_gen", "train", path=str(tmp_path))
+        load_task("common_gen", "train", path=str(tmp_path))
 
 
 def test_web_nlg_and_dart_read_xml(tmp_path: Path) -> None:
@@ -314,7 +316,9 @@ def test_web_nlg_and_dart_read_xml(tmp_path: Path) -> None:
         text = f"<benchmark><entries>{entry.format(kind)}</entries></benchmark>"
         write_text(tmp_path / part / "2triples" / f"{kind}.xml", text)
     check_task("web_nlg", path=str(tmp_path))
-    assert load("web_nlg", "validation", path=str(tmp_path), template="{head}|{relation}|{tail}", separator=" && ") == [
+    assert load_task(
+        "web_nlg", "validation", path=str(tmp_path), template="{head}|{relation}|{tail}", separator=" && "
+    ) == [
         Example(
             "web_nlg/validation/0",
             "City_A|runs|B & C|D && B|is|3",
@@ -324,9 +328,9 @@ def test_web_nlg_and_dart_read_xml(tmp_path: Path) -> None:
     ]
     write_text(tmp_path / "dart-test.xml", "<benchmark><entries>\n<entry></benchmark>")
     with pytest.raises(LmgymError, match=r"dart-test.xml:2: not valid XML: mismatched tag"):
-        load("dart", "test", path=str(tmp_path / "dart-test.xml"))
+        load_task("dart", "test", path=str(tmp_path / "dart-test.xml"))
     with pytest.raises(LmgymError, match=r"task.template must hold \{head\}, \{relation\} and \{tail\}"):
-        load("dart", "test", path=str(tmp_path), template="{head} {tail}")
+        load_task("dart", "test", path=str(tmp_path), template="{head} {tail}")
 
 
 def test_narrative_qa_reads_the_original_csv(tmp_path: Path) -> None:
@@ -339,13 +343,13 @@ def test_narrative_qa_reads_the_original_csv(tmp_path: Path) -> None:
     summary = {"document_id": "d", "set": "train", "summary": ' "Ann", she said,\nis Ann.', "summary_tokenized": "x"}
     write_csv(tmp_path / "third_party" / "wikipedia" / "summaries.csv", [summary])
     check_task("narrative_qa", path=str(tmp_path))
-    (found,) = load("narrative_qa", "validation", path=str(tmp_path))
+    (found,) = load_task("narrative_qa", "validation", path=str(tmp_path))
     assert (found.prompt, found.references) == ('who is valid? \\n  "ann", she said,\nis ann.', ("ann", "the ann"))
     write_csv(tmp_path / "qaps.csv", [{**qaps[0], "document_id": "e"}])
     with pytest.raises(LmgymError, match=r"qaps.csv:2: the document 'e' has no summary in .*summaries.csv"):
-        load("narrative_qa", "train", path=str(tmp_path))
+        load_task("narrative_qa", "train", path=str(tmp_path))
     with pytest.raises(MissingSplit, match=r"no row of .*qaps.csv has it in its column 'set'"):
-        load("narrative_qa", "test", path=str(tmp_path))
+        load_task("narrative_qa", "test", path=str(tmp_path))
 
 
 def test_parallel_files_of_lines(tmp_path: Path) -> None:
@@ -355,7 +359,7 @@ def test_parallel_files_of_lines(tmp_path: Path) -> None:
                 file.write(f"{part} {word}\r\n{part} {word} \u2028 more\n")
     arguments: dict[str, Any] = {"path": str(tmp_path / "{split}.{language}.gz"), "splits": {"test": "newstest"}}
     check_task("parallel", **arguments)
-    assert load("parallel", "test", source_language="de", target_language="en", **arguments) == [
+    assert load_task("parallel", "test", source_language="de", target_language="en", **arguments) == [
         Example(
             f"parallel/test/{n}",
             f"newstest zwei{more}",
@@ -364,7 +368,7 @@ def test_parallel_files_of_lines(tmp_path: Path) -> None:
         )
         for n, more in enumerate(("", " \u2028 more"))
     ]
-    assert len(load("parallel", "train", max_size=1, **arguments)) == 1
+    assert len(load_task("parallel", "train", max_size=1, **arguments)) == 1
     write_text(tmp_path / "a.txt", "one\n\n")
     for other, sentence in (
         ("1\n", r"a.txt:2: there is no such line in .*b.txt"),
@@ -372,10 +376,10 @@ def test_parallel_files_of_lines(tmp_path: Path) -> None:
     ):
         write_text(tmp_path / "b.txt", other)
         with pytest.raises(LmgymError, match=sentence):
-            load("parallel", "train", path=str(tmp_path / "a.txt"), target_path=str(tmp_path / "b.txt"))
+            load_task("parallel", "train", path=str(tmp_path / "a.txt"), target_path=str(tmp_path / "b.txt"))
     write_text(tmp_path / "b.txt", "1\n2\n")
     with pytest.raises(LmgymError, match=r"a.txt:2: the sentence in 'en' must be a text, got ''; task.skip_blank"):
-        load("parallel", "train", path=str(tmp_path / "a.txt"), target_path=str(tmp_path / "b.txt"))
+        load_task("parallel", "train", path=str(tmp_path / "a.txt"), target_path=str(tmp_path / "b.txt"))
 
 
 def test_wrong_arguments_of_translation(tmp_path: Path) -> None:
@@ -393,7 +397,7 @@ def test_wrong_arguments_of_translation(tmp_path: Path) -> None:
         ("imdb_seq2seq", {"positive_ratio": 0.0}, "task.positive_ratio must be above 0 and at most 1, not 0.0"),
     ):
         with pytest.raises(LmgymError, match=sentence):
-            load(name, "train", **arguments)
+            load_task(name, "train", **arguments)
 
 
 def test_daily_dialog_reads_the_original_zip(tmp_path: Path) -> None:
@@ -402,12 +406,12 @@ def test_daily_dialog_reads_the_original_zip(tmp_path: Path) -> None:
         write_text(folder / f"dialogues_{part}.txt", f" Hi {part} . __eou__ Yes . __eou__\nNo . __eou__ So ? __eou__\n")
         write_text(folder / f"dialogues_act_{part}.txt", "1 1 \n3 2 \n")
         write_text(folder / f"dialogues_emotion_{part}.txt", "0 0 \n0 6 \n")
-    found = load("daily_dialog", "test", path=str(tmp_path), context_size=1)
+    found = load_task("daily_dialog", "test", path=str(tmp_path), context_size=1)
     assert [(e.prompt, e.meta) for e in found] == [
         ("Hi test . <EOU>", {"intent": 1, "emotion": 0}),
         ("No . <EOU>", {"intent": 2, "emotion": 6}),
     ]
-    train = load("daily_dialog", "train", path=str(tmp_path), context_size=1)
+    train = load_task("daily_dialog", "train", path=str(tmp_path), context_size=1)
     assert [example.prompt for example in train] == ["Hi train . <EOU>"]  # the other context is in test
     check_task("daily_dialog", path=str(tmp_path), context_size=1)
     for labels, sentence in (
@@ -417,20 +421,20 @@ def test_daily_dialog_reads_the_original_zip(tmp_path: Path) -> None:
     ):
         write_text(tmp_path / "test" / "dialogues_act_test.txt", labels)
         with pytest.raises(LmgymError, match=sentence):
-            load("daily_dialog", "test", path=str(tmp_path), context_size=1)
+            load_task("daily_dialog", "test", path=str(tmp_path), context_size=1)
     (tmp_path / "test" / "dialogues_act_test.txt").unlink()
     with pytest.raises(LmgymError, match=r"dialogues_emotion_test.txt only"):
-        load("daily_dialog", "test", path=str(tmp_path))
+        load_task("daily_dialog", "test", path=str(tmp_path))
 
 
 def test_totto_meta_is_what_the_rewards_read(tmp_path: Path) -> None:
     arguments = task_arguments("totto", tmp_path)
-    examples = load("totto", "validation", **arguments)
+    examples = load_task("totto", "validation", **arguments)
     assert [example.meta["overlap_subset"] for example in examples] == [False, True, False]
-    assert "overlap_subset" not in load("totto", "train", **arguments)[0].meta
+    assert "overlap_subset" not in load_task("totto", "train", **arguments)[0].meta
     first = examples[0].meta["raw_table"]["sentence_annotations"][0]
     assert first["final_sentence"] == examples[0].references[0] == "They are reds 0."
-    bare = load("totto", "validation", keep_table=False, **arguments)
+    bare = load_task("totto", "validation", keep_table=False, **arguments)
     assert [(e.id, e.prompt, e.references, set(e.meta)) for e in bare] == [
         (e.id, e.prompt, e.references, {"overlap_subset"}) for e in examples
     ]
@@ -488,7 +492,7 @@ def test_the_line_and_the_column_at_fault_are_named(
     row = without(row, change) if isinstance(change, str) else {**row, **change}
     path = write(tmp_path / "train.jsonl", [good, row])
     with pytest.raises(LmgymError, match=rf"^{path}:2: .*{sentence}"):
-        load(name, "train", path=str(path))
+        load_task(name, "train", path=str(path))
 
 
 @pytest.mark.parametrize("name", [name for name in registry.BUILTIN["reward"] if "learned" not in name])
@@ -529,10 +533,10 @@ def test_every_column_that_is_missing_is_named(name: str, tmp_path: Path) -> Non
     for column in row:
         path = write(tmp_path / "train.jsonl", [good, without(row, column)])
         if column in OPTIONAL:
-            assert load(name, "train", path=str(path), **({"validation": 0.0} if name in REVIEWS else {}))
+            assert load_task(name, "train", path=str(path), **({"validation": 0.0} if name in REVIEWS else {}))
             continue
         with pytest.raises(LmgymError, match=rf"^{path}:2: there is n\w+ .*'{ELSE.get((name, column), column)}'"):
-            load(name, "train", path=str(path))
+            load_task(name, "train", path=str(path))
 
 
 @pytest.mark.parametrize("name", HUB)
@@ -541,10 +545,10 @@ def test_another_encoding_is_named_by_its_line(name: str, tmp_path: Path) -> Non
     path = tmp_path / "train.jsonl"
     path.write_bytes(f'{good}\n{row[:-1]}, "more": "caf\u00e9"}}\n'.encode("latin-1"))
     with pytest.raises(LmgymError, match=rf"^{path}:2: not UTF-8 \(byte \d+ of the line\)"):
-        load(name, "train", path=str(path))
+        load_task(name, "train", path=str(path))
     path.write_text("", encoding="utf-8")
     with pytest.raises(LmgymError, match=rf"^task '{name}' has no examples in split 'train'; task.path is {path}"):
-        load(name, "train", path=str(path))
+        load_task(name, "train", path=str(path))
 
 
 @pytest.mark.parametrize(
@@ -562,9 +566,9 @@ def test_crd3_names_the_turn_at_fault(turn: Any, sentence: str, tmp_path: Path) 
     turns = json.loads(file.read_text(encoding="utf-8"))["TURNS"]
     file.write_text(json.dumps({"TURNS": [*turns[:3], turn, *turns[3:]]}), encoding="utf-8")
     with pytest.raises(LmgymError, match=f"trainE1.json: turn 4: {sentence}"):
-        load("crd3", "train", path=str(tmp_path))
+        load_task("crd3", "train", path=str(tmp_path))
     if "holds no text" in sentence:
-        assert len(load("crd3", "train", path=str(tmp_path), skip_blank=True)) == 3
+        assert len(load_task("crd3", "train", path=str(tmp_path), skip_blank=True)) == 3
 
 
 @pytest.mark.parametrize(
@@ -580,7 +584,7 @@ def test_crd3_names_the_turn_at_fault(turn: Any, sentence: str, tmp_path: Path) 
 def test_broken_csv(content: bytes, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_bytes(content)
     with pytest.raises(LmgymError, match=sentence):
-        load("cnn_daily_mail", "train", path=str(tmp_path))
+        load_task("cnn_daily_mail", "train", path=str(tmp_path))
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -593,14 +597,14 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(LmgymError, match=r"a.docx: cannot read a file that ends in '.docx'; .*\.jsonl"):
         rows_of(tmp_path / "a.docx")
     with pytest.raises(LmgymError, match=r"task.path: there is no file or folder .*nowhere"):
-        load("xsum", "train", path=str(tmp_path / "nowhere"))
+        load_task("xsum", "train", path=str(tmp_path / "nowhere"))
 
 
 def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.parquet").write_bytes(b"")
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(LmgymError, match=r"train.parquet: a .parquet file needs pyarrow: pip install 'lmgym\[data\]'"):
-        load("xsum", "train", path=str(tmp_path / "train.parquet"))
+        load_task("xsum", "train", path=str(tmp_path / "train.parquet"))
 
 
 # ---------------------------------------------------------------- which files, which splits
@@ -646,10 +650,10 @@ def test_rows_are_read_as_they_are_asked_for(tmp_path: Path) -> None:
     path = write(tmp_path / "train.jsonl", [{"a": 1}])
     with path.open("a", encoding="utf-8") as file:
         file.write("not JSON\n")
-    rows = stream("t", "train", path, "")
+    rows = stream_rows("t", "train", path, "")
     assert next(rows) == (f"{path}:1", {"a": 1})
     with pytest.raises(LmgymError, match=r"train.jsonl:2: not valid JSON"):
         next(rows)
     good = {"document": "a", "summary": "b"}
     write(tmp_path / "train.jsonl", [good, good, {}])
-    assert len(load("xsum", "train", path=str(path), max_size=2)) == 2
+    assert len(load_task("xsum", "train", path=str(path), max_size=2)) == 2

@@ -15,10 +15,10 @@ import pytest
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import Reward, build, episodes, evaluate
+from lmgym.rewards.base import Reward, build_rewards, call_reward, episodes
 from lmgym.rewards.check import check_reward
 from lmgym.rewards.maths.final_answer import answer_format, final_answer
-from lmgym.tasks.base import FewShot, MissingSplit, check_task, load
+from lmgym.tasks.base import FewShot, MissingSplit, check_task, load_task
 from lmgym.types import Episode, Example, Turn
 
 REWARD_ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -105,7 +105,7 @@ def test_every_task_keeps_the_contract(name: str, split: str, tmp_path: Path) ->
     arguments = task_arguments(name, tmp_path)
     check_task(name, split, **arguments)
     with pytest.raises(MissingSplit, match=r"has no split 'tset'; did you mean 'test'\?"):
-        load(name, "tset", **arguments)
+        load_task(name, "tset", **arguments)
 
 
 @pytest.mark.parametrize("name", sorted({*registry.BUILTIN["reward"]} - PARTICULAR))
@@ -114,7 +114,7 @@ def test_every_reward_keeps_the_contract(name: str) -> None:
     if needs:
         pytest.importorskip(needs)
     if name == "reasoning_gym":  # judges examples of its own task only
-        examples = load(name, "test", dataset="chain_sum", size=3, validation_size=3, test_size=3)
+        examples = load_task(name, "test", dataset="chain_sum", size=3, validation_size=3, test_size=3)
         check_reward(name, [example.references[0] for example in examples], examples)
         return
     check_reward(name, **REWARD_ARGUMENTS.get(name, {}))
@@ -139,7 +139,7 @@ def offer(monkeypatch: pytest.MonkeyPatch, kind: str, thing: Callable[..., Any],
 )
 def test_a_broken_task_is_named(examples: Any, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     offer(monkeypatch, "task", lambda split: examples)
-    for call in (load, check_task):
+    for call in (load_task, check_task):
         with pytest.raises(LmgymError, match=sentence):
             call("offered", "train")
 
@@ -170,48 +170,48 @@ def test_check_reward_finds_batch_dependence(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_unknown_and_wrong_arguments_are_named() -> None:
     with pytest.raises(LmgymError, match=r"unknown key 'task.larges'; did you mean 'largest'\?"):
-        load("arithmetic", "train", larges=3)
+        load_task("arithmetic", "train", larges=3)
     with pytest.raises(LmgymError, match=r"unknown key 'task.limt'; did you mean 'limit'\?"):
-        load("arithmetic", "train", limt=3)
+        load_task("arithmetic", "train", limt=3)
     with pytest.raises(LmgymError, match=r"key 'task.size': .*valid integer.*got 'many'"):
-        load("arithmetic", "train", size="many")
+        load_task("arithmetic", "train", size="many")
     with pytest.raises(LmgymError, match=r"key 'task.size' must be a number, got True"):
-        load("arithmetic", "train", size=True)
+        load_task("arithmetic", "train", size=True)
     with pytest.raises(LmgymError, match=r"key 'task.style': .*'short' or 'story', got 'long'"):
-        load("arithmetic", "train", style="long")
+        load_task("arithmetic", "train", style="long")
     with pytest.raises(LmgymError, match=r"key 'task.path' is missing"):
-        load("jsonl", "train")
+        load_task("jsonl", "train")
     with pytest.raises(LmgymError, match=r"key 'task.limit' must be a whole number of at least 1, not 0"):
-        load("topics", "train", limit=0)
+        load_task("topics", "train", limit=0)
     with pytest.raises(LmgymError, match=r"unknown task 'gsm8'; did you mean 'gsm8k'\?"):
-        load("gsm8", "train")
+        load_task("gsm8", "train")
 
 
 def test_limit_keeps_the_first_and_prompts_are_wrapped() -> None:
-    everything = load("topics", "train")
+    everything = load_task("topics", "train")
     assert len(everything) == 30
-    assert load("topics", "train", limit=3) == everything[:3]
-    wrapped = load("topics", "train", limit=1, prompt_prefix="<", prompt_suffix=">")
+    assert load_task("topics", "train", limit=3) == everything[:3]
+    wrapped = load_task("topics", "train", limit=1, prompt_prefix="<", prompt_suffix=">")
     assert wrapped[0].prompt == f"<{everything[0].prompt}>"
 
 
 def test_a_system_prompt_makes_messages(tmp_path: Path) -> None:
-    plain = load("topics", "test")[0]
+    plain = load_task("topics", "test")[0]
     system = {"role": "system", "content": "Be brief."}
-    assert load("topics", "test", system_prompt="Be brief.")[0].prompt == [
+    assert load_task("topics", "test", system_prompt="Be brief.")[0].prompt == [
         system,
         {"role": "user", "content": plain.prompt},
     ]
     file = tmp_path / "system.txt"
     file.write_text("Be brief.\n", encoding="utf-8")
-    assert load("topics", "test", system_prompt=f"file:{file}")[0].prompt[0] == system
+    assert load_task("topics", "test", system_prompt=f"file:{file}")[0].prompt[0] == system
     with pytest.raises(LmgymError, match=f"task.system_prompt: cannot read {tmp_path / 'none.txt'}"):
-        load("topics", "test", system_prompt=f"file:{tmp_path / 'none.txt'}")
+        load_task("topics", "test", system_prompt=f"file:{tmp_path / 'none.txt'}")
 
 
 def test_fixed_shots_are_the_first_of_their_split(tmp_path: Path) -> None:
     arguments = task_arguments("gsm8k", tmp_path)
-    train = load("gsm8k", "train", **arguments)
+    train = load_task("gsm8k", "train", **arguments)
     options: dict[str, Any] = {"few_shot": {"n": 2}, "system_prompt": "S", "prompt_prefix": "Q: ", **arguments}
 
     def shot(example: Example) -> list[dict[str, str]]:
@@ -220,31 +220,31 @@ def test_fixed_shots_are_the_first_of_their_split(tmp_path: Path) -> None:
             {"role": "assistant", "content": example.references[0]},
         ]
 
-    last = load("gsm8k", "test", **options)[-1]
+    last = load_task("gsm8k", "test", **options)[-1]
     question = {"role": "user", "content": f"Q: {GOLD[-1]['question']}"}
     assert last.prompt == [{"role": "system", "content": "S"}, *shot(train[0]), *shot(train[1]), question]
     assert last.references == (GOLD[-1]["answer"],)
-    own = load("gsm8k", "train", **options)[0]  # never its own shot: the next ones stand in
+    own = load_task("gsm8k", "train", **options)[0]  # never its own shot: the next ones stand in
     assert own.prompt[1:5] == [*shot(train[1]), *shot(train[2])]
-    assert load("gsm8k", "test", **{**options, "few_shot": FewShot(n=2)}) == load("gsm8k", "test", **options)
+    assert load_task("gsm8k", "test", **{**options, "few_shot": FewShot(n=2)}) == load_task("gsm8k", "test", **options)
 
 
 def test_impossible_shots_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LmgymError, match="example 'topics/train/0' has no reference"):
-        load("topics", "test", few_shot={"n": 1})
+        load_task("topics", "test", few_shot={"n": 1})
     with pytest.raises(LmgymError, match=r"task.few_shot.n is 15, but split 'train' has 11 other examples"):
-        load("gsm8k", "train", few_shot={"n": 15}, **task_arguments("gsm8k", tmp_path))
+        load_task("gsm8k", "train", few_shot={"n": 15}, **task_arguments("gsm8k", tmp_path))
     with pytest.raises(LmgymError, match=r"key 'task.few_shot.draw': .*got 'any'"):
-        load("topics", "test", few_shot={"draw": "any"})
+        load_task("topics", "test", few_shot={"draw": "any"})
     with pytest.raises(LmgymError, match=r"unknown key 'task.few_shot.N'"):
-        load("topics", "test", few_shot={"N": 1})
+        load_task("topics", "test", few_shot={"N": 1})
     chat = write(
         tmp_path / "chat.jsonl", [{"prompt": [{"role": "system", "content": "A"}, {"role": "user", "content": "Q"}]}]
     )
     with pytest.raises(
         LmgymError, match=r"task.system_prompt is given, but the prompt of 'chat/1' has a system message"
     ):
-        load("jsonl", "train", path=str(chat), test=0.0, system_prompt="B")
+        load_task("jsonl", "train", path=str(chat), test=0.0, system_prompt="B")
 
 
 # ---------------------------------------------------------------- the tasks
@@ -260,7 +260,7 @@ def test_impossible_shots_are_refused(tmp_path: Path) -> None:
 )
 def test_arithmetic_answers_are_right(arguments: dict[str, Any]) -> None:
     signs = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
-    for example in load("arithmetic", "train", size=500, **arguments):
+    for example in load_task("arithmetic", "train", size=500, **arguments):
         total, *operands = (int(number) for number in re.findall("[0-9]+", str(example.prompt).replace("for one", "")))
         assert 2 <= total <= 20 and all(1 <= operand <= 20 for operand in operands)
         for operation, operand in zip(example.meta["operation"].split(", "), operands, strict=True):
@@ -283,12 +283,12 @@ def test_arithmetic_answers_are_right(arguments: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_arithmetic_prompts_are_short_varied_and_held_out() -> None:
-    train, test = load("arithmetic", "train"), load("arithmetic", "test")
+    train, test = load_task("arithmetic", "train"), load_task("arithmetic", "test")
     assert (len(train), len(test)) == (20_000, 1_000)
     assert not {example.prompt for example in train} & {example.prompt for example in test}
     assert len({example.prompt for example in train}) == 20_000
     assert max(len(example.prompt) for example in train) <= 60
-    assert load("arithmetic", "train", size=50) == train[:50]
+    assert load_task("arithmetic", "train", size=50) == train[:50]
     answers = [example.meta["answer"] for example in test]
     assert max(answers.count(answer) for answer in set(answers)) < 100  # a constant answer earns less than a tenth
 
@@ -298,21 +298,21 @@ def test_arithmetic_says_when_it_runs_out_of_problems() -> None:
     with pytest.raises(
         LmgymError, match=r"task.test_size is 9000, .* has only [0-9]+ different problems; lower it, or"
     ):
-        load("arithmetic", "test", test_size=9_000, operations=["multiply"], largest=2)
+        load_task("arithmetic", "test", test_size=9_000, operations=["multiply"], largest=2)
     with pytest.raises(LmgymError, match="largest of at least 2, steps from 1 to 3"):
-        load("arithmetic", "test", steps=4)
+        load_task("arithmetic", "test", steps=4)
 
 
 def test_topics_take_a_template() -> None:
-    assert load("topics", "test", template="{topic}?")[0].prompt == "a storm at sea?"
-    assert load("topics", "test", opening=True)[0].prompt == "The boat was far out when the sky turned dark."
+    assert load_task("topics", "test", template="{topic}?")[0].prompt == "a storm at sea?"
+    assert load_task("topics", "test", opening=True)[0].prompt == "The boat was far out when the sky turned dark."
     for template, sentence in (
         ("{topc}", r"unknown field '{topc}'; did you mean 'topic'\?"),
         ("{topic", "task.template: .*'{topic'"),
         ("Write!", "must hold {topic} or {opening}"),
     ):
         with pytest.raises(LmgymError, match=sentence):
-            load("topics", "test", template=template)
+            load_task("topics", "test", template=template)
 
 
 def test_jsonl_columns_splits_and_meta(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_jsonl_columns_splits_and_meta(tmp_path: Path) -> None:
     path = str(write(tmp_path / "rows.jsonl", rows))
     columns = {"prompt": "q", "references": "a", "id": "key"}
     parts = {
-        part: load("jsonl", part, path=path, validation=0.2, **columns) for part in ("train", "validation", "test")
+        part: load_task("jsonl", part, path=path, validation=0.2, **columns) for part in ("train", "validation", "test")
     }
     assert sum(len(examples) for examples in parts.values()) == 400
     assert 50 < len(parts["validation"]) < 110 and 20 < len(parts["test"]) < 60  # expected: 80 and 40
@@ -329,23 +329,23 @@ def test_jsonl_columns_splits_and_meta(tmp_path: Path) -> None:
     n = int(first.id)
     assert first == Example(str(n), f"{n}+1=", (str(n + 1), str(n + 1.5)), {"level": 2})
     write(tmp_path / "rows.jsonl", [{"q": "new", "a": "x", "key": 999}, *rows[::-1]])  # reordered, one more
-    again = load("jsonl", "test", path=path, validation=0.2, **columns)
+    again = load_task("jsonl", "test", path=path, validation=0.2, **columns)
     assert {example.id for example in parts["test"]} == {example.id for example in again} - {"999"}
     with pytest.raises(MissingSplit, match=r"set task.validation_path, or task.validation above 0"):
-        load("jsonl", "validation", path=path, **columns)
+        load_task("jsonl", "validation", path=path, **columns)
 
 
 def test_jsonl_takes_a_file_per_split(tmp_path: Path) -> None:
     for part in ("train", "test"):
         write(tmp_path / f"{part}.jsonl", [{"prompt": f"{part} {n}"} for n in range(5)])
     pattern = str(tmp_path / "{split}.jsonl")
-    assert [example.prompt for example in load("jsonl", "test", path=pattern)] == [f"test {n}" for n in range(5)]
-    assert load("jsonl", "test", path=pattern)[0].references == ()
+    assert [example.prompt for example in load_task("jsonl", "test", path=pattern)] == [f"test {n}" for n in range(5)]
+    assert load_task("jsonl", "test", path=pattern)[0].references == ()
     check_task("jsonl", "test", path=pattern)
     with pytest.raises(MissingSplit, match=r"there is no file .*validation.jsonl"):
-        load("jsonl", "validation", path=pattern)
+        load_task("jsonl", "validation", path=pattern)
     train, test = (str(tmp_path / f"{part}.jsonl") for part in ("train", "test"))
-    assert len(load("jsonl", "train", path=train, test_path=test)) == 5  # nothing needs carving
+    assert len(load_task("jsonl", "train", path=train, test_path=test)) == 5  # nothing needs carving
     check_task("jsonl", "test", path=train, test_path=test)
 
 
@@ -371,18 +371,18 @@ def test_jsonl_names_the_line_at_fault(content: bytes, sentence: str, tmp_path: 
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
     with pytest.raises(LmgymError, match=sentence) as error:
-        load("jsonl", "train", path=str(path), test=0.0)
+        load_task("jsonl", "train", path=str(path), test=0.0)
     assert str(path) in str(error.value) or not content
 
 
 def test_jsonl_other_errors(tmp_path: Path) -> None:
     with pytest.raises(LmgymError, match=r"cannot read .*none.jsonl: No such file"):
-        load("jsonl", "train", path=str(tmp_path / "none.jsonl"))
+        load_task("jsonl", "train", path=str(tmp_path / "none.jsonl"))
     path = str(write(tmp_path / "rows.jsonl", [{"prompt": "a", "key": "x"}, {"prompt": "b", "key": "x"}]))
     with pytest.raises(LmgymError, match=":2: the id 'x' is that of line 1 already"):
-        load("jsonl", "train", path=path, id="key", test=0.0)
+        load_task("jsonl", "train", path=path, id="key", test=0.0)
     with pytest.raises(LmgymError, match="must be shares that leave some to train on"):
-        load("jsonl", "train", path=path, test=1.0)
+        load_task("jsonl", "train", path=path, test=1.0)
 
 
 @pytest.mark.parametrize(
@@ -395,28 +395,30 @@ def test_jsonl_other_errors(tmp_path: Path) -> None:
 )
 def test_gsm8k_names_the_line_at_fault(row: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(LmgymError, match=f"train.jsonl{sentence}"):
-        load("gsm8k", "train", path=str(write(tmp_path / "train.jsonl", [row])))
+        load_task("gsm8k", "train", path=str(write(tmp_path / "train.jsonl", [row])))
 
 
 def test_gsm8k_splits_and_options(tmp_path: Path) -> None:
     arguments = task_arguments("gsm8k", tmp_path)
-    train, validation = (load("gsm8k", part, **arguments) for part in ("train", "validation"))
+    train, validation = (load_task("gsm8k", part, **arguments) for part in ("train", "validation"))
     assert [example.id for example in train + validation] == [f"gsm8k/train/{n}" for n in range(15)]
     assert len(validation) == 3
-    assert load("gsm8k", "train", path=str(tmp_path), strip_calculator=True)[2].references == ("2+4=6\n#### 6",)
-    assert [example.meta["answer"] for example in load("gsm8k", "test", path=str(tmp_path / "test.jsonl"))][:2] == [
+    assert load_task("gsm8k", "train", path=str(tmp_path), strip_calculator=True)[2].references == ("2+4=6\n#### 6",)
+    assert [example.meta["answer"] for example in load_task("gsm8k", "test", path=str(tmp_path / "test.jsonl"))][
+        :2
+    ] == [
         "19",
         "20",
     ]
     with pytest.raises(MissingSplit, match=r"test.jsonl holds test; give the folder"):
-        load("gsm8k", "train", path=str(tmp_path / "test.jsonl"))
+        load_task("gsm8k", "train", path=str(tmp_path / "test.jsonl"))
     with pytest.raises(MissingSplit, match=f"there is no file {tmp_path / 'set' / 'test.jsonl'}"):
         (tmp_path / "set").mkdir()
-        load("gsm8k", "test", path=str(tmp_path / "set"))
+        load_task("gsm8k", "test", path=str(tmp_path / "set"))
     with pytest.raises(MissingSplit, match=r"set task.validation above 0"):
-        load("gsm8k", "validation", path=str(tmp_path))
+        load_task("gsm8k", "validation", path=str(tmp_path))
     with pytest.raises(LmgymError, match=r"cannot read .*none/train.jsonl|cannot read .*none"):
-        load("gsm8k", "train", path=str(tmp_path / "none"))
+        load_task("gsm8k", "train", path=str(tmp_path / "none"))
 
 
 def test_gsm8k_reads_through_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,14 +426,14 @@ def test_gsm8k_reads_through_datasets(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "set"
     folder.mkdir()
-    expected = load("gsm8k", "test", **task_arguments("gsm8k", folder))
+    expected = load_task("gsm8k", "test", **task_arguments("gsm8k", folder))
     (folder / "README.md").write_text(
         "---\nconfigs:\n- config_name: main\n  data_files:\n"
         "  - {split: train, path: train.jsonl}\n  - {split: test, path: test.jsonl}\n---\n"
     )
-    assert load("gsm8k", "test", hub_id=str(folder)) == expected
+    assert load_task("gsm8k", "test", hub_id=str(folder)) == expected
     with pytest.raises(LmgymError, match=f"task.hub_id: cannot load '{tmp_path / 'none'}'"):
-        load("gsm8k", "test", hub_id=str(tmp_path / "none"))
+        load_task("gsm8k", "test", hub_id=str(tmp_path / "none"))
 
 
 @pytest.mark.slow
@@ -440,7 +442,7 @@ def test_real_gsm8k(shared: Path) -> None:
     folder = str(shared / "data" / "gsm8k")
     check_task("gsm8k", path=folder)
     for split, count in (("train", 7_473), ("test", 1_319)):
-        examples = load("gsm8k", split, path=folder)
+        examples = load_task("gsm8k", split, path=folder)
         assert len(examples) == count
         texts = [example.references[0] for example in examples]
         assert final_answer(texts, examples) == final_answer(texts, examples, strict=True) == [1.0] * count
@@ -459,15 +461,17 @@ def test_real_gsm8k(shared: Path) -> None:
 
 
 def test_build_reads_weights_and_arguments() -> None:
-    rewards = build({"final_answer": 1, "length": {"weight": 0.1, "target": 4}, "lmgym.rewards.text.form:words": 0.0})
+    rewards = build_rewards(
+        {"final_answer": 1, "length": {"weight": 0.1, "target": 4}, "lmgym.rewards.text.form:words": 0.0}
+    )
     assert [(reward.name, reward.weight) for reward in rewards] == [
         ("final_answer", 1.0),
         ("length", 0.1),
         ("lmgym.rewards.text.form:words", 0.0),
     ]
-    assert [evaluate(reward, answered(["a 18 b", ""])) for reward in rewards] == [[1.0, 0.0], [0.5, 0.0], [2.0, 0.0]]
-    assert build({"regex": {"pattern": "a"}})[0].weight == 1.0
-    assert evaluate(rewards[0], []) == []
+    assert [call_reward(reward, answered(["a 18 b", ""])) for reward in rewards] == [[1.0, 0.0], [0.5, 0.0], [2.0, 0.0]]
+    assert build_rewards({"regex": {"pattern": "a"}})[0].weight == 1.0
+    assert call_reward(rewards[0], []) == []
 
 
 @pytest.mark.parametrize(
@@ -488,7 +492,7 @@ def test_build_reads_weights_and_arguments() -> None:
 )
 def test_build_names_the_key_at_fault(section: dict[str, Any], sentence: str) -> None:
     with pytest.raises(LmgymError, match=sentence):
-        build(section)
+        build_rewards(section)
 
 
 def test_wrong_values_are_named_when_the_reward_is_called() -> None:
@@ -497,10 +501,10 @@ def test_wrong_values_are_named_when_the_reward_is_called() -> None:
         ({"length": {"target": 0}}, "key 'rewards.length.target' must be above 0, not 0"),
     ):
         with pytest.raises(LmgymError, match=sentence):
-            evaluate(build(section)[0], answered(["a"]))
+            call_reward(build_rewards(section)[0], answered(["a"]))
     for name in ("final_answer", "exact_match"):
         with pytest.raises(LmgymError, match=f"reward '{name}' needs a reference, and example 'a/0' has none"):
-            evaluate(build({name: 1.0})[0], answered(["a"], references=()))
+            call_reward(build_rewards({name: 1.0})[0], answered(["a"], references=()))
 
 
 def fails(texts: list[str], examples: list[Example]) -> list[float]:
@@ -516,11 +520,11 @@ def test_a_reward_that_raises_is_named_with_its_line() -> None:
     with pytest.raises(
         LmgymError, match=f"reward 'mine' raised JSONDecodeError: Expecting value.* at {__file__}:{line}$"
     ):
-        evaluate(Reward("mine", 1.0, fails), answered(["no json"]))
+        call_reward(Reward("mine", 1.0, fails), answered(["no json"]))
     with pytest.raises(LmgymError, match="reward 'mine' raised SystemExit"):
-        evaluate(Reward("mine", 1.0, lambda texts, examples: exit(0)), answered(["a"]))
+        call_reward(Reward("mine", 1.0, lambda texts, examples: exit(0)), answered(["a"]))
     with pytest.raises(LmgymError, match=r"reward 'mine' raised TypeError: .*positional argument"):
-        evaluate(Reward("mine", 1.0, lambda texts: [1.0]), answered(["a"]))
+        call_reward(Reward("mine", 1.0, lambda texts: [1.0]), answered(["a"]))
 
 
 @pytest.mark.parametrize(
@@ -542,14 +546,14 @@ def test_a_reward_that_raises_is_named_with_its_line() -> None:
 )
 def test_what_a_reward_may_not_return(values: Any, sentence: str) -> None:
     with pytest.raises(LmgymError, match=sentence):
-        evaluate(Reward("mine", 1.0, lambda texts, examples: values), answered(["a", "b"]))
+        call_reward(Reward("mine", 1.0, lambda texts, examples: values), answered(["a", "b"]))
 
 
 @pytest.mark.parametrize(
     "values", [[1, 0], (1.0, 0.0), [True, False], np.array([1.0, 0.0], np.float32), np.array([True, False])]
 )
 def test_what_a_reward_may_return(values: Any) -> None:
-    result = evaluate(Reward("mine", 1.0, lambda texts, examples: values), answered(["a", "b"]))
+    result = call_reward(Reward("mine", 1.0, lambda texts, examples: values), answered(["a", "b"]))
     assert result == [1.0, 0.0] and all(type(value) is float for value in result)
 
 
@@ -576,16 +580,16 @@ def test_a_reward_that_never_returns_is_stopped(function: Callable[..., list[flo
     with pytest.raises(
         LmgymError, match=rf"reward 'mine' did not return within 0.1 s for 2 episodes at {__file__}:[0-9]+$"
     ):
-        evaluate(Reward("mine", 1.0, function), answered(["a", "b"]), timeout=0.1)
+        call_reward(Reward("mine", 1.0, function), answered(["a", "b"]), timeout=0.1)
     assert signal.getsignal(signal.SIGALRM) is handler
     assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) == (timer[0] > 0)  # a timer that ran before still runs
 
 
 def test_a_reward_in_time_is_left_alone_and_other_threads_have_no_limit() -> None:
-    reward = build({"final_answer": 1.0})[0]
-    assert evaluate(reward, answered(["18"]), timeout=None) == [1.0]
+    reward = build_rewards({"final_answer": 1.0})[0]
+    assert call_reward(reward, answered(["18"]), timeout=None) == [1.0]
     found: list[list[float]] = []
-    thread = threading.Thread(target=lambda: found.append(evaluate(reward, answered(["18"]), timeout=1.0)))
+    thread = threading.Thread(target=lambda: found.append(call_reward(reward, answered(["18"]), timeout=1.0)))
     thread.start()
     thread.join()
     assert found == [[1.0]]
@@ -597,11 +601,11 @@ def test_a_reward_may_ask_for_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
         return [scale * len(episode.turns) for episode in episodes]
 
     offer(monkeypatch, "reward", turns)
-    assert evaluate(build({"offered": 1.0})[0], answered(["a", "b"])) == [1.0, 1.0]
-    assert evaluate(build({"offered": {"scale": 3}})[0], answered(["a"])) == [3.0]
+    assert call_reward(build_rewards({"offered": 1.0})[0], answered(["a", "b"])) == [1.0, 1.0]
+    assert call_reward(build_rewards({"offered": {"scale": 3}})[0], answered(["a"])) == [3.0]
     check_reward("offered", scale=2.0)
     with pytest.raises(LmgymError, match=r"unknown key 'rewards.offered.episodes'"):
-        build({"offered": {"episodes": 1}})
+        build_rewards({"offered": {"episodes": 1}})
 
 
 def test_a_reward_cannot_change_the_episodes_through_its_lists() -> None:
@@ -611,5 +615,5 @@ def test_a_reward_cannot_change_the_episodes_through_its_lists() -> None:
         return [0.0, 0.0]
 
     scored = answered(["a", "b"])
-    assert evaluate(Reward("greedy", 1.0, greedy), scored) == [0.0, 0.0]
+    assert call_reward(Reward("greedy", 1.0, greedy), scored) == [0.0, 0.0]
     assert [episode.text for episode in scored] == ["a", "b"]

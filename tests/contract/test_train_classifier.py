@@ -10,7 +10,7 @@ import pytest
 
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.learned.classifier import learned_reward
-from lmgym.tasks.base import share
+from lmgym.tasks.base import hash_fraction
 from lmgym.types import Example
 from tests import runs
 
@@ -80,7 +80,7 @@ def test_slices_share_no_text_and_the_same_seed_gives_the_same_weights(tmp_path:
     low = trained(tmp_path, "low", "--slice", "0", "0.4", *short)
     again = trained(tmp_path, "again", "--slice", "0", "0.4", *short)
     high = trained(tmp_path, "high", "--slice", "0.4", "1", *short)
-    shares = [share(sentence(mood, n)) for mood in MOODS for n in range(60)]
+    shares = [hash_fraction(sentence(mood, n)) for mood in MOODS for n in range(60)]
     assert low["trained_on"] == sum(one < 0.4 for one in shares) == 180 - high["trained_on"]
     assert low["held_out"] == again["held_out"]
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("low", "again", "high")]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lmgym.cli.main import main
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build
+from lmgym.rewards.base import build_rewards
 from lmgym.rewards.corpus import corpora
 from lmgym.stats.intervals import Interval, SufficientStatistics, clustered_bootstrap, sums_bootstrap
 from lmgym.stats.paired import compare_paired, compare_summed, sign_flip, untested
@@ -73,7 +73,7 @@ def test_figure_and_interval_are_sacrebleus(section: dict[str, Any], library: An
     """Both bootstraps draw at random; sacrebleu's gives half the width between its quantiles, of 1,000 resamples."""
     library = library or sacrebleu.BLEU(lowercase=True, smooth_method="floor")
     made = pairs(120, seed=1)
-    (found,) = corpora(build(section), groups_of(made)).values()
+    (found,) = corpora(build_rewards(section), groups_of(made)).values()
     theirs = library.corpus_score([text for text, _ in made], [[reference for _, reference in made]], n_bootstrap=1000)
     score = 1 - theirs.score / 100 if "ter" in section else theirs.score / 100
     interval = found.interval
@@ -86,7 +86,9 @@ def test_figure_and_interval_are_sacrebleus(section: dict[str, Any], library: An
 def test_the_arguments_of_the_recipe_count() -> None:
     upper = [(text.upper(), reference) for text, reference in pairs(20, seed=2)]
     values = [
-        corpora(build({"sacre_bleu": {"lowercase": lowercase, "weight": 0}}), groups_of(upper))["sacre_bleu/corpus"]
+        corpora(build_rewards({"sacre_bleu": {"lowercase": lowercase, "weight": 0}}), groups_of(upper))[
+            "sacre_bleu/corpus"
+        ]
         for lowercase in (False, True)
     ]
     assert values[0].value < 0.1 < values[1].value
@@ -95,7 +97,7 @@ def test_the_arguments_of_the_recipe_count() -> None:
 def test_words_that_are_drawn_twice_are_not_distinct_twice() -> None:
     """GEM's distinct-1 of these two (RL4LMs' code was run on them): 4 different words of 6. No interval."""
     groups = groups_of([("the cat sat", ""), ("the cat ran", "")])
-    found = corpora(build({"distinct_1": 0, "prediction_length": 0}), groups)
+    found = corpora(build_rewards({"distinct_1": 0, "prediction_length": 0}), groups)
     assert set(found) == {"distinct_1/corpus"}  # the mean length is what the evaluation says anyway
     assert found["distinct_1/corpus"].interval.mean == pytest.approx(4 / 6)
     assert math.isnan(found["distinct_1/corpus"].interval.low) and found["distinct_1/corpus"].summed is None
@@ -104,7 +106,7 @@ def test_words_that_are_drawn_twice_are_not_distinct_twice() -> None:
 def test_only_what_a_reward_judges_counts() -> None:
     groups = groups_of([("a b", "a b"), ("<think>x</think>a b", "a b"), ("c", "a b")])
     groups[2][0].turns = []  # its environment failed
-    reward = build({"sacre_bleu": {"strip_thinking": True, "weight": 0}})
+    reward = build_rewards({"sacre_bleu": {"strip_thinking": True, "weight": 0}})
     (found,) = corpora(reward, groups).values()
     assert found.prompts == 2
     assert found.value == registry.get("reward", "sacre_bleu").corpus(["a b"] * 2, [groups[0][0].example] * 2)
@@ -113,11 +115,11 @@ def test_only_what_a_reward_judges_counts() -> None:
 
 def test_answers_to_one_prompt_are_resampled_together() -> None:
     made = pairs(40, seed=3)
-    (single,) = corpora(build({"chrf": 0}), groups_of(made)).values()
+    (single,) = corpora(build_rewards({"chrf": 0}), groups_of(made)).values()
     doubled = [pair for pair in made for _ in range(2)]
-    (twice,) = corpora(build({"chrf": 0}), groups_of(doubled, each=2)).values()
+    (twice,) = corpora(build_rewards({"chrf": 0}), groups_of(doubled, each=2)).values()
     assert twice.prompts == 40 and twice.interval == single.interval  # the second answer is no new evidence
-    (one,) = corpora(build({"chrf": 0}), groups_of(made[:1])).values()
+    (one,) = corpora(build_rewards({"chrf": 0}), groups_of(made[:1])).values()
     assert math.isnan(one.interval.low) and one.interval.mean == one.value
 
 
@@ -125,7 +127,7 @@ def test_a_broken_corpus_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def judge(texts: list[str], examples: list[Example]) -> list[float]:
         return [0.0] * len(texts)
 
-    reward = build({"words": 0})
+    reward = build_rewards({"words": 0})
     monkeypatch.setattr(reward[0], "function", judge)
     for corpus, sentence in (
         (lambda texts, examples: 1 / 0, "reward 'words' raised ZeroDivisionError"),
@@ -169,7 +171,7 @@ def test_the_difference_of_two_means_is_a_difference_of_figures_of_sums() -> Non
 @pytest.mark.slow
 def test_differences_of_bleu() -> None:
     one, other = pairs(80, seed=5, right=0.5), pairs(80, seed=5, right=0.8)
-    reward = build({"sacre_bleu": 0})
+    reward = build_rewards({"sacre_bleu": 0})
     worse, better, same = (corpora(reward, groups_of(made))["sacre_bleu/corpus"] for made in (one, other, one))
     assert worse.summed is not None and better.summed is not None and same.summed is not None
     found = compare_summed(worse.summed, better.summed)

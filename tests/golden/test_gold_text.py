@@ -13,7 +13,7 @@ import pytest
 
 from lmgym.core import registry
 from lmgym.rewards.text.references import tokenise
-from lmgym.tasks.base import MissingSplit, check_task, load
+from lmgym.tasks.base import MissingSplit, check_task, load_task
 from lmgym.types import Example
 from tests.contract.test_rl4lms_tasks import HUB, task_arguments
 
@@ -73,7 +73,7 @@ def _libraries() -> None:
 def test_in_the_original_schema(name: str, tmp_path: Path) -> None:
     arguments = task_arguments(name, tmp_path)
     for split in ("train", "validation", "test"):
-        examples = [example for example in load(name, split, **arguments) if example.references][:FEW]
+        examples = [example for example in load_task(name, split, **arguments) if example.references][:FEW]
         if examples:
             check_gold(examples)
 
@@ -91,7 +91,7 @@ def test_real_rows(name: str, shared: Path) -> None:
     seen = 0
     for split in ("train", "validation", "test"):
         try:
-            examples = load(name, split, **arguments)
+            examples = load_task(name, split, **arguments)
         except MissingSplit:
             continue
         if name in ("totto", "dart", "cnn_daily_mail"):
@@ -108,7 +108,7 @@ def test_parent_likes_nothing_better_than_a_reference(name: str, shared: Path) -
     place, _ = REAL[name]
     if not (shared / "data" / place).exists():
         pytest.skip(f"needs {place}")
-    examples = load(name, "validation", path=str(shared / "data" / place))[:FEW]
+    examples = load_task(name, "validation", path=str(shared / "data" / place))[:FEW]
     gold = marks("parent", [example.references[0] for example in examples], examples)
     others = marks("parent", [examples[place - 1].references[0] for place in range(len(examples))], examples)
     cut = marks("parent", [example.references[0].split()[0] for example in examples], examples)

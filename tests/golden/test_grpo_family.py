@@ -27,7 +27,7 @@ from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.functional import losses
 from lmgym.functional.reward_components import gdpo_advantages
-from lmgym.rewards.base import build, evaluate
+from lmgym.rewards.base import build_rewards, call_reward
 from lmgym.types import Episode, Example, Turn
 from tests.golden.record_grpo_family import EOS, IMPORTANCE_CAP, LIMIT, OVERLONG, RECORD, SEEDS, SIZE, WEIGHTS, Inputs
 from tests.golden.record_grpo_family import GRPO as SETTINGS
@@ -179,10 +179,10 @@ def test_rloo_with_its_penalty(place_in_record: int) -> None:
 
 def test_overlong_is_trls() -> None:
     arguments = {name: OVERLONG[name] for name in ("max_tokens", "buffer")}
-    (reward,) = build({"overlong": arguments})
+    (reward,) = build_rewards({"overlong": arguments})
     cut = [[length // 2, length - length // 2] for length in OVERLONG["lengths"]]  # over two turns
     answers = [Episode(Example("x", "?"), 0, 0, [Turn([1], [5] * n) for n in turns]) for turns in cut]
-    assert evaluate(reward, answers) == pytest.approx(TRL["overlong"], abs=1e-12)
+    assert call_reward(reward, answers) == pytest.approx(TRL["overlong"], abs=1e-12)
 
 
 # Against the papers' formulas, transcribed for one token or answer at a time
@@ -574,6 +574,6 @@ def test_the_overlong_reward_refuses_a_buffer_that_cannot_be() -> None:
         (0, r"'rewards\.overlong\.buffer' must be above 0"),
         (9, r"is 9, more than max_tokens \(8\)"),
     ):
-        (reward,) = build({"overlong": {"max_tokens": 8, "buffer": buffer}})
+        (reward,) = build_rewards({"overlong": {"max_tokens": 8, "buffer": buffer}})
         with pytest.raises(LmgymError, match=sentence):
-            evaluate(reward, [Episode(Example("x", "?"), 0, 0, [Turn([1], [5])])])
+            call_reward(reward, [Episode(Example("x", "?"), 0, 0, [Turn([1], [5])])])

@@ -9,10 +9,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import get
-from lmgym.rewards.base import build, check_examples
+from lmgym.rewards.base import build_rewards, check_examples
 from lmgym.rewards.check import check_reward
 from lmgym.rewards.text.meteor import meteor_stem
-from lmgym.tasks.base import load
+from lmgym.tasks.base import load_task
 from lmgym.types import Example
 from tests import learned_models as tiny
 
@@ -87,7 +87,7 @@ def test_meteor_is_of_each_answer_for_itself(tmp_path: Path) -> None:
 def test_what_is_wrong_shows_before_anything_is_trained(tmp_path: Path) -> None:
     folder = tiny.classifier(tmp_path / "four", CODES)
     three = tiny.classifier(tmp_path / "three")
-    reward = build({"intent_accuracy": {"model": folder, "synonyms": False}})
+    reward = build_rewards({"intent_accuracy": {"model": folder, "synonyms": False}})
     check_examples(reward, EXAMPLES)
     for example, complaint in (
         (
@@ -100,10 +100,10 @@ def test_what_is_wrong_shows_before_anything_is_trained(tmp_path: Path) -> None:
         with pytest.raises(LmgymError, match=complaint):
             check_examples(reward, [EXAMPLES[0], example])
     with pytest.raises(LmgymError, match="has no label '1' or 'inform'; its labels are NEGATIVE, POSITIVE, MIXED"):
-        check_examples(build({"intent_accuracy": {"model": three, "auto_coeff": 0}}), EXAMPLES[3:])
+        check_examples(build_rewards({"intent_accuracy": {"model": three, "auto_coeff": 0}}), EXAMPLES[3:])
     half = tiny.classifier(tmp_path / "half", {0: "inform", 1: "question", 2: "other", 3: "none"})
     with pytest.raises(LmgymError, match="has no label '3' or 'directive'"):
-        check_examples(build({"intent_accuracy": {"model": half, "auto_coeff": 0}}), EXAMPLES)
+        check_examples(build_rewards({"intent_accuracy": {"model": half, "auto_coeff": 0}}), EXAMPLES)
 
 
 def test_its_text_is_what_a_classifier_is_trained_on(tmp_path: Path) -> None:
@@ -113,8 +113,8 @@ def test_its_text_is_what_a_classifier_is_trained_on(tmp_path: Path) -> None:
     rows = '{"dialog": ["Hello !", "Shall we go ?", "Yes , let\'s ."], "act": [1, 2, 4], "emotion": [0, 0, 0]}\n'
     (tmp_path / "test.jsonl").write_text(rows)
     path = str(tmp_path / "test.jsonl")
-    (text, label) = labelled(load("daily_dialog", "test", path=path, context_size=1), "both", "intent")[-1]
-    (example,) = load("daily_dialog", "test", path=path, context_size=2)
+    (text, label) = labelled(load_task("daily_dialog", "test", path=path, context_size=1), "both", "intent")[-1]
+    (example,) = load_task("daily_dialog", "test", path=path, context_size=2)
     folder = four(tmp_path / "model")
     assert (text, label) == ("Shall we go ? <EOU> Yes , let's . <EOU>", "4")
     hit = intents([example.references[0]], [example], model=folder)

@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lmgym.core.errors import LmgymError
 from lmgym.envs.stepwise import StepwiseEnv
-from lmgym.rewards.base import Reward, build, check_examples, evaluate
-from lmgym.rewards.learned.asking import actions
+from lmgym.rewards.base import Reward, build_rewards, call_reward, check_examples
 from lmgym.rewards.learned.endpoint import endpoint_judge
 from lmgym.rewards.learned.judge import judge_score, judge_yes_no
+from lmgym.rewards.learned.judge_prompts import actions
 from lmgym.rollouts.rollout import apply_rewards
 from lmgym.types import Episode, Example, Turn
 from tests import learned_models as tiny
@@ -50,7 +50,7 @@ def stepwise() -> Episode:
 
 
 def scored(name: str, episodes: list[Episode], **arguments: Any) -> list[float]:
-    return evaluate(build({name: arguments})[0], episodes)
+    return call_reward(build_rewards({name: arguments})[0], episodes)
 
 
 # ---------------------------------------------------------------- scores
@@ -177,7 +177,9 @@ def test_each_line_is_paid_for_itself(tmp_path: Path) -> None:
     alone = scored("judge_score", [begun, stepwise()], per="last", **settings)
     assert sum(alone) / 2 == pytest.approx(scored("judge_score", [stepwise()], per="turn", **settings)[0], abs=SHARE)
     episode = stepwise()
-    apply_rewards([episode], build({"judge_score": {"weight": 2.0, "per": "last", "each_turn": True, **settings}}))
+    apply_rewards(
+        [episode], build_rewards({"judge_score": {"weight": 2.0, "per": "last", "each_turn": True, **settings}})
+    )
     assert [turn.reward for turn in episode.turns] == pytest.approx([0.0, 2 * alone[0], 2 * alone[1]], abs=SHARE)
     assert episode.score == pytest.approx(2 * sum(alone), abs=SHARE)
     assert episode.reward_components["judge_score"] == pytest.approx(sum(alone), abs=SHARE)
@@ -187,11 +189,13 @@ def test_each_message_is_paid_for_itself() -> None:
     """Three messages of two, one and three words; with a second reward on the last one."""
     turns = [Turn([], [], text=text) for text in ("one two", "three", "four five six")]
     episode = Episode(EXAMPLE, 0, 0, turns)
-    apply_rewards([episode, Episode(EXAMPLE, 0, 1)], build({"words": {"each_turn": True}, "length": {"target": 3}}))
+    apply_rewards(
+        [episode, Episode(EXAMPLE, 0, 1)], build_rewards({"words": {"each_turn": True}, "length": {"target": 3}})
+    )
     assert [turn.reward for turn in turns] == [2.0, 1.0, 3.0 + 1.0]
     assert (episode.reward_components, episode.score) == ({"words": 6.0, "length": 1.0}, 7.0)
     with pytest.raises(LmgymError, match="'shaping' pays tokens and 'each_turn' turns"):
-        build({"words": {"each_turn": True, "shaping": True}})
+        build_rewards({"words": {"each_turn": True, "shaping": True}})
 
 
 def test_several_messages_have_no_context_to_be_judged_in(tmp_path: Path) -> None:
@@ -225,14 +229,14 @@ def test_an_answer_may_be_cut_and_what_is_around_it_stays(tmp_path: Path) -> Non
 
 def complaint(section: dict[str, Any], examples: list[Example] | None = None) -> str:
     with pytest.raises(LmgymError) as raised:
-        check_examples(build(section), examples or [EXAMPLE])
+        check_examples(build_rewards(section), examples or [EXAMPLE])
     return str(raised.value)
 
 
 def test_users_are_told_what_a_judge_lacks(tmp_path: Path) -> None:
     folder = tiny.constant(tmp_path / "judge", {})
     encoder = tiny.encoder(tmp_path / "encoder")
-    check_examples(build({"judge_score": {"model": folder}, "judge_yes_no": {"model": folder}}), [EXAMPLE])
+    check_examples(build_rewards({"judge_score": {"model": folder}, "judge_yes_no": {"model": folder}}), [EXAMPLE])
     assert "needs a causal language model" in complaint({"judge_score": {"model": encoder}})
     told = complaint({"judge_score": {"model": folder, "highest": 11}})
     assert "key 'rewards.judge_score.highest': '11' is no single token" in told and "smaller number" in told
@@ -384,7 +388,7 @@ def test_what_fails_for_now_is_tried_again(serve: Callable[..., Server], status:
 
 def test_the_server_says_how_long_to_wait(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("lmgym.rewards.learned.chat.time.sleep", waits.append)
+    monkeypatch.setattr("lmgym.rewards.learned.endpoint_client.time.sleep", waits.append)
     headers = [{"Retry-After": "7"}, {}, {"Retry-After": "1e9"}, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}]
     server = serve(lambda number, body: (429, headers[number - 1], b"") if number < 5 else said("9"))
     assert ask(server, "24", wait=0.5) == [0.9]
@@ -403,7 +407,7 @@ def test_what_is_wrong_is_told_at_once_and_without_the_key(
         assert "sk-secret" not in str(chain) and "sk-secret" not in repr(chain)
         chain = chain.__cause__ or chain.__context__
     assert "sk-secret" not in caplog.text and len(server.requests) == 1
-    reward = build({"endpoint_judge": {"base_url": server.url, "model": "m", "key_variable": "JUDGE_KEY"}})[0]
+    reward = build_rewards({"endpoint_judge": {"base_url": server.url, "model": "m", "key_variable": "JUDGE_KEY"}})[0]
     assert "sk-secret" not in repr(reward)
     elsewhere = serve(lambda number, body: said("9"))
     for status in (302, 307):
@@ -451,7 +455,7 @@ def test_requests_are_on_their_way_together_and_answers_in_order(serve: Callable
 def test_users_are_told_what_an_endpoint_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     right = {"base_url": "http://localhost:1/v1", "model": "judge"}
-    check_examples(build({"endpoint_judge": right}), [EXAMPLE])  # asks nothing
+    check_examples(build_rewards({"endpoint_judge": right}), [EXAMPLE])  # asks nothing
     told = complaint({"endpoint_judge": {**right, "key_variable": "JUDGE_KEY"}})
     assert "the environment variable JUDGE_KEY is not set, or empty" in told
     monkeypatch.setenv("JUDGE_KEY", "sk-\nsecret")
@@ -466,6 +470,6 @@ def test_users_are_told_what_an_endpoint_lacks(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_endpoint_limits_itself() -> None:
-    reward: Reward = build({"endpoint_judge": {"base_url": "http://localhost:1/v1", "model": "judge"}})[0]
+    reward: Reward = build_rewards({"endpoint_judge": {"base_url": "http://localhost:1/v1", "model": "judge"}})[0]
     assert reward.function.limits_itself  # no alarm, whose seconds are for all texts together
     assert not getattr(judge_yes_no, "limits_itself", False)

@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build, check_examples
-from lmgym.rewards.learned import models
+from lmgym.rewards.base import build_rewards, check_examples
+from lmgym.rewards.learned import scorers
 from lmgym.rewards.learned.classifier import learned_reward, reward_model
-from lmgym.rewards.learned.entailment import PERCENTILES, Image, _consistent, summac_conv, summac_zero_shot
+from lmgym.rewards.learned.entailment import PERCENTILES, PairProbabilities, _consistent, summac_conv, summac_zero_shot
 from lmgym.rewards.learned.perplexity import causal_perplexity, windows
 from lmgym.rewards.learned.similarity import bert_score, bleurt
 from lmgym.rewards.text.sentences import sentences
@@ -343,7 +343,7 @@ def test_bins_have_their_lower_ends_as_in_numpy(edges: Sequence[float]) -> None:
             "layer_final.weight": torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64),
             "layer_final.bias": torch.zeros(2, dtype=torch.float64),
         }
-        found = _consistent(Image([[value]], []), weights, "mean")
+        found = _consistent(PairProbabilities([[value]], []), weights, "mean")
         assert found == pytest.approx(1 / (1 + math.exp(-place)))
 
 
@@ -352,12 +352,12 @@ def test_bins_have_their_lower_ends_as_in_numpy(edges: Sequence[float]) -> None:
 
 def test_one_model_is_loaded_once(tmp_path: Path) -> None:
     folder = tiny.classifier(tmp_path)
-    first = models.load("learned_reward", "classifier", folder)
-    assert models.load("bleurt", "classifier", str(tmp_path / ".." / tmp_path.name)) is first
+    first = scorers.load_scorer("learned_reward", "classifier", folder)
+    assert scorers.load_scorer("bleurt", "classifier", str(tmp_path / ".." / tmp_path.name)) is first
     assert not first.model.training
     assert not any(parameter.requires_grad for parameter in first.model.parameters())
-    models._loaded.clear()
-    assert models.load("learned_reward", "classifier", folder) is not first
+    scorers._loaded.clear()
+    assert scorers.load_scorer("learned_reward", "classifier", folder) is not first
 
 
 def test_loading_draws_no_random_numbers(tmp_path: Path) -> None:
@@ -365,14 +365,14 @@ def test_loading_draws_no_random_numbers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     before = torch.random.get_rng_state()
     with pytest.raises(LmgymError, match=r"classifier\.weight"):
-        models.load("learned_reward", "classifier", folder)
+        scorers.load_scorer("learned_reward", "classifier", folder)
     assert torch.equal(before, torch.random.get_rng_state())
 
 
 def complaint(section: dict[str, Any], examples: list[Example] = EXAMPLES) -> str:
     """What a run says before it trains."""
     with pytest.raises(LmgymError) as raised:
-        check_examples(build(section), examples)
+        check_examples(build_rewards(section), examples)
     return str(raised.value)
 
 

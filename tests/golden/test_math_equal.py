@@ -13,7 +13,7 @@ import pytest
 
 from lmgym.core.errors import LmgymError
 from lmgym.processes.pool import shared
-from lmgym.rewards.base import build, check_examples, evaluate
+from lmgym.rewards.base import build_rewards, call_reward, check_examples
 from lmgym.rewards.check import check_reward
 from lmgym.rewards.maths import math_equal as module
 from lmgym.rewards.maths.math_equal import math_equal
@@ -190,8 +190,8 @@ def test_a_reference_that_cannot_be_read_is_refused_by_name(right: str) -> None:
     with pytest.raises(LmgymError, match=sentence):
         math_equal([r"\boxed{3}", ""], examples)
     with pytest.raises(LmgymError, match=sentence):
-        check_examples(build({"math_equal": {"strict": True}}), examples)
-    check_examples(build({"math_equal": {"unreadable": "compare"}}), examples)
+        check_examples(build_rewards({"math_equal": {"strict": True}}), examples)
+    check_examples(build_rewards({"math_equal": {"unreadable": "compare"}}), examples)
     assert math_equal([r"\boxed{3}", rf"\boxed{{3}} #### {right}"], examples, unreadable="compare") == [1.0, 0.0]
     assert math_equal(["", f"#### {right}"], examples, unreadable="compare") == [0.0, 1.0]
 
@@ -218,10 +218,14 @@ def test_what_takes_too_long_counts_as_wrong_with_a_warning() -> None:
     examples = [asked(answer=r"\sqrt{2}")] * 3
     texts = [r"\boxed{\sqrt{2}}", r"\boxed{10000000!}", r"\boxed{2^{1/2}}"]
     episodes = [Episode(e, 0, n, [Turn([], [], text=t)]) for n, (e, t) in enumerate(zip(examples, texts, strict=True))]
-    reward = build({"math_equal": {"seconds": 0.3, "workers": 1}})[0]
+    reward = build_rewards({"math_equal": {"seconds": 0.3, "workers": 1}})[0]
     with pytest.warns(UserWarning, match=r"of 2 comparisons 1 took longer than 0.3 s; they count as wrong"):
-        assert evaluate(reward, episodes, timeout=0.05) == [1.0, 0.0, 1.0]  # the guard leaves the limit to the workers
-    shared("lmgym.rewards.maths.math_equal:compare", 1, module.MEMORY).close()
+        assert call_reward(reward, episodes, timeout=0.05) == [
+            1.0,
+            0.0,
+            1.0,
+        ]  # the guard leaves the limit to the workers
+    shared("lmgym.rewards.maths.math_equal:read_or_compare", 1, module.MEMORY).close()
 
 
 @pytest.mark.slow
@@ -230,7 +234,7 @@ def test_the_contract_with_mathematics() -> None:
     texts = [rf"\boxed{{{answer}}}" for answer, _ in [*EQUAL[:6], *DIFFERENT[:6]]]
     examples = [asked(right) for _, right in [*EQUAL[:6], *DIFFERENT[:6]]]
     check_reward("math_equal", texts, examples, workers=1)
-    shared("lmgym.rewards.maths.math_equal:compare", 1, module.MEMORY).close()
+    shared("lmgym.rewards.maths.math_equal:read_or_compare", 1, module.MEMORY).close()
 
 
 def real(shared_folder: Path) -> tuple[list[str], list[Example]]:
@@ -264,7 +268,7 @@ def test_real_math_solutions_are_right(shared: Path) -> None:
 def test_real_math_solutions_are_right_by_algebra_alone(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every third one, none settled by comparing texts."""
     texts, examples = (some[::3] for some in real(shared))
-    monkeypatch.setattr(module, "_plainly", lambda answer, right: None)
+    monkeypatch.setattr(module, "_easily_equal", lambda answer, right: None)
     assert math_equal(texts, examples) == [1.0] * len(texts)
 
 

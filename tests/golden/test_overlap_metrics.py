@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from lmgym.config.build import load_config
 from lmgym.core.availability import NEEDS, Need
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import _available, available_metrics, build, check_examples
+from lmgym.rewards.base import _available, available_metrics, build_rewards, check_examples
 from lmgym.rewards.text.bleu import bleu, sacre_bleu, split_13a, ter
 from lmgym.rewards.text.chrf import chrf, chrf_plus_plus
 from lmgym.rewards.text.cider import cider
@@ -298,7 +298,10 @@ def test_meteor_with_wordnet_is_that_of_nltk(shared: Path) -> None:
 def test_meteor_without_wordnet_says_what_to_do() -> None:
     if has_wordnet():
         pytest.skip("WordNet is here")
-    for call in (lambda: meteor(["a"], asked(["a"])), lambda: check_examples(build({"meteor": 1}), asked(["a"]))):
+    for call in (
+        lambda: meteor(["a"], asked(["a"])),
+        lambda: check_examples(build_rewards({"meteor": 1}), asked(["a"])),
+    ):
         with pytest.raises(LmgymError, match=r"nltk.downloader wordnet \(or use 'meteor_stem'"):
             call()
 
@@ -413,7 +416,7 @@ def test_cider_of_two_documents_and_of_one(tmp_path: Path) -> None:
 def test_what_is_no_file_of_documents(name: str, content: str | None, sentence: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / name).write_text(content, encoding="utf-8")
-    rewards = build({"cider": {"documents": str(tmp_path / name)}})
+    rewards = build_rewards({"cider": {"documents": str(tmp_path / name)}})
     with pytest.raises(LmgymError, match=f"key 'rewards.cider.documents': .*{sentence}"):
         check_examples(rewards, asked(["a"]))
 
@@ -460,9 +463,9 @@ REFERENCED += ["rouge_combined", "rouge_l_max", "meteor_stem", "cider", "squad_e
 def test_an_example_without_a_reference_is_named(name: str) -> None:
     examples = [Example("a/0", "?", ("yes",)), Example("a/1", "?")]
     with pytest.raises(LmgymError, match=r"needs a reference, and example 'a/1' has none"):
-        check_examples(build({name: 1.0}), examples)
+        check_examples(build_rewards({name: 1.0}), examples)
     with pytest.raises(LmgymError, match=r"needs a reference, and example 'a/1' has none"):
-        build({name: 1.0})[0].function(["yes", "no"], examples)
+        build_rewards({name: 1.0})[0].function(["yes", "no"], examples)
 
 
 def test_a_library_that_is_not_there_is_named() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lmgym.rewards.text.form import exact_match
-from lmgym.tasks.base import MissingSplit, check_task, load
+from lmgym.tasks.base import MissingSplit, check_task, load_task
 from lmgym.tasks.summarisation import first_words
 from lmgym.tasks.tables import linearised
 
@@ -70,27 +70,27 @@ def write(path: Path, rows: list[Any]) -> str:
 def test_imdb_half_is_case_13(tmp_path: Path) -> None:
     text = "This movie was really good and fun"
     path = write(tmp_path / "reviews.jsonl", [{"text": text, "label": 1}])
-    (example,) = load("imdb", "train", path=path, validation=0.0)
+    (example,) = load_task("imdb", "train", path=path, validation=0.0)
     assert (example.prompt, example.references) == ("This movie was", (" really good and fun",))
     assert example.prompt + example.references[0] == example.meta["review"] == text
-    assert load("imdb", "train", path=path, validation=0.0, reference="review")[0].references == (text,)
-    (example,) = load("imdb_seq2seq", "train", path=path, validation=0.0)
+    assert load_task("imdb", "train", path=path, validation=0.0, reference="review")[0].references == (text,)
+    (example,) = load_task("imdb_seq2seq", "train", path=path, validation=0.0)
     assert (example.prompt, example.references) == ("This movie was", ("really good and fun",))
 
 
 def test_common_gen_prompts(tmp_path: Path) -> None:
     row = {"concept_set": "dog_N#run_V", "scene": ["A dog runs.", "Run, dog!"]}
     path = write(tmp_path / "commongen.train.jsonl", [row])
-    (example,) = load("common_gen", "train", path=path)
+    (example,) = load_task("common_gen", "train", path=path)
     assert (example.prompt, example.references) == ("summarize: dog run ", ("A dog runs.", "Run, dog!"))
-    recipe = load("common_gen", "train", path=path, prefix="generate a sentence with: ", end=".")
+    recipe = load_task("common_gen", "train", path=path, prefix="generate a sentence with: ", end=".")
     assert recipe[0].prompt == "generate a sentence with: dog run."
-    assert load("common_gen", "train", path=path, separator=", ")[0].prompt == "summarize: dog, run "
+    assert load_task("common_gen", "train", path=path, separator=", ")[0].prompt == "summarize: dog, run "
 
 
 def test_daily_dialog_window(tmp_path: Path) -> None:
     row = {"dialog": ["Hi . ", " Yes ? ", " Tea , please . ", " Here . "], "act": [1, 2, 3, 4], "emotion": [4, 0, 0, 6]}
-    found = load("daily_dialog", "train", path=write(tmp_path / "train.jsonl", [row]), context_size=2)
+    found = load_task("daily_dialog", "train", path=write(tmp_path / "train.jsonl", [row]), context_size=2)
     assert [(example.prompt, example.references, example.meta) for example in found] == [
         ("Hi . <EOU> Yes ? <EOU>", (" Tea , please . <EOU>",), {"intent": 3, "emotion": 0}),
         ("Yes ? <EOU> Tea , please . <EOU>", (" Here . <EOU>",), {"intent": 4, "emotion": 6}),
@@ -104,7 +104,7 @@ def test_crd3_window(tmp_path: Path) -> None:
     (tmp_path / "cleaned data").mkdir()
     episode = {"TURNS": [{"NAMES": [name], "UTTERANCES": said, "NUMBER": 1} for name, said in turns]}
     (tmp_path / "cleaned data" / "C1E001.json").write_text(json.dumps(episode), encoding="utf-8")
-    found = load("crd3", "train", path=str(tmp_path), max_context_size=2)
+    found = load_task("crd3", "train", path=str(tmp_path), max_context_size=2)
     assert [(example.prompt, example.references) for example in found] == [
         ("MATT: Hello. Sit.\nSAM: Hi.\nLIAM: ", ("A door?",)),
         ("SAM: Hi.\nLIAM: A door?\nMATT: ", ("Yes.",)),
@@ -114,7 +114,7 @@ def test_crd3_window(tmp_path: Path) -> None:
 def test_narrative_qa_groups_the_answers_of_unified_qa(tmp_path: Path) -> None:
     lines = ['Who sings? \\n Ann "A" sings.\tAnn ', 'Who sings? \\n Ann "A" sings.\tShe', '"Why? \\n No.\tNo']
     (tmp_path / "train.tsv").write_text("\n".join(lines), encoding="utf-8")
-    found = load("narrative_qa", "train", path=str(tmp_path))
+    found = load_task("narrative_qa", "train", path=str(tmp_path))
     assert [(example.prompt, example.references) for example in found] == [
         ('who sings? \\n ann "a" sings.', ("ann", "she")),
         ('"why? \\n no.', ("no",)),
@@ -139,14 +139,14 @@ def real(shared: Path, name: str) -> str:
 def gold(name: str, split: str, **arguments: Any) -> int:
     """The number of examples of a split, whose first and last references get the top mark; the contract holds."""
     check_task(name, split, **arguments)
-    examples = load(name, split, **arguments)
+    examples = load_task(name, split, **arguments)
     for place in (0, -1):
         assert set(exact_match([example.references[place] for example in examples], examples)) == {1.0}
     return len(examples)
 
 
 def references(name: str, split: str, **arguments: Any) -> int:
-    return sum(len(example.references) for example in load(name, split, **arguments))
+    return sum(len(example.references) for example in load_task(name, split, **arguments))
 
 
 @pytest.mark.slow
@@ -157,16 +157,16 @@ def test_real_imdb(shared: Path) -> None:
     assert gold("imdb", "train", **arguments) + gold("imdb", "validation", **arguments) == files["train"]
     assert gold("imdb", "test", **arguments) == files["test"]
     sample: dict[str, Any] = {"path": f"{folder}/imdb_sample.jsonl"}
-    parts = {part: load("imdb", part, **sample) for part in ("train", "validation", "test")}
+    parts = {part: load_task("imdb", part, **sample) for part in ("train", "validation", "test")}
     assert len(parts["train"]) + len(parts["validation"]) == 4_000 and len(parts["test"]) == 1_000
     assert all(0.47 < sum(e.meta["label"] for e in part) / len(part) < 0.53 for part in parts.values())
     assert 0.45 < sum(example.meta["label"] for example in parts["test"][:200]) / 200 < 0.55  # not sorted by label
-    assert len(load("imdb", "test", test_size=300, **sample)) == 300
+    assert len(load_task("imdb", "test", test_size=300, **sample)) == 300
     positive = [example.prompt for example in parts["train"] if example.meta["label"] == 1]
-    assert [example.prompt for example in load("imdb_seq2seq", "train", **sample)] == positive
-    half = load("imdb_seq2seq", "train", positive_ratio=0.5, **sample)
+    assert [example.prompt for example in load_task("imdb_seq2seq", "train", **sample)] == positive
+    half = load_task("imdb_seq2seq", "train", positive_ratio=0.5, **sample)
     assert [example.prompt for example in half] == positive[: len(positive) // 2]
-    validation = [example.prompt for example in load("imdb_seq2seq", "validation", **sample)]
+    validation = [example.prompt for example in load_task("imdb_seq2seq", "validation", **sample)]
     assert validation == [example.prompt for example in parts["validation"]]
 
 
@@ -182,10 +182,10 @@ def test_real_common_gen(shared: Path) -> None:
         993,
         4_018,
     )
-    test = load("common_gen", "test", path=folder)
+    test = load_task("common_gen", "test", path=folder)
     assert len(test) == 1_497 and {example.references for example in test} == {()}
-    lines = load("common_gen", "validation", path=folder)
-    objects = load("common_gen", "validation", path=f"{folder}/commongen.dev.jsonl")
+    lines = load_task("common_gen", "validation", path=folder)
+    objects = load_task("common_gen", "validation", path=f"{folder}/commongen.dev.jsonl")
     by_concepts = {frozenset(example.meta["concepts"]): set(example.references) for example in lines}
     same = [by_concepts[frozenset(e.meta["concepts"])] == set(e.references) for e in objects]
     # the two files put the concepts in different orders, in which two sets become one
@@ -195,12 +195,12 @@ def test_real_common_gen(shared: Path) -> None:
 def test_real_cnn_daily_mail(shared: Path) -> None:
     folder = real(shared, "cnn_dailymail")
     assert gold("cnn_daily_mail", "validation", path=folder) == 1_000
-    examples = load("cnn_daily_mail", "validation", path=folder, truncate_article=100, max_size=50)
-    whole = load("cnn_daily_mail", "validation", path=folder, limit=50)
+    examples = load_task("cnn_daily_mail", "validation", path=folder, truncate_article=100, max_size=50)
+    whole = load_task("cnn_daily_mail", "validation", path=folder, limit=50)
     assert [str(e.prompt).split() for e in examples] == [str(e.prompt).split()[:100] for e in whole]
     assert all(str(long.prompt).startswith(str(short.prompt)) for short, long in zip(examples, whole, strict=True))
     with pytest.raises(MissingSplit, match="no file whose name holds test and ends in"):
-        load("cnn_daily_mail", "test", path=folder)
+        load_task("cnn_daily_mail", "test", path=folder)
 
 
 def test_real_totto(shared: Path) -> None:
@@ -210,7 +210,7 @@ def test_real_totto(shared: Path) -> None:
         assert gold("totto", "train", **arguments) == 3
         assert gold("totto", "validation", **arguments) == 5
         assert references("totto", "validation", **arguments) == 15
-    examples = load("totto", "validation", path=folder)
+    examples = load_task("totto", "validation", path=folder)
     assert [example.meta["overlap_subset"] for example in examples] == [True, False, True, True, False]
     assert examples[0].prompt.startswith("<table> <cell> 2015 <col_header> Year </col_header> </cell> <cell> The 12 ")
     assert "<page_title> Colin Hanlon </page_title> <section_title> Theatre credits </section_title> <table> " in (
@@ -226,7 +226,7 @@ def test_real_dart(shared: Path) -> None:
     assert (gold("dart", "validation", path=path), references("dart", "validation", path=path)) == (2_768, 6_980)
     lines = Path(folder, "dev_linearized.jsonl").read_text(encoding="utf-8").splitlines()
     expected = [(row["source"], tuple(row["references"])) for row in map(json.loads, lines)]
-    assert [(e.prompt, e.references) for e in load("dart", "validation", path=path)] == expected
+    assert [(e.prompt, e.references) for e in load_task("dart", "validation", path=path)] == expected
 
 
 @pytest.mark.slow
@@ -237,20 +237,20 @@ def test_real_narrative_qa(shared: Path) -> None:
     # each row of the manifest's 3,461 and 10,557 brings two answers; questions asked twice are one example
     assert references("narrative_qa", "validation", path=folder) == 2 * 3_461
     assert references("narrative_qa", "test", path=folder) == 2 * 10_557
-    cased = load("narrative_qa", "validation", path=folder, lowercase=False, separator=" ")
+    cased = load_task("narrative_qa", "validation", path=folder, lowercase=False, separator=" ")
     assert cased[0].references == ("THE ACTOR WEARING THE BLACK CLOAK", "The actor in the black cloak")
 
 
 @pytest.mark.slow
 def test_real_translation(shared: Path) -> None:
     folder = real(shared, "multi30k_ende")
-    raw = load("parallel", "train", path=f"{folder}/train.{{language}}.gz")  # alone: nothing to give way to
+    raw = load_task("parallel", "train", path=f"{folder}/train.{{language}}.gz")  # alone: nothing to give way to
     assert len(raw) == 29_000
     assert gold("multi30k", "train", path=folder) == 29_000 - 1  # one caption of validation is in train
     assert (gold("multi30k", "validation", path=folder), gold("multi30k", "test", path=folder)) == (1_014, 1_000)
-    assert len(load("multi30k", "test", path=folder, test_set="test_2017_mscoco")) == 461
-    back = load("multi30k", "test", path=folder, source_language="de", target_language="en")
-    forth = load("multi30k", "test", path=folder)
+    assert len(load_task("multi30k", "test", path=folder, test_set="test_2017_mscoco")) == 461
+    back = load_task("multi30k", "test", path=folder, source_language="de", target_language="en")
+    forth = load_task("multi30k", "test", path=folder)
     assert [(example.references[0], example.prompt) for example in back] == [(e.prompt, e.references[0]) for e in forth]
     demo = Path(real(shared, "wmt_ende_demo"))
     pair = {"path": str(demo / "src-{split}.txt"), "target_path": str(demo / "tgt-{split}.txt"), "skip_blank": True}
@@ -266,12 +266,15 @@ def test_real_daily_dialog(shared: Path) -> None:
         assert gold("daily_dialog", split, path=file, context_size=1) == utterances - 1_000  # of 1,000 dialogues
         text = f"{folder}/derived_txt/{split}/dialogues_{split}.txt"  # the same in the original's layout
         if split == "test":
-            assert load("daily_dialog", split, path=file) == load("daily_dialog", split, path=text)
+            assert load_task("daily_dialog", split, path=file) == load_task("daily_dialog", split, path=text)
         pattern = f"{folder}/{{split}}.json"
         given_way = {"validation": 22, "test": 0}[split]  # contexts of validation that are in test too
-        assert len(load("daily_dialog", split, path=pattern)) == len(load("daily_dialog", split, path=file)) - given_way
+        assert (
+            len(load_task("daily_dialog", split, path=pattern))
+            == len(load_task("daily_dialog", split, path=file)) - given_way
+        )
     check_task("daily_dialog", "validation", path=folder)
     raw = Path(folder, "raw_eou", "dialogues_subset.txt")
     utterances = raw.read_text(encoding="utf-8").count("__eou__")
-    found = load("daily_dialog", "train", path=str(raw), context_size=1)
+    found = load_task("daily_dialog", "train", path=str(raw), context_size=1)
     assert len(found) == utterances - 2_624 and found[0].meta == {}

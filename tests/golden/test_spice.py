@@ -10,7 +10,7 @@ import pytest
 from lmgym.core import registry
 from lmgym.core.availability import availability_of
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build, check_examples
+from lmgym.rewards.base import build_rewards, check_examples
 from lmgym.rewards.text.spice import CORENLP, read_scores, spice
 from lmgym.types import Example
 
@@ -41,7 +41,7 @@ def test_its_output_is_read_in_the_order_asked() -> None:
 @pytest.mark.parametrize("name", ["spice", "spider"])
 def test_what_is_missing_is_named_before_training(name: str, tmp_path: Path) -> None:
     def check(**arguments: Any) -> None:
-        check_examples(build({name: arguments}), ASKED)
+        check_examples(build_rewards({name: arguments}), ASKED)
 
     jar = jars(tmp_path / "spice")
     check(jar=jar, java="true")
@@ -52,7 +52,7 @@ def test_what_is_missing_is_named_before_training(name: str, tmp_path: Path) -> 
     with pytest.raises(LmgymError, match=rf"reward '{name}' needs Java, and there is no program 'jawa'; install"):
         check(jar=jar, java="jawa")
     with pytest.raises(LmgymError, match=rf"reward '{name}' needs a reference, and example 'a/0' has none"):
-        check_examples(build({name: {"jar": jar, "java": "true"}}), [Example("a/0", "?")])
+        check_examples(build_rewards({name: {"jar": jar, "java": "true"}}), [Example("a/0", "?")])
     (tmp_path / "spice" / "lib" / CORENLP[1]).unlink()
     with pytest.raises(LmgymError, match=r"lib holds no stanford-corenlp-3.6.0-models.jar; SPICE needs it from"):
         check(jar=jar, java="true")

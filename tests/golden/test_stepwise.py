@@ -18,7 +18,7 @@ from lmgym.envs.base import Step
 from lmgym.envs.stepwise import MOST_PIECES, StepwiseEnv
 from lmgym.envs.tools.calculator import calculate, format_number
 from lmgym.rewards.maths.final_answer import final_answer
-from lmgym.tasks.base import load
+from lmgym.tasks.base import load_task
 from lmgym.types import Example
 
 SOLUTION = "He buys 48/2=<<48/2=24>>24 clips.\nThat is 24+6 = <<24+6=30>>30 in all.\n#### 30"
@@ -373,7 +373,7 @@ def test_it_is_registered() -> None:
 @pytest.mark.slow
 def test_every_calculation_of_gsm8k(shared: Path) -> None:
     calculations = 0
-    for example in load("gsm8k", "train", path=shared / "data" / "gsm8k"):
+    for example in load_task("gsm8k", "train", path=shared / "data" / "gsm8k"):
         for expression, claimed in re.findall(r"<<(.*?)=(.*?)>>", example.references[0]):
             value = calculate(expression)
             assert value is not None, expression
@@ -386,7 +386,7 @@ def test_every_calculation_of_gsm8k(shared: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("calculator", [False, True])
 def test_the_solutions_of_gsm8k_line_by_line(shared: Path, calculator: bool) -> None:
-    examples = load("gsm8k", "train", path=shared / "data" / "gsm8k")
+    examples = load_task("gsm8k", "train", path=shared / "data" / "gsm8k")
     assert len(examples) == 7473
     results = 0
     for example in examples:

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build
+from lmgym.rewards.base import build_rewards
 from lmgym.rewards.text.synthetic import dates, increasing_numbers
-from lmgym.tasks.base import load
+from lmgym.tasks.base import load_task
 from lmgym.types import Example
 
 OPEN = Example("open/0", "7")
@@ -48,7 +48,7 @@ def test_increasing_numbers_refuses_no_tokens() -> None:
     with pytest.raises(LmgymError, match=r"rewards.increasing_numbers.min_tokens' must be at least 1, not 0"):
         increasing_numbers(["1"], [OPEN], min_tokens=0)
     with pytest.raises(LmgymError, match=r"unknown key 'rewards.increasing_numbers.min_token'"):
-        build({"increasing_numbers": {"min_token": 20}})
+        build_rewards({"increasing_numbers": {"min_token": 20}})
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=40), st.integers(1, 40))
@@ -79,7 +79,7 @@ def test_dates_are_four_two_and_two_digits(text: str, found: float) -> None:
 
 def test_the_prompts_of_increasing_numbers_are_split_by_their_remainder() -> None:
     prompts = {
-        split: [int(str(example.prompt)) for example in load("increasing_numbers", split)]
+        split: [int(str(example.prompt)) for example in load_task("increasing_numbers", split)]
         for split in ("train", "validation", "test")
     }
     assert [len(set(numbers)) for numbers in prompts.values()] == [30, 10, 10]
@@ -91,16 +91,18 @@ def test_the_prompts_of_increasing_numbers_are_split_by_their_remainder() -> Non
 @pytest.mark.parametrize("task", ["increasing_numbers", "sentences_with_dates"])
 def test_a_synthetic_task_takes_one_prompt_for_all_as_the_dummy_pool_of_rl4lms(task: str) -> None:
     for split in ("train", "test"):
-        examples = load(task, split, prompt="<|endoftext|>", size=3)
+        examples = load_task(task, split, prompt="<|endoftext|>", size=3)
         assert examples == [Example(f"{task}/{split}/{index}", "<|endoftext|>") for index in range(3)]
-    assert load(task, "train", size=3) == load(task, "train", size=200)[:3]
+    assert load_task(task, "train", size=3) == load_task(task, "train", size=200)[:3]
     with pytest.raises(LmgymError, match=r"task.size must be at least 1, not 0"):
-        load(task, "train", size=0)
+        load_task(task, "train", size=0)
     with pytest.raises(LmgymError, match="is empty"):
-        load(task, "train", prompt="")
+        load_task(task, "train", prompt="")
 
 
 def test_no_opening_has_a_date_already() -> None:
-    openings = [str(e.prompt) for split in ("train", "validation", "test") for e in load("sentences_with_dates", split)]
+    openings = [
+        str(e.prompt) for split in ("train", "validation", "test") for e in load_task("sentences_with_dates", split)
+    ]
     assert len(set(openings)) == 23 and dates(openings, [OPEN] * len(openings)) == [0.0] * len(openings)
     assert all(opening == opening.strip() for opening in openings)  # the answer brings the space before its first word

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build, check_examples
+from lmgym.rewards.base import build_rewards, check_examples
 from lmgym.rewards.text.common_gen import common_gen_preference, common_gen_repeat_penalty, concept_coverage
 from lmgym.rewards.text.parent import parent, totto_tables
 from lmgym.rewards.text.totto import (
@@ -141,7 +141,7 @@ def test_the_numbers_of_tottos_documentation(shared: Path) -> None:
         references = [annotation["final_sentence"] for annotation in row["sentence_annotations"]]
         examples.append(asked(*references, id=str(row["example_id"]), raw_table=row))
     names = ["parent", "parent_overlap", "parent_non_overlap", "totto_bleu_overlap", "totto_bleu_non_overlap"]
-    check_examples(build(dict.fromkeys(names, 1.0)), examples)
+    check_examples(build_rewards(dict.fromkeys(names, 1.0)), examples)
 
     def mean(part: Any) -> float:
         return sum(parent(OUTPUTS, examples, part=part)) / len(examples)
@@ -171,20 +171,20 @@ def test_the_numbers_of_tottos_documentation(shared: Path) -> None:
 )
 def test_a_table_that_cannot_be_read_is_named(meta: dict[str, Any], sentence: str) -> None:
     with pytest.raises(LmgymError, match=sentence):
-        check_examples(build({"parent": 1.0}), [asked("x", **meta)])
+        check_examples(build_rewards({"parent": 1.0}), [asked("x", **meta)])
     with pytest.raises(LmgymError, match=sentence):
         parent(["x"], [asked("x", **meta)])
 
 
 def test_what_else_is_missing_is_named() -> None:
     with pytest.raises(LmgymError, match="'parent' needs a reference, and example 'a/0' has none"):
-        check_examples(build({"parent": 1.0}), [asked(table=DRUMMER)])
+        check_examples(build_rewards({"parent": 1.0}), [asked(table=DRUMMER)])
     with pytest.raises(LmgymError, match=r"'parent_overlap' needs meta\['overlap_subset'\], .* 'a/0' is None"):
-        check_examples(build({"parent_overlap": 1.0}), [asked("x", table=DRUMMER)])
+        check_examples(build_rewards({"parent_overlap": 1.0}), [asked("x", table=DRUMMER)])
     with pytest.raises(LmgymError, match=r"'rewards.parent.table_weight' must be from 0 to 1, not 2.0"):
-        build({"parent": {"table_weight": 2}})[0].function(["x"], [asked("x", table=DRUMMER)])
+        build_rewards({"parent": {"table_weight": 2}})[0].function(["x"], [asked("x", table=DRUMMER)])
     with pytest.raises(LmgymError, match=r"unknown key 'rewards.parent_overlap.weigth'"):
-        build({"parent_overlap": {"weigth": 2}})
+        build_rewards({"parent_overlap": {"weigth": 2}})
 
 
 # ---------------------------------------------------------------- CommonGen
@@ -231,12 +231,12 @@ def test_preference() -> None:
 def test_concepts_that_are_missing_are_named(name: str, concepts: Any) -> None:
     meta = {} if concepts is None else {"concepts": concepts}
     with pytest.raises(LmgymError, match=rf"'{name}' needs meta\['concepts'\], a list of words, .* 'a/0' is "):
-        check_examples(build({name: 1.0}), [asked("x", **meta)])
+        check_examples(build_rewards({name: 1.0}), [asked("x", **meta)])
 
 
 def test_the_preference_is_checked_with_all_that_it_needs() -> None:
     def check(example: Example, **options: Any) -> None:
-        check_examples(build({"common_gen_preference": {"synonyms": False, **options}}), [example])
+        check_examples(build_rewards({"common_gen_preference": {"synonyms": False, **options}}), [example])
 
     with pytest.raises(LmgymError, match="unknown reward 'likd'"):
         check(asked("x", concepts=["x"]), preference="likd")

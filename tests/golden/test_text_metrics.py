@@ -11,9 +11,9 @@ import pytest
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build, check_examples
+from lmgym.rewards.base import build_rewards, check_examples
 from lmgym.rewards.text.diversity import msttr, prediction_length
-from lmgym.rewards.text.lexicon import Lexicon, load
+from lmgym.rewards.text.lexicon import Lexicon, load_lexicon
 from lmgym.rewards.text.vader import sentiment, vader
 from lmgym.types import Example
 
@@ -147,8 +147,8 @@ def written(folder: Path) -> Path:
 
 def test_a_lexicon_is_read_from_a_folder_or_a_file(tmp_path: Path) -> None:
     folder = written(tmp_path)
-    assert load(str(folder)) == Lexicon({"good": 1.9, "bad": -2.5}, {"\U0001f600": "good face"})
-    assert load(str(folder / "vader_lexicon.txt")) == Lexicon({"good": 1.9, "bad": -2.5}, {})
+    assert load_lexicon(str(folder)) == Lexicon({"good": 1.9, "bad": -2.5}, {"\U0001f600": "good face"})
+    assert load_lexicon(str(folder / "vader_lexicon.txt")) == Lexicon({"good": 1.9, "bad": -2.5}, {})
     values = vader(["so\U0001f600", "bad"], [OPEN] * 2, lexicon=str(folder), score="negative")
     assert values == [0.0, 1.0]
 
@@ -164,7 +164,7 @@ def test_a_lexicon_is_read_from_a_folder_or_a_file(tmp_path: Path) -> None:
 def test_a_lexicon_that_cannot_be_read_is_named(content: str | None, sentence: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "vader_lexicon.txt").write_text(content, encoding="utf-8")
-    rewards = build({"vader": {"lexicon": str(tmp_path)}})
+    rewards = build_rewards({"vader": {"lexicon": str(tmp_path)}})
     with pytest.raises(LmgymError, match=f"key 'rewards.vader.lexicon': {sentence}"):
         check_examples(rewards, [OPEN])
 
@@ -175,6 +175,6 @@ def test_the_lexicon_of_the_package_is_found(tmp_path: Path, monkeypatch: pytest
     (package / "__init__.py").write_text("", encoding="utf-8")
     written(package)
     monkeypatch.syspath_prepend(str(tmp_path))
-    load.cache_clear()
-    assert load().ratings == {"good": 1.9, "bad": -2.5}
-    load.cache_clear()
+    load_lexicon.cache_clear()
+    assert load_lexicon().ratings == {"good": 1.9, "bad": -2.5}
+    load_lexicon.cache_clear()

@@ -16,8 +16,8 @@ from lmgym.batch import collate
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.rewards.base import Reward, build, evaluate
-from lmgym.rewards.token_credit import beginnings, each_token, paid
+from lmgym.rewards.base import Reward, build_rewards, call_reward
+from lmgym.rewards.token_credit import each_token, rewards_by_token, token_prefixes
 from lmgym.rollouts.rollout import apply_rewards
 from lmgym.types import Episode, Example, Turn
 from tests import models, rounding, runs
@@ -75,7 +75,7 @@ def test_ppo_discounts_a_reward_from_the_token_that_earned_it() -> None:
 
 def test_a_reward_of_tokens_is_paid_at_its_tokens() -> None:
     episodes = answered("aBC", "b")
-    rewards = build({"capitals_for_test": {"weight": 2.0, "worth": 3.0}, "words": 0.5})
+    rewards = build_rewards({"capitals_for_test": {"weight": 2.0, "worth": 3.0}, "words": 0.5})
     apply_rewards(episodes, rewards, tokenizer=BYTES)
     first, second = episodes
     assert first.reward_components == {"capitals_for_test": 6.0, "words": 1.0} and first.score == 12.5
@@ -88,7 +88,9 @@ def test_two_rewards_of_tokens_add_up() -> None:
     (episode,) = answered("Ab cd")
     again = {"reward": "capitals_for_test", "worth": 10.0}
     apply_rewards(
-        [episode], build({"capitals_for_test": 1.0, "again": again, "words": {"shaping": True}}), tokenizer=BYTES
+        [episode],
+        build_rewards({"capitals_for_test": 1.0, "again": again, "words": {"shaping": True}}),
+        tokenizer=BYTES,
     )
     assert episode.turns[0].token_rewards == [11.0 + 1.0, 0.0, 0.0, 1.0, 0.0, 0.0]
     assert episode.score == episode.turns[0].reward == 13.0
@@ -97,12 +99,12 @@ def test_two_rewards_of_tokens_add_up() -> None:
 def test_what_a_reward_of_tokens_must_return() -> None:
     episodes = answered("ab")
     with pytest.raises(LmgymError, match="pays token by token, for which it needs the tokenizer"):
-        apply_rewards(episodes, build({"capitals_for_test": 1.0}))
+        apply_rewards(episodes, build_rewards({"capitals_for_test": 1.0}))
     with pytest.raises(LmgymError, match=r"let lmgym\.apply_rewards apply it"):
-        evaluate(build({"capitals_for_test": 1.0})[0], episodes)
+        call_reward(build_rewards({"capitals_for_test": 1.0})[0], episodes)
     for option in ({"shaping": True}, {"strip_thinking": True}, {"post_process": "three_sentence_summary"}):
         with pytest.raises(LmgymError, match=f"'rewards.capitals_for_test.{next(iter(option))}'.*leave it out"):
-            build({"capitals_for_test": option})
+            build_rewards({"capitals_for_test": option})
     for returned, complaint in (
         ([[1.0]], "returned 1 values for the 3 actions of example 'a/0'"),
         ([[1.0, float("nan"), 0.0]], "returned nan for example 'a/0'"),
@@ -118,7 +120,7 @@ def test_what_a_reward_of_tokens_must_return() -> None:
 
 def test_beginnings_are_the_answer_up_to_each_token() -> None:
     (episode,) = answered("ab\u00e9")
-    parts = beginnings(episode, BYTES)
+    parts = token_prefixes(episode, BYTES)
     assert [part.text for part in parts] == ["a", "ab", "ab\ufffd", "ab\u00e9", "ab\u00e9"]  # half a letter, its end
     assert [len(part.turns[-1].action_ids) for part in parts] == [1, 2, 3, 4, 5]
     assert parts[-1] is episode and episode.turns[0].text == "ab\u00e9"
@@ -127,16 +129,18 @@ def test_beginnings_are_the_answer_up_to_each_token() -> None:
 def test_shaping_pays_each_token_what_it_changes() -> None:
     """`words` of "ab cd": a 1, ab 1, "ab " 1, "ab c" 2, 2, its end 2. `length` to 2 letters of "abc": .5, 1, .5."""
     (episode,) = answered("ab cd")
-    assert paid(build({"words": {"shaping": True}})[0], [episode], BYTES) == [(2.0, [1.0, 0.0, 0.0, 1.0, 0.0, 0.0])]
+    assert rewards_by_token(build_rewards({"words": {"shaping": True}})[0], [episode], BYTES) == [
+        (2.0, [1.0, 0.0, 0.0, 1.0, 0.0, 0.0])
+    ]
     (episode,) = answered("abc")
     target = {"length": {"shaping": True, "unit": "characters", "target": 2}}
-    assert paid(build(target)[0], [episode], BYTES) == [(0.5, [0.5, 0.5, -0.5, 0.0])]
+    assert rewards_by_token(build_rewards(target)[0], [episode], BYTES) == [(0.5, [0.5, 0.5, -0.5, 0.0])]
 
 
 def test_shaping_is_of_the_last_message_and_of_what_the_reward_is_shown() -> None:
     turns = [Turn([9], [40, models.EOS], text="x"), replace(answered("<think>x</think>ab")[0].turns[0])]
     episode = Episode(Example("x", "?"), 0, 0, turns)
-    apply_rewards([episode], build({"words": {"shaping": True, "strip_thinking": True}}), tokenizer=BYTES)
+    apply_rewards([episode], build_rewards({"words": {"shaping": True, "strip_thinking": True}}), tokenizer=BYTES)
     earned = episode.turns[1].token_rewards
     assert episode.turns[0].token_rewards is None and earned is not None
     # "<", "<t" ... have no tag yet and count as text; inside the thought there is none; "a" behind it is a word again.
@@ -149,8 +153,10 @@ def test_shaping_is_of_the_last_message_and_of_what_the_reward_is_shown() -> Non
 def test_tokens_add_up_to_the_reward_of_the_whole_text(texts: list[str], ended: bool, weight: float) -> None:
     section = {"length": {"unit": "characters", "target": 5, "weight": weight}, "type_token_ratio": {"weight": 1.0}}
     plain, shaped = (answered(*(text or "a" for text in texts), ended=ended) for _ in range(2))
-    apply_rewards(plain, build(section))
-    apply_rewards(shaped, build({name: {**own, "shaping": True} for name, own in section.items()}), tokenizer=BYTES)
+    apply_rewards(plain, build_rewards(section))
+    apply_rewards(
+        shaped, build_rewards({name: {**own, "shaping": True} for name, own in section.items()}), tokenizer=BYTES
+    )
     for one, other in zip(plain, shaped, strict=True):
         assert one.reward_components == other.reward_components and one.score == other.score  # bit for bit
         assert other.turns[-1].token_rewards is not None
@@ -168,7 +174,7 @@ def test_the_tasks_of_a_mixture_hold_for_tokens() -> None:
     for episode, task in zip(episodes, ("one", "other"), strict=True):
         episode.example = replace(episode.example, meta={"task": task, "mixture": {"one": 1.0, "other": 1.0}})
     section = {"capitals_for_test": {"tasks": ["one"]}, "words": {"tasks": ["other"], "shaping": True}}
-    apply_rewards(episodes, build(section), tokenizer=BYTES)
+    apply_rewards(episodes, build_rewards(section), tokenizer=BYTES)
     assert [episode.turns[0].token_rewards for episode in episodes] == [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
 
 
@@ -197,14 +203,14 @@ def test_a_shaped_run_logs_what_its_tokens_earned(tmp_path: Path) -> None:
 
 def test_a_reward_sees_the_post_processed_text() -> None:
     (episode,) = answered("One a. Two b. Three c. Four d.")
-    reward = build({"words": {"post_process": "three_sentence_summary"}})[0]
-    assert evaluate(reward, [episode]) == [6.0] and evaluate(build({"words": 1.0})[0], [episode]) == [8.0]
+    reward = build_rewards({"words": {"post_process": "three_sentence_summary"}})[0]
+    assert call_reward(reward, [episode]) == [6.0] and call_reward(build_rewards({"words": 1.0})[0], [episode]) == [8.0]
     assert registry.get("post_processor", "three_sentence_summary")(episode.text) == "One a.\nTwo b.\nThree c."
     assert episode.text == "One a. Two b. Three c. Four d."
     with pytest.raises(
         LmgymError, match="unknown post_processor 'three_sentences'; did you mean 'three_sentence_summary'"
     ):
-        build({"words": {"post_process": "three_sentences"}})
+        build_rewards({"words": {"post_process": "three_sentences"}})
 
 
 def test_post_processing_reads_a_whole_message() -> None:
@@ -214,5 +220,7 @@ def test_post_processing_reads_a_whole_message() -> None:
         Turn([9], [41], text=". End. Two. Three."),
     ]
     episode = Episode(Example("x", "?"), 0, 0, turns)
-    reward = build({"length": {"post_process": "three_sentence_summary", "unit": "characters", "target": 18}})[0]
-    assert evaluate(reward, [episode]) == [1.0]  # "1+1=2>>.\nEnd.\nTwo." has 18 characters
+    reward = build_rewards({"length": {"post_process": "three_sentence_summary", "unit": "characters", "target": 18}})[
+        0
+    ]
+    assert call_reward(reward, [episode]) == [1.0]  # "1+1=2>>.\nEnd.\nTwo." has 18 characters

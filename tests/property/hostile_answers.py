@@ -128,7 +128,7 @@ def scores(pairs: list[tuple[str, str]], seconds: float = SECONDS) -> tuple[list
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         values = math_equal([text for text, _ in pairs], examples, seconds=seconds)
-    return values, shared("lmgym.rewards.maths.math_equal:compare", None, 2.0)
+    return values, shared("lmgym.rewards.maths.math_equal:read_or_compare", None, 2.0)
 
 
 def main(start: int, stop: int) -> None:

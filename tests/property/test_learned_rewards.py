@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build, check_examples, evaluate
+from lmgym.rewards.base import build_rewards, call_reward, check_examples
 from lmgym.rewards.check import SAMPLE_TEXTS, check_reward
-from lmgym.rewards.learned import forward, models
+from lmgym.rewards.learned import batched_forward, scorers
 from lmgym.rewards.learned.perplexity import windows
 from lmgym.rewards.learned.rows import Row, chat_ids, text_rows
 from lmgym.types import Episode, Example, Turn
@@ -60,7 +60,7 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, di
         "judge_score": {"model": causal},
         "judge_yes_no": {"model": causal},
     }
-    models._loaded.clear()
+    scorers._loaded.clear()
 
 
 NAMES = sorted(
@@ -89,7 +89,7 @@ def test_every_model_based_reward_keeps_the_contract(name: str, arguments: dict[
     own = ("9 * 2 = 18\n#### 18", "18")
     examples = [Example(f"a/{n}", "How many?", own, {"intent": 2}) for n in range(len(SAMPLE_TEXTS))]
     check_reward(name, SAMPLE_TEXTS, examples, **arguments[name])
-    check_examples(build({name: arguments[name]}), [Example("a/0", "?", ("reference",), {"intent": 2})])
+    check_examples(build_rewards({name: arguments[name]}), [Example("a/0", "?", ("reference",), {"intent": 2})])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -97,22 +97,27 @@ def test_batches_and_padding_do_not_move_the_numbers(name: str, arguments: dict[
     """In one batch with the others, all padded to the longest; one row at a time; two or three; in another order."""
     answers = ["no", "The cat sat on the mat, and it rained.", "", "x" * 300, "A dog ran. It was late.", "no", "10"]
     episodes = answered(answers)
-    sizes = {budget: build({name: {**arguments[name], "tokens_per_forward": budget}})[0] for budget in (1, 900, 10**6)}
-    wanted = evaluate(sizes[1], episodes)
+    sizes = {
+        budget: build_rewards({name: {**arguments[name], "tokens_per_forward": budget}})[0]
+        for budget in (1, 900, 10**6)
+    }
+    wanted = call_reward(sizes[1], episodes)
     tolerance = tiny.rounding_of(400)  # the longest row holds fewer than 400 tokens
     assert max(wanted) - min(wanted) > tolerance
     for reward in sizes.values():
-        assert evaluate(reward, episodes) == pytest.approx(wanted, abs=tolerance)
+        assert call_reward(reward, episodes) == pytest.approx(wanted, abs=tolerance)
         order = [3, 0, 6, 5, 4, 1, 2]
-        shuffled = evaluate(reward, [episodes[place] for place in order])
+        shuffled = call_reward(reward, [episodes[place] for place in order])
         assert shuffled == pytest.approx([wanted[place] for place in order], abs=tolerance)
-    assert evaluate(sizes[900], episodes) == evaluate(sizes[900], episodes)  # and the same bit for bit when asked again
+    assert call_reward(sizes[900], episodes) == call_reward(
+        sizes[900], episodes
+    )  # and the same bit for bit when asked again
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_hostile_texts_have_a_finite_number(name: str, arguments: dict[str, dict[str, Any]]) -> None:
-    reward = build({name: arguments[name]})[0]
-    values = evaluate(reward, answered([*HOSTILE, *CONTROL]))
+    reward = build_rewards({name: arguments[name]})[0]
+    values = call_reward(reward, answered([*HOSTILE, *CONTROL]))
     assert all(map(math.isfinite, values))
 
 
@@ -121,18 +126,18 @@ def test_hostile_texts_have_a_finite_number(name: str, arguments: dict[str, dict
 def test_a_very_long_text_is_refused_or_cut(name: str, arguments: dict[str, dict[str, Any]]) -> None:
     long = "word " * 20_000
     if name == "causal_perplexity":  # reads any length, in windows
-        assert math.isfinite(evaluate(build({name: arguments[name]})[0], answered([long]))[0])
+        assert math.isfinite(call_reward(build_rewards({name: arguments[name]})[0], answered([long]))[0])
         return
     with pytest.raises(LmgymError, match=f"reward '{name}': .* tokens, and .* reads {LONGEST}; write 'truncation: "):
-        evaluate(build({name: arguments[name]})[0], answered([long]))
+        call_reward(build_rewards({name: arguments[name]})[0], answered([long]))
     for side in ("left", "right"):
-        reward = build({name: {**arguments[name], "truncation": side}})[0]
-        assert math.isfinite(evaluate(reward, answered([long]))[0])
+        reward = build_rewards({name: {**arguments[name], "truncation": side}})[0]
+        assert math.isfinite(call_reward(reward, answered([long]))[0])
 
 
 @given(text=texts)
 def test_only_the_template_writes_control_tokens(text: str, arguments: dict[str, dict[str, Any]]) -> None:
-    scorer = models.load("judge_score", "causal", arguments["judge_score"]["model"])
+    scorer = scorers.load_scorer("judge_score", "causal", arguments["judge_score"]["model"])
     control = set(scorer.tokenizer.convert_tokens_to_ids(tiny.SPECIAL))
     messages = [{"role": "user", "content": text}, {"role": "user", "content": f"again {text}"}]
     ids = chat_ids(scorer, messages, begin="So:")
@@ -146,11 +151,11 @@ def test_only_the_template_writes_control_tokens(text: str, arguments: dict[str,
     )
 
 
-@given(text=texts, behind=texts)
+@given(text=texts, second=texts)
 def test_only_the_tokenizer_writes_separators(text: str, behind: str, arguments: dict[str, dict[str, Any]]) -> None:
-    scorer = models.load("bleurt", "classifier", arguments["bleurt"]["model"])
+    scorer = scorers.load_scorer("bleurt", "classifier", arguments["bleurt"]["model"])
     control = set(scorer.tokenizer.convert_tokens_to_ids(tiny.SPECIAL))
-    row = text_rows("bleurt", scorer, [text], "refuse", behind=[behind])[0]
+    row = text_rows("bleurt", scorer, [text], "refuse", second=[behind])[0]
     wanted = scorer.tokenizer.convert_tokens_to_ids(["[CLS]", "[SEP]", "[SEP]"])
     assert [id for id in row.ids if id in control] == wanted
     second = row.ids.index(wanted[1]) + 1
@@ -171,7 +176,7 @@ def test_windows_count_every_token_once(length: int, start: int, width: int, dat
 @given(lengths=st.lists(st.integers(1, 30), max_size=30), budget=st.integers(1, 200))
 def test_batches_hold_every_distinct_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
     rows = [Row(tuple(range(length))) for length in lengths]
-    found = list(forward._batches(rows, budget))
+    found = list(batched_forward._batches(rows, budget))
     assert sorted(len(row.ids) for batch in found for row in batch) == sorted(set(lengths))
     for batch in found:
         assert len(batch) == 1 or max(len(row.ids) for row in batch) * len(batch) <= budget

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmgym.core import registry
-from lmgym.rewards.base import build
+from lmgym.rewards.base import build_rewards
 from lmgym.rewards.check import check_reward
 from lmgym.types import Example
 
@@ -87,7 +87,7 @@ def test_every_metric_is_here() -> None:
 @pytest.mark.parametrize("name", sorted(RANGES))
 def test_metrics_of_any_text(name: str, tmp_path: Path) -> None:
     needs(name)
-    reward = build({name: arguments(name, tmp_path)})[0]
+    reward = build_rewards({name: arguments(name, tmp_path)})[0]
     low, high = RANGES[name]
 
     @given(st.lists(st.tuples(texts, examples), min_size=1, max_size=4))
@@ -169,7 +169,7 @@ LONG = {
 @pytest.mark.parametrize("name", sorted({*RANGES} - {"ter"}))  # sacrebleu's TER takes seconds for 500 words
 def test_metrics_of_long_and_odd_texts(name: str, tmp_path: Path) -> None:
     needs(name)
-    reward = build({name: arguments(name, tmp_path)})[0]
+    reward = build_rewards({name: arguments(name, tmp_path)})[0]
     low, high = RANGES[name]
     meta = {"concepts": ["cat"], "table": [("what", "the cat sat")], "overlap_subset": True}
     for reference in ("the cat sat on a mat", LONG["words"]):

@@ -5,7 +5,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmgym.tasks.stream import Stream, turn
+from lmgym.tasks.stream import Stream, mixture_slot
 from lmgym.types import Example
 
 weights = st.lists(st.floats(0.01, 100) | st.integers(1, 9), min_size=1, max_size=6)
@@ -19,7 +19,7 @@ def test_turns_follow_the_weights(weights, key, start) -> None:
     total = sum(map(Fraction, weights))
     following: dict[int, int] = {}
     for position in range(start, start + 40):
-        member, place = turn(position, weights, key)
+        member, place = mixture_slot(position, weights, key)
         assert following.setdefault(member, place) == place
         following[member] += 1
         assert abs(place - Fraction(weights[member]) / total * position) <= member + 1
@@ -29,7 +29,7 @@ def test_turns_follow_the_weights(weights, key, start) -> None:
 def test_the_first_turns_begin_at_zero(weights, key) -> None:
     seen: set[int] = set()
     for position in range(40):
-        member, place = turn(position, weights, key)
+        member, place = mixture_slot(position, weights, key)
         if member not in seen:
             assert place == 0
             seen.add(member)

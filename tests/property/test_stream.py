@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmgym.core.errors import LmgymError
-from lmgym.tasks.base import load
+from lmgym.tasks.base import load_task
 from lmgym.tasks.stream import Stream, priorities
 from lmgym.types import Example
 
@@ -57,8 +57,8 @@ def test_what_can_be_asked_of_a_stream() -> None:
 def test_random_shots_are_a_function_of_seed_and_id(seed, n) -> None:
     few_shot = {"n": n, "draw": "random"}
     arguments = {"size": 12, "validation_size": 4, "test_size": 4, "few_shot": few_shot, "seed": seed}
-    everything = load("arithmetic", "train", **arguments)
-    assert load("arithmetic", "train", limit=5, **arguments) == everything[:5]
+    everything = load_task("arithmetic", "train", **arguments)
+    assert load_task("arithmetic", "train", limit=5, **arguments) == everything[:5]
     for example in everything:
         shown = [message["content"] for message in example.prompt if message["role"] == "user"]
         assert len(shown) == len(set(shown)) == n + 1  # distinct, and never the example itself
@@ -70,7 +70,7 @@ def test_random_shots_favour_no_example(n, seed) -> None:
     arguments = {"size": 20, "few_shot": {"n": n, "draw": "random"}, "seed": seed}
     chosen = Counter(
         message["content"]
-        for example in load("arithmetic", "test", test_size=400, **arguments)
+        for example in load_task("arithmetic", "test", test_size=400, **arguments)
         for message in example.prompt[:-1]
         if message["role"] == "user"
     )

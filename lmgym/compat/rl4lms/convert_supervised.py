@@ -6,7 +6,7 @@ from typing import Any
 from lmgym.compat.rl4lms.convert_task import EXAMPLES
 from lmgym.compat.rl4lms.schema import Conversion, Section
 from lmgym.core.errors import LmgymError
-from lmgym.tasks.base import load
+from lmgym.tasks.base import load_task
 
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 IDLE = (
@@ -100,7 +100,7 @@ def _references(task: dict[str, Any]) -> tuple[int, str]:
         return min([max(int(EXAMPLES[name] * share), 1), *most]), "the number that the data's authors give"
     arguments = {key: value for key, value in task.items() if key != "name"}
     try:
-        examples = load(name, "train", **arguments)
+        examples = load_task(name, "train", **arguments)
     except LmgymError as error:
         raise LmgymError(
             f"alg.training_args.num_train_epochs: to count steps the training data must be read, and {error}; or write "

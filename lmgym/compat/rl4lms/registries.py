@@ -23,7 +23,7 @@ class DataPoolRegistry:
 
     Example:
         >>> DataPoolRegistry.add("sums", Sums)
-        >>> lmgym.tasks.base.load("sums", "train", largest=3)
+        >>> lmgym.tasks.base.load_task("sums", "train", largest=3)
     """
 
     added: ClassVar[dict[str, type]] = {}

@@ -10,7 +10,7 @@ from typing import Any
 
 from lmgym.compat.rl4lms.classes import Maker, base_names, check_class, class_arguments, imitate
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.token_credit import beginnings, each_token
+from lmgym.rewards.token_credit import each_token, token_prefixes
 from lmgym.text.chat import messages_of, plain_text
 from lmgym.types import Episode, Example
 
@@ -124,7 +124,7 @@ def observations(episode: Episode, tokenizer: Any) -> list[Observation]:
     last = episode.turns[-1]
     prompt, references, meta = _sample(episode.example)
     history = [str(token) for token in tokenizer.convert_ids_to_tokens(last.action_ids)]
-    texts = ["", *(part.turns[-1].text for part in beginnings(episode, tokenizer))]
+    texts = ["", *(part.turns[-1].text for part in token_prefixes(episode, tokenizer))]
     asked = tuple(last.source_ids or last.prompt_ids)
     return [
         Observation(prompt, texts[n], references, history[:n], meta, asked, tuple(last.action_ids[:n]))
@@ -148,7 +148,7 @@ def _step_by_step(function: Any, episodes: Sequence[Episode], tokenizer: Any) ->
 def _batched(function: Any, episodes: Sequence[Episode], tokenizer: Any) -> list[list[float]]:
     prompts, texts, references, dones, metas = list[str](), list[str](), list[list[str]](), list[bool](), list[Any]()
     for episode in episodes:
-        parts = beginnings(episode, tokenizer)
+        parts = token_prefixes(episode, tokenizer)
         prompt, wanted, meta = _sample(episode.example)
         prompts += [prompt] * len(parts)
         texts += [part.turns[-1].text for part in parts]

@@ -1,1 +1,1 @@
-"""Rewards that a model computes: classifiers, reward models, similarity, entailment, perplexity, judges."""
+"""Rewards computed by a model: classifiers, reward models, similarity, entailment, perplexity, LLM judges."""

@@ -1,13 +1,13 @@
-"""A classifier's opinion of a text, and a reward model's score of an answer to its prompt."""
+"""`learned_reward`: a classifier's output for one label. `reward_model`: a reward model's score of an answer."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
-from lmgym.rewards.learned import forward
-from lmgym.rewards.learned.models import Compute, Device, Scorer, load
+from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.rows import Row, Truncation, chat_ids, fitted, text_rows
+from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
 from lmgym.text.chat import messages_of, plain_text
 from lmgym.types import Example
 
@@ -29,29 +29,29 @@ def learned_reward(
     compute: Compute = "float32",
     tokens_per_forward: int = 16384,
 ) -> list[float]:
-    """What a sequence classifier says of one label, by its name or its number from 0: the softmax probability (the
-    sigmoid, for a model of independent labels), or the logit.
+    """A sequence classifier's output for one label, given by its name or its index from 0: the softmax probability
+    (sigmoid, for a multi-label model), or the logit.
 
-    With `with_prompt` the classifier reads the prompt with the answer right behind it. Source: RL4LMs, learned_reward,
-    which asks a sentiment model for IMDB's label 1.
+    With `with_prompt` the classifier reads the prompt followed by the answer, with nothing between them. Source:
+    RL4LMs, learned_reward, which takes label 1 of a sentiment model for IMDB.
 
-    Raises LmgymError for a model that is not there or has no trained head, an unknown label, and a text that is too
-    long where `truncation` is refuse.
+    Raises LmgymError for a model that is missing or has no trained head, for an unknown label, and, with `truncation`
+    refuse, for a text that is too long.
 
     Example:
         >>> learned_reward(["What a film!"], [example], model="lvwerra/distilbert-imdb", label="POSITIVE")
         [0.98]
     """
-    scorer = load("learned_reward", "classifier", model, revision, device, compute)
+    scorer = load_scorer("learned_reward", "classifier", model, revision, device, compute)
     index = label_index("learned_reward", "label", scorer, label)
     if with_prompt:
         texts = [_prompt(example) + text for text, example in zip(texts, examples, strict=True)]
-    found = forward.logits(scorer, text_rows("learned_reward", scorer, texts, truncation), tokens_per_forward)
-    return [row[index] if output == "logit" else probabilities(scorer, row)[index] for row in found]
+    logits = batched_forward.logits(scorer, text_rows("learned_reward", scorer, texts, truncation), tokens_per_forward)
+    return [row[index] if output == "logit" else probabilities(scorer, row)[index] for row in logits]
 
 
 def _check_learned_reward(examples: Sequence[Example], **arguments: Any) -> None:
-    """The model is there and knows the label; its first use is not in the middle of a step."""
+    """Load the model and look up the label before training starts, so that an error does not come in a step."""
     learned_reward([], [], **arguments)
 
 
@@ -68,11 +68,12 @@ def reward_model(
     compute: Compute = "float32",
     tokens_per_forward: int = 16384,
 ) -> list[float]:
-    """The score that a reward model gives the answer to its prompt: a sequence classifier with one output, as it is.
+    """A reward model's score of an answer to its prompt: the single output of a sequence classifier, not rescaled.
 
-    The two are put before it by `layout`: "chat" renders them through the tokenizer's chat template, "pair" makes them
-    the two texts of an encoder's sentence pair, "joined" puts one right behind the other. "auto" is the first of these
-    that the tokenizer has. With the chat layout `truncation` cuts the answer, never the prompt.
+    `layout` says how prompt and answer become the model's input. "chat" renders them with the tokenizer's chat
+    template; "pair" passes them as the two texts of an encoder's sentence pair; "joined" appends the answer to the
+    prompt. "auto" takes the first of these that the tokenizer supports. With "chat", `truncation` cuts the answer,
+    never the prompt.
 
     Raises LmgymError as `learned_reward` does, and for a model with more than one output.
 
@@ -80,7 +81,7 @@ def reward_model(
         >>> reward_model(["4"], [Example("a/0", "2+2?")], model="Skywork/Skywork-Reward-V2-Qwen3-0.6B")
         [7.3]
     """
-    scorer = load("reward_model", "classifier", model, revision, device, compute)
+    scorer = load_scorer("reward_model", "classifier", model, revision, device, compute)
     check_scalar("reward_model", scorer)
     layout = _layout(scorer) if layout == "auto" else layout
     rows: list[Row]
@@ -89,11 +90,11 @@ def reward_model(
             raise LmgymError(f"key 'rewards.reward_model.layout': {model} has no chat template; write pair or joined")
         rows = [_chat(scorer, text, example, truncation) for text, example in zip(texts, examples, strict=True)]
     elif layout == "pair":
-        rows = text_rows("reward_model", scorer, list(map(_prompt, examples)), truncation, behind=texts)
+        rows = text_rows("reward_model", scorer, list(map(_prompt, examples)), truncation, second=texts)
     else:
         both = [_prompt(example) + text for text, example in zip(texts, examples, strict=True)]
         rows = text_rows("reward_model", scorer, both, truncation)
-    return [row[0] for row in forward.logits(scorer, rows, tokens_per_forward)]
+    return [row[0] for row in batched_forward.logits(scorer, rows, tokens_per_forward)]
 
 
 def _check_reward_model(examples: Sequence[Example], **arguments: Any) -> None:
@@ -105,7 +106,7 @@ reward_model.check = _check_reward_model  # type: ignore[attr-defined]
 
 
 def label_index(reward: str, key: str, scorer: Scorer, label: int | str) -> int:
-    """The place of a label among a classifier's outputs. Raises LmgymError if it has no such label.
+    """The index of a label among a classifier's outputs. Raises LmgymError if it has no such label.
 
     Example:
         >>> label_index("learned_reward", "label", scorer, "POSITIVE")
@@ -137,7 +138,7 @@ def check_scalar(reward: str, scorer: Scorer) -> None:
 
 
 def probabilities(scorer: Scorer, logits: Sequence[float]) -> list[float]:
-    """A classifier's logits as probabilities: together 1, or each on its own for a model of independent labels."""
+    """A classifier's logits as probabilities: softmax, or sigmoid for a multi-label model."""
     import torch
 
     values = torch.tensor(logits, dtype=torch.float64)
@@ -146,6 +147,7 @@ def probabilities(scorer: Scorer, logits: Sequence[float]) -> list[float]:
 
 
 def _layout(scorer: Scorer) -> Layout:
+    """The layout that "auto" takes: a pair needs a tokenizer that puts a separator between two texts."""
     tokenizer = scorer.tokenizer
     if getattr(tokenizer, "chat_template", None):
         return "chat"

@@ -1,4 +1,4 @@
-"""A judge behind an OpenAI-compatible chat endpoint: a server of one's own, or a service."""
+"""`endpoint_judge`: an LLM judge behind an OpenAI-compatible chat endpoint, your own server or a service."""
 
 import math
 import os
@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.rewards.learned.asking import SYSTEM, Item, check_template, messages
-from lmgym.rewards.learned.chat import Endpoint, ask
+from lmgym.rewards.learned.endpoint_client import Endpoint, ask_endpoint
+from lmgym.rewards.learned.judge_prompts import SYSTEM, Item, check_template, judge_messages
 from lmgym.rewards.learned.rows import clean
 from lmgym.rewards.views import without_thinking
 from lmgym.types import Example
@@ -41,18 +41,21 @@ def endpoint_judge(
     wait: float = 1.0,
     concurrency: int = 8,
 ) -> list[float]:
-    """What a chat model behind `base_url` says of each answer: a number from `lowest` to `highest`, over `highest`, or
-    1 for yes and 0 for no. Each distinct question is asked once per call, at temperature 0 unless `options`, further
-    fields of the request, say otherwise.
+    """A chat model's judgement of each answer: a number from `lowest` to `highest`, divided by `highest`; or, with
+    `read: yes_no`, 1 for yes and 0 for no.
 
-    A number is the last one in the reply, "8/10" and "8 out of 10" being 8; thoughts in <think> tags do not count. A
-    reply without a number in that range, or without a yes or no, is refused, or gets `unreadable` where there is one.
-    The key of a service is read from the environment variable `key_variable`, and appears in no message and no file.
-    Requests that fail for now (no connection, time-out, status 408, 409, 425, 429, 5xx) are tried again `retries`
-    times, after `wait` seconds, then twice as long, and so on, or as long as the server asks for, up to a minute; one
-    may take `seconds`, and `concurrency` are on their way at once. A served model need not say the same twice.
+    Equal questions are sent once per call. The temperature is 0; `options` are further fields of the request and may
+    change it. The last number in the reply counts; "8/10" and "8 out of 10" are read as 8. Thoughts in <think> tags do
+    not count. A reply without a number in the range (or without yes or no) raises, or gets the value `unreadable` if
+    you set it. The service's key is read from the environment variable `key_variable`; it appears in no message and no
+    file.
 
-    Raises LmgymError where the endpoint does not answer, or says that the request is wrong.
+    A request may take `seconds`, and `concurrency` requests run at the same time. After a temporary failure (no
+    connection, time-out, status 408, 409, 425, 429 or 5xx) a request is repeated up to `retries` times: after `wait`
+    seconds, then twice as long each time, or as long as the server asks for, at most a minute. A served model may give
+    another reply to the same question.
+
+    Raises LmgymError if the endpoint does not answer or rejects the request.
 
     Example:
         >>> endpoint_judge(["4"], [Example("a/0", "2+2?")], base_url="http://localhost:8000/v1", model="judge")
@@ -64,27 +67,29 @@ def endpoint_judge(
         raise LmgymError(f"key 'rewards.endpoint_judge.highest' is {highest}; it must be above 0 and above {lowest}")
     if concurrency < 1:
         raise LmgymError(f"key 'rewards.endpoint_judge.concurrency' must be at least 1, not {concurrency}")
-    asked = []
+    # Write one conversation per answer; send each distinct one once.
+    conversations = []
     for text, example in zip(texts, examples, strict=True):
-        said = messages(system, template, Item(0, example, "", text), text)
-        asked.append(tuple((one["role"], clean(one["content"])) for one in said))
-    distinct = list(dict.fromkeys(asked))
+        messages = judge_messages(system, template, Item(0, example, "", text), text)
+        conversations.append(tuple((message["role"], clean(message["content"])) for message in messages))
+    distinct = list(dict.fromkeys(conversations))
     with ThreadPoolExecutor(max_workers=min(concurrency, max(1, len(distinct)))) as pool:
-        waiting = [pool.submit(ask, endpoint, conversation) for conversation in distinct]
+        futures = [pool.submit(ask_endpoint, endpoint, conversation) for conversation in distinct]
         try:
-            replies = dict(zip(distinct, [future.result() for future in waiting], strict=True))
-        except BaseException:
+            replies = dict(zip(distinct, [future.result() for future in futures], strict=True))
+        except BaseException:  # after one failure the requests that still wait are not sent
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    # Read the value of each reply.
     values = []
-    for conversation, example in zip(asked, examples, strict=True):
+    for conversation, example in zip(conversations, examples, strict=True):
         value = _read(replies[conversation], read, lowest, highest)
         if value is None:
             value = unreadable
         if value is None:
-            wanted = "yes or no" if read == "yes_no" else f"number from {lowest:g} to {highest:g}"
+            expected = "yes or no" if read == "yes_no" else f"number from {lowest:g} to {highest:g}"
             raise LmgymError(
-                f"reward 'endpoint_judge': the reply for example '{example.id}' has no {wanted}: "
+                f"reward 'endpoint_judge': the reply for example '{example.id}' has no {expected}: "
                 f"{replies[conversation][:100]!r}; change the template, or write what such a reply is worth as "
                 "'unreadable: 0'"
             )
@@ -96,7 +101,7 @@ endpoint_judge.limits_itself = True  # type: ignore[attr-defined]  # each reques
 
 
 def _check(examples: Sequence[Example], **arguments: Any) -> None:
-    """The arguments are right and the key is there. Nothing is asked, which may cost money."""
+    """Check the arguments and the key. Sends no request, which may cost money."""
     endpoint_judge([], [], **arguments)
 
 
@@ -132,7 +137,7 @@ def _endpoint(
 
 
 def _read(reply: str, read: str, lowest: float, highest: float) -> float | None:
-    """The value of a reply, or None where it has none.
+    """The value of a reply, or None if it has none.
 
     Example:
         >>> _read("Score: 8/10", "number", 1, 10), _read("Yes, but ... no.", "yes_no", 1, 10)
@@ -140,8 +145,8 @@ def _read(reply: str, read: str, lowest: float, highest: float) -> float | None:
     """
     reply = without_thinking(reply)
     if read == "yes_no":
-        said = YES_NO.findall(reply)
-        return float(said[-1].lower() == "yes") if said else None
+        words = YES_NO.findall(reply)
+        return float(words[-1].lower() == "yes") if words else None
     numbers = NUMBER.findall(OUT_OF.sub(" ", reply))
     value = float(numbers[-1]) if numbers else math.inf
     return value / highest if lowest <= value <= highest else None

@@ -1,4 +1,4 @@
-"""Whether a document supports a summary, sentence by sentence, in the eyes of a model of entailment (SummaC)."""
+"""SummaC: does a document support a summary, sentence by sentence? An entailment (NLI) model decides."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,18 +8,18 @@ from typing import Any, Literal, NamedTuple
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
-from lmgym.rewards.learned import forward
+from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.classifier import probabilities
-from lmgym.rewards.learned.models import Compute, Device, Scorer, load
 from lmgym.rewards.learned.rows import Truncation, text_rows
+from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
 from lmgym.rewards.text.sentences import sentences
 from lmgym.text.chat import messages_of, plain_text
 from lmgym.types import Example
 
 Pooling = Literal["max", "mean", "min"]
-SHORTEST = 11  # characters of a sentence that counts, as in SummaC
-ROWS = 10  # sentences of the summary that SummaC-Conv reads
-# Bins of the head that SummaC's authors trained: percentiles of entailment over many summaries (their "percentile").
+SHORTEST = 11  # characters; shorter sentences do not count, as in SummaC
+ROWS = 10  # SummaC-Conv reads the first so many sentences of the summary
+# Bin edges of the head that SummaC's authors trained: percentiles of entailment over many summaries.
 PERCENTILES = (
     *(0.0, 0.01, 0.02, 0.03, 0.04, 0.07, 0.13, 0.37, 0.9, 0.91, 0.92, 0.93, 0.94, 0.95, 0.955, 0.96, 0.965, 0.97),
     *(0.975, 0.98, 0.985, 0.99, 0.995, 1.0),
@@ -31,10 +31,10 @@ POOLS: dict[str, Callable[[Sequence[float]], float]] = {
 }
 
 
-class Image(NamedTuple):
-    """Probabilities by sentence of the summary and sentence of the document, [summary][document].
+class PairProbabilities(NamedTuple):
+    """Probabilities for each pair of sentences, indexed [sentence of the summary][sentence of the document].
 
-    Example: Image(entailment=[[0.9, 0.1]], contradiction=[[0.0, 0.3]])
+    Example: PairProbabilities(entailment=[[0.9, 0.1]], contradiction=[[0.0, 0.3]])
     """
 
     entailment: list[list[float]]
@@ -60,14 +60,14 @@ def summac_zero_shot(
     compute: Compute = "float32",
     tokens_per_forward: int = 16384,
 ) -> list[float]:
-    """SummaC-ZS: each sentence of the summary is held against each of the document by a model of entailment; its score
-    is the best entailment less (with `contradiction`) the strongest contradiction, the text's the mean over its
-    sentences. From -1 to 1, or 0 to 1.
+    """SummaC-ZS: an entailment model compares each sentence of the summary with each sentence of the document. A
+    sentence's score is its highest entailment minus (with `contradiction`) its highest contradiction; the text's score
+    is the mean over its sentences. From -1 to 1; without `contradiction` from 0 to 1.
 
-    The document is the prompt, or `meta[document]`. Sentences of ten characters or fewer do not count, nor do those
-    behind the first `max_sentences` of either text; a text without a sentence that counts gets 0. The labels are those
-    that begin with "entail" and "contra", unless named. Source: Laban et al. 2022 (arXiv 2111.09525), which splits
-    sentences with NLTK's model; here they end at . ! ? before a capital or a digit, and at line ends.
+    The document is the prompt, or `meta[document]`. Sentences of ten characters or fewer do not count, and of either
+    text only the first `max_sentences` do. A text without such a sentence gets 0. The labels are the ones that begin
+    with "entail" and "contra", unless you name them. Source: Laban et al. 2022 (arXiv 2111.09525). They split sentences
+    with NLTK's model; here a sentence ends at . ! ? before a capital letter or a digit, and at a line end.
 
     Raises LmgymError for a model without such labels, and as `learned_reward` does.
 
@@ -75,18 +75,16 @@ def summac_zero_shot(
         >>> summac_zero_shot(["The cat is on the mat."], [example], model="tals/albert-xlarge-vitaminc-mnli")
         [0.87]
     """
-    scorer = load("summac_zero_shot", "classifier", model, revision, device, compute)
+    scorer = load_scorer("summac_zero_shot", "classifier", model, revision, device, compute)
     labels = _labels("summac_zero_shot", scorer, entailment_label, contradiction_label, contradiction)
     documents = _documents("summac_zero_shot", examples, document)
-    images = _images(
-        "summac_zero_shot", scorer, texts, documents, labels, max_sentences, truncation, tokens_per_forward
-    )
+    pairs = _pairs("summac_zero_shot", scorer, texts, documents, labels, max_sentences, truncation, tokens_per_forward)
     values = []
-    for image in images:
-        scores = [POOLS[over_document](row) for row in image.entailment]
+    for own in pairs:
+        scores = [POOLS[over_document](row) for row in own.entailment]
         if contradiction:
-            against = [POOLS[over_document](row) for row in image.contradiction]
-            scores = [one - other for one, other in zip(scores, against, strict=True)]
+            against = [POOLS[over_document](row) for row in own.contradiction]
+            scores = [support - doubt for support, doubt in zip(scores, against, strict=True)]
         values.append(float(POOLS[over_summary](scores)) if scores else 0.0)
     return values
 
@@ -108,25 +106,27 @@ def summac_conv(
     compute: Compute = "float32",
     tokens_per_forward: int = 16384,
 ) -> list[float]:
-    """SummaC-Conv: for each of the summary's first ten sentences, a histogram of how strongly the document's sentences
-    entail it, weighed by a trained head; the probability, 0 to 1, that the summary is consistent.
+    """SummaC-Conv: the probability, 0 to 1, that the summary is consistent with the document. For each of the first ten
+    sentences of the summary, a histogram counts how strongly the document's sentences entail it; a trained head turns
+    the histograms into the probability.
 
-    `head` is a safetensors file with the head's weights, named as in SummaC's own (mlp.weight [1, bins], mlp.bias,
-    layer_final.weight [2, 3], layer_final.bias): 23 bins are SummaC's percentiles, any other number equal parts of
-    [0, 1]. Without it there is no score, since random weights mean nothing. The rest is as for `summac_zero_shot`.
+    `head` is a safetensors file with the head's weights, named as in SummaC (mlp.weight [1, bins], mlp.bias,
+    layer_final.weight [2, 3], layer_final.bias). With 23 bins the edges are SummaC's percentiles; any other number of
+    bins divides [0, 1] equally. The head is required, since random weights mean nothing. Other arguments are as for
+    `summac_zero_shot`.
 
-    Raises LmgymError where there is no such head, and as `summac_zero_shot` does.
+    Raises LmgymError if the head is missing or wrong, and as `summac_zero_shot` does.
 
     Example:
         >>> summac_conv([text], [example], model="tals/albert-xlarge-vitaminc-mnli", head="summac.safetensors")
         [0.54]
     """
     weights = _head(head)
-    scorer = load("summac_conv", "classifier", model, revision, device, compute)
+    scorer = load_scorer("summac_conv", "classifier", model, revision, device, compute)
     labels = _labels("summac_conv", scorer, entailment_label, None, False)
     documents = _documents("summac_conv", examples, document)
-    images = _images("summac_conv", scorer, texts, documents, labels, max_sentences, truncation, tokens_per_forward)
-    return [_consistent(image, weights, over_summary) if image.entailment else 0.0 for image in images]
+    pairs = _pairs("summac_conv", scorer, texts, documents, labels, max_sentences, truncation, tokens_per_forward)
+    return [_consistent(own, weights, over_summary) if own.entailment else 0.0 for own in pairs]
 
 
 def _check_zero_shot(examples: Sequence[Example], **arguments: Any) -> None:
@@ -143,7 +143,7 @@ summac_zero_shot.check = _check_zero_shot  # type: ignore[attr-defined]  # see b
 summac_conv.check = _check_conv  # type: ignore[attr-defined]
 
 
-def _images(
+def _pairs(
     reward: str,
     scorer: Scorer,
     texts: Sequence[str],
@@ -152,36 +152,40 @@ def _images(
     most: int,
     truncation: Truncation,
     budget: int,
-) -> list[Image]:
-    """An Image for each text; an empty one where either side has no sentence that counts."""
+) -> list[PairProbabilities]:
+    """One PairProbabilities per text; an empty one if the text or its document has no sentence that counts."""
     if most < 1:
         raise LmgymError(f"key 'rewards.{reward}.max_sentences' must be at least 1, not {most}")
+    # Run all pairs (document's sentence, summary's sentence) of all texts through the model at once.
     split = cache(lambda text: [one for one in sentences(text) if len(one) >= SHORTEST][:most])
     sides = [(split(text), split(document)) for text, document in zip(texts, documents, strict=True)]
     pairs = [(premise, claim) for claims, premises in sides for claim in claims for premise in premises]
-    rows = text_rows(reward, scorer, [one for one, _ in pairs], truncation, behind=[other for _, other in pairs])
-    found = iter([probabilities(scorer, row) for row in forward.logits(scorer, rows, budget)])
-    supports, contradicts = labels
-    images = []
+    rows = text_rows(reward, scorer, [one for one, _ in pairs], truncation, second=[other for _, other in pairs])
+    outputs = iter([probabilities(scorer, row) for row in batched_forward.logits(scorer, rows, budget)])
+    # Hand the outputs back to their texts, in the same order.
+    entailed, contradicted = labels
+    results = []
     for claims, premises in sides:
-        image = [[next(found) for _ in premises] for _ in claims] if premises else []
-        entailment = [[pair[supports] for pair in row] for row in image]
-        against = [] if contradicts is None else [[pair[contradicts] for pair in row] for row in image]
-        images.append(Image(entailment, against))
-    return images
+        table = [[next(outputs) for _ in premises] for _ in claims] if premises else []
+        entailment = [[output[entailed] for output in row] for row in table]
+        against = [] if contradicted is None else [[output[contradicted] for output in row] for row in table]
+        results.append(PairProbabilities(entailment, against))
+    return results
 
 
 def _labels(
     reward: str, scorer: Scorer, entailment: str | None, contradiction: str | None, both: bool
 ) -> tuple[int, int | None]:
+    """The indices of the labels for entailment and (if `both`) contradiction among the classifier's outputs."""
+
     def index(key: str, named: str | None, beginning: str) -> int:
         names = scorer.labels
         fits = [i for i, name in enumerate(names) if (name == named if named else name.lower().startswith(beginning))]
         if len(fits) == 1:
             return fits[0]
-        wanted = f"'{named}'" if named else f"that begins with '{beginning}'"
+        missing = f"'{named}'" if named else f"that begins with '{beginning}'"
         raise LmgymError(
-            f"key 'rewards.{reward}.{key}': {scorer.name} has no label {wanted}; write the one that means it. "
+            f"key 'rewards.{reward}.{key}': {scorer.name} has no label {missing}; write the one that means it. "
             f"{suggest(named or beginning, names)}"
         )
 
@@ -202,7 +206,7 @@ def _documents(reward: str, examples: Sequence[Example], key: str | None) -> lis
 
 
 def _head(path: str | None) -> dict[str, Any]:
-    """The weights of a trained head, in double precision. Raises LmgymError where there are none."""
+    """The weights of a trained head in double precision, and its bin edges. Raises LmgymError if the file is wrong."""
     import torch
     from safetensors.torch import load_file
 
@@ -215,27 +219,30 @@ def _head(path: str | None) -> dict[str, Any]:
         )
     try:
         weights = {name: value.double() for name, value in load_file(path).items()}
-    except Exception as error:  # safetensors raises a kind of its own
+    except Exception as error:  # safetensors' own error class extends Exception directly
         raise LmgymError(
             f"{key}: {path} is no safetensors file ({error}); docs/learned_rewards.md says how to convert a .bin"
         ) from error
     shapes = {name: tuple(value.shape) for name, value in weights.items()}
     bins = weights["mlp.weight"].shape[-1] if "mlp.weight" in weights else 1
-    wanted = {"mlp.weight": (1, bins), "mlp.bias": (1,), "layer_final.weight": (2, 3), "layer_final.bias": (2,)}
-    if shapes != wanted:
-        raise LmgymError(f"{key}: {path} holds {shapes}, and a head has {wanted}")
+    expected = {"mlp.weight": (1, bins), "mlp.bias": (1,), "layer_final.weight": (2, 3), "layer_final.bias": (2,)}
+    if shapes != expected:
+        raise LmgymError(f"{key}: {path} holds {shapes}, and a head has {expected}")
     edges = PERCENTILES if bins == len(PERCENTILES) - 1 else [i / bins for i in range(bins + 1)]
     return {**weights, "edges": torch.tensor(edges, dtype=torch.float64)}
 
 
-def _consistent(image: Image, weights: dict[str, Any], over_summary: Pooling) -> float:
+def _consistent(pairs: PairProbabilities, weights: dict[str, Any], over_summary: Pooling) -> float:
+    """SummaC-Conv's probability that the summary is consistent."""
     import torch
 
+    # For each sentence of the summary [S], a histogram [S, bins] over the document's sentences.
     edges = weights["edges"]
     bins = len(edges) - 1
-    supported = torch.tensor(image.entailment[:ROWS], dtype=torch.float64)
-    places = (torch.bucketize(supported, edges, right=True) - 1).clamp(0, bins - 1)  # the last bin has both its ends
-    histograms = torch.nn.functional.one_hot(places, bins).sum(1).double()
-    said = (histograms @ weights["mlp.weight"][0] + weights["mlp.bias"]).tolist()
-    feature = torch.full((3,), float(POOLS[over_summary](said)), dtype=torch.float64)
+    entailment = torch.tensor(pairs.entailment[:ROWS], dtype=torch.float64)
+    indices = (torch.bucketize(entailment, edges, right=True) - 1).clamp(0, bins - 1)  # 1.0 belongs to the last bin
+    histograms = torch.nn.functional.one_hot(indices, bins).sum(1).double()
+    # The head scores each sentence. Its last layer has three inputs, which all get the pooled score, as in SummaC.
+    scores = (histograms @ weights["mlp.weight"][0] + weights["mlp.bias"]).tolist()
+    feature = torch.full((3,), float(POOLS[over_summary](scores)), dtype=torch.float64)
     return float((weights["layer_final.weight"] @ feature + weights["layer_final.bias"]).softmax(0)[1])

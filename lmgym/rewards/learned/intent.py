@@ -1,13 +1,14 @@
-"""Whether an answer in a dialogue does what it was to do: inform, ask, direct or commit (DailyDialog's intents)."""
+"""`intent_accuracy`: has an answer in a dialogue the intent of its reference (DailyDialog: inform, question, directive,
+commissive)?"""
 
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.rewards.learned import forward
-from lmgym.rewards.learned.models import Compute, Device, Scorer, load
+from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.rows import Truncation, text_rows
+from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
 from lmgym.rewards.text.meteor import meteor, meteor_stem
 from lmgym.text.chat import messages_of, plain_text
 from lmgym.types import Example
@@ -33,41 +34,41 @@ def intent_accuracy(
     compute: Compute = "float32",
     tokens_per_forward: int = 16384,
 ) -> list[float]:
-    """intent_coeff * [the classifier finds the reference's intent in the answer] + auto_coeff * METEOR of the answer.
+    """intent_coeff * [the classifier's intent of the answer is the right one] + auto_coeff * METEOR of the answer.
 
-    The wanted intent is `meta["intent"]` of the example (1 inform, 2 question, 3 directive, 4 commissive). It is the
-    label of that number or name, or, of a classifier of four labels that has neither, the one at that place. The
-    classifier reads the last utterance of the prompt, `end_of_utterance` and the answer; with `context` none the
-    answer alone, with all the whole prompt before it. Without `synonyms` METEOR is meteor_stem; with auto_coeff 0 there
-    is none (so is RL4LMs' metric of this name).
+    The right intent is the example's `meta["intent"]` (1 inform, 2 question, 3 directive, 4 commissive). The classifier
+    must have a label with this number or name; if it has four labels and none of these, its labels are taken in this
+    order. It reads the last utterance of the prompt, `end_of_utterance` and the answer; with `context` none the answer
+    only, with all the whole prompt and the answer. Without `synonyms`, METEOR is meteor_stem. With auto_coeff 0 METEOR
+    is not computed (RL4LMs' metric of this name).
 
-    Source: RL4LMs, whose reward scores METEOR over all answers so far where here it is of each answer, and whose
-    classifier reads the two utterances without the mark between them that it was trained with.
+    Source: RL4LMs. Two differences: its reward computes METEOR over all answers so far, here over each answer; and its
+    classifier reads the two utterances without the mark between them, with which it was trained.
 
-    Raises LmgymError for an example without an intent, one without references where auto_coeff is not 0, a classifier
-    that does not know the intents, and as `learned_reward` does.
+    Raises LmgymError for an example without an intent, for one without references if auto_coeff is not 0, for a
+    classifier that does not know the intents, and as `learned_reward` does.
 
     Example:
         >>> intent_accuracy(["Shall we?"], [example], model="models/intent", auto_coeff=0)     # a question was wanted
         [1.0]
     """
-    scorer = load("intent_accuracy", "classifier", model, revision, device, compute)
-    wanted = [_label(scorer, intent) for intent in _intents(examples)]
-    read = [_before(example, context, end_of_utterance) + text for text, example in zip(texts, examples, strict=True)]
-    rows = text_rows("intent_accuracy", scorer, read, truncation)
-    found = [row.index(max(row)) for row in forward.logits(scorer, rows, tokens_per_forward)]
-    values = [intent_coeff * float(one == other) for one, other in zip(found, wanted, strict=True)]
+    scorer = load_scorer("intent_accuracy", "classifier", model, revision, device, compute)
+    right = [_label(scorer, intent) for intent in _intents(examples)]
+    inputs = [_before(example, context, end_of_utterance) + text for text, example in zip(texts, examples, strict=True)]
+    rows = text_rows("intent_accuracy", scorer, inputs, truncation)
+    predicted = [row.index(max(row)) for row in batched_forward.logits(scorer, rows, tokens_per_forward)]
+    values = [intent_coeff * float(one == other) for one, other in zip(predicted, right, strict=True)]
     if auto_coeff:
-        similar = (meteor if synonyms else meteor_stem)(texts, examples)
-        values = [value + auto_coeff * score for value, score in zip(values, similar, strict=True)]
+        meteors = (meteor if synonyms else meteor_stem)(texts, examples)
+        values = [value + auto_coeff * score for value, score in zip(values, meteors, strict=True)]
     return values
 
 
 def _check(examples: Sequence[Example], **arguments: Any) -> None:
-    """The model is there and knows the intents of all examples, and METEOR has what it needs."""
+    """Check that the model can be loaded and knows the intents of all examples, and that METEOR can run."""
     intent_accuracy([""] * len(examples[:1]), list(examples[:1]), **arguments)
     settings = {key: arguments[key] for key in ("revision", "device", "compute") if key in arguments}
-    scorer = load("intent_accuracy", "classifier", arguments["model"], **settings)
+    scorer = load_scorer("intent_accuracy", "classifier", arguments["model"], **settings)
     for intent in set(_intents(examples)):
         _label(scorer, intent)
     if arguments.get("auto_coeff", 1.0):
@@ -89,7 +90,7 @@ def _intents(examples: Sequence[Example]) -> list[int]:
 
 
 def _label(scorer: Scorer, intent: int) -> int:
-    """The place of an intent among the classifier's labels."""
+    """The index of an intent among the classifier's labels."""
     labels = [label.lower() for label in scorer.labels]
     for name in (str(intent), NAMES[intent]):
         if name in labels:
@@ -103,11 +104,11 @@ def _label(scorer: Scorer, intent: int) -> int:
 
 
 def _before(example: Example, context: Context, end: str) -> str:
-    """What the classifier reads before the answer."""
+    """The text that the classifier reads before the answer."""
     if context == "none":
         return ""
     prompt = plain_text(messages_of(example.prompt))
     if context == "all":
         return prompt
-    said = [utterance.strip() for utterance in prompt.split(end) if utterance.strip()]
-    return f"{said[-1]} {end}" if said else ""
+    utterances = [utterance.strip() for utterance in prompt.split(end) if utterance.strip()]
+    return f"{utterances[-1]} {end}" if utterances else ""

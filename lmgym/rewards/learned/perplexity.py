@@ -1,4 +1,4 @@
-"""How likely a causal model finds a text, in windows where the text is longer than the model reads."""
+"""`causal_perplexity`: the perplexity of a text under a causal language model. Long texts are read in windows."""
 
 import math
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ import numpy as np
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.rewards.learned import forward
-from lmgym.rewards.learned.models import Compute, Device, Scorer, load
+from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.rows import Row, chat_ids, plain_ids, text_rows
+from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
 from lmgym.rewards.text.references import reward_of_sums
 from lmgym.stats.intervals import SufficientStatistics
 from lmgym.text.chat import messages_of
@@ -35,22 +35,22 @@ def causal_perplexity(
     compute: Compute = "float32",
     tokens_per_forward: int = 4096,
 ) -> SufficientStatistics:
-    """exp of the mean negative log-likelihood of the text's tokens under a causal language model; with `form`
-    log_likelihood the mean log-likelihood itself (nats per token, at most 0), which is the better reward: more is
-    better, and one absurd word does not outweigh everything.
+    """Perplexity: exp of the mean negative log-likelihood of the text's tokens under a causal language model. With
+    `form: log_likelihood` the mean log-likelihood itself (nats per token, at most 0). That is the better reward: higher
+    is better, and one absurd word does not outweigh all others.
 
-    A text longer than `window` (what the model reads, if left out) is read in windows that start `stride` tokens (half
-    a window) after one another; each token counts once, in the first window that has it, so it is judged with at least
-    window - stride tokens before it (but at the beginning). With `with_prompt` the prompt (through the chat template,
-    if any) is put before the text and not counted; without, the first token of a text is not counted unless the
-    tokenizer puts a BOS before it. A text without a token to count gets the vocabulary's size, as if nothing
-    were known.
+    A text longer than `window` (default: all that the model can read) is read in windows. Each starts `stride` tokens
+    (default: half a window) after the one before. Each token counts once, in the first window that contains it; so it
+    has at least window - stride tokens of context, except at the beginning of the text. With `with_prompt` the prompt
+    (in the chat template, if there is one) is context and is not counted. Without it, a text's first token is counted
+    only if the tokenizer puts a BOS token before it. A text without any counted token gets the perplexity of a uniform
+    distribution, the size of the vocabulary.
 
-    The corpus value, `causal_perplexity.corpus`, is exp of the mean over the tokens of all texts. Sources: Hugging
-    Face's guide "Perplexity of fixed-length models", but every token is counted (the guide's average leaves out one
-    weight per window); RL4LMs' metric of this name scores the references, which no answer can change.
+    The corpus value, `causal_perplexity.corpus`, is exp of the mean over the tokens of all texts. Source: Hugging
+    Face's guide "Perplexity of fixed-length models", but here every token has weight 1 (the guide's average leaves out
+    one weight per window). RL4LMs' metric of this name scores the references, which no answer can change.
 
-    Raises LmgymError for a model that is not there or is no causal one, and for windows and strides out of range.
+    Raises LmgymError for a model that is missing or not causal, and for a window or stride out of range.
 
     Example:
         >>> causal_perplexity(["The cat sat on the mat."], [example], model="gpt2")
@@ -71,27 +71,29 @@ causal_perplexity.check = _check  # type: ignore[attr-defined]  # see base.check
 
 
 def windows(length: int, start: int, width: int, stride: int) -> list[tuple[int, int, int]]:
-    """The windows over a sequence whose tokens from `start` on count: begin, end, and the first that counts there.
+    """Windows over a sequence whose tokens count from index `start` on: for each window (begin, end, first), with
+    `first` the index of the first token that is counted in this window.
 
     Example:
         >>> windows(length=10, start=1, width=4, stride=2)
         [(0, 4, 1), (2, 6, 4), (4, 8, 6), (6, 10, 8)]
     """
-    found, counted = [], max(start, 1)
+    spans, counted = [], max(start, 1)
     for begin in range(0, length, stride):
         end = min(begin + width, length)
-        if end > counted:
-            found.append((begin, end, counted))
+        if end > counted:  # a window without a new token is not run
+            spans.append((begin, end, counted))
             counted = end
         if end == length:
             break
-    return found
+    return spans
 
 
 def _settings(
     model: str, revision: str | None, device: Device, compute: Compute, stride: int | None, window: int | None
 ) -> tuple[Scorer, int, int]:
-    scorer = load("causal_perplexity", "causal", model, revision, device, compute)
+    """The model, the window's width and the stride, with defaults filled in and checked."""
+    scorer = load_scorer("causal_perplexity", "causal", model, revision, device, compute)
     key, longest = "key 'rewards.causal_perplexity", scorer.longest
     width = window or longest
     if width is None:
@@ -113,7 +115,8 @@ def _sums(
     stride: int,
     budget: int,
 ) -> list[tuple[float, int]]:
-    """The log-likelihood of each text and the number of its tokens that count."""
+    """For each text the sum of its counted tokens' log-likelihoods, and their number."""
+    # The ids of each text, and the index of the first that counts.
     sequences = []
     for text, example in zip(texts, examples, strict=True):
         if with_prompt:
@@ -121,19 +124,22 @@ def _sums(
             sequences.append(([*before, *plain_ids(scorer.tokenizer, text)], len(before)))
         else:
             sequences.append((_ids(scorer, text), 1))
+    # Run all windows of all texts at once.
     cuts = [windows(len(ids), start, width, stride) for ids, start in sequences]
     both = zip(sequences, cuts, strict=True)
-    rows = [Row(tuple(ids[begin:end])) for (ids, _), found in both for begin, end, _ in found]
-    said = iter(forward.token_logprobs(scorer, rows, budget))
+    rows = [Row(tuple(ids[begin:end])) for (ids, _), spans in both for begin, end, _ in spans]
+    logprobs = iter(batched_forward.token_logprobs(scorer, rows, budget))
+    # Index i of a window's log-probabilities is about its token i + 1.
     sums = []
-    for found in cuts:
-        counted = [value for begin, _, first in found for value in next(said)[first - 1 - begin :]]
+    for spans in cuts:
+        counted = [value for begin, _, first in spans for value in next(logprobs)[first - 1 - begin :]]
         sums.append((math.fsum(counted), len(counted)))
     return sums
 
 
 def _ids(scorer: Scorer, text: str) -> list[int]:
-    """A text's ids, with what the tokenizer puts before it and without an end mark, which nobody wrote."""
+    """A text's ids with the special tokens that the tokenizer puts before it, without those that it puts after it: the
+    text does not contain an end mark."""
     unlimited = Scorer(scorer.name, scorer.reward, scorer.model, scorer.tokenizer, None)
     ids = list(text_rows("causal_perplexity", unlimited, [text], "refuse")[0].ids)
     own = plain_ids(scorer.tokenizer, text)
@@ -144,4 +150,4 @@ def _ids(scorer: Scorer, text: str) -> list[int]:
 
 def _value(form: Form, total: float, count: int, scorer: Scorer) -> float:
     mean = total / count if count else -math.log(scorer.model.config.get_text_config().vocab_size)
-    return mean if form == "log_likelihood" else math.exp(min(-mean, 700.0))  # exp(700) is still a number
+    return mean if form == "log_likelihood" else math.exp(min(-mean, 700.0))  # exp(710) would overflow

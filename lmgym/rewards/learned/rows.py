@@ -1,5 +1,5 @@
-"""Texts to the token ids that a scoring model reads. Words are words, whatever they spell: "<|im_end|>" in an answer
-becomes the tokens of its characters, never the control token. What is too long is refused, or cut where asked."""
+"""Turns texts into rows of token ids for a scoring model. A text cannot contain control tokens: "<|im_end|>" in an
+answer becomes the tokens of its characters. A text that is too long is refused, or cut if the user asks for it."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.learned.models import Scorer
+from lmgym.rewards.learned.scorers import Scorer
 from lmgym.text.chat import plain_text
 from lmgym.types import Message
 
@@ -17,7 +17,7 @@ PREFIXED = ("GPT2Tokenizer", "RobertaTokenizer")  # a word's token begins with i
 
 @dataclass(frozen=True)
 class Row:
-    """What a model reads at once: ids, and for a pair of texts which of them each id belongs to.
+    """One input of a model: ids, and for a pair of texts the number (0 or 1) of the text that each id belongs to.
 
     Example: Row(ids=(101, 7592, 102), types=(0, 0, 0))
     """
@@ -27,16 +27,17 @@ class Row:
 
 
 def text_rows(
-    reward: str, scorer: Scorer, texts: Sequence[str], truncation: Truncation, behind: Sequence[str] | None = None
+    reward: str, scorer: Scorer, texts: Sequence[str], truncation: Truncation, second: Sequence[str] | None = None
 ) -> list[Row]:
-    """One row per text, or per pair (text, behind), with the special tokens that the tokenizer puts around it.
+    """One row per text, or per pair (text, second text), with the tokenizer's special tokens.
 
-    Cut are the tokens at the left or right, of a pair those of the longer text. A row without any token, as an empty
-    text has with some tokenizers, becomes the end-of-sequence token. Raises LmgymError for a text that is too long.
+    A row that is too long raises LmgymError, or loses tokens at its left or right end (`truncation`); of a pair the
+    longer text is cut. If a row has no token, as with some tokenizers for an empty text, it becomes the end-of-sequence
+    token.
     """
     if not texts:
         return []
-    rows = _rows(scorer, texts, behind)
+    rows = _rows(scorer, texts, second)
     longest = scorer.longest
     if longest is None or max(len(row.ids) for row in rows) <= longest:
         return rows
@@ -44,15 +45,15 @@ def text_rows(
         if len(row.ids) > longest:
             if truncation == "refuse":
                 raise _too_long(reward, scorer, f"text {index} of {len(rows)}", len(row.ids))
-            pair = None if behind is None else [behind[index]]
+            pair = None if second is None else [second[index]]
             scorer.tokenizer.truncation_side = truncation
             rows[index] = _rows(scorer, [texts[index]], pair, truncation=True, max_length=longest)[0]
     return rows
 
 
-def _rows(scorer: Scorer, texts: Sequence[str], behind: Sequence[str] | None, **cut: Any) -> list[Row]:
+def _rows(scorer: Scorer, texts: Sequence[str], second: Sequence[str] | None, **cut: Any) -> list[Row]:
     found = scorer.tokenizer(
-        list(map(clean, texts)), *([] if behind is None else [list(map(clean, behind))]),
+        list(map(clean, texts)), *([] if second is None else [list(map(clean, second))]),
         split_special_tokens=True, verbose=False, **cut,
     )  # fmt: skip
     types = found.get("token_type_ids") or [None] * len(texts)
@@ -61,16 +62,17 @@ def _rows(scorer: Scorer, texts: Sequence[str], behind: Sequence[str] | None, **
 
 
 def plain_ids(tokenizer: Any, text: str, special: bool = False) -> list[int]:
-    """The ids of a text's own characters; with `special`, what spells a control token is that token."""
+    """The ids of a text's characters, without special tokens; with `special`, the name of a control token in the text
+    becomes that token."""
     text = clean(text)
     return list(tokenizer(text, add_special_tokens=False, split_special_tokens=not special, verbose=False)["input_ids"])
 
 
 def chat_ids(scorer: Scorer, messages: Sequence[Message], generate: bool = True, begin: str = "") -> list[int]:
-    """Ids of a conversation through the tokenizer's chat template, with `begin` as the start of the answer.
+    """Ids of a conversation in the tokenizer's chat template, with `begin` as the start of the answer.
 
-    Control tokens are those that the template writes; in the messages they are plain text. Without a template it is
-    the plain text of rendering.plain_text. Raises LmgymError where the template refuses the messages.
+    Only the template can write control tokens; in the messages their names are plain text. Without a template the
+    conversation is rendered by text.chat.plain_text. Raises LmgymError if the template refuses the messages.
 
     Example:
         >>> chat_ids(scorer, [{"role": "user", "content": "Is 4 even?"}], begin="Yes or no:")
@@ -81,46 +83,49 @@ def chat_ids(scorer: Scorer, messages: Sequence[Message], generate: bool = True,
         ids = list(tokenizer(clean(text), split_special_tokens=True, verbose=False)["input_ids"])
         ends = (tokenizer.eos_token_id, tokenizer.sep_token_id)
         return (ids[:-1] if generate and ids and ids[-1] in ends else ids) or [_filler(scorer)]
-    hidden, found, edge = _hide(tokenizer, messages)
+    # Replace the names of control tokens in the messages by marks, render, then put them back as plain text.
+    hidden, names, edge = _hide(tokenizer, messages)
     try:
         text = tokenizer.apply_chat_template(hidden, tokenize=False, add_generation_prompt=generate)
-    except Exception as error:  # jinja raises whatever the template's author chose
+    except Exception as error:  # a template may raise any error
         roles = ", ".join(message["role"] for message in messages)
         raise LmgymError(f"the chat template of {scorer.name} refuses the messages ({roles}): {error}") from error
     ids = []
     for number, piece in enumerate(re.split(f"{edge}([0-9]+){edge}", text + begin)):
-        ids += plain_ids(tokenizer, found[int(piece)]) if number % 2 else plain_ids(tokenizer, piece, special=True)
+        ids += plain_ids(tokenizer, names[int(piece)]) if number % 2 else plain_ids(tokenizer, piece, special=True)
     return ids
 
 
 def _hide(tokenizer: Any, messages: Sequence[Message]) -> tuple[list[dict[str, str]], list[str], str]:
-    """The messages with a numbered mark in place of each control token that a content spells."""
+    """The messages with a numbered mark in place of each control token's name, the names by number, and the characters
+    at both ends of a mark."""
     control = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     control |= set(tokenizer.all_special_tokens)
     if not control:
         return [dict(message) for message in messages], [], "\x02"
-    edge, found = "\x02", list[str]()
-    while any(edge in message["content"] for message in messages):
+    edge, names = "\x02", list[str]()
+    while any(edge in message["content"] for message in messages):  # no content may look like a mark
         edge += "\x02\x03"
     pattern = re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))))
 
     def hide(match: re.Match[str]) -> str:
-        found.append(match[0])
-        return f"{edge}{len(found) - 1}{edge}"
+        names.append(match[0])
+        return f"{edge}{len(names) - 1}{edge}"
 
-    return [{**message, "content": pattern.sub(hide, message["content"])} for message in messages], found, edge
+    return [{**message, "content": pattern.sub(hide, message["content"])} for message in messages], names, edge
 
 
 def fitted(reward: str, scorer: Scorer, text: str, rendered: Callable[[str], list[int]], side: Truncation) -> Row:
-    """The row of `rendered(text)`, or, where it is too long, of as much of the text as fits, without its left or right.
+    """The row of `rendered(text)`. If it is too long, as much of the text as fits, cut at its left or right.
 
-    Raises LmgymError where it is too long and must not be cut, or would be too long with nothing left of the text.
+    Raises LmgymError if the row is too long and `side` is "refuse", or if it is too long even with an empty text.
     """
     ids, longest = rendered(text), scorer.longest
     if longest is None or len(ids) <= longest:
         return Row(tuple(ids))
     if side == "refuse":
         raise _too_long(reward, scorer, "a text with what is put around it", len(ids))
+    # Find by bisection the most characters that fit: 0 characters must fit, all of them do not.
     fits, most = 0, len(text)
     best = rendered("")
     if len(best) > longest:
@@ -139,11 +144,13 @@ def fitted(reward: str, scorer: Scorer, text: str, rendered: Callable[[str], lis
 
 
 def spaced(tokenizer: Any, text: str) -> str:
-    """The text with a space in front where the tokenizer's words begin with one, as words within a sentence do."""
+    """The text, with a leading space for tokenizers whose word tokens include one; so the first word gets the token
+    that it has inside of a sentence."""
     return f" {text}" if type(tokenizer).__name__.removesuffix("Fast") in PREFIXED else text
 
 
 def _filler(scorer: Scorer) -> int:
+    """The token of a row that would otherwise be empty."""
     tokenizer = scorer.tokenizer
     for id in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):
         if id is not None:
@@ -152,7 +159,7 @@ def _filler(scorer: Scorer) -> int:
 
 
 def clean(text: str) -> str:
-    """The text with U+FFFD for half a surrogate pair, which no tokenizer takes.
+    """The text with U+FFFD in place of each lone surrogate (half of a surrogate pair), which no tokenizer accepts.
 
     Example:
         >>> clean("a\\ud800b")

@@ -1,4 +1,4 @@
-"""How near a text is to its references: by its tokens' vectors (BERTScore), or by a trained regression (BLEURT)."""
+"""Similarity of a text to its references: `bert_score` compares token embeddings, `bleurt` is a trained regression."""
 
 import math
 from collections import Counter
@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.rewards.learned import forward
+from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.classifier import check_scalar
-from lmgym.rewards.learned.models import Compute, Device, Scorer, load
 from lmgym.rewards.learned.rows import Row, Truncation, spaced, text_rows
+from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
 from lmgym.rewards.text.references import references_of
 from lmgym.types import Example
 
@@ -34,13 +34,13 @@ def bert_score(
     compute: Compute = "float32",
     tokens_per_forward: int = 16384,
 ) -> list[float]:
-    """BERTScore: each token is matched with the token of the other text whose vector is most alike (cosine). The mean
-    over the text's tokens is the precision, over the reference's the recall, and F1 is 2PR / (P + R); not rescaled.
+    """BERTScore: each token is matched with the most similar token (cosine) of the other text. Precision is the mean
+    similarity over the text's tokens, recall that over the reference's tokens, F1 = 2PR / (P + R); not rescaled.
 
-    `model` is any encoder; `layer` the hidden state whose vectors count (17 of roberta-large, say; 0: the embeddings;
-    the last one if left out). With `idf`, a text file of one document a line, tokens weigh log((N + 1) / (n + 1)), n of
-    the N documents having them; else 1. [CLS] and [SEP] weigh nothing, but may be matched. Of several references the
-    best counts; a blank text, or reference, gets 0.
+    `model` is any encoder. `layer` is the hidden state to use (17 for roberta-large, for example; 0: the embeddings;
+    default: the last). `idf` is a text file with one document per line: a token that n of the N documents have then
+    weighs log((N + 1) / (n + 1)). Without it all tokens weigh 1. [CLS] and [SEP] weigh 0, but other tokens may match
+    them. The best reference counts. A blank text or reference gets 0.
 
     Source: Zhang et al. 2020 (arXiv 1904.09675); the numbers are those of their package, which takes idf from the
     references of the call.
@@ -51,21 +51,22 @@ def bert_score(
         >>> bert_score(["a cat"], [Example("a/0", "?", references=("a cat",))], model="distilbert-base-uncased")
         [1.0]
     """
-    scorer = load("bert_score", "encoder", model, revision, device, compute)
+    scorer = load_scorer("bert_score", "encoder", model, revision, device, compute)
     _check_layer(scorer, layer)
     references = references_of("bert_score", examples)
     weights = _weights(scorer, idf)
+    # Embed each distinct text and reference once.
     distinct = list(dict.fromkeys([*texts, *(one for several in references for one in several)]))
     rows = text_rows("bert_score", scorer, [spaced(scorer.tokenizer, one.strip()) for one in distinct], truncation)
-    vectors = forward.embeddings(scorer, rows, tokens_per_forward, layer)
-    known = {
-        text: (_unit(vector), _weigh(scorer, row, weights))
+    vectors = batched_forward.embeddings(scorer, rows, tokens_per_forward, layer)
+    embedded = {
+        text: (_unit(vector), _weigh(row, weights))
         for text, row, vector in zip(distinct, rows, vectors, strict=True)
         if text.strip()
     }
     values = []
     for text, several in zip(texts, references, strict=True):
-        pairs = [_matched(known[text], known[one]) for one in several if text in known and one in known]
+        pairs = [_matched(embedded[text], embedded[one]) for one in several if text in embedded and one in embedded]
         values.append(max((pair[part] for pair in pairs), default=0.0))
     return values
 
@@ -82,11 +83,11 @@ def bleurt(
     compute: Compute = "float32",
     tokens_per_forward: int = 16384,
 ) -> list[float]:
-    """BLEURT: a regression on the pair (reference, text), as it is; mostly between 0 and 1. Of several references the
-    best counts.
+    """BLEURT: a regression model's output for the pair (reference, text), not rescaled; mostly between 0 and 1. The
+    best reference counts.
 
-    `model` is a checkpoint with one output that was trained on such pairs, BLEURT's own converted to transformers'
-    format or another. Source: Sellam et al. 2020 (arXiv 2004.04696).
+    `model` is a checkpoint with one output, trained on such pairs: BLEURT's own, converted to transformers' format, or
+    another. Source: Sellam et al. 2020 (arXiv 2004.04696).
 
     Raises LmgymError for an example without references, and as `reward_model` does.
 
@@ -94,16 +95,16 @@ def bleurt(
         >>> bleurt(["a cat"], [Example("a/0", "?", references=("the cat",))], model="models/bleurt-20")
         [0.71]
     """
-    scorer = load("bleurt", "classifier", model, revision, device, compute)
+    scorer = load_scorer("bleurt", "classifier", model, revision, device, compute)
     check_scalar("bleurt", scorer)
     pairs = [
         (reference, text)
         for text, several in zip(texts, references_of("bleurt", examples), strict=True)
         for reference in several
     ]
-    rows = text_rows("bleurt", scorer, [one for one, _ in pairs], truncation, behind=[other for _, other in pairs])
-    found = iter(forward.logits(scorer, rows, tokens_per_forward))
-    return [max(next(found)[0] for _ in example.references) for example in examples]
+    rows = text_rows("bleurt", scorer, [one for one, _ in pairs], truncation, second=[other for _, other in pairs])
+    outputs = iter(batched_forward.logits(scorer, rows, tokens_per_forward))
+    return [max(next(outputs)[0] for _ in example.references) for example in examples]
 
 
 def _check_bert_score(examples: Sequence[Example], **arguments: Any) -> None:
@@ -127,11 +128,11 @@ def _check_layer(scorer: Scorer, layer: int | None) -> None:
 
 
 def _weights(scorer: Scorer, idf: str | None) -> tuple[dict[int, float], float]:
-    """The weight of each token id, and that of every other."""
+    """The weights of the known token ids, and the weight of all others."""
     if idf is None:
         tokenizer = scorer.tokenizer
-        outside = (tokenizer.cls_token_id, tokenizer.sep_token_id)
-        return {id: 0.0 for id in outside if id is not None}, 1.0
+        special = (tokenizer.cls_token_id, tokenizer.sep_token_id)
+        return {id: 0.0 for id in special if id is not None}, 1.0
     try:
         text = Path(idf).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -149,7 +150,8 @@ def _inverse_frequencies(scorer: Scorer, documents: tuple[str, ...]) -> tuple[di
     return {id: math.log((len(rows) + 1) / (n + 1)) for id, n in counts.items()}, math.log(len(rows) + 1)
 
 
-def _weigh(scorer: Scorer, row: Row, weights: tuple[dict[int, float], float]) -> Any:
+def _weigh(row: Row, weights: tuple[dict[int, float], float]) -> Any:
+    """The weights of a row's tokens [tokens], which add up to 1."""
     import torch
 
     known, other = weights
@@ -164,8 +166,8 @@ def _unit(vectors: Any) -> Any:
 
 def _matched(text: tuple[Any, Any], reference: tuple[Any, Any]) -> dict[str, float]:
     """Precision, recall and F1 of two texts: unit vectors [tokens, width] and weights that add up to 1 [tokens]."""
-    alike = (text[0] @ reference[0].T).double()
-    precision = float((alike.max(1).values * text[1]).sum())
-    recall = float((alike.max(0).values * reference[1]).sum())
+    cosines = (text[0] @ reference[0].T).double()  # [tokens of the text, tokens of the reference]
+    precision = float((cosines.max(1).values * text[1]).sum())
+    recall = float((cosines.max(0).values * reference[1]).sum())
     f1 = 2 * precision * recall / (precision + recall) if precision + recall > 0 else 0.0
     return {"precision": precision, "recall": recall, "f1": f1}

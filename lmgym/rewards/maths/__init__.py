@@ -1,1 +1,1 @@
-"""Rewards for problems with a final answer."""
+"""Rewards for maths problems with a final answer."""

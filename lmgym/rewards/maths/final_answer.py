@@ -1,4 +1,4 @@
-"""Rewards for problems with a final answer: finding it in a text, reading it exactly, comparing it."""
+"""`final_answer` and `answer_format`: find the final answer in a text, read it as an exact number, compare it."""
 
 import re
 from collections import deque
@@ -10,11 +10,11 @@ from lmgym.rewards.text.references import reference_check, references_of
 from lmgym.text.latex import boxes
 from lmgym.types import Example
 
-LONGEST = 1_000  # characters of an answer, and digits of a number, that are read
-ANNOUNCEMENTS = 100  # how many are looked at, from the last one back, until one has something behind it
+LONGEST = 1_000  # characters of an answer, and digits of a number; longer ones are not read
+ANNOUNCEMENTS = 100  # how many announcements are tried, from the last one back, until one is followed by an answer
 
-# A sign, a currency, digits (thousands in groups or not), then decimals or a power of ten or a fraction. Nothing here
-# can backtrack far, so a search is linear in the text. Digits are ASCII; \u2212 is the typographic minus.
+# A number: sign, currency, digits (with or without thousands separators), then decimals, a power of ten or a fraction.
+# No pattern here can backtrack far, so a search is linear in the text. Digits are ASCII; \u2212 is the minus sign.
 SIGN = r"(?:(?<![0-9A-Za-z)\]}.])[-\u2212+])?"
 CURRENCY = r"(?:\\?\$|[\u20ac\u00a3\u00a5])"
 DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]++)"
@@ -39,12 +39,12 @@ OPERATORS = r"+\-*/\u00d7\u00f7\u2212"
 SUM = rf"[0-9.,$ ()]{{1,40}}[{OPERATORS}][0-9.,$ (){OPERATORS}]{{1,160}}"
 EQUATION = re.compile(rf"(?:[A-Za-z]\s?|{SUM})=")  # "x =", "3 + 4 ="
 PROSE = re.compile(r"(?:[A-Za-z]{2,}|[aAI])[ ,:]")  # "that Tom has 18", not "x + 1"
-WORKED = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}\s|\n")  # a reference that is more than a bare answer
-# A word written onto a number is a unit if it is long or one of these; "3xy" is a product.
+WORKED = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}\s|\n")  # a worked solution, not a bare answer
+# A word directly after a number is a unit if it is long or one of these; "3xy" is a product.
 ATTACHED = r"(?:[A-Za-z]{3,}+|(?:cm|mm|km|kg|mg|m[lL]|lb|oz|ft|in|hr|am|pm|st|nd|rd|th)\b)"
-# Behind a number, what makes it part of something else: "3x", "2^5", "3\sqrt{2}", "2:30".
+# Text after a number that makes it part of a longer expression: "3x", "2^5", "3\sqrt{2}", "2:30".
 ALGEBRA = re.compile(rf"(?!{ATTACHED}|[mgshlLCF]\b)[A-Za-z]|\s?\\(?![%$)\]])|\s?[\^_]|\(|:[0-9]")
-# Behind a number, what does not change it: "%", " dollars", " m", "cm^2", "km/h", a full stop.
+# Text after a number that does not change its value: "%", " dollars", " m", "cm^2", "km/h", a full stop.
 UNIT = re.compile(
     rf"(?:\s{{0,4}}+(?:\\?[%$]|\^?\\circ|\u00b0|{ATTACHED}|\^\{{?[23]\}}?)|\s{{1,4}}+[A-Za-z]{{2,}}+|\s[mgshlL]\b"
     rf"|[./](?=[a-zA-Z])[A-Za-z]++)*+\s{{0,4}}+[.!]?"
@@ -52,43 +52,47 @@ UNIT = re.compile(
 
 
 def extract_answer(text: str, strict: bool = False) -> str | None:
-    r"""The final answer that a text gives, or None.
+    r"""The final answer in a text, or None.
 
-    It is what follows the last announcement: "#### 18", "The answer is 18", "Answer: 18", "A: 18" at the
-    start of a line, or \boxed{18} with its braces balanced. Without one it is the last number in the text;
-    with `strict`, None. An announced number loses currency, thousands separators and units; an announced text
-    is the rest of its line. Special tokens that a tokenizer left in the text are ignored. Never raises, and
-    takes time linear in the text.
+    The text after the last announcement is the answer. Announcements are "#### 18", "The answer is 18", "Answer: 18",
+    "A: 18" at the start of a line, and \boxed{18} with balanced braces. Without any, the answer is the last number in
+    the text; with `strict`, None. A number is returned without currency, thousands separators and unit; any other
+    answer is the rest of the line. Special tokens that a tokenizer left in the text are ignored. Never raises; takes
+    time linear in the text.
 
     Example:
         >>> extract_answer("The answer is: $1,234."), extract_answer("So 3 and 4."), extract_answer("4", strict=True)
         ('1234', '4', None)
     """
     text = _plain(text)
+    # 1. The last announcement with an answer after it.
     for content, boxed in _announced(text):
         answer = _read(content, boxed)
         if answer:
             return answer
     if strict:
         return None
+    # 2. Without one, the last number (the deque keeps only the last match).
     numbers = deque(NUMBER.finditer(text), maxlen=1)
     return _written(numbers[0]) if numbers else None
 
 
 def normalise_number(text: str) -> Fraction | None:
-    """The exact value of a text that is one number with or without currency and unit, or None.
+    """The exact value of a text that is a single number, with or without currency and unit; else None.
 
-    Read are "1,234.50", "-$5", "18 dollars", "18%" (as 18), ".5", "1/2", "1 1/2" and "1e3"; not read are
-    numbers of more than 1,000 digits and denominators of 0.
+    It reads "1,234.50", "-$5", "18 dollars", "18%" (as 18), ".5", "1/2", "1 1/2" and "1e3". It does not read numbers
+    of more than 1,000 digits, and fractions with denominator 0.
 
     Example:
         >>> normalise_number("18.0") == 18, normalise_number("0.5") == normalise_number("1/2"), normalise_number("x")
         (True, True, None)
     """
     text = _plain(text).strip(LEADING)
+    # The whole text must be a number and its unit.
     match = NUMBER.match(text)
     if match is None or match.end() > LONGEST or not UNIT.fullmatch(text, match.end()):
         return None
+    # A power of more than three digits would cost time and memory; a denominator of 0 has no value.
     power = match["power"] or "0"
     if len(power) > 4 or (match["bottom"] and not int(match["bottom"])):
         return None
@@ -101,7 +105,8 @@ def normalise_number(text: str) -> Fraction | None:
 
 
 def same_answer(one: str, other: str) -> bool:
-    """Equal as exact numbers if both are numbers, else equal as texts but for case, white space and decoration.
+    """True if both are numbers of equal value, or neither is a number and the texts are equal, ignoring case, white
+    space and decoration (quotes, asterisks, a full stop).
 
     Example:
         >>> same_answer("18.0", "$18"), same_answer("Blue whale.", "blue whale"), same_answer("18", "x")
@@ -114,12 +119,13 @@ def same_answer(one: str, other: str) -> bool:
 
 
 def reference_answer(reference: str) -> str:
-    """The answer of a reference: announced, or the last number of a worked solution, or all of it.
+    """The answer in a reference: the announced one, else the last number of a worked solution, else the whole text.
 
     Example:
         >>> reference_answer("9 + 9 = 18"), reference_answer("Paris")
         ('18', 'Paris')
     """
+    # LaTeX, or a text without sentences, is an answer as a whole: "x+1" must not become "1".
     bare = "\\" in reference or not WORKED.search(reference.strip())
     if bare and extract_answer(reference, strict=True) is None:
         return _read(_plain(reference), boxed=True) or reference
@@ -128,12 +134,11 @@ def reference_answer(reference: str) -> str:
 
 @register("reward", "final_answer")
 def final_answer(texts: list[str], examples: list[Example], *, strict: bool = False) -> list[float]:
-    """1 if the final answer of the text is that of one of the references, else 0.
+    """1 if the text's final answer equals that of one of the references, else 0.
 
-    Both are found by `extract_answer`, so a reference may be a worked solution or the bare answer; `strict`
-    asks for an announced answer in the text, never in the reference. Numbers are compared exactly ("18.0" is
-    "18", "0.5" is "1/2"). A reference without an announcement that is no sentence ("Paris", "x+1") is
-    compared as a whole.
+    `extract_answer` finds both, so a reference may be a worked solution or the bare answer. With `strict` the text must
+    announce its answer; the reference need not. Numbers are compared exactly ("18.0" equals "18", "0.5" equals "1/2").
+    A reference that is neither announced nor a sentence ("Paris", "x+1") is compared as a whole.
 
     Raises LmgymError for an example without references.
 
@@ -144,11 +149,11 @@ def final_answer(texts: list[str], examples: list[Example], *, strict: bool = Fa
     values = []
     for text, references in zip(texts, references_of("final_answer", examples), strict=True):
         answers = [extract_answer(text, strict=True)]
-        if answers == [None] and not strict:
+        if answers == [None] and not strict:  # nothing announced: the last number or the whole text may be right
             answers = [extract_answer(text), text]
-        wanted = [reference_answer(reference) for reference in references]
-        right = any(same_answer(answer, one) for answer in answers if answer is not None for one in wanted)
-        values.append(float(right))
+        right = [reference_answer(reference) for reference in references]
+        equal = any(same_answer(answer, one) for answer in answers if answer is not None for one in right)
+        values.append(float(equal))
     return values
 
 
@@ -157,7 +162,7 @@ final_answer.check = reference_check("final_answer")  # type: ignore[attr-define
 
 @register("reward", "answer_format")
 def answer_format(texts: list[str], examples: list[Example]) -> list[float]:
-    """1 if the text announces a final answer in one of the ways that `extract_answer` knows, right or wrong.
+    """1 if the text announces a final answer, right or wrong, in one of the forms that `extract_answer` knows.
 
     Example:
         >>> answer_format(["#### 18", "18"], examples)
@@ -167,7 +172,7 @@ def answer_format(texts: list[str], examples: list[Example]) -> list[float]:
 
 
 def _plain(text: str) -> str:
-    """The text without special tokens and with LaTeX's ways of writing a number made plain."""
+    """The text without special tokens; numbers in LaTeX become plain ones ("\\frac{1}{2}" becomes "1/2")."""
     text = SPECIAL_TOKEN.sub(" ", text).replace("{,}", ",")
     if "\\" not in text:
         return text
@@ -181,9 +186,9 @@ def _plain(text: str) -> str:
 
 
 def _announced(text: str) -> Iterator[tuple[str, bool]]:
-    """What follows each announcement, the last one first, and whether it stood in a box."""
-    found = [*boxes(text), *((match.end(), None) for match in ANNOUNCEMENT.finditer(text))]
-    for start, end in sorted(found, key=lambda span: span[0], reverse=True)[:ANNOUNCEMENTS]:
+    """The text of each announced answer, the last one first, and True if it was in a box."""
+    spans = [*boxes(text), *((match.end(), None) for match in ANNOUNCEMENT.finditer(text))]
+    for start, end in sorted(spans, key=lambda span: span[0], reverse=True)[:ANNOUNCEMENTS]:
         if end is not None:
             yield text[start:end][:LONGEST], True
         else:
@@ -191,26 +196,30 @@ def _announced(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _read(content: str, boxed: bool) -> str | None:
-    """The answer in what follows an announcement."""
+    """The answer in the text after an announcement, or in a box; None if it has none."""
+    # Remove brackets and decoration around the answer, and left sides of equations: "x = 3 + 4 = 7" becomes "7".
     content = re.sub(r"^\\[(\[]\s*|\s*\\[)\]].*$", "", content.strip(LEADING)).strip(LEADING)
     content = re.sub(r"^\(([^(),]*)\)[.!]?$", r"\1", content)  # "(18)", "(B)"
     while equation := EQUATION.match(content):
         content = content[equation.end() :].lstrip(LEADING)
+    # The answer is the number that it begins with, or the first one in a sentence ("that Tom has 18").
     match = NUMBER.match(content)
     if match is None and not boxed and PROSE.match(content):
         match = NUMBER.search(content)
     if match is None:
         return _tidy(content) or None
+    # A number that is part of an expression ("3x") is not the answer; then the whole text is.
     algebra = not UNIT.fullmatch(content, match.end()) if boxed else ALGEBRA.match(content, match.end())
     return _tidy(content) if algebra else _written(match)
 
 
 def _tidy(text: str) -> str:
+    """Single spaces, and no decoration at the end."""
     return " ".join(text.split()).rstrip(LEADING + ".!")
 
 
 def _written(match: re.Match[str]) -> str:
-    """The number as it stands, without currency and thousands separators."""
+    """The number as written, without currency and thousands separators."""
     digits = re.sub(r"[^0-9./eE+\- ]", "", match[0]).lstrip("+- ")
     return ("-" if _negative(match) else "") + digits
 

@@ -1,8 +1,8 @@
-r"""`math_equal`: is the final answer the reference's, as mathematics? \frac12 is 0.5, and x+1 is 1+x.
+r"""`math_equal`: is the final answer mathematically equal to the reference's? \frac12 equals 0.5, and x+1 equals 1+x.
 
-What is plainly equal or plainly another whole number is settled here. The rest goes through the math-verify library,
-which reads LaTeX into a computer algebra system: on a model's text that may take for ever, so it works in processes of
-its own (processes/pool.py).
+Easy cases are decided here: equal texts, equal numbers, different whole numbers. All others go to the math-verify
+library, which reads LaTeX into a computer algebra system. On a model's text that may take forever, so it runs in
+separate processes with a time limit (processes/pool.py).
 """
 
 import importlib.util
@@ -29,16 +29,16 @@ from lmgym.text.latex import depth, has_box, last_boxed, spelling, tidied
 from lmgym.types import Example
 
 Unreadable = Literal["refuse", "compare"]
-DEEPEST = 30  # brackets in each other; deeper ones would exhaust the parser's stack
+DEEPEST = 30  # nested brackets; deeper ones would overflow the parser's stack
 MEMORY = 2.0  # GiB that a worker may take
-PATIENCE = 10  # times as long for reading a reference, which somebody has looked at
+PATIENCE = 10  # a reference may take so many times longer to read: it comes from the data set, not from a model
 WHOLE = re.compile(r"-?[0-9]+")
 MATHS = re.compile(
     r"\$\$(?P<display>[^$]+)\$\$|\$(?P<inline>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?![0-9])|\\\((?P<round>.+?)\\\)"
 )
 DECORATION = " \t\r\n*_`\"':=~\u2248"
 
-_readable: set[str] = set()  # references that have been read in this process
+_readable: set[str] = set()  # references that math-verify has read in this process, so that each is checked once
 
 
 @register("reward", "math_equal")
@@ -51,45 +51,49 @@ def math_equal(
     seconds: float = 5.0,
     workers: int | None = None,
 ) -> list[float]:
-    r"""1 if the final answer of the text equals the reference's answer as mathematics, else 0.
+    r"""1 if the text's final answer is mathematically equal to the reference's answer, else 0.
 
-    The answer of a text is what stands in its last \boxed{} or \fbox{}; a box that is never closed is no answer.
-    Without a box it is what is announced ("#### 18", "The answer is $\frac12$"); without that, unless `strict`, the
-    last formula or number of the text, or all of it where it is a bare line. The reference's answer is meta["answer"]
-    where the example has it, else that of the reference.
+    The text's answer is the content of its last \boxed{} or \fbox{}; if that box is not closed, there is no answer.
+    Without a box it is the announced answer ("#### 18", "The answer is $\frac12$"). Without an announcement, and unless
+    `strict`, it is the last formula or number of the text, or the whole text if that is one bare line. The reference's
+    answer is the example's meta["answer"] if it has one, else it is found in the reference.
 
-    Equal are numbers of equal value (decimals to six places; 50\% is 0.5 and also 50), expressions that simplify to the
-    same, sets, intervals, matrices, and texts that differ in white space only. Units and currencies do not count.
-    An answer of more than 1,000 characters or 30 nested brackets is wrong.
+    Equal are: numbers of equal value (decimals to six places; 50\% equals 0.5 and also 50); expressions that simplify
+    to the same; equal sets, intervals and matrices; texts that differ only in white space. Units and currencies are
+    ignored. An answer of more than 1,000 characters or 30 nested brackets is wrong.
 
-    One comparison may take `seconds` of processor time, in one of `workers` processes (one a core, 8 at most); one that
-    takes longer, or crashes, counts as wrong, with a warning. The values do not depend on the order of the answers,
-    unless one is near that limit.
+    A comparison may take `seconds` of CPU time, in one of `workers` processes (default: one per core, at most 8). If it
+    takes longer, or crashes, the answer counts as wrong, with a warning. The values do not depend on the order of the
+    answers, except for answers close to the time limit.
 
-    Raises LmgymError for an example without a reference, and for one whose reference math-verify cannot read (with
-    `unreadable: compare`, that one is compared as text). Needs the extra lmgym[maths].
+    Raises LmgymError for an example without a reference, and for a reference that math-verify cannot read (with
+    `unreadable: compare` such a reference is compared as text). Needs the extra lmgym[maths].
 
     Example:
         >>> math_equal([r"so $\boxed{0.5}$"], [Example("a/0", "?", references=(r"\boxed{\frac12}",))])
         [1.0]
     """
-    wanted = [_wanted(example) for example in examples]
+    # 1. All pairs (candidate answer of the text, right answer) of each example.
+    right_answers = [_right_answers(example) for example in examples]
     if unreadable == "refuse":
-        check(examples, seconds=seconds, workers=workers)
-    answers = [[tidied(one) for one in _answers(text, strict)] for text in texts]
+        check_references(examples, seconds=seconds, workers=workers)
+    candidates = [[tidied(one) for one in _candidates(text, strict)] for text in texts]
     pairs = [
-        [(answer, right) for answer in found for right in valid] for found, valid in zip(answers, wanted, strict=True)
+        [(answer, right) for answer in own for right in valid]
+        for own, valid in zip(candidates, right_answers, strict=True)
     ]
-    asked = list(dict.fromkeys(pair for some in pairs for pair in some if _plainly(*pair) is None))
-    known: dict[tuple[str, str], bool] = {}
-    if asked:
-        values = _workers(workers).map([["compare", *pair] for pair in asked], seconds)
-        known = {pair: value is True for pair, value in zip(asked, values, strict=True)}
+    # 2. The workers compare each distinct pair that is no easy case.
+    hard = list(dict.fromkeys(pair for own in pairs for pair in own if _easily_equal(*pair) is None))
+    compared: dict[tuple[str, str], bool] = {}
+    if hard:
+        values = _workers(workers).map([["compare", *pair] for pair in hard], seconds)
+        compared = {pair: value is True for pair, value in zip(hard, values, strict=True)}
         _warn(values, seconds)
-    return [float(any(known.get(pair, _plainly(*pair)) for pair in some)) for some in pairs]
+    # 3. A text is right if one of its pairs is equal.
+    return [float(any(compared.get(pair, _easily_equal(*pair)) for pair in own)) for own in pairs]
 
 
-def check(
+def check_references(
     examples: Sequence[Example],
     *,
     strict: bool = False,
@@ -98,17 +102,18 @@ def check(
     workers: int | None = None,
 ) -> None:
     """Raise LmgymError for the first example whose reference is missing or cannot be read; takes the arguments of
-    `math_equal`. Each reference is read once in a process."""
-    wanted = [(right, example) for example in examples for right in _wanted(example)]
+    `math_equal`. Each reference is read only once per process."""
+    right_answers = [(right, example) for example in examples for right in _right_answers(example)]
     if unreadable == "compare":
         return
-    fresh = list(dict.fromkeys(r for r, _ in wanted if r not in _readable and normalise_number(r) is None))
+    # Plain numbers need no reading by math-verify.
+    unread = list(dict.fromkeys(r for r, _ in right_answers if r not in _readable and normalise_number(r) is None))
     read: dict[str, Any] = {}
-    if fresh:
-        values = _workers(workers).map([["read", right] for right in fresh], PATIENCE * seconds)
-        read = dict(zip(fresh, values, strict=True))
+    if unread:
+        values = _workers(workers).map([["read", right] for right in unread], PATIENCE * seconds)
+        read = dict(zip(unread, values, strict=True))
         _readable.update(right for right, value in read.items() if value is True)
-    for right, example in wanted:
+    for right, example in right_answers:
         if right in read and read[right] is not True:
             why = f" ({read[right].message})" if isinstance(read[right], Failure) else ""
             raise LmgymError(
@@ -117,12 +122,12 @@ def check(
             )
 
 
-math_equal.limits_itself = True  # type: ignore[attr-defined]  # no alarm is needed, see base.evaluate
-math_equal.check = check  # type: ignore[attr-defined]  # see base.check_examples
+math_equal.limits_itself = True  # type: ignore[attr-defined]  # no alarm is needed, see base.call_reward
+math_equal.check = check_references  # type: ignore[attr-defined]  # see base.check_examples
 
 
-def compare(request: list[str]) -> bool:
-    """In a worker: ["read", latex] says if math-verify can read it, ["compare", answer, right] if the two are equal."""
+def read_or_compare(request: list[str]) -> bool:
+    """Runs in a worker. ["read", latex]: can math-verify read it? ["compare", answer, right]: are the two equal?"""
     kind, *latex = request
     if kind == "read":
         return bool(_parsed(latex[0]))
@@ -133,67 +138,71 @@ def compare(request: list[str]) -> bool:
 
 
 def _prepare() -> None:
-    """In a worker's supervisor: load the library, silence it, and let it build its tables."""
+    """Runs once in a worker's supervisor: load the library, silence it, and let it build its tables."""
     import logging
 
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    compare(["compare", r"\frac{1}{2}", "x+1"])
+    read_or_compare(["compare", r"\frac{1}{2}", "x+1"])
 
 
-compare.prepare = _prepare  # type: ignore[attr-defined]
+read_or_compare.prepare = _prepare  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=1_000)
 def _parsed(latex: str) -> tuple[Any, ...]:
-    """What math-verify makes of it; nothing where it finds no mathematics.
+    """The expressions that math-verify reads in a text; empty if it finds no mathematics.
 
-    Its other way of reading, that of plain arithmetic, is left out: it evaluates Python.
+    Its other parser, for plain arithmetic, is not used: it would evaluate model text as Python.
     """
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
-    for units in (True, False):  # what is taken for a unit may have been a variable: \sin^2 t, a + b + c
+    # First with units removed. If that fails, with units kept: a "unit" may be a variable, as in \sin^2 t or a + b + c.
+    for units in (True, False):
         form = NormalizationConfig(basic_latex=True, units=units, malformed_operators=True, nits=True, boxed="all")
-        # Without an anchor it would make do with a part of what it cannot read.
+        # In a box the whole text is read or nothing; without one, math-verify would accept a readable part of it.
         reader = LatexExtractionConfig(False, boxed_match_priority=0, normalization_config=form)
-        found = parse(rf"\boxed{{{latex}}}", [reader], fallback_mode="no_fallback", parsing_timeout=0)
-        if found:
-            return tuple(found)
+        expressions = parse(rf"\boxed{{{latex}}}", [reader], fallback_mode="no_fallback", parsing_timeout=0)
+        if expressions:
+            return tuple(expressions)
     return ()
 
 
-def _wanted(example: Example) -> list[str]:
-    """The answers that would be right."""
+def _right_answers(example: Example) -> list[str]:
+    """The right answers of an example: meta["answer"], else one per reference."""
     given = example.meta.get("answer")
-    found = [str(given)] if given is not None else [_reference(reference) for reference in example.references]
-    wanted = [tidied(one) for one in found]
-    if not wanted or not all(wanted):
-        what = "is empty" if wanted or example.references else "is missing"
+    answers = [str(given)] if given is not None else [_reference(reference) for reference in example.references]
+    answers = [tidied(answer) for answer in answers]
+    if not answers or not all(answers):
+        what = "is empty" if answers or example.references else "is missing"
         raise LmgymError(f"reward 'math_equal' needs a reference, and that of example '{example.id}' {what}")
-    return wanted
+    return answers
 
 
 def _reference(reference: str) -> str:
-    """The answer of a reference: in a box, announced, or as `final_answer` finds it."""
+    """The answer in a reference: in a box, else announced, else as `final_answer` finds it."""
     if has_box(reference):
         return last_boxed(reference) or ""
     bare = "\\" in reference and "\n" not in reference.strip()
     return next(_announced(reference), reference if bare else reference_answer(reference))
 
 
-def _answers(text: str, strict: bool) -> list[str]:
-    """What the text may have meant as its final answer; one thing, unless nothing is announced."""
+def _candidates(text: str, strict: bool) -> list[str]:
+    """The candidates for the text's final answer; several only if no answer is announced."""
     text = SPECIAL_TOKEN.sub(" ", text)
+    # 1. The last box; an unclosed one means that there is no answer.
     if has_box(text):
         box = last_boxed(text)
         return _bounded([box] if box is not None else [])
+    # 2. The last announcement.
     announced = next(_announced(text), None)
     if announced is not None:
         return _bounded([announced])
     if strict:
         return []
+    # 3. The whole text, if it is a bare line, and the last formula or number.
     bare = text.strip() if len(text) <= LONGEST and not WORKED.search(text.strip()) else ""
     if "\\" in bare:
         return _bounded([bare])
@@ -203,7 +212,7 @@ def _answers(text: str, strict: bool) -> list[str]:
 
 
 def _announced(text: str) -> Iterator[str]:
-    """What follows each announcement on its line, the last one first: the first formula in it, else its answer."""
+    """The answer on the line after each announcement, the last one first: its first formula, else the answer in it."""
     ends = [match.end() for match in ANNOUNCEMENT.finditer(text)]
     for end in ends[: -ANNOUNCEMENTS - 1 : -1]:
         line = text[end : end + 2 * LONGEST].lstrip(DECORATION).split("\n")[0]
@@ -217,12 +226,13 @@ def _announced(text: str) -> Iterator[str]:
 
 
 def _bounded(answers: list[str]) -> list[str]:
+    """The answers that are neither empty nor too long nor too deeply nested."""
     return [answer for answer in answers if answer.strip() and len(answer) <= LONGEST and depth(answer) <= DEEPEST]
 
 
 @lru_cache(maxsize=10_000)
-def _plainly(answer: str, right: str) -> bool | None:
-    """Whether the two are equal, where that takes no algebra."""
+def _easily_equal(answer: str, right: str) -> bool | None:
+    """True or False if the answers can be compared without algebra, else None."""
     if spelling(answer) == spelling(right):
         return True
     first, second = normalise_number(answer), normalise_number(right)
@@ -234,7 +244,7 @@ def _plainly(answer: str, right: str) -> bool | None:
 def _workers(count: int | None) -> ProcessPool:
     if importlib.util.find_spec("math_verify") is None:
         raise LmgymError("reward 'math_equal' needs the library math-verify: pip install 'lmgym[maths]'")
-    return shared("lmgym.rewards.maths.math_equal:compare", count, MEMORY)
+    return shared("lmgym.rewards.maths.math_equal:read_or_compare", count, MEMORY)
 
 
 def _warn(values: Sequence[Any], seconds: float) -> None:

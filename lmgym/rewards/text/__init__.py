@@ -1,1 +1,1 @@
-"""Rewards that read texts: overlap with references, form, sentiment."""
+"""Text metrics: overlap with references (BLEU, ROUGE ...), form (length, words, patterns), diversity, sentiment."""

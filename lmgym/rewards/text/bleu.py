@@ -1,4 +1,4 @@
-"""BLEU and TER, computed by sacrebleu. chrF is in characters.py, ROUGE in rouge.py, METEOR in meteor.py."""
+"""BLEU and TER, computed by sacrebleu. chrF is in chrf.py, ROUGE in rouge.py, METEOR in meteor.py."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -29,10 +29,10 @@ def sacre_bleu(
 ) -> list[float]:
     """BLEU as sacrebleu computes it, from 0 to 1: brevity penalty * geometric mean of the n-gram precisions, n = 1..4.
 
-    All references count: an n-gram may be used as often as the reference that has most of it, and the length compared
-    is that of the reference nearest in length. With `effective_order` a text of fewer than four tokens is judged on
-    the orders that it has; the corpus value, `sacre_bleu.corpus`, is one BLEU of summed counts and always of order 4.
-    The arguments are named as in sacrebleu. Sources: Papineni et al. 2002; Post 2018. Extra `metrics`.
+    All references count: an n-gram is clipped at its highest count in any reference, and the brevity penalty uses the
+    reference of the nearest length. With `effective_order` a text of fewer than four tokens is scored with the orders
+    that it has. The corpus value, `sacre_bleu.corpus`, is one BLEU of summed counts, always of order 4. The arguments
+    are named as in sacrebleu. Sources: Papineni et al. 2002; Post 2018. Extra `metrics`.
 
     Raises LmgymError for an example without references.
 
@@ -53,19 +53,19 @@ def _sacre_bleu_sums(
     lowercase: bool = False,
     effective_order: bool = True,
 ) -> SufficientStatistics:
-    """One BLEU of all texts, from 0 to 1; `effective_order` is for single texts, and ignored here."""
+    """The counts for one BLEU of all texts, from 0 to 1; `effective_order` is for single texts, and ignored here."""
     return _sums("sacre_bleu", _counts("sacre_bleu", texts, examples, tokenize, lowercase), smooth_method)
 
 
 @register("reward", "bleu")
 @reward_of_sums
 def bleu(texts: list[str], examples: list[Example]) -> SufficientStatistics:
-    """BLEU of the tokens between white space, without smoothing, from 0 to 1: 0 for a text that has no four tokens in
-    a row in common with its references.
+    """BLEU of tokens split at white space, without smoothing, from 0 to 1: 0 for a text that shares no four tokens in a
+    row with its references.
 
-    The corpus value, `bleu.corpus`, is one BLEU of summed counts. Source: Papineni et al. 2002. RL4LMs' `bleu`, but
-    for two or more references (the brevity penalty looks at the nearest in length, there at the shortest) and for an
-    empty text (0, there the text "n/a"). Extra `metrics`.
+    The corpus value, `bleu.corpus`, is one BLEU of summed counts. Source: Papineni et al. 2002. Equals RL4LMs' `bleu`
+    with two exceptions: with several references the brevity penalty uses the nearest in length (there the shortest),
+    and an empty text gets 0 (there it becomes the text "n/a"). Extra `metrics`.
 
     Example:
         >>> bleu(["the cat sat on the mat ."], [Example("a/0", "?", references=("the cat sat on the rug .",))])
@@ -76,15 +76,15 @@ def bleu(texts: list[str], examples: list[Example]) -> SufficientStatistics:
 
 @register("reward", "ter")
 def ter(texts: list[str], examples: list[Example], *, case_sensitive: bool = False) -> list[float]:
-    """1 - translation edit rate: 1 - edits / length of the reference, so that more is better; at most 1, below 0 where
-    a text needs more edits than its reference has words.
+    """1 - translation edit rate: 1 - edits / length of the reference, so that higher is better. At most 1; below 0 if a
+    text needs more edits than its reference has words.
 
-    Edits are insertions, deletions, substitutions and moves of a run of words; those to the nearest reference count,
-    over the mean length of the references. The corpus value, `ter.corpus`, is 1 - all edits / all lengths. Computed by
-    sacrebleu, tens to hundreds of texts a second. Sources: Snover et al. 2006; RL4LMs' reward `ter` (its metric of
-    that name is the rate itself, 1 less this). Extra `metrics`.
+    An edit inserts, deletes or replaces a word, or moves a run of words. The fewest edits to any reference are divided
+    by the mean length of the references. The corpus value, `ter.corpus`, is 1 - all edits / all lengths. Computed by
+    sacrebleu, at tens to hundreds of texts per second. Sources: Snover et al. 2006; RL4LMs' reward `ter` (its metric of
+    this name is the rate itself, which is 1 - this value). Extra `metrics`.
 
-    Example: one word of three is wrong
+    Example: one of three words is wrong
         >>> ter(["a b x"], [Example("a/0", "?", references=("a b c",))])
         [0.6666666666666667]
     """
@@ -92,7 +92,7 @@ def ter(texts: list[str], examples: list[Example], *, case_sensitive: bool = Fal
 
 
 def _ter_sums(texts: list[str], examples: list[Example], *, case_sensitive: bool = False) -> SufficientStatistics:
-    """Edits, and the words of the references."""
+    """For each text the number of edits and the (mean) number of words of its references."""
 
     def value(sums: npt.NDArray[Any]) -> npt.NDArray[Any]:
         edits, words = sums[:, 0], sums[:, 1]
@@ -107,7 +107,7 @@ def _ter_sums(texts: list[str], examples: list[Example], *, case_sensitive: bool
 def _ter_scores(texts: Sequence[str], examples: Sequence[Example], case_sensitive: bool) -> list[Any]:
     metric = needed("sacrebleu.metrics", "ter").TER(case_sensitive=case_sensitive)
     references = references_of("ter", examples)
-    return [metric.sentence_score(text, wanted) for text, wanted in zip(texts, references, strict=True)]
+    return [metric.sentence_score(text, own) for text, own in zip(texts, references, strict=True)]
 
 
 sacre_bleu.corpus = corpus_of(_sacre_bleu_sums)  # type: ignore[attr-defined]
@@ -118,10 +118,10 @@ ter.check = reference_check("ter", "sacrebleu")  # type: ignore[attr-defined]
 
 
 def split_13a(text: str, reward: str = "sacre_bleu") -> list[str]:
-    """The words and marks of a text by the rules of NIST's mteval-v13a, sacrebleu's default.
+    """The tokens of a text by the rules of NIST's mteval-v13a, sacrebleu's default.
 
-    Most marks are tokens of their own; a point or comma is one unless it is between digits, and a hyphen after a digit
-    is one. Raises LmgymError, in the name of `reward`, where sacrebleu is not installed.
+    Most punctuation marks are separate tokens; a point or comma is, unless it is between digits, and a hyphen is after
+    a digit. Raises LmgymError, in the name of `reward`, if sacrebleu is not installed.
 
     Example:
         >>> split_13a("It's 3.5, well-known.")
@@ -136,13 +136,13 @@ def _tokenizer_13a(reward: str) -> Any:
 
 
 def _values(reward: str, counts: Sequence[Sequence[int]], smoothing: Smoothing, effective_order: bool) -> list[float]:
-    """BLEU from 0 to 1 of each row of `_counts`, or of a sum of rows."""
+    """BLEU, from 0 to 1, of each row of `_counts` (or of each sum of such rows)."""
     compute = needed("sacrebleu.metrics", reward).BLEU.compute_bleu
     options = {"smooth_method": smoothing, "effective_order": effective_order}
     scores = [
         compute(list(row[2 : 2 + ORDER]), list(row[2 + ORDER :]), row[0], row[1], **options).score for row in counts
     ]
-    return [min(1.0, float(score) / 100) for score in scores]  # sacrebleu's 100 is a little more than that
+    return [min(1.0, float(score) / 100) for score in scores]  # sacrebleu's 100 may be a little above 100 by rounding
 
 
 def _sums(reward: str, counts: Sequence[Sequence[int]], smoothing: Smoothing) -> SufficientStatistics:
@@ -155,8 +155,8 @@ def _sums(reward: str, counts: Sequence[Sequence[int]], smoothing: Smoothing) ->
 def _counts(
     reward: str, texts: Sequence[str], examples: Sequence[Example], tokenize: Tokenize, lowercase: bool = False
 ) -> list[list[int]]:
-    """What sacrebleu counts in each text: its tokens, those of the reference nearest in length, the n-grams that it has
-    in common with its references (n = 1..4), and its n-grams (n = 1..4)."""
+    """A row of 10 counts per text: its tokens, the tokens of the reference of the nearest length, the n-grams that it
+    shares with its references (n = 1..4), and all its n-grams (n = 1..4)."""
     metric = _counter(reward, tokenize, lowercase)
     pairs = zip(texts, references_of(reward, examples), strict=True)
     scores = [metric.sentence_score(text, references) for text, references in pairs]
@@ -165,6 +165,6 @@ def _counts(
 
 @cache
 def _counter(reward: str, tokenize: Tokenize, lowercase: bool) -> Any:
-    """sacrebleu's BLEU without smoothing, which would change the counts. It remembers the tokens of each text."""
+    """sacrebleu's BLEU without smoothing, which would change the counts. The object caches the tokens of each text."""
     options = {"tokenize": tokenize, "lowercase": lowercase, "smooth_method": "none"}
-    return needed("sacrebleu.metrics", reward).BLEU(**options, effective_order=True)  # False: a warning for each text
+    return needed("sacrebleu.metrics", reward).BLEU(**options, effective_order=True)  # False warns for each text

@@ -1,8 +1,8 @@
-"""CIDEr-D: runs of words in common with the references, where what few references say counts for more.
+"""CIDEr-D: n-grams shared with the references, weighted by how rare they are (TF-IDF).
 
-The code is our own since pycocoevalcap computes a whole corpus only, and weighs n-grams by that corpus' references: a
-reward must not depend on what else is in its batch. For a corpus the numbers are the same, in 1.1 to 1.4 times less CPU
-time (measured in turn with pycocoevalcap 1.2).
+The code is our own because pycocoevalcap scores only a whole corpus and takes the weights from that corpus' references;
+a reward must not depend on the rest of its batch. For a corpus the numbers are the same, in 1.1 to 1.4 times less CPU
+time (measured alternately with pycocoevalcap 1.2).
 """
 
 import json
@@ -26,18 +26,19 @@ ORDER = 4
 
 @dataclass(frozen=True)
 class Vectors:
-    """A text as CIDEr sees it: the weight of each n-gram, the length of the vector of each order, and the text's own.
+    """The TF-IDF vectors of a text, one for each order of n-grams.
 
     Example: Vectors(weights={("a",): 0.7}, norms=[0.7, 0.0, 0.0, 0.0], length=0)
     """
 
-    weights: dict[Gram, float]
-    norms: list[float]
-    length: int  # number of bigrams, as in the original
+    weights: dict[Gram, float]  # of the n-grams of all orders
+    norms: list[float]  # L2 norm of each order's vector
+    length: int  # of the text: its number of bigrams, as in the original
 
 
 class IDF(dict[Gram, float]):
-    """Inverse document frequency: n-gram -> log(number of documents / how many have it, at least 1).
+    """Inverse document frequency: n-gram -> log(number of documents / max(1, number of documents that have it)).
+    Computed when an n-gram is looked up.
 
     Example: IDF(2, Counter({("a",): 1}))[("a",)] -> log 2
     """
@@ -61,18 +62,19 @@ def cider(
     sigma: float = 6.0,
     tokens: Tokens = "words",
 ) -> list[float]:
-    """CIDEr-D, from 0 to 10: the mean over n = 1..4 and over all references of 10 exp(-d^2 / (2 sigma^2)) cos(text,
-    reference), where d is the difference of the lengths.
+    """CIDEr-D, from 0 to 10: 10 exp(-d^2 / (2 sigma^2)) cos(text, reference), averaged over n = 1..4 and over all
+    references; d is the difference of the lengths.
 
-    The vectors of the cosine hold how often each n-gram occurs, weighted by log(N / number of documents that have it);
-    a text gets no credit for more of an n-gram than the reference has. The documents, and N, are those of the file
-    `documents`: .txt, a document a line, or .jsonl, a text or a list of texts (the references of one document) a line.
-    Without one all n-grams weigh the same here, since a reward must not depend on what else is in its batch; the
-    corpus value, `cider.corpus`, takes the references of its examples, one document each, as CIDEr is published. So a
-    corpus of one example has 0. (RL4LMs' reward takes each text alone, so it is always 0.)
+    The cosine is between vectors of n-gram counts, each weighted by log(N / number of documents that have the n-gram).
+    A text gets no credit for repeating an n-gram more often than the reference. N and the documents come from the file
+    `documents`: .txt with one document per line, or .jsonl with a text or a list of texts (the references of one
+    document) per line. Without it all n-grams weigh the same, since a reward must not depend on the rest of its batch.
+    The corpus value, `cider.corpus`, then uses the references of its examples as documents, one per example, as
+    published results do; so a corpus of one example has the value 0. (RL4LMs' reward scores each text as a corpus of
+    its own, so it is always 0.)
 
-    Words are in lower case, without punctuation. Numbers of pycocoevalcap for texts in such words. Source: Vedantam et
-    al. 2015.
+    Words are in lower case, without punctuation. For texts in that form the numbers equal pycocoevalcap's. Source:
+    Vedantam et al. 2015.
 
     Raises LmgymError for an example without references, and for a file that cannot be read.
 
@@ -92,14 +94,14 @@ def _corpus(
     sigma: float = 6.0,
     tokens: Tokens = "words",
 ) -> float:
-    """The mean; without `documents`, weighted by how rare the n-grams are in the references of these examples."""
+    """The mean over the texts; without `documents`, the IDF comes from the references of these examples."""
     if documents is not None:
-        counted = _read(documents, tokens)
+        frequencies = _read(documents, tokens)
     else:
         references_of("cider", examples)
         distinct = {example.id: example.references for example in examples}
-        counted = _document_counts(distinct.values(), tokens)
-    values = _scores(texts, examples, IDF(*counted), sigma, tokens)
+        frequencies = _document_frequencies(distinct.values(), tokens)
+    values = _scores(texts, examples, IDF(*frequencies), sigma, tokens)
     return math.fsum(values) / len(values)
 
 
@@ -118,7 +120,7 @@ def _scores(
 ) -> list[float]:
     if sigma <= 0:
         raise LmgymError(f"key 'rewards.cider.sigma' must be above 0, not {sigma}")
-    known: dict[str, Vectors] = {}
+    known: dict[str, Vectors] = {}  # the answers of a group have the same references
     values = []
     for text, references in zip(texts, references_of("cider", examples), strict=True):
         for reference in references:
@@ -126,17 +128,20 @@ def _scores(
                 known[reference] = _vectors(reference, tokens, idf)
         vectors = _vectors(text, tokens, idf)
         total = sum(_similarity(vectors, known[reference], sigma) for reference in references)
-        values.append(min(10.0, 10.0 * total / len(references)))
+        values.append(min(10.0, 10.0 * total / len(references)))  # rounding may give a little more than 10
     return values
 
 
 def _similarity(text: Vectors, reference: Vectors, sigma: float) -> float:
+    """The mean cosine over the orders, times the penalty for a difference in length."""
+    # Dot products by order. Iterate in the text's order: a sum of floats must not depend on the order of a hash.
     products = [0.0] * ORDER
-    for gram, mine in text.weights.items():  # in the order of the text: sums of floats must not depend on hashes
+    for gram, weight in text.weights.items():
         if gram in reference.weights:
-            its = reference.weights[gram]
-            products[len(gram) - 1] += min(mine, its) * its
-    norms = [mine * its for mine, its in zip(text.norms, reference.norms, strict=True)]
+            expected = reference.weights[gram]
+            products[len(gram) - 1] += min(weight, expected) * expected  # clipped at the reference's weight
+    # Divide by the norms; an order without n-grams adds 0.
+    norms = [one * other for one, other in zip(text.norms, reference.norms, strict=True)]
     cosine = sum(product / norm for product, norm in zip(products, norms, strict=True) if norm) / ORDER
     difference = text.length - reference.length
     return cosine * math.exp(-(difference**2) / (2 * sigma**2))
@@ -152,12 +157,14 @@ def _vectors(text: str, tokens: Tokens, idf: IDF | None) -> Vectors:
 
 
 def _counts(text: str, tokens: Tokens) -> Counter[Gram]:
+    """How often each n-gram occurs in a text, n = 1..4."""
     words = tokenise(text, tokens, punctuation=False)
     shifted = [words[start:] for start in range(ORDER)]
     return Counter(chain.from_iterable(zip(*shifted[:n], strict=False) for n in range(1, ORDER + 1)))
 
 
-def _document_counts(documents: Iterable[Sequence[str]], tokens: Tokens) -> tuple[int, Counter[Gram]]:
+def _document_frequencies(documents: Iterable[Sequence[str]], tokens: Tokens) -> tuple[int, Counter[Gram]]:
+    """The number of documents, and for each n-gram the number of documents that have it."""
     having: Counter[Gram] = Counter()
     number = 0
     for document in documents:
@@ -168,7 +175,7 @@ def _document_counts(documents: Iterable[Sequence[str]], tokens: Tokens) -> tupl
 
 @lru_cache(maxsize=4)
 def _read(path: str, tokens: Tokens) -> tuple[int, Counter[Gram]]:
-    """How many documents a file has, and in how many of them each n-gram occurs."""
+    """The document frequencies of a file; see _document_frequencies."""
     key = "key 'rewards.cider.documents'"
     file = Path(path)
     if file.suffix not in (".txt", ".jsonl"):
@@ -189,4 +196,4 @@ def _read(path: str, tokens: Tokens) -> tuple[int, Counter[Gram]]:
         documents.append(texts)
     if len(documents) < 2:
         raise LmgymError(f"{key}: {path} has {len(documents)} documents; rarity needs at least 2")
-    return _document_counts(documents, tokens)
+    return _document_frequencies(documents, tokens)

@@ -1,4 +1,4 @@
-"""CommonGen: sentences that must use given concepts. Which concepts is in the examples' `meta["concepts"]`."""
+"""Rewards for CommonGen: sentences that must use the concepts in the examples' `meta["concepts"]`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ def common_gen_repeat_penalty(
     separator: str = " ",
     prefix: str = "generate a sentence with: ",
 ) -> list[float]:
-    """-1 for a text that repeats the question, else 0: the concepts in a row with `separator` between them, the
-    `prefix`, "generate" or "sentence", upper or lower case.
+    """-1 if the text repeats a part of the prompt, else 0. Parts are: all concepts joined by `separator`, the `prefix`,
+    "generate" and "sentence"; case is ignored.
 
-    Source: RL4LMs, which reads the concepts from the prompt between the prefix and the last character. The same
-    function is its batched one (which returns a list that is too short where not every answer is finished).
+    Source: RL4LMs, which reads the concepts from the prompt, between the prefix and the last character. Its batched
+    version has the same values (but returns too short a list if an answer is unfinished).
 
     Raises LmgymError for an example without concepts.
 
@@ -36,17 +36,16 @@ def common_gen_repeat_penalty(
     """
     values = []
     for text, concepts in zip(texts, _concepts("common_gen_repeat_penalty", examples), strict=True):
-        found = text.lower()
-        repeats = (separator.join(concepts).lower(), prefix.lower(), "generate", "sentence")
-        values.append(-float(any(repeat in found for repeat in repeats)))
+        parts = (separator.join(concepts).lower(), prefix.lower(), "generate", "sentence")
+        values.append(-float(any(part in text.lower() for part in parts)))
     return values
 
 
 @register("reward", "concept_coverage")
 def concept_coverage(texts: list[str], examples: list[Example]) -> list[float]:
-    """Share of the concepts that occur in the text, from 0 to 1: as a word of the same Porter stem, so "dogs" is "dog",
-    but "stood" is not "stand" (CommonGen's own script compares lemmas, which a model has to find). The corpus value is
-    the mean. Source: Lin et al. 2020, coverage. Extra `metrics`.
+    """Fraction of the concepts that occur in the text, from 0 to 1. A concept occurs if a word has its Porter stem:
+    "dogs" counts for "dog", "stood" does not count for "stand" (CommonGen's own script compares lemmas, which needs a
+    model). The corpus value is the mean. Source: Lin et al. 2020, coverage. Extra `metrics`.
 
     Raises LmgymError for an example without concepts.
 
@@ -71,13 +70,13 @@ def common_gen_preference(
     concept_penalty: float = 0.5,
     synonyms: bool = True,
 ) -> list[float]:
-    """c * METEOR + p / (1 + k * missing), where p is what another reward says of the text (that people would prefer
-    it, from 0 to 1), missing is the number of concepts that are not in the text, c is `meteor_coefficient` and k is
+    """c * METEOR + p / (1 + k * missing). p is the value of another reward, the probability (0 to 1) that people prefer
+    the text; missing is the number of concepts that are not in the text; c is `meteor_coefficient` and k
     `concept_penalty`.
 
-    `preference` is the name of a reward, or "module:function", and `preference_arguments` are its arguments. Without
-    `synonyms` METEOR is meteor_stem. Source: RL4LMs, common_gen_preference_model (there p is of a T5 of 11 billion
-    parameters).
+    `preference` names that other reward (or "module:function"), and `preference_arguments` are its arguments. Without
+    `synonyms` METEOR is meteor_stem. Source: RL4LMs, common_gen_preference_model, where a T5 of 11 billion parameters
+    gives p.
 
     Raises LmgymError for an example without references or concepts.
 
@@ -86,12 +85,12 @@ def common_gen_preference(
         [0.95]
     """
     function = registry.get("reward", preference)
-    liked = function(texts, examples, **(preference_arguments or {}))
+    preferences = function(texts, examples, **(preference_arguments or {}))
     missing = _missing("common_gen_preference", texts, examples)
-    similar = (meteor if synonyms else meteor_stem)(texts, examples)
+    meteors = (meteor if synonyms else meteor_stem)(texts, examples)
     return [
         meteor_coefficient * score + float(p) / (1 + concept_penalty * len(absent))
-        for score, p, absent in zip(similar, liked, missing, strict=True)
+        for score, p, absent in zip(meteors, preferences, missing, strict=True)
     ]
 
 
@@ -120,6 +119,7 @@ common_gen_preference.check = _check_preference  # type: ignore[attr-defined]
 
 
 def _concepts(reward: str, examples: Sequence[Example]) -> list[Sequence[str]]:
+    """The concepts of each example. Raises LmgymError for an example without any."""
     found: list[Sequence[str]] = []
     for example in examples:
         concepts = example.meta.get("concepts")
@@ -136,10 +136,10 @@ def _missing(reward: str, texts: Sequence[str], examples: Sequence[Example]) -> 
     """The concepts that are not in each text."""
     missing = []
     for text, concepts in zip(texts, _concepts(reward, examples), strict=True):
-        found = {stem(word) for word in WORD.findall(text.lower())}
-        missing.append([concept for concept in concepts if not found.issuperset(_stems(concept))])
+        present = set(_stems(text))
+        missing.append([concept for concept in concepts if not present.issuperset(_stems(concept))])
     return missing
 
 
-def _stems(concept: str) -> list[str]:
-    return [stem(word) for word in WORD.findall(concept.lower())]
+def _stems(text: str) -> list[str]:
+    return [stem(word) for word in WORD.findall(text.lower())]

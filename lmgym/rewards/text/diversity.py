@@ -1,7 +1,7 @@
-"""How varied texts are: type-token ratios, n-grams that occur at all or once, and their entropies.
+"""Diversity of texts: type-token ratios, numbers of distinct n-grams and of n-grams that occur once, entropies.
 
-Each is a reward of one text, and of many texts by its attribute `corpus`, which is how diversity is reported: many
-texts that are varied each may all be the same.
+Each metric is a reward for a single text. Its attribute `corpus` measures many texts together, as diversity is usually
+reported: texts that are varied inside may still all be the same.
 """
 
 import math
@@ -18,7 +18,7 @@ Counts = Counter[tuple[str, ...]]
 
 
 def distinct(texts: Texts, n: int) -> float:
-    """Different n-grams over all n-grams; 0 where there are none. Source: Li et al. 2016.
+    """Number of distinct n-grams / number of n-grams; 0 without any n-gram. Source: Li et al. 2016.
 
     Example:
         >>> distinct([["the", "cat", "sat"], ["the", "cat", "ran"]], 2)
@@ -29,7 +29,7 @@ def distinct(texts: Texts, n: int) -> float:
 
 
 def vocabulary(texts: Texts, n: int) -> float:
-    """Number of different n-grams.
+    """Number of distinct n-grams.
 
     Example:
         >>> vocabulary([["the", "cat", "sat"], ["the", "cat", "ran"]], 1)
@@ -49,7 +49,7 @@ def unique(texts: Texts, n: int) -> float:
 
 
 def entropy(texts: Texts, n: int) -> float:
-    """Shannon entropy of the n-grams, in bits; 0 where there are none.
+    """Shannon entropy of the n-grams, in bits; 0 without any n-gram.
 
     Example:
         >>> entropy([["the", "cat", "sat"], ["the", "cat", "ran"]], 2)
@@ -61,10 +61,10 @@ def entropy(texts: Texts, n: int) -> float:
 
 
 def conditional_entropy(texts: Texts, n: int) -> float:
-    """- sum p(n-gram) log2(p(n-gram) / p(its first n - 1 words)), in bits: how open the next word is.
+    """Conditional entropy of the next word, in bits: - sum p(n-gram) log2(p(n-gram) / p(its first n - 1 words)).
 
-    As GEM computes it, with both shares taken over all runs of their length. The last words of the texts begin no
-    n-gram but count among the shorter runs, so that short texts may come out below 0.
+    As in GEM, each p is a fraction of all n-grams of the same length. The last n - 1 words of a text count as a shorter
+    n-gram although no n-gram begins with them. So the value of short texts may be below 0.
 
     Example:
         >>> round(conditional_entropy([["the", "cat", "sat"], ["the", "cat", "ran"]], 2), 5)
@@ -78,8 +78,8 @@ def conditional_entropy(texts: Texts, n: int) -> float:
 
 
 def mean_segmental(texts: Texts, window: int) -> float:
-    """Mean type-token ratio of the segments of `window` words that all texts, one behind the other, are cut into. What
-    is left over does not count, so fewer words than one segment have none: NaN. Source: Johnson 1944 (MSTTR).
+    """Mean type-token ratio of segments. All texts are joined and cut into segments of `window` words; the words after
+    the last full segment are ignored. NaN if there is no full segment. Source: Johnson 1944 (MSTTR).
 
     Example:
         >>> mean_segmental([["a", "b", "a", "c", "d"], ["d", "d", "e", "f"]], 4)     # (3/4 + 2/4) / 2
@@ -98,7 +98,7 @@ def _counted(texts: Texts, n: int) -> Counts:
 
 
 def _metric(name: str, measure: Callable[[Texts, int], float], n: int, what: str) -> Callable[..., list[float]]:
-    """The reward of that name: `measure` of each text alone, and, as its corpus value, of all texts together."""
+    """Make and register the reward `name`: `measure` of each text alone; its corpus value is `measure` of all texts."""
 
     def function(
         texts: list[str], examples: list[Example], *, punctuation: bool = True, tokens: Tokens = "words"
@@ -148,11 +148,11 @@ def msttr(
     punctuation: bool = True,
     tokens: Tokens = "words",
 ) -> list[float]:
-    """Mean segmental type-token ratio: that of the text's segments of `window` words, the last, shorter one left out.
+    """Mean segmental type-token ratio: the mean over the text's segments of `window` words, without the shorter rest.
 
-    A text of fewer words is one segment, since a reward must be a number; an empty one has 0. The corpus value,
-    `msttr.corpus`, cuts all texts one behind the other, and is NaN where there is not one whole segment. Sources:
-    Johnson 1944; RL4LMs' diversity metrics (GEM).
+    A text of fewer words is one segment, since a reward must be a number; an empty text gets 0. The corpus value,
+    `msttr.corpus`, joins all texts before it cuts them, and is NaN if there is no full segment. Sources: Johnson 1944;
+    RL4LMs' diversity metrics (GEM).
 
     Example:
         >>> msttr(["a b a c d d d e f", "a a b"], examples, window=4)     # (3/4 + 2/4) / 2, 2/3

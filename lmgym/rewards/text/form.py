@@ -1,4 +1,4 @@
-"""Rewards on the form of a text: its words, length and pattern. No reference is needed, but for `exact_match`."""
+"""Rewards for the form of a text: words, length, pattern. Only `exact_match` needs references."""
 
 import re
 from functools import lru_cache
@@ -20,7 +20,7 @@ WORD = {
 def split_words(text: str, letters: Letters = "ascii") -> list[str]:
     """The words of a text in lower case: letters, with at most one apostrophe inside.
 
-    "ascii" breaks a word at every letter outside of A-Z (as NanoRL does); "unicode" knows all alphabets.
+    "ascii" splits a word at every letter other than A-Z (as NanoRL does); "unicode" accepts all alphabets.
 
     Example:
         >>> split_words("Don't stop, 7 caf\\u00e9s"), split_words("caf\\u00e9s", "unicode")
@@ -38,7 +38,7 @@ def lexical_richness(
     target: int = 80,
     letters: Letters = "ascii",
 ) -> list[float]:
-    """Type-token ratio less a penalty: distinct / max(n, 1) - brevity_scale * max(0, (target - n) / target).
+    """Type-token ratio minus a penalty: distinct / max(n, 1) - brevity_scale * max(0, (target - n) / target).
 
     n is the number of words. Source: NanoRL, whose `--brevity-penalty-scale` is `brevity_scale` and whose
     target is 80.
@@ -50,15 +50,15 @@ def lexical_richness(
     _check_positive("lexical_richness", "target", target)
     values = []
     for text in texts:
-        found = split_words(text, letters)
-        penalty = max(0.0, (target - len(found)) / target)
-        values.append(len(set(found)) / max(len(found), 1) - brevity_scale * penalty)
+        own = split_words(text, letters)
+        penalty = max(0.0, (target - len(own)) / target)
+        values.append(len(set(own)) / max(len(own), 1) - brevity_scale * penalty)
     return values
 
 
 @register("reward", "type_token_ratio")
 def type_token_ratio(texts: list[str], examples: list[Example], *, letters: Letters = "ascii") -> list[float]:
-    """Distinct words over words; 0 for a text without any.
+    """Number of distinct words / number of words; 0 for a text without words.
 
     Example:
         >>> type_token_ratio(["Don't stop, don't STOP!"], [example])
@@ -87,7 +87,8 @@ def length(
     unit: Literal["words", "characters"] = "words",
     letters: Letters = "ascii",
 ) -> list[float]:
-    """1 at the target, falling linearly to 0 at nothing and at twice the target: max(0, 1 - |n - target| / target).
+    """1 at the target length, falling linearly to 0 at length 0 and at twice the target:
+    max(0, 1 - |n - target| / target).
 
     Example:
         >>> length(["a b c"], [example], target=4)
@@ -100,7 +101,7 @@ def length(
 
 @register("reward", "regex")
 def regex(texts: list[str], examples: list[Example], *, pattern: str, full: bool = False) -> list[float]:
-    """1 where the regular expression (Python's `re`) occurs in the text; with `full`, where it matches all of it.
+    """1 if the regular expression (Python's `re`) occurs in the text; with `full`, if it matches the whole text.
 
     Example:
         >>> regex(["#### 18", "18"], examples, pattern="^#### -?[0-9]+$")
@@ -113,7 +114,7 @@ def regex(texts: list[str], examples: list[Example], *, pattern: str, full: bool
 
 @register("reward", "exact_match")
 def exact_match(texts: list[str], examples: list[Example]) -> list[float]:
-    """1 if the text is one of the references, white space around both aside.
+    """1 if the text equals one of the references; white space around both is ignored.
 
     Raises LmgymError for an example without references.
 
@@ -133,8 +134,8 @@ exact_match.check = reference_check("exact_match")  # type: ignore[attr-defined]
 def overlong(episodes: list[Episode], *, max_tokens: int, buffer: int) -> list[float]:
     """0 up to max_tokens - buffer sampled tokens, then falling linearly to -1 at max_tokens and beyond.
 
-    DAPO's soft punishment (arXiv 2503.14476, eq. 13, with 20,480 and 4,096). All turns of an episode count, the end of
-    sequence included. With max_tokens at sampling.max_new_tokens an answer that was cut off gets -1.
+    This is DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13, with 20,480 and 4,096). All turns of an episode
+    count, and so do end-of-sequence tokens. If max_tokens equals sampling.max_new_tokens, a truncated answer gets -1.
 
     Example: answers of 70, 90 and 100 tokens:
         >>> overlong(episodes, max_tokens=100, buffer=20)

@@ -1,4 +1,4 @@
-"""The list of rated words behind VADER, read from what the user has. None of it is part of lmgym."""
+"""Reads VADER's list of rated words, from a file or an installed package. The list is not a part of lmgym."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ class Lexicon:
 
 
 @lru_cache(maxsize=4)
-def load(given: str | None = None) -> Lexicon:
-    """The lexicon of a file or folder; without one, that of the package vaderSentiment or of NLTK's data.
+def load_lexicon(given: str | None = None) -> Lexicon:
+    """The lexicon of a file or folder; by default that of the package vaderSentiment, else of NLTK's data.
 
-    Raises LmgymError if there is none, or if a line cannot be read.
+    Raises LmgymError if none is found, or if a line cannot be read.
 
     Example:
-        >>> load().ratings["good"]
+        >>> load_lexicon().ratings["good"]
         1.9
     """
     if given is not None:

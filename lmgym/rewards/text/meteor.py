@@ -25,15 +25,14 @@ def meteor(
 ) -> list[float]:
     """METEOR with synonyms, from 0 to 1: (1 - gamma (chunks / matches)^beta) * P R / (alpha P + (1 - alpha) R).
 
-    Words are matched in three stages, each with what the one before left: equal, same Porter stem, synonyms. P and R
-    are the matches over the words of text and reference; chunks are runs of matches that are neighbours in both. Of
-    several references the best counts; the corpus value is the mean. A text of n words equal to its reference gets
-    1 - gamma / n^beta. Computed by NLTK's `meteor_score`,
-    with the words of `tokenise`. Sources: Banerjee and Lavie 2005; Lavie and Agarwal 2007.
+    Words are matched in three stages, each with the words that are still unmatched: equal words, equal Porter stems,
+    synonyms. P is the number of matches / words of the text, R that / words of the reference. A chunk is a run of
+    matches that are neighbours in both. The best reference counts; the corpus value is the mean. A text of n words that
+    equals its reference gets 1 - gamma / n^beta. Computed by NLTK's `meteor_score`, with the words of `tokenise`.
+    Sources: Banerjee and Lavie 2005; Lavie and Agarwal 2007.
 
-    Extra `metrics`. The synonyms are those of the WordNet that NLTK finds (`python -m nltk.downloader wordnet`);
-    without one this raises LmgymError, since the same name must not stand for two measures: `meteor_stem` is the one
-    without synonyms.
+    Extra `metrics`. The synonyms come from NLTK's WordNet (`python -m nltk.downloader wordnet`). Without it this raises
+    LmgymError: one name must not mean two metrics. `meteor_stem` is the metric without synonyms.
 
     Example:
         >>> meteor(["the cat sat"], [Example("a/0", "?", references=("the cat sat",))])     # 1 - 0.5 / 3**3
@@ -72,7 +71,7 @@ meteor_stem.check = reference_check("meteor_stem", "nltk")  # type: ignore[attr-
 
 @cache
 def _wordnet() -> Any:
-    """NLTK's WordNet with a memory for the words that were looked up. Raises LmgymError where its files are missing."""
+    """NLTK's WordNet, with a cache of looked-up words. Raises LmgymError if its files are missing."""
     wordnet = needed("nltk.corpus", "meteor").wordnet
     try:
         wordnet.ensure_loaded()
@@ -87,7 +86,7 @@ def _wordnet() -> Any:
 def _scores(
     reward: str, texts: Sequence[str], examples: Sequence[Example], wordnet: Any, tokens: Tokens, **weights: float
 ) -> list[float]:
-    """NLTK's score of each text, with lmgym's words and remembered stems; `wordnet` has a method `synsets(word)`."""
+    """NLTK's score of each text, with lmgym's words and cached stems; `wordnet` has a method `synsets(word)`."""
     meteor_score = needed("nltk.translate.meteor_score", reward).meteor_score
     split = cache(partial(tokenise, tokens=tokens))  # the answers of a group have the same references
     stemmer = SimpleNamespace(stem=stem)

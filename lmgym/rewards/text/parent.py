@@ -1,4 +1,4 @@
-"""PARENT: a text about a table, held against its references and against the table."""
+"""PARENT: compares a text about a table with its references and with the table itself."""
 
 import math
 from collections import Counter
@@ -16,12 +16,13 @@ from lmgym.types import Example
 Part = Literal["precision", "recall", "f"]
 Words = list[str]
 ORDER = 4
-SMALL = 1e-5  # in place of a precision or recall of 0
+SMALL = 1e-5  # replaces a precision or recall of 0, as in the original
 
 
 @dataclass(frozen=True)
 class Table:
-    """The words of the values of a table: all of them, which a text may mention, and those entries that it should.
+    """The words of a table's values. `words`: all that a text may mention. `entries`: the values that it should
+    mention, each as a list of words.
 
     Example: Table(words=frozenset({"michael", "dahlquist", "drummer"}), entries=(["michael", "dahlquist"],))
     """
@@ -38,19 +39,20 @@ def parent(
     part: Part = "f",
     table_weight: float | None = None,
 ) -> list[float]:
-    """PARENT, from 0 to 1: F1 (or precision or recall) of n-grams, n = 1..4, where what the table says is right too.
+    """PARENT, from 0 to 1: F1 (or precision or recall) of n-grams, n = 1..4, that also accepts words from the table.
 
-    Precision counts an n-gram of the text that is not in the reference by the share of its words that are in the
-    table. Recall is that of the reference's n-grams, each weighted by the share of its words in the table, to the
-    power 1 - w, times that of the table's entries (their longest common subsequence with the text), to the power w. w
-    is `table_weight`; without one it is what the reference leaves out of the table, 1 - the entries' mean share in it,
-    as the paper proposes and ToTTo's script has it (Google's first script: 0.5). Of several references the one with
-    the best F1 counts. The corpus value is the mean.
+    Precision: an n-gram of the text that is in the reference counts 1; any other counts the fraction of its words that
+    are in the table. Recall: R_reference^(1 - w) * R_table^w. R_reference is the recall of the reference's n-grams,
+    each weighted by the fraction of its words that are in the table. R_table is the mean over the table's entries of
+    their longest common subsequence with the text, as a fraction of the entry. w is `table_weight`. By default it is 1
+    minus the same mean for the reference: the more of the table the reference covers, the more the reference counts,
+    as in the paper and ToTTo's script (Google's first script: 0.5). The reference with the best F1 counts; the corpus
+    value is the mean.
 
     The table is the example's meta["table"]: pairs (attribute, value) or triples (head, relation, tail). Or it is
-    meta["raw_table"], as ToTTo's files have it: then precision looks at all cells, titles and the section's text,
-    recall at the highlighted cells and titles. Texts are split as BLEU's are (13a), in lower case. Sources: Dhingra et
-    al. 2019; RL4LMs' `parent`, which first runs a Perl script that joins marks to words.
+    meta["raw_table"], in the format of ToTTo's files: then precision accepts all cells, the titles and the section's
+    text; recall expects the highlighted cells and the titles. Texts are split as for BLEU (13a), in lower case.
+    Sources: Dhingra et al. 2019; RL4LMs' `parent`, which first runs a Perl script that joins marks to words.
 
     Extra `metrics`. Raises LmgymError for an example without references or without a table.
 
@@ -62,14 +64,14 @@ def parent(
     """
     if table_weight is not None and not 0 <= table_weight <= 1:
         raise LmgymError(f"key 'rewards.parent.table_weight' must be from 0 to 1, not {table_weight}")
-    tables: dict[int, Table] = {}  # the examples of a group are one object
+    tables: dict[int, Table] = {}  # by id: the answers of a group share one example object
     values = []
     for text, example, references in zip(texts, examples, references_of("parent", examples), strict=True):
         if id(example) not in tables:
             tables[id(example)] = _table(example)
         answer = _split(text)
-        found = [_parent(answer, _split(reference), tables[id(example)], table_weight) for reference in references]
-        values.append(max(found, key=lambda scores: scores["f"])[part])
+        scores = [_parent(answer, _split(reference), tables[id(example)], table_weight) for reference in references]
+        values.append(max(scores, key=lambda score: score["f"])[part])
     return values
 
 
@@ -83,8 +85,8 @@ parent.check = _check  # type: ignore[attr-defined]
 
 
 def totto_tables(raw: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """The pairs (attribute, value) of a ToTTo table that precision and recall look at: everything; the highlighted
-    cells and the titles.
+    """Two lists of pairs (attribute, value) from a ToTTo table: everything, which precision accepts; and the
+    highlighted cells and the titles, which recall expects.
 
     Example: raw has the keys table (rows of cells), highlighted_cells ([[row, column], ...]), table_page_title,
     table_section_title and table_section_text:
@@ -99,27 +101,30 @@ def totto_tables(raw: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[tu
     def pairs(cells: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         return [("header" if cell["is_header"] else "cell", cell["value"].strip()) for cell in cells]
 
-    everything = [*pairs([cell for row in rows for cell in row]), *titles, *section]
-    wanted = [*pairs(highlighted), *titles]
-    return [pair for pair in everything if pair[1]], [pair for pair in wanted if pair[1]]
+    accepted = [*pairs([cell for row in rows for cell in row]), *titles, *section]
+    expected = [*pairs(highlighted), *titles]
+    return [pair for pair in accepted if pair[1]], [pair for pair in expected if pair[1]]
 
 
 def _parent(text: Words, reference: Words, table: Table, table_weight: float | None) -> dict[Part, float]:
+    """Precision, recall and F1 of a text with one reference."""
+    # 1. Precision and recall of the n-grams of each order.
     precisions, recalls = [], []
     for n in range(1, ORDER + 1):
-        mine, its = grams(text, n), grams(reference, n)
-        precisions.append(_gram_precision(mine, its, table))
-        recalls.append(_gram_recall(mine, its, table))
-    # The first order is left as it is: a text without one right word has precision 0.
+        in_text, in_reference = grams(text, n), grams(reference, n)
+        precisions.append(_gram_precision(in_text, in_reference, table))
+        recalls.append(_gram_recall(in_text, in_reference, table))
+    # 2. Geometric means. Order 1 keeps its 0: a text without any right word has precision 0.
     precision = _geometric([precisions[0], *(value or SMALL for value in precisions[1:])])
     of_reference = _geometric([recalls[0], *(value or SMALL for value in recalls[1:])]) or SMALL
-    of_table = _mean_share(table.entries, text) or SMALL
-    weight = 1.0 - _mean_share(table.entries, reference) if table_weight is None else table_weight
+    # 3. Recall of the table, and its weight.
+    of_table = _entry_recall(table.entries, text) or SMALL
+    weight = 1.0 - _entry_recall(table.entries, reference) if table_weight is None else table_weight
     recall = of_reference ** (1 - weight) * of_table**weight
     return {
         "precision": precision,
         "recall": recall,
-        "f": 2 * precision * recall / (precision + recall + 1e-8),  # the original's guard against 0 / 0
+        "f": 2 * precision * recall / (precision + recall + 1e-8),  # 1e-8 avoids 0 / 0, as in the original
     }
 
 
@@ -128,25 +133,26 @@ def _gram_precision(text: Counter[tuple[str, ...]], reference: Counter[tuple[str
     right = 0.0
     for gram, count in text.items():
         common = min(count, reference[gram])
-        right += common + (count - common) * _share(gram, table)
+        right += common + (count - common) * _in_table(gram, table)
     return right / total if total else 0.0
 
 
 def _gram_recall(text: Counter[tuple[str, ...]], reference: Counter[tuple[str, ...]], table: Table) -> float:
-    wanted = found = 0.0
+    total = matched = 0.0
     for gram, count in reference.items():
-        share = _share(gram, table)
-        wanted += count * share
-        found += min(count, text[gram]) * share
-    return found / wanted if wanted else 1.0  # nothing in the reference is about the table
+        weight = _in_table(gram, table)
+        total += count * weight
+        matched += min(count, text[gram]) * weight
+    return matched / total if total else 1.0  # no word of the reference is in the table
 
 
-def _share(gram: Sequence[str], table: Table) -> float:
+def _in_table(gram: Sequence[str], table: Table) -> float:
+    """Fraction of the words that are in the table."""
     return sum(word in table.words for word in gram) / len(gram)
 
 
-def _mean_share(entries: Sequence[Words], text: Words) -> float:
-    """Mean share of each entry's words that the text has in the same order."""
+def _entry_recall(entries: Sequence[Words], text: Words) -> float:
+    """Mean over the entries of the fraction of its words that the text has in the same order."""
     return sum(common_length(entry, text) / len(entry) for entry in entries) / len(entries)
 
 
@@ -159,13 +165,14 @@ def _split(text: str) -> Words:
 
 
 def _table(example: Example) -> Table:
+    """The table of an example. Raises LmgymError if it has none that can be read, or one without words."""
     try:
         if "raw_table" in example.meta:
-            everything, wanted = totto_tables(example.meta["raw_table"])
+            accepted, expected = totto_tables(example.meta["raw_table"])
         else:
-            everything = wanted = [tuple(entry) for entry in example.meta["table"]]
-        words = [_entry(entry) for entry in everything]
-        entries = [found for found in map(_entry, wanted) if found]
+            accepted = expected = [tuple(entry) for entry in example.meta["table"]]
+        words = [_entry(entry) for entry in accepted]
+        entries = [entry for entry in map(_entry, expected) if entry]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise LmgymError(
             "reward 'parent' needs meta['table'] (pairs of attribute and value, or triples of head, relation and "

@@ -1,4 +1,5 @@
-"""What a reward may be shown in place of an answer: option `post_process` of any reward. What trains is not changed."""
+"""Post-processors: functions that change the text that a reward sees (option `post_process` of any reward). The text
+that trains does not change."""
 
 from lmgym.core.registry import register
 from lmgym.rewards.text.sentences import sentences
@@ -6,8 +7,8 @@ from lmgym.rewards.text.sentences import sentences
 
 @register("post_processor", "three_sentence_summary")
 def three_sentence_summary(text: str) -> str:
-    """The first three sentences of a text, a line each. Source: RL4LMs, which splits by NLTK's model; here by rules
-    (`sentences`), and at line ends too.
+    """The first three sentences of a text, one per line. Source: RL4LMs, which splits with NLTK's model; here rules do
+    (`sentences`), also at line ends.
 
     Example:
         >>> three_sentence_summary("One. Two. Three. Four.")

@@ -1,4 +1,5 @@
-"""What the metrics that compare with references share: asking for them, asking for libraries, words, stems, n-grams."""
+"""Shared by the metrics that compare with references: references, optional libraries, tokens, stems, n-grams, and
+metrics that are computed from sums."""
 
 import importlib
 import re
@@ -24,7 +25,7 @@ JOINED = {
     "gimme": ("gim", "me"),
 }
 PUNCTUATION = frozenset(string.punctuation)
-LONGEST_STEMMED = 100  # characters; a stemmer looks at every letter of a word many times, and no word is that long
+LONGEST_STEMMED = 100  # characters; no real word is longer, and stemming a very long one takes long
 
 
 def references_of(reward: str, examples: Sequence[Example]) -> list[tuple[str, ...]]:
@@ -41,8 +42,8 @@ def references_of(reward: str, examples: Sequence[Example]) -> list[tuple[str, .
 
 
 def reference_check(reward: str, *libraries: str) -> Callable[..., None]:
-    """A function for the attribute `check` of a reward (see base.check_examples): the libraries are there, and every
-    example has a reference."""
+    """A function for a reward's attribute `check` (see base.check_examples): it raises LmgymError if one of the
+    libraries is missing or an example has no reference."""
 
     def check(examples: Sequence[Example], **arguments: Any) -> None:
         for library in libraries:
@@ -53,8 +54,9 @@ def reference_check(reward: str, *libraries: str) -> Callable[..., None]:
 
 
 def corpus_of(sums: Callable[..., SufficientStatistics]) -> Callable[..., float]:
-    """A function for the attribute `corpus` of a reward whose figure of many texts is one of `sums`, which takes the
-    texts, their examples and the reward's arguments. It has `sums` as an attribute, for a bootstrap.
+    """A function for a reward's attribute `corpus`, for a corpus metric that is computed from sums over the texts.
+    `sums` takes the texts, their examples and the reward's arguments. It is also stored as the attribute `sums`, for
+    the bootstrap.
 
     Example:
         >>> bleu.corpus = corpus_of(_bleu_sums)
@@ -69,7 +71,8 @@ def corpus_of(sums: Callable[..., SufficientStatistics]) -> Callable[..., float]
 
 
 def reward_of_sums(sums: Callable[..., SufficientStatistics]) -> Callable[..., list[float]]:
-    """Decorator: the reward whose figure of one text, and of a corpus, are both computed from `sums`. See corpus_of.
+    """Decorator: turns `sums` into a reward. Its value for one text and its corpus value are both computed from `sums`;
+    see corpus_of.
 
     Example:
         >>> @register("reward", "chrf")
@@ -79,8 +82,8 @@ def reward_of_sums(sums: Callable[..., SufficientStatistics]) -> Callable[..., l
 
     @wraps(sums)  # takes the same arguments
     def reward(texts: list[str], examples: list[Example], **arguments: Any) -> list[float]:
-        found = sums(texts, examples, **arguments)
-        values: list[float] = found.value(found.rows).tolist()
+        statistics = sums(texts, examples, **arguments)
+        values: list[float] = statistics.value(statistics.rows).tolist()
         return values
 
     reward.corpus = corpus_of(sums)  # type: ignore[attr-defined]
@@ -88,7 +91,7 @@ def reward_of_sums(sums: Callable[..., SufficientStatistics]) -> Callable[..., l
 
 
 def needed(module: str, reward: str) -> Any:
-    """The module of an optional library. Raises LmgymError naming the extra to install.
+    """Import a module of an optional library. Raises LmgymError with the extra to install.
 
     Example:
         >>> BLEU = needed("sacrebleu.metrics", "bleu").BLEU
@@ -103,15 +106,15 @@ def needed(module: str, reward: str) -> Any:
 
 
 def tokenise(text: str, tokens: Tokens = "words", punctuation: bool = True) -> list[str]:
-    """The words and marks of a text, in lower case.
+    """The words and punctuation marks of a text, in lower case.
 
-    "words": runs of letters and digits, joined by single hyphens, points, slashes and apostrophes, or by commas and
-    colons between digits; endings such as n't and 's are words of their own, as in the Penn Treebank; every other
-    character is a mark, but "..." and "--" are one. "spaces" splits at white space, for texts that are tokenised
-    already. Without `punctuation`, tokens that consist of nothing but ASCII punctuation are left out.
+    "words": a word is a run of letters and digits, which may contain single hyphens, points, slashes and apostrophes,
+    and commas or colons between digits. Endings such as n't and 's are separate words, as in the Penn Treebank. Every
+    other character is a mark; "..." and "--" are one mark each. "spaces" splits at white space, for texts that are
+    tokenised already. Without `punctuation`, tokens of ASCII punctuation only are left out.
 
-    NLTK's `word_tokenize` (used by RL4LMs) needs a model that has to be downloaded. It differs in few sentences:
-    it keeps the point of an abbreviation at its word and writes quotation marks as `` and ''.
+    NLTK's `word_tokenize` (used by RL4LMs) needs a model that must be downloaded. It differs in few sentences: it keeps
+    the point of an abbreviation with its word and writes quotation marks as `` and ''.
 
     Example:
         >>> tokenise("Don't stop. He's 7.5!")
@@ -119,15 +122,17 @@ def tokenise(text: str, tokens: Tokens = "words", punctuation: bool = True) -> l
     """
     text = text.lower()
     if tokens == "spaces":
-        found = text.split()
+        split = text.split()
     else:
-        found = TOKEN.findall(text)
-        if "'" in text or "\u2019" in text or not JOINED.keys().isdisjoint(found):
-            found = [part for token in found for part in _parted(token)]
-    return found if punctuation else [token for token in found if not PUNCTUATION.issuperset(token)]
+        split = TOKEN.findall(text)
+        # Most texts have no contraction, and this pass over all tokens is slow.
+        if "'" in text or "\u2019" in text or not JOINED.keys().isdisjoint(split):
+            split = [part for token in split for part in _split_contraction(token)]
+    return split if punctuation else [token for token in split if not PUNCTUATION.issuperset(token)]
 
 
-def _parted(token: str) -> tuple[str, ...]:
+def _split_contraction(token: str) -> tuple[str, ...]:
+    """("do", "n't") of "don't", ("gon", "na") of "gonna"; other tokens stay whole."""
     ending = ENDING.search(token)
     if ending is not None and ending.start() > 0:
         return token[: ending.start()], ending[0]
@@ -135,7 +140,7 @@ def _parted(token: str) -> tuple[str, ...]:
 
 
 def stem(word: str) -> str:
-    """Porter's stem of a lower-case word, as NLTK makes it; a word of more than 100 characters is its own stem.
+    """NLTK's Porter stem of a lower-case word; a word of more than 100 characters is returned unchanged.
 
     Example:
         >>> stem("fields"), stem("looking")

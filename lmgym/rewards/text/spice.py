@@ -1,4 +1,4 @@
-"""SPICE and SPIDEr: scene graphs in common with the references, by the Java program of SPICE's authors."""
+"""SPICE and SPIDEr: scene graphs shared with the references, computed by the Java program of SPICE's authors."""
 
 import json
 import math
@@ -28,18 +28,18 @@ def spice(
     memory: str = "8G",
     seconds: float = 1800.0,
 ) -> list[float]:
-    """SPICE, from 0 to 1: F1 of the objects, attributes and relations that the text has in common with its references.
+    """SPICE, from 0 to 1: F1 of the objects, attributes and relations that the text shares with its references.
 
-    Text and references are parsed into scene graphs by a Java program that is not part of lmgym: `jar` is the path of
-    spice-1.0.jar, and in the folder lib beside it lie the jars that it needs (the package pycocoevalcap brings all but
-    those of Stanford CoreNLP 3.6.0). `java` runs it, with at most `memory` of heap, for at most `seconds` a call; one
-    call takes all texts, since the parser alone needs many seconds to load, so this is a metric rather than a reward.
-    Sources: Anderson et al. 2016; RL4LMs' metric `spice`.
+    A Java program, which is not part of lmgym, parses text and references into scene graphs. `jar` is the path of
+    spice-1.0.jar; the folder lib next to it must hold the jars that it needs (the package pycocoevalcap has all of them
+    except Stanford CoreNLP 3.6.0). `java` runs the program with at most `memory` of heap and for at most `seconds` per
+    call. The parser alone takes many seconds to load, so one call scores all texts, and SPICE is better used as a
+    metric than as a reward. Sources: Anderson et al. 2016; RL4LMs' metric `spice`.
 
-    Raises LmgymError where the jar or Java is not there, where the program fails or takes too long, and for an example
-    without references.
+    Raises LmgymError if the jar or Java is missing, if the program fails or takes too long, and for an example without
+    references.
 
-    Not run here for want of CoreNLP: only what is asked, what is read and the errors are tested.
+    The tests cover lmgym's side only (input, output, errors), since CoreNLP was not available.
 
     Example:
         >>> values = spice(["A dog runs."], examples, jar="SPICE-1.0/spice-1.0.jar")
@@ -62,10 +62,11 @@ def spider(
     memory: str = "8G",
     seconds: float = 1800.0,
 ) -> list[float]:
-    """SPIDEr: spice_coeff * SPICE + cider_coeff * CIDEr-D. The arguments are those of `spice` and of `cider`, and so is
-    the rarity of n-grams: of the file `documents`, or none; the corpus value has that of the references, as published.
+    """SPIDEr: spice_coeff * SPICE + cider_coeff * CIDEr-D, with the arguments of `spice` and `cider`. As for `cider`,
+    the weights of n-grams come from the file `documents`, or are all equal; the corpus value takes them from the
+    references, as published results do.
 
-    Sources: Liu et al. 2017, who add the two with equal weights; RL4LMs' reward `spider`, whose CIDEr is always 0.
+    Sources: Liu et al. 2017, with equal weights for both; RL4LMs' reward `spider`, whose CIDEr is always 0.
 
     Example:
         >>> values = spider(texts, examples, jar="SPICE-1.0/spice-1.0.jar", documents="references.jsonl")
@@ -109,7 +110,7 @@ spider.corpus = _spider_corpus  # type: ignore[attr-defined]
 
 
 def _found(name: str, jar: str, java: str) -> tuple[Path, str]:
-    """The jar and the program that runs it."""
+    """The paths of the jar and of Java. Raises LmgymError if one of them, or CoreNLP, is missing."""
     path, program = Path(jar).expanduser(), shutil.which(java)
     if not path.is_file():
         raise LmgymError(
@@ -137,17 +138,18 @@ def _scores(
     memory: str,
     seconds: float,
 ) -> list[float]:
+    """Run SPICE on all texts at once, through files in a temporary folder."""
     path, program = _found(name, jar, java)
     rows = [
-        {"image_id": str(index), "test": text, "refs": list(wanted)}
-        for index, (text, wanted) in enumerate(zip(texts, references, strict=True))
+        {"image_id": str(index), "test": text, "refs": list(own)}
+        for index, (text, own) in enumerate(zip(texts, references, strict=True))
     ]
     if not rows:
         return []
     with tempfile.TemporaryDirectory(prefix="lmgym-spice-") as folder:
-        asked, answered = Path(folder, "asked.json"), Path(folder, "answered.json")
-        asked.write_text(json.dumps(rows), encoding="utf-8")
-        command = [program, f"-Xmx{memory}", "-jar", str(path), str(asked), "-out", str(answered), "-silent"]
+        source, target = Path(folder, "input.json"), Path(folder, "output.json")
+        source.write_text(json.dumps(rows), encoding="utf-8")
+        command = [program, f"-Xmx{memory}", "-jar", str(path), str(source), "-out", str(target), "-silent"]
         try:
             done = subprocess.run(
                 command, cwd=path.parent, capture_output=True, text=True, timeout=seconds, check=False, errors="replace"
@@ -157,14 +159,14 @@ def _scores(
                 f"reward '{name}': SPICE took longer than {seconds:g} s for {len(rows)} texts; raise "
                 f"rewards.{name}.seconds"
             ) from error
-        if done.returncode or not answered.is_file():
+        if done.returncode or not target.is_file():
             reason = next((line.strip() for line in done.stderr.splitlines() if line.strip()), "it wrote nothing")
             raise LmgymError(f"reward '{name}': {path.name} ended with status {done.returncode} ({reason[:200]})")
-        return read_scores(answered.read_text(encoding="utf-8"), len(rows), name)
+        return read_scores(target.read_text(encoding="utf-8"), len(rows), name)
 
 
 def read_scores(text: str, count: int, name: str = "spice") -> list[float]:
-    """The F-score of each text in SPICE's output, in the order asked. Raises LmgymError where one is missing.
+    """The F-score of each text in SPICE's output, in the order of the texts. Raises LmgymError if one is missing.
 
     Example:
         >>> read_scores('[{"image_id": "0", "scores": {"All": {"pr": 1.0, "re": 0.5, "f": 0.667}}}]', 1)
@@ -175,4 +177,4 @@ def read_scores(text: str, count: int, name: str = "spice") -> list[float]:
         values = [float(found[str(index)]) for index in range(count)]
     except (ValueError, KeyError, TypeError) as error:
         raise LmgymError(f"reward '{name}': what SPICE wrote is no list of {count} scores ({error!r})") from error
-    return [0.0 if math.isnan(value) else value for value in values]  # a text without any object has none
+    return [0.0 if math.isnan(value) else value for value in values]  # SPICE writes NaN for a text without objects

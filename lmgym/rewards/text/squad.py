@@ -1,4 +1,4 @@
-"""Exact match and F1 of words as SQuAD scores answers: articles, case and punctuation do not count."""
+"""SQuAD's metrics: exact match and F1 of words. Articles, case and punctuation are ignored."""
 
 import re
 import string
@@ -15,8 +15,8 @@ WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @register("reward", "squad_exact_match")
 def squad_exact_match(texts: list[str], examples: list[Example]) -> list[float]:
-    """1 if the text is one of the references once both are in lower case, without ASCII punctuation and English
-    articles, and with single spaces. Source: Rajpurkar et al. 2016 (SQuAD).
+    """1 if the text equals one of the references, else 0. Case, ASCII punctuation, English articles and extra spaces
+    are ignored. Source: Rajpurkar et al. 2016 (SQuAD).
 
     Raises LmgymError for an example without references.
 
@@ -24,13 +24,13 @@ def squad_exact_match(texts: list[str], examples: list[Example]) -> list[float]:
         >>> squad_exact_match(["The Eiffel Tower!"], [Example("a/0", "?", references=("Eiffel tower",))])
         [1.0]
     """
-    return _best("squad_exact_match", texts, examples, lambda answer, wanted: float(answer == wanted))
+    return _best("squad_exact_match", texts, examples, lambda answer, reference: float(answer == reference))
 
 
 @register("reward", "token_f1")
 def token_f1(texts: list[str], examples: list[Example]) -> list[float]:
-    """F1 of the words in common with a reference, from 0 to 1, the best of all references; words as in
-    squad_exact_match. Where one of the two has no words, 1 if the other has none either. Source: Rajpurkar et al. 2016.
+    """F1 of the words shared with a reference, from 0 to 1; the best reference counts. Words are as in
+    squad_exact_match. If text or reference has no words: 1 if both have none, else 0. Source: Rajpurkar et al. 2016.
 
     Example:
         >>> token_f1(["in the year 1889"], [Example("a/0", "?", references=("1889", "in 1887"))])     # P 1/3, R 1
@@ -44,7 +44,7 @@ token_f1.check = reference_check("token_f1")  # type: ignore[attr-defined]
 
 
 def normalised(text: str) -> list[str]:
-    """The words of an answer that count.
+    """The words of an answer without case, punctuation and articles.
 
     Example:
         >>> normalised("An apple, the pear")
@@ -59,7 +59,7 @@ def _best(
     examples: Sequence[Example],
     compare: Callable[[list[str], list[str]], float],
 ) -> list[float]:
-    known = {reference: normalised(reference) for wanted in references_of(reward, examples) for reference in wanted}
+    known = {reference: normalised(reference) for own in references_of(reward, examples) for reference in own}
     answers = [normalised(text) for text in texts]
     return [
         max(compare(answer, known[reference]) for reference in example.references)
@@ -67,11 +67,11 @@ def _best(
     ]
 
 
-def _f1(answer: list[str], wanted: list[str]) -> float:
-    if not answer or not wanted:
-        return float(answer == wanted)
-    common = (Counter(answer) & Counter(wanted)).total()
+def _f1(answer: list[str], reference: list[str]) -> float:
+    if not answer or not reference:
+        return float(answer == reference)
+    common = (Counter(answer) & Counter(reference)).total()
     if not common:
         return 0.0
-    precision, recall = common / len(answer), common / len(wanted)
+    precision, recall = common / len(answer), common / len(reference)
     return 2 * precision * recall / (precision + recall)

@@ -1,4 +1,4 @@
-"""Rewards of the synthetic tasks: numbers in increasing order, and dates. No reference is needed."""
+"""Rewards of the synthetic tasks: increasing numbers, and dates. They need no references."""
 
 import math
 import re
@@ -13,12 +13,13 @@ DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 @register("reward", "increasing_numbers")
 def increasing_numbers(texts: list[str], examples: list[Example], *, min_tokens: int = 20) -> list[float]:
-    """Length of the strictly increasing run that the numbers begin with / max(n, min_tokens / 2); 0 without a number.
+    """Length of the strictly increasing run at the beginning of the text's numbers / max(n, min_tokens / 2); 0 without
+    a number.
 
-    A token is what stands between white space, and n is how many there are, numbers or not. The numbers are the tokens
-    that Python's `float` reads ("7", "-1.5", "2e3"); the others are passed over, so they do not end the run, but they
-    count in n. The run ends at the first number that is not above the one before it. `nan` and infinities are words.
-    1 needs min_tokens / 2 tokens or more, all of them numbers, each above the last.
+    The text is split at white space into n tokens. The numbers are the tokens that Python's `float` reads ("7", "-1.5",
+    "2e3"), except `nan` and infinities. Other tokens do not end the run, but they count in n. The run ends at the first
+    number that is not greater than the one before it. So the value 1 needs at least min_tokens / 2 tokens, all of them
+    numbers and each greater than the last.
 
     Source: Ramamurthy et al. 2022 (RL4LMs), reward increasing_numbers, which calls `nan` and `inf` numbers too.
 
@@ -38,10 +39,9 @@ def increasing_numbers(texts: list[str], examples: list[Example], *, min_tokens:
 
 @register("reward", "dates")
 def dates(texts: list[str], examples: list[Example]) -> list[float]:
-    """1 if the text has four digits, a dash, two digits, a dash and two digits somewhere, else 0.
+    """1 if the text contains a date as 2021-03-04 (four digits, a dash, two digits, a dash, two digits), else 0.
 
-    Whether the calendar has such a day is not asked, nor what stands around it. Source: RL4LMs, reward
-    sentences_with_dates, metric dates.
+    The day need not exist, and any text may surround it. Source: RL4LMs, reward sentences_with_dates, metric dates.
 
     Example:
         >>> dates(["It rained on 2021-03-04.", "It rained on 4 March."], examples)
@@ -59,6 +59,7 @@ def _number(token: str) -> float | None:
 
 
 def _leading_run(numbers: list[float]) -> int:
+    """How many numbers at the beginning are strictly increasing."""
     for index, (before, after) in enumerate(pairwise(numbers), start=1):
         if after <= before:
             return index

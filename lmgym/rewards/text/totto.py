@@ -1,4 +1,5 @@
-"""ToTTo's figures: PARENT and BLEU of all examples, and of those with table headers seen or not seen in training."""
+"""ToTTo's metrics: PARENT and BLEU of all examples, and of the subsets whose table headers do or do not occur in the
+training set."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -43,8 +44,8 @@ def _parent_corpus(texts: list[str], examples: list[Example], **arguments: Any) 
 def _on_subset(
     name: str, whole: Callable[..., list[float]], overlap: bool, corpus: Callable[..., float]
 ) -> Callable[..., list[float]]:
-    """The reward of that name: `whole` for the examples of one subset, 0 for the others, so that only its corpus value
-    says anything of the subset."""
+    """Make and register the reward `name`: `whole` for the examples of one subset, 0 for the others. Only its corpus
+    value, which leaves the others out, is a number about the subset."""
 
     @wraps(whole)  # takes the same arguments
     def function(texts: list[str], examples: list[Example], **arguments: Any) -> list[float]:

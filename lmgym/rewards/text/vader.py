@@ -1,9 +1,9 @@
-"""VADER: sentiment from a list of rated words and rules about the words around them.
+"""VADER: sentiment from a list of rated words, and rules about the words around them.
 
-The rules are those of Hutto and Gilbert 2014; the list is the user's: that of the package vaderSentiment or of NLTK,
-or a file. The rules are our own code since the package changes the wrong rating at a "but" where two ratings are equal
-(221 of 8,683 texts get another score) and rounds its scores, which a reward should not. Measured in turn with
-vaderSentiment 3.3, ours takes 1.5 to 2.3 times less CPU time.
+The rules are those of Hutto and Gilbert 2014. The list comes from the package vaderSentiment, from NLTK or from a file.
+The rules are our own code for two reasons: if two ratings are equal, the package changes the wrong one at a "but" (221
+of 8,683 texts get another score); and it rounds its scores, which a reward should not. Measured alternately with
+vaderSentiment 3.3, our code takes 1.5 to 2.3 times less CPU time.
 """
 
 import math
@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from lmgym.core.registry import register
-from lmgym.rewards.text.lexicon import Lexicon, load
+from lmgym.rewards.text.lexicon import Lexicon, load_lexicon
 from lmgym.types import Example
 
 Score = Literal["compound", "positive", "negative", "neutral"]
-NEGATION = -0.74
-BOOST = 0.293
-CAPITALS = 0.733
+# The constants are VADER's, fitted to human ratings by its authors.
+NEGATION = -0.74  # factor of a negated word's rating
+BOOST = 0.293  # added by a degree word such as "very"; subtracted by one such as "hardly"
+CAPITALS = 0.733  # added for a word in capitals
 NEGATIONS = frozenset(
     str.split(
         """
@@ -55,55 +56,59 @@ PHRASES = {
     "to die for": 3.0,
     "beating heart": 3.5,
 }
-WITHIN = (1.0, 0.95, 0.9)  # what a degree word counts one, two and three words before
+WITHIN = (1.0, 0.95, 0.9)  # factor of a degree word that is one, two or three words before the rated one
 
 
 @register("reward", "vader")
 def vader(
     texts: list[str], examples: list[Example], *, score: Score = "compound", lexicon: str | None = None
 ) -> list[float]:
-    """VADER's sentiment of a text: the sum s of its rated words as s / sqrt(s^2 + 15), from -1 to 1.
+    """VADER's sentiment of a text: s / sqrt(s^2 + 15), from -1 to 1, where s is the sum of the ratings of its words.
 
-    Degree words before a rated word ("very", "kind of"), capitals, negation, "but", some phrases and exclamation and
-    question marks change the ratings. "positive", "negative" and "neutral" are shares of the words, from 0 to 1. The
-    corpus value is the mean. Not rounded; rounded to four digits (shares: three) the numbers are those of the package
-    vaderSentiment 3.3, but for a slip there: it changes the wrong rating at a "but" where two are equal on the way.
+    Ratings are changed by degree words before the word ("very", "kind of"), capitals, negation, "but", some phrases,
+    and exclamation and question marks. "positive", "negative" and "neutral" are fractions of the words, from 0 to 1.
+    The corpus value is the mean. The values are not rounded. Rounded to four digits (fractions: three) they equal those
+    of the package vaderSentiment 3.3, except for its error: if two ratings are equal, it changes the wrong one at a
+    "but".
 
-    `lexicon` is a file in VADER's format (a word, a tab, its mean rating), or a folder with vader_lexicon.txt and,
-    for emoji, emoji_utf8_lexicon.txt. Without it the package vaderSentiment or, without emoji, NLTK's vader_lexicon
-    has to be there; LmgymError says so if neither is. Source: Hutto and Gilbert 2014.
+    `lexicon` is a file in VADER's format (word, tab, mean rating), or a folder with vader_lexicon.txt and, for emoji,
+    emoji_utf8_lexicon.txt. By default it is that of the package vaderSentiment or, without emoji, NLTK's vader_lexicon;
+    raises LmgymError if neither is installed. Source: Hutto and Gilbert 2014.
 
     Example:
         >>> vader(["VADER is smart, handsome, and funny."], [example])
         [0.8316...]
     """
-    known = load(lexicon)
+    known = load_lexicon(lexicon)
     return [sentiment(text, known)[score] for text in texts]
 
 
 def _check(examples: Sequence[Example], **arguments: Any) -> None:
-    load(arguments.get("lexicon"))
+    load_lexicon(arguments.get("lexicon"))
 
 
 vader.check = _check  # type: ignore[attr-defined]
 
 
 def sentiment(text: str, lexicon: Lexicon) -> dict[Score, float]:
-    """The compound score and the three shares of a text.
+    """The compound score of a text, and its fractions of positive, negative and neutral words.
 
     Example:
         >>> sentiment("not good", Lexicon({"good": 1.9}, {}))["compound"]     # s = 1.9 * -0.74
         -0.3412...
     """
+    # 1. The rating of each word in its context.
     text = _without_emoji(text, lexicon.emoji).strip()
     words = [_bare(word) for word in text.split()]
     ratings = _after_but([word.lower() for word in words], _ratings(words, lexicon.ratings))
     if not ratings:
         return {"compound": 0.0, "positive": 0.0, "negative": 0.0, "neutral": 0.0}
+    # 2. The sum; exclamation and question marks make it stronger, in its own direction.
     emphasis = 0.292 * min(text.count("!"), 4) + _questions(text.count("?"))
     total = sum(ratings)
     total += math.copysign(emphasis, total) if total else 0.0
-    positive = sum(rating + 1 for rating in ratings if rating > 0)  # + 1: as much as a neutral word counts
+    # 3. The fractions. A neutral word counts 1, a rated one its rating and 1; the emphasis goes to the larger side.
+    positive = sum(rating + 1 for rating in ratings if rating > 0)
     negative = sum(1 - rating for rating in ratings if rating < 0)
     if positive > negative:
         positive += emphasis
@@ -120,10 +125,10 @@ def sentiment(text: str, lexicon: Lexicon) -> dict[Score, float]:
 
 
 def _ratings(words: Sequence[str], known: Mapping[str, float]) -> list[float]:
-    """The rating of each word, 0 for those that are not rated."""
+    """The rating of each word, 0 for words that are not in the lexicon."""
     lower = [word.lower() for word in words]
     capitals = sum(word.isupper() for word in words)
-    shouting = 0 < capitals < len(words)  # capitals mean something only among other words
+    shouting = 0 < capitals < len(words)  # a text all in capitals does not stress any of its words
     ratings = []
     for index, word in enumerate(lower):
         kind_of = word == "kind" and lower[index + 1 : index + 2] == ["of"]
@@ -138,12 +143,14 @@ def _rating(
     """The rating of one word of the lexicon in its context."""
     rating = known[lower[index]]
     before = [lower[index - distance] if distance <= index else "" for distance in (1, 2, 3)]
+    # "no" before a rated word negates that word and has no rating of its own.
     if lower[index] == "no" and lower[index + 1 : index + 2] and lower[index + 1] in known:
-        rating = 0.0  # it negates what follows
+        rating = 0.0
     if "no" in before[:2] or (before[2] == "no" and before[0] in ("or", "nor")):
         rating = known[lower[index]] * NEGATION
     if shouting and words[index].isupper():
         rating += CAPITALS if rating > 0 else -CAPITALS
+    # The three words before, nearest first: degree words, negations, and last the phrases.
     for distance in (1, 2, 3):
         if index < distance or before[distance - 1] in known:
             continue
@@ -157,7 +164,7 @@ def _rating(
 
 
 def _degree(word: str, rating: float, shouting: bool) -> float:
-    """What a word before a rated one adds to it."""
+    """The amount that a degree word adds to the rating of a word after it; 0 for other words."""
     change = DEGREES.get(word.lower(), 0.0)
     if not change:
         return 0.0
@@ -168,7 +175,8 @@ def _degree(word: str, rating: float, shouting: bool) -> float:
 
 
 def _negated(rating: float, before: Sequence[str], distance: int) -> float:
-    """The rating changed by the word `distance` words before it; before[0] is the word right before."""
+    """The rating after the word `distance` words before it, which may negate it; before[0] is the word just before."""
+    # "never so good" and "never this good" praise; "without doubt" negates nothing.
     emphatic = ("so", "this")
     if distance == 2 and before[1] == "never" and before[0] in emphatic:
         return rating * 1.25
@@ -183,15 +191,18 @@ def _negated(rating: float, before: Sequence[str], distance: int) -> float:
 
 
 def _phrased(rating: float, lower: Sequence[str], index: int) -> float:
-    """The rating changed by phrases that the word may be part of; it has three words before it."""
+    """The rating after phrases around the word, which must have three words before it."""
+    # Phrases that end at the word or before it replace its rating; the first that matches wins.
     three, two, one, word = lower[index - 3 : index + 1]
     for phrase in (f"{one} {word}", f"{two} {one} {word}", f"{two} {one}", f"{three} {two} {one}", f"{three} {two}"):
         if phrase in PHRASES:
             rating = PHRASES[phrase]
             break
+    # Phrases that begin with the word replace the rating too.
     for length in (2, 3):
         if index + length <= len(lower):
             rating = PHRASES.get(" ".join(lower[index : index + length]), rating)
+    # Degree phrases before the word ("kind of") add to it.
     for phrase in (f"{three} {two} {one}", f"{three} {two}", f"{two} {one}"):
         rating += DEGREES.get(phrase, 0.0)
     return rating
@@ -206,16 +217,18 @@ def _after_but(lower: Sequence[str], ratings: list[float]) -> list[float]:
 
 
 def _questions(count: int) -> float:
+    """The emphasis of question marks: none for one, 0.18 each for two or three, 0.96 for more."""
     return 0.0 if count < 2 else 0.18 * count if count <= 3 else 0.96
 
 
 def _bare(word: str) -> str:
-    """The word without punctuation around it, unless that leaves two characters or fewer: an emoticon."""
+    """The word without punctuation around it; unchanged if at most two characters would remain, as of an emoticon."""
     bare = word.strip(string.punctuation)
     return bare if len(bare) > 2 else word
 
 
 def _without_emoji(text: str, emoji: Mapping[str, str]) -> str:
+    """The text with each emoji replaced by its description in words."""
     if not any(character in emoji for character in text):
         return text
     parts: list[str] = []

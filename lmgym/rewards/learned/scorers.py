@@ -1,4 +1,4 @@
-"""Loading the models that score texts: once in a process, in evaluation mode, from a local folder or the Hub.
+"""Loads the models that score texts: once per process, in evaluation mode, from a local folder or the Hub.
 
 torch and transformers are imported inside the functions, so that a recipe's rewards can be looked up without them.
 """
@@ -15,27 +15,27 @@ from lmgym.core.errors import LmgymError
 Kind = Literal["classifier", "encoder", "causal"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Compute = Literal["float32", "bfloat16"]
-WANTED = {
+NEEDED = {
     "classifier": "a model with a trained classification head (AutoModelForSequenceClassification)",
     "encoder": "an encoder (AutoModel)",
     "causal": "a causal language model (AutoModelForCausalLM)",
 }
-UNBOUNDED = 10**6  # tokens; some tokenizers write 1e30 for "I do not know"
-SHIFTED = ("roberta", "camembert", "longformer", "xmod", "data2vec-text")  # families whose positions begin behind 1
+UNBOUNDED = 10**6  # tokens; some tokenizers write 1e30 for an unknown limit
+SHIFTED = ("roberta", "camembert", "longformer", "xmod", "data2vec-text")  # positions start at the padding id + 1
 
 
 @dataclass(frozen=True, eq=False)
 class Scorer:
-    """A model that scores texts, with its tokenizer; shared by all rewards of the process that name it.
+    """A model that scores texts, with its tokenizer; all rewards of the process that name it share it.
 
     Example: Scorer(name="models/sentiment", reward="learned_reward", model=..., tokenizer=..., longest=512)
     """
 
     name: str
-    reward: str  # the first that asked for it
+    reward: str  # the first reward that loaded it
     model: Any
     tokenizer: Any
-    longest: int | None  # tokens that it reads, special ones included; None: no limit known
+    longest: int | None  # most tokens that it can read, special ones included; None: no limit known
 
     @property
     def labels(self) -> list[str]:
@@ -46,7 +46,7 @@ class Scorer:
 _loaded: dict[tuple[str | None, ...], Scorer] = {}
 
 
-def load(
+def load_scorer(
     reward: str,
     kind: Kind,
     name: str,
@@ -54,32 +54,32 @@ def load(
     device: Device = "auto",
     compute: Compute = "float32",
 ) -> Scorer:
-    """The model of this name, loaded once in a process for the same kind, revision, device and precision.
+    """The model of this name; loaded only once per process for the same kind, revision, device and precision.
 
-    Raises LmgymError, naming the reward's key, where there is no such folder, the Hub does not give it, the device is
-    not here, or the checkpoint is of another kind or lacks the weights that the reward reads.
+    Raises LmgymError, with the reward's key, if the folder does not exist, the Hub refuses the model, the device is not
+    available, or the checkpoint is of another kind or lacks weights that the reward needs.
 
     Example:
-        >>> load("learned_reward", "classifier", "lvwerra/distilbert-imdb").labels
+        >>> load_scorer("learned_reward", "classifier", "lvwerra/distilbert-imdb").labels
         ['NEGATIVE', 'POSITIVE']
     """
-    unit = choose_device(reward, device)
+    unit = scorer_device(reward, device)
     key = (kind, os.path.realpath(name) if Path(name).is_dir() else name, revision, unit, compute)
     if key not in _loaded:
         _loaded[key] = _load(reward, kind, name, revision, unit, compute)
     return _loaded[key]
 
 
-def choose_device(reward: str, wanted: Device) -> str:
-    """The device asked for, or the best one here. Raises LmgymError if it is not there."""
+def scorer_device(reward: str, device: Device) -> str:
+    """The requested device; for "auto" the best available one. Raises LmgymError if it is not available."""
     import torch
 
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if wanted == "auto":
-        return next(name for name, here in there.items() if here)
-    if not there[wanted]:
-        raise LmgymError(f"key 'rewards.{reward}.device': there is no {wanted} device here; write auto or cpu")
-    return wanted
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if device == "auto":
+        return next(name for name, here in available.items() if here)
+    if not available[device]:
+        raise LmgymError(f"key 'rewards.{reward}.device': there is no {device} device here; write auto or cpu")
+    return device
 
 
 def _load(reward: str, kind: Kind, name: str, revision: str | None, device: str, compute: Compute) -> Scorer:
@@ -97,18 +97,20 @@ def _load(reward: str, kind: Kind, name: str, revision: str | None, device: str,
         "encoder": AutoModel,
         "causal": AutoModelForCausalLM,
     }
+    # Read the configuration first: it shows a missing model or a wrong kind without loading weights.
     looks_local = name.startswith((".", "/", "~", os.sep)) or name.count("/") > 1
     if looks_local and not Path(name).is_dir():
         raise LmgymError(f"key 'rewards.{reward}.model': there is no model folder {name}")
     try:
         config = AutoConfig.from_pretrained(name, revision=revision)
-    except Exception as error:  # what transformers and the Hub client raise has no common name
+    except Exception as error:  # the errors of transformers and the Hub client have no common base class
         _refuse(reward, name, error)
     if kind == "causal":
         _check_causal(reward, name, config)
     try:
-        with _quietly(), torch.random.fork_rng(devices=[]):  # what is missing would be drawn from the run's own numbers
-            model, found = classes[kind].from_pretrained(
+        # Missing weights get random values; fork_rng keeps these draws out of the run's own random numbers.
+        with _quietly(), torch.random.fork_rng(devices=[]):
+            model, info = classes[kind].from_pretrained(
                 name, revision=revision, dtype=getattr(torch, compute), output_loading_info=True
             )
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
@@ -116,14 +118,15 @@ def _load(reward: str, kind: Kind, name: str, revision: str | None, device: str,
         if "Unrecognized configuration class" not in str(error):
             _refuse(reward, name, error)
         raise LmgymError(
-            f"key 'rewards.{reward}.model': {name} is a {config.model_type}, and '{reward}' needs {WANTED[kind]}"
+            f"key 'rewards.{reward}.model': {name} is a {config.model_type}, and '{reward}' needs {NEEDED[kind]}"
         ) from error
     except Exception as error:
         _refuse(reward, name, error)
-    missing = sorted(key for key in found["missing_keys"] if kind != "encoder" or "pooler" not in key)
+    # Refuse a checkpoint without a trained head. An encoder's pooler is not used, so it may be missing.
+    missing = sorted(key for key in info["missing_keys"] if kind != "encoder" or "pooler" not in key)
     if missing:
         raise LmgymError(
-            f"key 'rewards.{reward}.model': {name} lacks {', '.join(missing[:3])}, and '{reward}' needs {WANTED[kind]}"
+            f"key 'rewards.{reward}.model': {name} lacks {', '.join(missing[:3])}, and '{reward}' needs {NEEDED[kind]}"
         )
     if kind == "encoder" and getattr(config, "is_encoder_decoder", False):
         model = model.get_encoder()
@@ -132,18 +135,19 @@ def _load(reward: str, kind: Kind, name: str, revision: str | None, device: str,
 
 
 def _check_causal(reward: str, name: str, config: Any) -> None:
-    """transformers reads a masked LM as a causal one without a word, and its numbers would mean nothing."""
+    """Raise LmgymError if the model is not causal. transformers loads a masked LM as a causal one without any warning,
+    and its numbers would mean nothing."""
     names = getattr(config, "architectures", None) or []
     causal = any(one.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) for one in names)
     if getattr(config, "is_encoder_decoder", False) or (names and not causal):
         raise LmgymError(
             f"key 'rewards.{reward}.model': {name} is a {names[0] if names else config.model_type}, and '{reward}' "
-            f"needs {WANTED['causal']}"
+            f"needs {NEEDED['causal']}"
         )
 
 
 def _longest(config: Any, tokenizer: Any) -> int | None:
-    """How many tokens the model reads: the smaller of what its positions and its tokenizer say."""
+    """The most tokens that the model can read, by its positions and its tokenizer's limit; None if neither is known."""
     text = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
     if positions and any(family in text.model_type for family in SHIFTED):
@@ -160,7 +164,7 @@ def _refuse(reward: str, name: str, error: Exception) -> NoReturn:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without transformers' report of missing weights, for which there is a sentence of our own, and its bars."""
+    """Silence transformers' progress bars and its report of missing weights; lmgym has its own error for these."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

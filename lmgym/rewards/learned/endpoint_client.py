@@ -1,4 +1,5 @@
-"""One question to an OpenAI-compatible chat endpoint, by the standard library alone: limits, retries, no leaks."""
+"""A client for OpenAI-compatible chat endpoints, with Python's standard library only: time limits, retries, and the key
+appears in no message."""
 
 import http.client
 import json
@@ -11,15 +12,16 @@ from typing import Any, NoReturn
 
 from lmgym.core.errors import LmgymError
 
-FOR_NOW = (408, 409, 425, 429)  # and 5xx: the same request may succeed later
-LONGEST_WAIT = 60.0  # seconds, whatever a server asks for
+RETRIED = (408, 409, 425, 429)  # status codes, and all 5xx, after which the same request may succeed later
+LONGEST_WAIT = 60.0  # seconds between two tries, even if the server asks for more
 LARGEST = 4 * 2**20  # bytes of a reply
-BLOCK = 2**16
+BLOCK = 2**16  # bytes read at a time
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where to ask, and how patiently.
+    """Address and model of an endpoint, time limit of a request, number of retries, and the first wait before a retry
+    (both times in seconds).
 
     Example: Endpoint("http://localhost:8000/v1", "judge", key=None, options={"temperature": 0})
     """
@@ -33,28 +35,28 @@ class Endpoint:
     wait: float = 1.0
 
 
-class _ForNow(Exception):
-    """Failed, but may succeed later; `wait` is what the server asks for, in seconds."""
+class _Temporary(Exception):
+    """The request failed but may succeed later. `wait`: the seconds that the server asks to wait, if it does."""
 
     def __init__(self, reason: str, wait: float | None = None) -> None:
         super().__init__(reason)
         self.wait = wait
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry the key to another address; the user is to name the right one."""
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect, which would send the key to another address. The user must give the final address."""
 
     def redirect_request(self, *arguments: Any, **keywords: Any) -> None:
         return None
 
 
-def ask(endpoint: Endpoint, conversation: Sequence[tuple[str, str]]) -> str:
+def ask_endpoint(endpoint: Endpoint, conversation: Sequence[tuple[str, str]]) -> str:
     """The text of the model's reply to (role, content) messages.
 
-    Raises LmgymError where the endpoint refuses the request, or still fails after all retries.
+    Raises LmgymError if the endpoint refuses the request, or still fails after all retries.
 
     Example:
-        >>> ask(endpoint, [("user", "Is 4 even? Answer Yes or No.")])
+        >>> ask_endpoint(endpoint, [("user", "Is 4 even? Answer Yes or No.")])
         'Yes'
     """
     body = {
@@ -69,7 +71,8 @@ def ask(endpoint: Endpoint, conversation: Sequence[tuple[str, str]]) -> str:
     for attempt in range(endpoint.retries + 1):
         try:
             return _content(endpoint, _exchange(endpoint, request))
-        except _ForNow as error:
+        except _Temporary as error:
+            # Wait as long as the server asks for, else twice as long as before.
             if attempt == endpoint.retries:
                 _give_up(endpoint, f"failed {attempt + 1} times; the last time: {error}")
             wait = endpoint.wait * 2**attempt if error.wait is None else error.wait
@@ -78,34 +81,37 @@ def ask(endpoint: Endpoint, conversation: Sequence[tuple[str, str]]) -> str:
 
 
 def _exchange(endpoint: Endpoint, request: urllib.request.Request) -> bytes:
+    """Send the request and return the reply's bytes. Raises _Temporary for failures that are worth a retry."""
     deadline = time.monotonic() + endpoint.seconds
     try:
-        with urllib.request.build_opener(_Stay).open(request, timeout=endpoint.seconds) as response:
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=endpoint.seconds) as response:
             return _read(response, deadline, endpoint.seconds)
     except urllib.error.HTTPError as error:
         with error:
             reason = f"status {error.code} ({_start_of(error)})"
-        if error.code in FOR_NOW or error.code >= 500:
-            raise _ForNow(reason, _seconds(error.headers.get("Retry-After"))) from None
+        if error.code in RETRIED or error.code >= 500:
+            raise _Temporary(reason, _seconds(error.headers.get("Retry-After"))) from None
         _give_up(endpoint, f"refused the request: {reason}")
     except (OSError, http.client.HTTPException) as error:  # URLError and time-outs are OSErrors
-        raise _ForNow(f"{type(error).__name__}: {error}") from None
+        raise _Temporary(f"{type(error).__name__}: {error}") from None
 
 
 def _read(response: Any, deadline: float, seconds: float) -> bytes:
-    """All of a reply, however slowly it drips, within the limit."""
+    """The whole reply. The socket's own time limit is for one read only, so the deadline is checked after each block: a
+    server that sends a byte now and then must not hold the run."""
     blocks, size = [], 0
     while block := response.read1(BLOCK):
         blocks.append(block)
         size += len(block)
         if size > LARGEST:
-            raise _ForNow(f"a reply of more than {LARGEST} bytes")
+            raise _Temporary(f"a reply of more than {LARGEST} bytes")
         if time.monotonic() > deadline:
-            raise _ForNow(f"no complete reply within {seconds:g} s")
+            raise _Temporary(f"no complete reply within {seconds:g} s")
     return b"".join(blocks)
 
 
 def _content(endpoint: Endpoint, reply: bytes) -> str:
+    """The message's text in the JSON of a chat completion."""
     try:
         content = json.loads(reply)["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -128,7 +134,7 @@ def _seconds(header: str | None) -> float | None:
 
 
 def _give_up(endpoint: Endpoint, reason: str) -> NoReturn:
-    """The sentence for the user, in which the key must not stand even where the server repeats it."""
+    """Raise the error for the user, without the key, which some servers repeat in their replies."""
     if endpoint.key:
         reason = reason.replace(endpoint.key, "***")
     raise LmgymError(f"reward 'endpoint_judge': {endpoint.base_url} {reason}")

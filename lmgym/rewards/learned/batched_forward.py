@@ -1,6 +1,7 @@
-"""Batches of rows through a scoring model: sorted by length, padded on the right, each distinct row once, no gradient.
+"""Forward passes of a scoring model over many rows: sorted by length, padded on the right, each distinct row once,
+without gradient.
 
-What comes out does not depend on the batch but for rounding (a few parts in ten million in float32).
+A row's result does not depend on the other rows of its batch, except for rounding (about 1e-7, relative, in float32).
 """
 
 import inspect
@@ -8,8 +9,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.learned.models import Scorer
 from lmgym.rewards.learned.rows import Row
+from lmgym.rewards.learned.scorers import Scorer
 
 T = TypeVar("T")
 
@@ -20,8 +21,8 @@ def logits(scorer: Scorer, rows: Sequence[Row], budget: int) -> list[list[float]
 
 
 def embeddings(scorer: Scorer, rows: Sequence[Row], budget: int, layer: int | None) -> list[Any]:
-    """The vectors of each row's tokens, [tokens, width] in fp32 on the CPU: of the last layer, or of hidden state
-    `layer` (0: the embeddings)."""
+    """Hidden states of each row's tokens, [tokens, width], fp32, on the CPU: of the last layer, or of layer `layer`
+    (0: the embeddings)."""
 
     def read(batch: list[Row], output: Any) -> list[Any]:
         vectors = output.last_hidden_state if layer is None else output.hidden_states[layer]
@@ -31,9 +32,10 @@ def embeddings(scorer: Scorer, rows: Sequence[Row], budget: int, layer: int | No
 
 
 def next_logprobs(scorer: Scorer, rows: Sequence[Row], budget: int, tokens: Sequence[int]) -> list[list[float]]:
-    """What a causal model thinks comes behind each row: the log-probability of each of the `tokens` (nats)."""
+    """Log-probabilities (nats) of each of the `tokens` as the next token after each row, by a causal model."""
     import torch
 
+    # Ask the model for logits at the rows' last tokens only, if it can: [batch, tokens, vocabulary] is large.
     keeps = "logits_to_keep" in inspect.signature(scorer.model.forward).parameters
 
     def ends(batch: list[Row]) -> list[int]:
@@ -43,26 +45,26 @@ def next_logprobs(scorer: Scorer, rows: Sequence[Row], budget: int, tokens: Sequ
         return {"logits_to_keep": torch.tensor(ends(batch), device=scorer.model.device)} if keeps else {}
 
     def read(batch: list[Row], output: Any) -> list[list[float]]:
-        places = {end: index if keeps else end for index, end in enumerate(ends(batch))}
-        found = []
+        index_of = {end: index if keeps else end for index, end in enumerate(ends(batch))}
+        logprobs = []
         for row, values in zip(batch, output.logits, strict=True):
-            found.append(values[places[len(row.ids) - 1]].float().log_softmax(-1)[list(tokens)].tolist())
-        return found
+            logprobs.append(values[index_of[len(row.ids) - 1]].float().log_softmax(-1)[list(tokens)].tolist())
+        return logprobs
 
     return _each(scorer, rows, budget, read, options)
 
 
 def token_logprobs(scorer: Scorer, rows: Sequence[Row], budget: int) -> list[list[float]]:
-    """What a causal model thought of each token of each row but the first: log-probabilities [tokens - 1] (nats)."""
+    """Log-probabilities (nats), by a causal model, of all tokens of each row except the first: [tokens - 1]."""
     import torch
 
     def read(batch: list[Row], output: Any) -> list[list[float]]:
-        found = []
+        logprobs = []
         for row, values in zip(batch, output.logits, strict=True):
-            said = values[: len(row.ids) - 1].float().log_softmax(-1)
-            ids = torch.tensor(row.ids[1:], dtype=torch.long, device=said.device)
-            found.append(said.gather(1, ids[:, None])[:, 0].tolist())
-        return found
+            distributions = values[: len(row.ids) - 1].float().log_softmax(-1)
+            ids = torch.tensor(row.ids[1:], dtype=torch.long, device=distributions.device)
+            logprobs.append(distributions.gather(1, ids[:, None])[:, 0].tolist())
+        return logprobs
 
     return _each(scorer, rows, budget, read)
 
@@ -75,7 +77,8 @@ def _each(
     options: Callable[[list[Row]], dict[str, Any]] = lambda batch: {},
     **fixed: Any,
 ) -> list[T]:
-    """`read`'s value for each row, whose forward passes hold up to `budget` tokens, padding included, or one row."""
+    """Run the rows through the model and return `read`'s value for each. A forward pass holds at most `budget` tokens,
+    padding included, or a single row."""
     import torch
 
     if budget < 1:
@@ -86,7 +89,7 @@ def _each(
             inputs, padding = _padded(scorer, batch)
             text_config = scorer.model.config.get_text_config()
             before = text_config.pad_token_id
-            text_config.pad_token_id = padding  # heads on causal models look for the last token that is not this one
+            text_config.pad_token_id = padding  # a head on a causal model reads the last token that is not padding
             try:
                 output = scorer.model(**inputs, **fixed, **options(batch))
             finally:
@@ -96,6 +99,7 @@ def _each(
 
 
 def _batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
+    """The distinct rows, longest first; rows of similar length share a batch, so that little is padded."""
     batch: list[Row] = []
     for row in sorted(dict.fromkeys(rows), key=lambda row: -len(row.ids)):
         if batch and len(batch[0].ids) * (len(batch) + 1) > budget:
@@ -107,9 +111,10 @@ def _batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
 
 
 def _padded(scorer: Scorer, batch: list[Row]) -> tuple[dict[str, Any], int | None]:
-    """The model's inputs, and the padding id that it is to know: its own, else one that no row of the batch has."""
+    """The model's inputs, and the padding id to set in its configuration."""
     import torch
 
+    # The model's own padding id; without one, an id that no row of the batch has.
     padding = scorer.model.config.get_text_config().pad_token_id
     known = padding
     width, single = len(batch[0].ids), len(batch) == 1

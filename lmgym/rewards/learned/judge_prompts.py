@@ -1,4 +1,4 @@
-"""What a judge is asked: an answer, or one action of it, put into a template."""
+"""Prompts for an LLM judge: an answer, or one action of it, put into a template."""
 
 import re
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ QUESTIONS = (
 
 @dataclass(frozen=True)
 class Item:
-    """One thing to be judged: an answer, or an action and what stands before it in the same message.
+    """One text to judge: an answer, or one action and the text before it in the same message.
 
     Example: Item(index=3, example=example, before="48/2=24\\n", answer="#### 24")
     """
@@ -44,30 +44,32 @@ class Item:
 
     @property
     def correct(self) -> bool:
-        """Whether it announces the final answer of the reference."""
+        """True if the text announces the reference's final answer."""
         return final_answer([self.answer], [self.example], strict=True) == [1.0]
 
 
 def items_of(episodes: Sequence[Episode], per: Per) -> list[Item]:
-    """What of each episode is judged: its last message (`answer`), each action of it (`turn`), or the last action of it
-    alone (`last`). Of an episode without turns nothing is, but by `answer`."""
-    ways = {"answer": lambda episode: [("", episode.text)], "turn": actions, "last": _last_action}
+    """The items to judge of each episode: its last message (`answer`), each of its actions (`turn`), or its last action
+    only (`last`). An episode without turns has one empty item with `answer`, and none with the others."""
+    split = {"answer": lambda episode: [("", episode.text)], "turn": actions, "last": _last_action}[per]
     return [
         Item(index, episode.example, before, answer)
         for index, episode in enumerate(episodes)
-        for before, answer in ways[per](episode)
+        for before, answer in split(episode)
     ]
 
 
 def actions(episode: Episode) -> list[tuple[str, str]]:
-    """What the policy did in one message, action by action: the text before it, and its own text with what a calculator
-    put into it. Raises LmgymError for an episode of several messages, since what was said between them is not in it.
+    """The policy's actions in one message: for each the text before it, and its own text, with results that a
+    calculator inserted.
 
-    Example: an episode of env stepwise
+    Raises LmgymError for an episode of several messages: the texts between them are not in the episode's turns.
+
+    Example: an episode of the environment `stepwise`
         >>> actions(episode)
         [('', '48/2=24\\n'), ('48/2=24\\n', '#### 24')]
     """
-    found, before, line = list[tuple[str, str]](), "", ""
+    pairs, before, line = list[tuple[str, str]](), "", ""
     for index, turn in enumerate(episode.turns):
         last = index == len(episode.turns) - 1
         if turn.continuation is None and not last:
@@ -75,24 +77,25 @@ def actions(episode: Episode) -> list[tuple[str, str]]:
                 "'per: turn' is for environments in which the policy goes on in the same message, such as stepwise; "
                 f"the episode of example '{episode.example.id}' has several messages"
             )
+        # An action may span several turns: the environment interrupts it to insert a result.
         line += turn.text + (turn.continuation or "")
         if last or not turn.unfinished:
-            found.append((before, line))
+            pairs.append((before, line))
             before, line = before + line, ""
-    return found
+    return pairs
 
 
 def _last_action(episode: Episode) -> list[tuple[str, str]]:
-    """The last action, and what stands before it in its own message; there may be other messages before that."""
+    """The last action and the text before it in the same message; earlier messages are ignored."""
     begin = max((index + 1 for index, turn in enumerate(episode.turns[:-1]) if turn.continuation is None), default=0)
     return actions(replace(episode, turns=episode.turns[begin:]))[-1:]
 
 
-def messages(system: str, template: str, item: Item, answer: str, question: str = "") -> list[Message]:
-    """The conversation that the judge sees, with this text as the answer.
+def judge_messages(system: str, template: str, item: Item, answer: str, question: str = "") -> list[Message]:
+    """The conversation sent to the judge, with this text as the answer.
 
     Example:
-        >>> messages("", "{answer}? {question}", item, "4", "Even?")
+        >>> judge_messages("", "{answer}? {question}", item, "4", "Even?")
         [{'role': 'user', 'content': '4? Even?'}]
     """
     fields = {
@@ -106,17 +109,17 @@ def messages(system: str, template: str, item: Item, answer: str, question: str 
     if item.example.references:
         fields["reference"] = item.example.references[0]
     content = FIELD.sub(lambda match: fields.get(match[1], match[0]), template)
-    before: list[Message] = [{"role": "system", "content": system}] if system else []
-    return [*before, {"role": "user", "content": content}]
+    system_message: list[Message] = [{"role": "system", "content": system}] if system else []
+    return [*system_message, {"role": "user", "content": content}]
 
 
 def check_template(reward: str, template: str, needs: Sequence[str] = ("answer",)) -> None:
-    """Raise LmgymError unless a template holds what it needs and no field besides those that there are. Braces around
-    anything but a lone word of letters are left alone."""
+    """Raise LmgymError if a template has an unknown field or lacks one of the fields in `needs`. A field is one word of
+    letters in braces; other braces are plain text."""
     key = f"key 'rewards.{reward}.template'"
     for field in FIELD.findall(template):
         if field not in FIELDS:
             raise LmgymError(f"{key}: there is no field '{{{field}}}'; {suggest(field, FIELDS)}")
     for field in needs:
         if f"{{{field}}}" not in template:
-            raise LmgymError(f"{key} must have {{{field}}} in it, where the {field} is to stand")
+            raise LmgymError(f"{key} must have {{{field}}} in it: the {field} is put there")
