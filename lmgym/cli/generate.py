@@ -28,15 +28,15 @@ def run(given: argparse.Namespace) -> None:
         raise LmgymError("there is no prompt: give --prompt TEXT, or one prompt a line on standard input")
     policy = trained_policy(config, folder)
     sampling = config.evaluation.decoding(config.stages[-1].sampling)
-    posed, engine = ask(prompts, config.stages[-1].task, config.seed), make_engine(config, policy)
-    if cut := cut_prompts(posed, config.policy, policy.tokenizer, policy.encoder_decoder):
+    examples, engine = ask(prompts, config.stages[-1].task, config.seed), make_engine(config, policy)
+    if cut := cut_prompts(examples, config.policy, policy.tokenizer, policy.encoder_decoder):
         print(f"lmgym: {cut}", file=sys.stderr)
     actor = make_actor(config, policy, engine)
-    ids = [tuple(actor.encode_prompt(example.prompt)) for example in posed]
-    keys = [seeds.key(config.seed, "generate", place) for place in range(len(ids))]
+    ids = [tuple(actor.encode_prompt(example.prompt)) for example in examples]
+    keys = [seeds.key(config.seed, "generate", index) for index in range(len(ids))]
     requests = [
-        Request(policy.decoder_start, key, source_ids=one) if policy.encoder_decoder else Request(one, key)
-        for one, key in zip(ids, keys, strict=True)
+        Request(policy.decoder_start, key, source_ids=read) if policy.encoder_decoder else Request(read, key)
+        for read, key in zip(ids, keys, strict=True)
     ]
     for prompt, completion in zip(prompts, engine.generate(requests, sampling), strict=True):
         print(f"{prompt}{'' if prompt[-1:].isspace() else ' '}{decode(policy.tokenizer, completion.ids)}")

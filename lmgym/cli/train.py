@@ -12,9 +12,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Train; the exit status is 130 where Ctrl-C stopped it."""
+    """Train. The exit status is 130 if Ctrl-C stopped it."""
     from lmgym.config.schema import check_same_recipe
-    from lmgym.experiments.sweep import home, is_finished, plan, train_all
+    from lmgym.experiments.sweep import is_finished, plan, sweep_folder, train_all
     from lmgym.training.loop import train
 
     what = Path(given.what)
@@ -24,7 +24,7 @@ def run(given: argparse.Namespace) -> int:
         refuse_out(what, given.overrides)
         return train_all(several, what, changed=bool(given.overrides))
     if several:
-        return train_all(several, home(several, recipe))
+        return train_all(several, sweep_folder(several, recipe))
     config, folder = read_recipe(given)
     if folder is None and config.out is None:
         config.out = str(_unused(Path("runs") / Path(given.what).stem))
@@ -35,7 +35,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _unused(folder: Path) -> Path:
-    """The folder, or the first of folder-2, folder-3 ... that does not exist."""
+    """The folder if it does not exist, else the first of folder-2, folder-3 ... that does not."""
     number, free = 1, folder
     while free.exists():
         number += 1
