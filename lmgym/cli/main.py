@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     late = [word for word in rest if "=" in word and not word.startswith("-")]  # key=value after an option
     if rest != late or (late and not hasattr(given, "overrides")):
         parser.error(f"unrecognised: {' '.join(word for word in rest if word not in late) or ' '.join(rest)}")
+    # argparse leaves positional words after an option; overrides may come anywhere.
     if late:
         given.overrides = [*given.overrides, *late]
     if given.verb is None:

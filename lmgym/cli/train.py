@@ -19,6 +19,7 @@ def run(given: argparse.Namespace) -> int:
 
     what = Path(given.what)
     recipe = what / "recipe.yaml" if what.is_dir() else what
+    # A recipe with `runs:` is several runs; `plan` returns None for a single one.
     several = plan(recipe, given.overrides) if recipe.is_file() else None
     if several and what.is_dir():
         refuse_out(what, given.overrides)

@@ -65,13 +65,11 @@ def check_env(
                 )
 
 
-def _play(
-    name: str, make: Callable[[], Env], example: Example, seed: int, actions: Sequence[str]
-) -> list[dict[str, Any]]:
+def _play(name: str, make: Callable[[], Env], example: Example, seed: int, texts: list[str]) -> list[dict[str, Any]]:
     """The answers of one episode, as JSON values."""
     envs, returned = InProcess(make), list[tuple[Any, dict[str, Any]]]()
     answer: Any = envs.begin([(0, example, seed)])[0]
-    for turn, text in enumerate(["", *actions]):
+    for turn, text in enumerate(["", *texts]):
         if turn:
             answer = envs.step([(0, text, "eos")])[0]
         if isinstance(answer, EnvFailure):

@@ -123,6 +123,7 @@ class Conversation:
             system.append(HOW_TO_CALL + "\n".join(schemas))
         if system:
             messages.insert(0, {"role": "system", "content": "\n\n".join(system)})
+        # Begin a new episode: the environment object may have played before.
         if self.user == "scripted":
             self._lines = _script(example, self.script or [])
         self._example, self._seed, self._turns, self._history = example, seed, 0, messages
@@ -136,6 +137,7 @@ class Conversation:
         """Answer a turn with the results of its calls, or as the user. If a model plays the user, take its turn too."""
         if self._users_turn:
             return self._pass_to_policy(text)
+        # The policy has written: note it, then make its calls or answer as the user.
         self._turns += 1
         self._history.append({"role": "assistant", "content": text})
         if stop in ("length", "context"):
@@ -176,6 +178,7 @@ class Conversation:
     def _pass_to_user(self, counts: dict[str, Any]) -> Step:
         """Give the policy's text to the model that plays the user."""
         messages = [{"role": "user", "content": self._history[-1]["content"]}]
+        # Its first turn begins with the instruction to play the user.
         if not self._user_has_prompt:
             first = next((message["content"] for message in self._history if message["role"] == "user"), "")
             prompt = self._user_prompt.replace("{prompt}", first).replace("{end}", self.user_end)

@@ -18,8 +18,7 @@ from lmgym.processes.pool import Failure, ProcessPool, Reply, WorkerProcess
 from lmgym.types import Example
 
 REPLAY_MISMATCH = (
-    "the environment was rebuilt after another one in its process failed, and did not answer its seed and actions as "
-    "it had before"
+    "another environment of its process failed; rebuilt, it did not answer its seed and actions as it had before"
 )
 Command = dict[str, Any]
 Asked = list[tuple[int | None, Command]]  # commands, each with the position of its answer; None: it is replayed
@@ -84,6 +83,7 @@ class EnvProcesses:
         """The answers to some commands, in their order."""
         answers: list[Any] = [None] * len(commands)
         shares: dict[int, Asked] = {}
+        # Environment i always lives in process i % count.
         for position, command in enumerate(commands):
             shares.setdefault(command["index"] % self.count, []).append((position, command))
         busy: dict[WorkerProcess, tuple[int, Asked]] = {}
@@ -128,6 +128,7 @@ class EnvProcesses:
 
     def _note(self, position: int | None, command: Command, text: str, answers: list[Any]) -> None:
         index = command["index"]
+        # A replayed command must give the same answer as before.
         if position is None:
             if (command, text) not in self._history[index]:
                 self._mismatched.add(index)

@@ -59,6 +59,7 @@ class GuessNumber:
         if guess is None:
             reply = f"{self.low} {self.high}" if self.style == "numbers" else "That is no number of the range."
         else:
+            # `demonstrate` guesses in the remaining range.
             higher = guess < self._secret
             self._least, self._most = (guess + 1, self._most) if higher else (self._least, guess - 1)
             reply = str(int(higher)) if self.style == "numbers" else ("higher" if higher else "lower")
@@ -148,6 +149,7 @@ class TicTacToe:
         return 0 if self._moves() == 9 else None
 
     def _show_board(self) -> str:
+        # The player to move always sees the own fields as 1 (X).
         seen = np.where(self._board == 0, 0, np.where(self._board == self._next, 1, 2)).tolist()
         if self.style == "numbers":
             return " ".join(map(str, seen)) + "\n"

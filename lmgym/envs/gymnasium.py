@@ -72,6 +72,7 @@ class Gymnasium:
     def step(self, text: str, stop: str) -> Step:
         self._turns += 1
         action, reason = self._action(text)
+        # An invalid answer ends the episode, is answered by a message, or becomes a random action.
         if reason:
             self._invalid += 1
             cost = 0.0 if self.on_invalid in ("retry", "random") else -self.invalid_penalty
@@ -83,6 +84,7 @@ class Gymnasium:
             action = self._random_action()
         else:
             self._invalid = 0
+        # A legal action: let the environment take it.
         observation, reward, terminated, truncated, info = self._env.step(action)
         reward = float(reward)
         if terminated or truncated:
@@ -116,6 +118,7 @@ class Gymnasium:
             action = self._agent.extract_action(text)
         except Exception:
             return None, "it could not be read"
+        # Spaces of vectors contain arrays of their own dtype, not lists.
         space = self._env.action_space
         if isinstance(action, list | tuple) and hasattr(space, "dtype"):
             import numpy as np

@@ -90,6 +90,7 @@ class StepwiseEnv:
         # The remaining part of the reference, for `demonstrate`; None once an action differs from it.
         self._rest = self._rest[len(text) :] if self._rest is not None and self._rest.startswith(text) else None
         self._line += text
+        # An equals sign: the calculator answers, and the same action goes on, unless the line has too many of them.
         if "\n" not in self._line and stop == "stop" and self.calculator and "=" in text:
             self._pieces += 1
             if self._pieces <= MAX_PIECES:
@@ -156,6 +157,7 @@ class StepwiseEnv:
         _, mark, expression = tail.rpartition("<<")
         if not mark or not tail.endswith("=") or self._results >= self.max_calculations:
             return ""
+        # Compute what is between the brackets and the equals sign.
         value = calculate(expression[:-1])
         if value is None:
             return ""

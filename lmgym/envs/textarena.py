@@ -60,6 +60,7 @@ class TextArena:
             self._call(lambda: self._env.reset(num_players=self.players, seed=seed % 2**31))
         except AssertionError as error:
             raise LmgymError(f"env.players: '{self.id}' refuses {self.players} players: {error}") from error
+        # The game decides who begins; `_observe` asks it.
         self.first = self._next = 0
         message = self._observe()
         self.first = self._next
@@ -70,6 +71,7 @@ class TextArena:
         mover = self._next
         self._played.add(mover)
         over, _ = self._call(lambda: self._env.step(text))
+        # Pay only players who have moved: the others have no episode.
         if over:
             rewards, _ = self._call(self._env.close)
             paid = {player: float((rewards or {}).get(player, 0.0)) for player in self._played}

@@ -85,6 +85,7 @@ class TextWorld:
     def _message(self, text: str, state: Any) -> Message:
         """The text of the game as a message, without the prompt line of its interpreter."""
         self._commands = sorted(state["admissible_commands"] or ())
+        # The interpreter ends its output with a line ">  -= Room =-0/1".
         content = re.sub(r"\n+>[^\n]*-=[^\n]*$", "", text.strip()).strip()
         if self.commands:
             content += f"\n\nYou can: {', '.join(self._commands)}."

@@ -60,6 +60,7 @@ def _find(name: str, overrides: list[str]) -> Side | None:
         if is_builtin(name) or path.parent == Path(".") or not path.parent.is_dir():  # otherwise it is a mistyped path
             return None
         raise LmgymError(f"there is no run, model folder or recipe {name}")
+    # A folder: a run itself, or a model folder (one or two levels) inside of a run.
     model = any((path / file).is_file() for file in ("config.json", "adapter_config.json"))
     run = next((at for at in (path, *path.absolute().parents[:2]) if (at / "recipe.yaml").is_file()), None)
     if run != path and not model:
@@ -100,6 +101,7 @@ def check_same_question(one: Side, other: Side) -> None:
     questions = []
     for side in (one, other):
         section, stage = side.config.evaluation, side.config.stages[-1]
+        # Everything that the answers depend on, by the key that the user can override.
         decoding = asdict(section.decoding(stage.sampling))
         homes = {key: "sampling" if key.startswith("stop") else "evaluation" for key in decoding if key != "kept_gib"}
         question = {f"{home}.{key}": decoding[key] for key, home in homes.items()}

@@ -149,6 +149,7 @@ def _words(section: Mapping[str, Any]) -> str:
 def _alternatives(node: Any, path: str) -> Iterator[tuple[dict[str, Any], Any]]:
     """Each combination of the `expand` values below a node: the chosen values by dotted key, and the resulting node."""
     if says_expand(node):
+        # A chosen value may contain further choices.
         for value in _values(node, path):
             for _, chosen in _alternatives(value, path):
                 yield {path: chosen}, chosen
@@ -157,6 +158,7 @@ def _alternatives(node: Any, path: str) -> Iterator[tuple[dict[str, Any], Any]]:
         for choice in product(*parts):
             settings = {key: value for chosen, _ in choice for key, value in chosen.items()}
             yield settings, dict(zip(node, (value for _, value in choice), strict=True))
+    # Elements of lists (stages) are named by their `name`, as in overrides.
     elif isinstance(node, list):
         named = [value.get("name", index) if isinstance(value, Mapping) else index for index, value in enumerate(node)]
         parts = [list(_alternatives(value, f"{path}.{name}")) for name, value in zip(named, node, strict=True)]

@@ -34,6 +34,7 @@ def train_in_parallel(
     running: dict[str, tuple[Process, float]] = {}
     with _signals_to(running) as stopping:
         while running or (waiting and not stopping):
+            # Start runs while there are free jobs, then collect those that have ended.
             while waiting and len(running) < jobs and not stopping:
                 label = waiting.pop(0)
                 process, log = _start(configs[label], jobs)

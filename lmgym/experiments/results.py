@@ -68,6 +68,7 @@ def report(
     }
     if not summaries:
         return
+    # Runs of one setting form a group; the seeds are its samples.
     groups: dict[str, list[Member]] = {}
     for member in members:
         if member.label in summaries:

@@ -79,6 +79,7 @@ def plan(path: Path, overrides: Sequence[str] = ()) -> Plan | None:
         raise LmgymError(f"{path}: {error}") from error
     base = {key: value for key, value in tree.items() if key != "runs"}
     check_heard(base, list(overrides), STAGE_KEYS)
+    # An override of a swept key would have no effect.
     swept = {key for key, _ in flat(planned.section.sweep)} | {SEED for _ in planned.section.seeds}
     for key in (override.partition("=")[0] for override in overrides):
         if key in swept:
@@ -208,6 +209,7 @@ def is_finished(config: Config) -> bool:
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         state = checkpoint.read_state(checkpoint.all_checkpoints(folder / "checkpoints")[-1])
+        # The same recipe, trained to its last step or stopped early, with its final model.
         same = _apart_from_out(read_yaml(folder / "recipe.yaml")) == _apart_from_out(resolved(config))
         ended = state["step"] >= config.stages[-1].steps or state["progress"].get("stop") is not None
         there = (folder / "final").is_dir() and summary["after"]["step"] == state["step"]

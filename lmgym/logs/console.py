@@ -112,6 +112,7 @@ class Console:
             self._pace.add(seconds)
         if seconds_left is None:
             seconds_left = self._pace.left(steps - step - 1)
+        # A terminal is redrawn at most ten times a second; a file gets few lines.
         last, now = step + 1 >= steps, self._clock()
         if not last and now - self._shown_at < (0.1 if self._terminal else self._every_seconds):
             return

@@ -84,6 +84,7 @@ def _curves(path: Path, metric: str) -> dict[str, Curve]:
     records = list(read_records(path))
     last = max((record["stage"] for record in records), default=0)
     points: dict[str, tuple[list[int], list[float]]] = {}
+    # Only the split of the first evaluation: sweeps also report a final one.
     split = next((r.get("split") for r in records if r["kind"] == "evaluation" and r["stage"] == last), None)
     for record in (record for record in records if record["stage"] == last):
         train = record["kind"] == "train"

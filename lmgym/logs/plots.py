@@ -87,8 +87,10 @@ class _Run:
         self.stages = {record["stage"]: str(record.get("stage_name", "")) for record in records}
         self.starts = {stage: clock.start(stage) for stage in self.stages}
         self.end = clock.start(max(clock.lengths) + 1) if records else 0
+        # The curve of training: the reward, or the first loss if there is no reward.
         losses = [name for _, record in self.train for name in record if name.startswith("loss")]
         self.reward_name = next((name for name in ["reward", *losses] if self.has(name)), "")
+        # The held-out metric: a metric with an interval, of the last stage, preferably the task's own.
         last = max((record["stage"] for _, record in self.evaluations), default=0)  # the earlier stages prepare for it
         final = [record for _, record in self.evaluations if record["stage"] == last]
         evaluated = [name for record in final for name in record if f"{name}/low" in record]
@@ -157,6 +159,7 @@ def _length(run: _Run, axes: "Axes") -> None:
         _lines(run, axes, ["length/mean"], "Completion length", "tokens")
     if not run.has("truncated"):
         return
+    # Two scales: tokens on the left, per cent on the right.
     share = axes
     if run.has("length/mean"):
         share = axes.twinx()
@@ -241,6 +244,7 @@ def running_mean(values: np.ndarray, window: int) -> np.ndarray:
         >>> running_mean(np.array([0.0, 3.0, 6.0, np.nan, np.nan]), 3).tolist()
         [1.5, 3.0, 4.5, 6.0, nan]
     """
+    # Sum and count by convolution, so that NaN values count as missing.
     present = np.isfinite(values)
     kernel = np.ones(min(window, 2 * len(values) - 1))
     total = np.convolve(np.where(present, values, 0.0), kernel, "full")

@@ -18,12 +18,12 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """
     count = len(episodes)
     lengths = [sampled_tokens([episode]) for episode in episodes]
+    # Scores of each group, for the share of groups without a difference.
     scores: dict[int, list[float]] = {}
     for episode in episodes:
         scores.setdefault(episode.group, []).append(episode.score)
     groups = list(scores.values())
-    names = episodes[0].reward_components
-    components = {name: sum(e.reward_components[name] for e in episodes) / count for name in names}
+    components = {n: sum(e.reward_components[n] for e in episodes) / count for n in episodes[0].reward_components}
     return {
         "reward": sum(episode.score for episode in episodes) / count,
         **{f"reward/{name}": value for name, value in components.items()},

@@ -104,6 +104,7 @@ class _Parser:
         return value
 
     def signed(self) -> int | Fraction:
+        # Every bracket, sign and power passes here, so this bounds the recursion.
         self.depth += 1
         if self.depth > DEEPEST:
             raise _Refused

@@ -116,6 +116,7 @@ def _call(tree: Any) -> Call | Unreadable:
         tree = tree["function"]  # as in OpenAI's messages
     if not isinstance(tree, dict) or not isinstance(tree.get("name"), str):
         return Unreadable('a call is an object such as {"name": "...", "arguments": {...}}')
+    # Arguments are an object, or (OpenAI) a text of JSON with one.
     arguments = tree.get("arguments", tree.get("parameters"))
     if isinstance(arguments, str):  # as in OpenAI's messages
         try:
@@ -132,6 +133,7 @@ def _call(tree: Any) -> Call | Unreadable:
 
 
 def _shallow(value: Any) -> bool:
+    # Level by level, without recursion: the text may be hostile.
     level = [value]
     for _ in range(DEEPEST):
         level = [inner for item in level if isinstance(item, list | dict) for inner in _inside(item)]

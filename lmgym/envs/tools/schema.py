@@ -100,6 +100,7 @@ def schema(function: Callable[..., Any]) -> dict[str, Any]:
     description, documented = _docstring(inspect.getdoc(function) or "")
     if not description:
         raise LmgymError(f"{where} has no docstring; the model needs a sentence that says what it does")
+    # One entry for each parameter that the model gives.
     hints, properties, required = _hints(function), dict[str, Any](), []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -132,6 +133,7 @@ def answer_call(call: Call | Unreadable, tools: Mapping[str, Tool], example: Exa
     """
     if isinstance(call, Unreadable):
         return Answer(_error(call.reason, max_result_chars), invalid=True)
+    # A wrong call is answered by its mistake, and the tool is not called.
     arguments, problem = _check_call(call, tools)
     if problem:
         return Answer(_error(problem, max_result_chars), invalid=True)
@@ -198,6 +200,7 @@ def _type(hint: Any, where: str) -> dict[str, Any]:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return {}
+    # From simple types to nested ones; unions come last, as their members may be any of the others.
     if hint in PLAIN:
         return {"type": PLAIN[hint]}
     if hint is list or origin is list:
@@ -257,6 +260,7 @@ def _check_call(call: Call, tools: Mapping[str, Tool]) -> tuple[dict[str, Any], 
     for name in chosen.required:
         if name not in call.arguments:
             return {}, f"{call.name} needs the argument '{name}'"
+    # Strict validation: "3" is not a number.
     arguments = {}
     for name, value in call.arguments.items():
         try:

@@ -90,6 +90,7 @@ def landlock(folder: str, readable: Sequence[str]) -> bool:
     rules = libc.syscall(LANDLOCK_CREATE, attributes, len(attributes), 0)
     if rules < 0:
         return False
+    # Grant the snippet's folder and the readable paths; everything else is refused.
     granted = [(folder, FOLDER_RIGHTS & rights)]
     granted += [(path, READ_FILE | READ_FOLDER if os.path.isdir(path) else READ_FILE) for path in readable]
     for path, access in granted:
