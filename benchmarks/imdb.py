@@ -33,7 +33,7 @@ from benchmarks.training import ROOT, train
 from lmgym.batch import collate
 from lmgym.config.build import load_config
 from lmgym.config.yaml import read_yaml, write_yaml
-from lmgym.experiments.compare import compare
+from lmgym.experiments.compare import compare_models
 from lmgym.models.load import load_policy
 from lmgym.rollouts.rollout import demonstrate
 from lmgym.stats.intervals import Interval, clustered_bootstrap, student_t
@@ -183,7 +183,7 @@ def run(name: str, seed: int, given: Any) -> Outcome:
 
 def measure(name: str, seed: int, folder: Path, seconds: float) -> Outcome:
     """Compare the model that a run began from with its final one."""
-    judged = compare(str(folder / "recipe.yaml"), str(folder)).metrics[JUDGE]
+    judged = compare_models(str(folder / "recipe.yaml"), str(folder)).metrics[JUDGE]
     sums = [likelihoods(folder, weights) for weights in (None, folder / "final")]
     tokens, words = (sum(row[place] for row in sums[0]) for place in (1, 2))
     nats = [-sum(row[0] for row in own) for own in sums]

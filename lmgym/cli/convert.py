@@ -6,7 +6,7 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The system and its file."""
-    parser.add_argument("system", choices=["rl4lms"], help="whose configuration it is")
+    parser.add_argument("system", choices=["rl4lms"], help="the system of the configuration")
     parser.add_argument("file", metavar="FILE", help="the configuration, a YAML file")
 
 

@@ -1,4 +1,4 @@
-"""`lmgym export`: write a trained model for others, with its tokenizer and a model card."""
+"""`lmgym export`: write a trained model to a folder for sharing, with its tokenizer and a model card."""
 
 import argparse
 from pathlib import Path
@@ -9,12 +9,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", metavar="RUN_OR_CHECKPOINT", help="a run, or one of its checkpoints/, best or final")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="override a key of the recipe")
     parser.add_argument("--to", required=True, metavar="FOLDER", help="a new folder")
-    parser.add_argument("--merge", action="store_true", help="add LoRA adapters into the weights of their base")
-    parser.add_argument("--push", metavar="OWNER/NAME", help="and to the Hub, as a new private repository")
+    parser.add_argument("--merge", action="store_true", help="merge LoRA adapters into the weights of their base model")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="also upload it to the Hub, as a new private repository")
 
 
 def run(given: argparse.Namespace) -> None:
-    """Print where the model is."""
+    """Write the model and print its folder."""
     from lmgym.training.model_card import export
 
     print(export(Path(given.what), Path(given.to), given.overrides, given.merge, given.push))

@@ -35,8 +35,8 @@ def run(given: argparse.Namespace) -> None:
     ids = [tuple(actor.encode_prompt(example.prompt)) for example in examples]
     keys = [seeds.key(config.seed, "generate", index) for index in range(len(ids))]
     requests = [
-        Request(policy.decoder_start, key, source_ids=one) if policy.encoder_decoder else Request(one, key)
-        for one, key in zip(ids, keys, strict=True)
+        Request(policy.decoder_start, key, source_ids=read) if policy.encoder_decoder else Request(read, key)
+        for read, key in zip(ids, keys, strict=True)
     ]
     for prompt, completion in zip(prompts, actor.engine.generate(requests, sampling), strict=True):
         print(f"{prompt}{'' if prompt[-1:].isspace() else ' '}{decode(policy.tokenizer, completion.ids)}")

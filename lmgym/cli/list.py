@@ -1,4 +1,4 @@
-"""`lmgym list`: what recipes can name."""
+"""`lmgym list`: the names that recipes can use."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from lmgym.core.errors import LmgymError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A kind, and how to print it."""
+    """A kind of names, and the format."""
     parser.add_argument("kind", nargs="?", help=f"one of {', '.join(registry.BUILTIN)} (a plural will do)")
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.add_argument("--plugin", action="append", default=[], help="a module or .py file to load first")

@@ -1,6 +1,6 @@
-"""lmgym train | eval | compare | generate | list | check | export | convert | schema. Verbs and key=value.
+"""lmgym train | eval | compare | generate | list | check | export | convert | schema: commands with key=value.
 
-Importing this loads no torch; each verb imports what it needs.
+Importing this loads no torch; each command imports its modules when it runs.
 """
 
 import argparse
@@ -17,10 +17,10 @@ EPILOG = """examples:
   lmgym train lmgym/recipes/quickstart.yaml                       a tiny model learns arithmetic in minutes
   lmgym train lmgym/recipes/gsm8k_grpo.yaml policy.device=cuda steps=200
   lmgym train lmgym/recipes/quickstart.yaml runs.seeds=[0,1,2]    three seeds and a table over them
-  lmgym train runs/quickstart                                     resume (add stages.rl.steps=300 for more)
+  lmgym train runs/quickstart                                     resume (add stages.rl.steps=300 to train longer)
   lmgym check lmgym/recipes/gsm8k_grpo.yaml                       a dry run: lengths, stops, rewards, memory
   lmgym eval runs/quickstart evaluation.samples=4 evaluation.temperature=1
-  lmgym compare runs/a runs/b                                     the same problems: the difference and what it is worth
+  lmgym compare runs/a runs/b                                     the same problems: the difference and its interval
   lmgym generate runs/quickstart --prompt "Mia has 3 pens and gets 4 more. How many?"
   lmgym export runs/quickstart --to model                         the model with its tokenizer and a model card
   lmgym convert rl4lms gpt2_ppo.yml > gpt2_ppo.yaml               RL4LMs' file as a recipe (train takes it too)
@@ -30,12 +30,13 @@ EPILOG = """examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit status (0 done, 1 a mistake the user can mend, 130 stopped by Ctrl-C)."""
+    """Run one command. Returns its exit status (0 done, 1 an error that users can correct, 130 Ctrl-C)."""
     parser = _parser()
     given, rest = parser.parse_known_args(arguments)
-    late = [word for word in rest if "=" in word and not word.startswith("-")]  # key=value behind an option
+    late = [word for word in rest if "=" in word and not word.startswith("-")]  # key=value after an option
     if rest != late or (late and not hasattr(given, "overrides")):
         parser.error(f"unrecognised: {' '.join(word for word in rest if word not in late) or ' '.join(rest)}")
+    # argparse leaves positional words after an option; overrides may come anywhere.
     if late:
         given.overrides = [*given.overrides, *late]
     if given.verb is None:
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    """Run a command: once, or for each recipe that a configuration of RL4LMs stands for."""
+    """Run a command: once, or for each recipe that a configuration of RL4LMs is converted to."""
     what = Path(getattr(given, "what", None) or "")
     if what.suffix in (".yml", ".yaml") and what.is_file():
         from lmgym.compat.rl4lms.schema import is_rl4lms
@@ -70,15 +71,15 @@ def _run(given: argparse.Namespace) -> int:
     return int(given.run(given) or 0)
 
 
-COMMANDS = {  # verb: its module, and what it does
+COMMANDS = {  # command: its module, and its help
     "train": ("train", "train a recipe, or resume a run folder"),
     "eval": ("evaluate", "evaluate a run's newest model, or a recipe's model as it is"),
-    "compare": ("compare", "compare two models on the same examples, pair by pair"),
+    "compare": ("compare", "compare two models on the same examples, prompt by prompt"),
     "generate": ("generate", "answer prompts (one a line on standard input, without --prompt)"),
     "check": ("check", "a dry run of a recipe: loads everything, samples once, reports problems"),
-    "export": ("export", "write a trained model for others, with its tokenizer and a model card"),
+    "export": ("export", "write a trained model for sharing, with its tokenizer and a model card"),
     "convert": ("convert", "print another system's configuration as a recipe"),
-    "list": ("list", "what recipes can name"),
+    "list": ("list", "list the names that recipes can use"),
     "schema": ("schema", "print the JSON Schema of a recipe, with which editors complete and check one"),
 }
 
@@ -94,9 +95,9 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", metavar=f"{{{','.join(COMMANDS)}}}")
     for verb, (module, text) in COMMANDS.items():
         command = importlib.import_module(f"lmgym.cli.{module}")
-        one = verbs.add_parser(verb, help=text, description=text)
-        command.add_arguments(one)
-        one.set_defaults(run=command.run)
+        subparser = verbs.add_parser(verb, help=text, description=text)
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
     return parser
 
 

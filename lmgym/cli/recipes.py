@@ -52,6 +52,6 @@ def read_recipe(given: argparse.Namespace) -> tuple["Config", Path | None]:
 
 
 def refuse_out(folder: Path, overrides: Sequence[str]) -> None:
-    """Raise LmgymError for `out=` beside a run folder, which stays where it is."""
+    """Raise LmgymError for `out=` together with a run folder, which cannot move."""
     if any(override.startswith("out=") for override in overrides):
         raise LmgymError(f"{folder} is a run folder and keeps its out=; to begin anew, name {folder / 'recipe.yaml'}")

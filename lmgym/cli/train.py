@@ -12,20 +12,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Train; the exit status is 130 where Ctrl-C stopped it."""
+    """Train. The exit status is 130 if Ctrl-C stopped it."""
     with quick_imports():
         from lmgym.config.build import check_same_recipe
-        from lmgym.experiments.sweep import home, is_finished, plan, train_all
+        from lmgym.experiments.sweep import is_finished, plan, sweep_folder, train_all
         from lmgym.training.loop import train
 
     what = Path(given.what)
     recipe = what / "recipe.yaml" if what.is_dir() else what
+    # A recipe with `runs:` is several runs; `plan` returns None for a single one.
     several = plan(recipe, given.overrides) if recipe.is_file() else None
     if several and what.is_dir():
         refuse_out(what, given.overrides)
         return train_all(several, what, changed=bool(given.overrides))
     if several:
-        return train_all(several, home(several, recipe))
+        return train_all(several, sweep_folder(several, recipe))
     config, folder = read_recipe(given)
     if folder is None and config.out is None:
         config.out = str(_unused(Path("runs") / Path(given.what).stem))
@@ -36,7 +37,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _unused(folder: Path) -> Path:
-    """The folder, or the first of folder-2, folder-3 ... that does not exist."""
+    """The folder if it does not exist, else the first of folder-2, folder-3 ... that does not."""
     number, free = 1, folder
     while free.exists():
         number += 1

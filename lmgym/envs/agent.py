@@ -1,6 +1,6 @@
-"""Agent: how a model plays a gymnasium environment. Observations to text, text to actions; no model in here.
+"""Agent: translates between a gymnasium environment and a language model: observations to text, text to actions.
 
-One class with three short methods, each with a default. Source: LlamaGym.
+One class with three short methods, each with a default. It holds no model. Source: LlamaGym.
 """
 
 import re
@@ -10,15 +10,17 @@ from typing import Any
 from lmgym.core.registry import register
 from lmgym.types import Message
 
-COLUMNS = {16: 4, 64: 8, 48: 12}  # of a grid with so many fields: FrozenLake-v1, FrozenLake8x8-v1, CliffWalking-v1
+COLUMNS = {16: 4, 64: 8, 48: 12}  # by number of fields: FrozenLake-v1, FrozenLake8x8-v1, CliffWalking-v1
 CLIFF = ("up", "right", "down", "left")
 LAKE = ("left", "down", "right", "up")
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 
 
 class Agent:
-    """What stands between an environment and a language model. `action_space` and `observation_space` are
-    gymnasium's, set before an episode begins; each episode has an agent of its own.
+    """Writes observations as text for the model, and reads actions from its answers.
+
+    Each episode gets a new agent. `action_space` and `observation_space` are those of the gymnasium environment; they
+    are set before the episode begins.
 
     Example:
         >>> class Blackjack(Agent):
@@ -34,26 +36,26 @@ class Agent:
     observation_space: Any = None
 
     def get_system_prompt(self) -> str:
-        """The first message; none where it is empty."""
+        """The system message; an empty text means none."""
         return self.system_prompt
 
     def initial_messages(self) -> Sequence[Message]:
-        """Messages between the system prompt and the first observation, such as a few moves of an example."""
+        """Messages between the system prompt and the first observation, for example a few moves as a demonstration."""
         return ()
 
     def format_observation(self, observation: Any) -> str:
-        """What the model reads of an observation. Default: its numbers, three decimals at most."""
-        return words(observation)
+        """An observation as text. Default: its numbers, with at most three decimals."""
+        return to_text(observation)
 
     def format_invalid(self, reason: str, observation: str) -> str:
-        """What the model reads where its answer was no legal action; `observation` is what it had read before."""
+        """The reply to an answer that is not a legal action; `observation` is the text that the model was answering."""
         return f"That is no legal action: {reason}. {observation}"
 
     def extract_action(self, text: str) -> Any:
-        """The action that an answer stands for. Raises any error, or returns no legal action, where there is none.
+        """The action that an answer means. For an answer without a legal action it may raise any error, or return
+        something that is not in the action space.
 
-        Default: the first number of the answer where the environment takes one of several actions, all of them where
-        it takes a vector.
+        Default: the first number of the answer if the environment has numbered actions; otherwise all its numbers.
         """
         numbers = [float(number) for number in NUMBER.findall(text)]
         if hasattr(self.action_space, "n"):
@@ -61,45 +63,45 @@ class Agent:
         return numbers
 
     def format_action(self, action: Any) -> str:
-        """An answer that `extract_action` reads as this action; demonstrations are written with it."""
-        return words(action)
+        """An answer that `extract_action` reads as this action. `demonstrate` uses it."""
+        return to_text(action)
 
     def demonstrate(self, observation: Any, random_action: Any) -> str:
-        """What a demonstrator answers in a supervised stage. Default: a random legal action."""
+        """The answer to imitate in a supervised stage. Default: a random legal action."""
         return self.format_action(random_action)
 
 
-def words(value: Any) -> str:
-    """Numbers as text: `(17, 6, False)` is "17 6 0", a dictionary "key: value" by lines.
+def to_text(value: Any) -> str:
+    """Numbers as text: `(17, 6, False)` is "17 6 0"; a dictionary has a line "key: value" for each key.
 
     Example:
-        >>> words((17, 6, False)), words([0.12345, -1.0])
+        >>> to_text((17, 6, False)), to_text([0.12345, -1.0])
         ('17 6 0', '0.123 -1')
     """
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
-        return "\n".join(f"{key}: {words(part)}" for key, part in value.items())
+        return "\n".join(f"{key}: {to_text(part)}" for key, part in value.items())
     if hasattr(value, "tolist"):  # numpy
         value = value.tolist()
     if isinstance(value, Sequence):
-        return " ".join(words(part) for part in value)
+        return " ".join(to_text(part) for part in value)
     if isinstance(value, bool | int):
         return str(int(value))
     if isinstance(value, float):
         return f"{value:.3f}".rstrip("0").rstrip(".")
-    raise TypeError(f"an observation holds {value!r}, for which there are no words; write format_observation")
+    raise TypeError(f"an observation holds {value!r}, which has no default text; write format_observation")
 
 
 @register("agent", "plain")
 class Plain(Agent):
-    """Numbers in, the number of an action out: plays any environment of gymnasium, without a word of explanation.
+    """Numbers in, the number of an action out: works with any environment of gymnasium, without a prompt in words.
 
-    A line break keeps an observation apart from its answer where the model has no chat template.
+    A line break separates an observation from the answer, for models without a chat template.
     """
 
     def format_observation(self, observation: Any) -> str:
-        return words(observation) + "\n"
+        return to_text(observation) + "\n"
 
     def format_invalid(self, reason: str, observation: str) -> str:
         return observation
@@ -124,7 +126,7 @@ class Blackjack(Agent):
 
 @register("agent", "grid")
 class Grid(Agent):
-    """FrozenLake-v1 and CliffWalking-v1: where the player stands in, a direction out."""
+    """FrozenLake-v1 and CliffWalking-v1: the model reads its position and answers with a direction."""
 
     system_prompt = "You walk on a grid. Answer up, right, down or left."
 
@@ -133,10 +135,10 @@ class Grid(Agent):
         return f"You stand in row {row}, column {column}."
 
     def extract_action(self, text: str) -> int:
-        return self._words().index(text.strip().strip(".").lower())
+        return self._directions().index(text.strip().strip(".").lower())
 
     def format_action(self, action: Any) -> str:
-        return self._words()[int(action)]
+        return self._directions()[int(action)]
 
-    def _words(self) -> tuple[str, ...]:
+    def _directions(self) -> tuple[str, ...]:
         return CLIFF if int(self.observation_space.n) == 48 else LAKE

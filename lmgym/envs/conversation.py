@@ -1,4 +1,4 @@
-"""A conversation of several turns, with tools that the policy may call and a user who may answer."""
+"""A conversation of several turns, with tools for the policy and optionally a simulated user."""
 
 import inspect
 import json
@@ -15,7 +15,7 @@ from lmgym.core.validation import check_arguments
 from lmgym.envs.base import Step
 from lmgym.envs.tools.parsing import parse_calls
 from lmgym.envs.tools.sandbox.runner import Limits, python_within
-from lmgym.envs.tools.schema import Answer, Tool, answer, cut, in_words, prepare, tool
+from lmgym.envs.tools.schema import Answer, Tool, answer_call, cut, describe_error, prepare, tool
 from lmgym.types import Example, Message
 
 HOW_TO_CALL = """You can call tools. To call one, write its name and its arguments as JSON between these tags, then \
@@ -35,28 +35,28 @@ When you have what you want, or give up, write {end}."""
 @register("env", "conversation")
 @dataclass(kw_only=True)
 class Conversation:
-    """The policy speaks; tools answer its calls, and a user answers turns that call nothing.
+    """The policy writes; tools answer its calls, and a user answers turns without calls.
 
     - `tools`: names of tools ("python", "calculator", those of `@register("tool", ...)`) or functions as
-      "module:function"; see tools.py for what a function must be like. `python` are the limits of that tool.
-    - `tool_prompt`: `system` puts the schemas and how to call into the system message; `template` leaves both to the
-      chat template, whose keyword arguments are in the attribute `template`.
-    - `tool_role`: results are messages of the role `tool`, one for each call; `user` puts all of a turn into one user
-      message, between `<tool_response>` tags, for templates that know no such role.
-    - `user`: `none` ends the episode with the first turn that calls nothing. `scripted` answers such turns with the
-      texts of `example.meta["script"]`, or of `script` where an example has none, and ends it when they are used up.
-      "module:function" is called with the messages so far, and returns the user's next text, or None for the end; a
-      parameter called `example` or `seed` is given those. One that fails ends its episode as truncated.
-      `current` is the policy itself in the user's seat, `frozen` the policy as it was when the stage began: it reads
-      `user_prompt` (or `example.meta["user"]`), where {prompt} stands for what the user said first and {end} for
-      `user_end`, and what the assistant says to the user, tools apart. What it says trains nothing, and `user_end` in
-      it ends the episode.
-    - `max_turns`: turns of the policy; an episode that is not over with the last one is truncated.
-    - `max_calls` in one turn are made; `max_result_chars` of each result go back.
-    - `invalid_call_penalty` is taken off the turn's reward for each call that cannot be read or made.
+      "module:function"; `schema` in tools/schema.py says what a function needs. `python` holds the limits of that tool.
+    - `tool_prompt`: `system` puts the schemas, and how to call a tool, into the system message; `template` leaves both
+      to the chat template, whose keyword arguments are in the attribute `template`.
+    - `tool_role`: with `tool`, each result is a message of that role; with `user`, all results of a turn are one user
+      message, between `<tool_response>` tags, for chat templates without the role `tool`.
+    - `user`: `none` ends the episode with the first turn without a call. `scripted` answers such turns with the texts
+      of `example.meta["script"]` (or `script`, for an example without one) and ends the episode after the last.
+      "module:function" is called with the messages so far, and returns the user's next text, or None for the end; its
+      parameters `example` and `seed`, if it has them, get those. A function that fails truncates the episode.
+      `current`: the policy itself plays the user; `frozen`: the policy as it was when the stage began. It reads
+      `user_prompt` (or `example.meta["user"]`), with {prompt} replaced by the user's first message and {end} by
+      `user_end`, then the assistant's messages to the user, without tool calls. Its own texts are not trained on; one
+      that contains `user_end` ends the episode.
+    - `max_turns`: most turns of the policy; an episode that goes on after the last one is truncated.
+    - `max_calls`: most calls in one turn; `max_result_chars`: the length to which each result is cut.
+    - `invalid_call_penalty`: subtracted from the reward of the turn for each call that cannot be read or made.
 
-    A turn that was cut off at the token limit is unfinished: its calls are not made and the episode ends as truncated.
-    `Step.info` counts `calls`, `invalid_calls` and `tool_errors`. Arguments that cannot be are one LmgymError.
+    If a turn was cut off at the token limit, its calls are not made and the episode is truncated. `Step.info` counts
+    `calls`, `invalid_calls` and `tool_errors`. Raises LmgymError for invalid arguments.
 
     Example:
         >>> env = Conversation(tools=["calculator"])
@@ -100,42 +100,45 @@ class Conversation:
         self._tools = _tools(self.tools, self.python)
         built_in = self.players == 2 or self.user in (None, "none", "scripted")
         self._reply = None if built_in else _user(str(self.user))
-        self._lines: list[str] = []  # that a scripted user has still to say
+        self._lines: list[str] = []  # remaining lines of a scripted user
         self._history: list[dict[str, str]] = []
         self._turns = self._seed = 0
 
     @property
     def template(self) -> dict[str, Any]:
-        """Keyword arguments for the chat template: the schemas as `tools`, where the template is to show them."""
+        """Keyword arguments of the chat template: with `tool_prompt: template` the schemas, as `tools`."""
         if self.tool_prompt == "system" or not self._tools:
             return {}
-        return {"tools": [deepcopy(one.schema) for one in self._tools.values()]}
+        return {"tools": [deepcopy(tool.schema) for tool in self._tools.values()]}
 
     def reset(self, example: Example, seed: int) -> list[Message]:
-        """Begin: one system message (the prompt's own, `system_prompt` before it and the tools behind it), the rest."""
+        """Begin. Returns one system message (`system_prompt`, the prompt's, the tools) and the rest."""
         prompt = [{"role": "user", "content": example.prompt}] if isinstance(example.prompt, str) else example.prompt
         messages = [dict(message) for message in prompt]
-        own = [messages.pop(0)["content"]] if messages and messages[0]["role"] == "system" else []
+        # Many chat templates take one system message only, so all its texts are joined.
         system = [self.system_prompt] if self.system_prompt else []
-        system += own
+        if messages and messages[0]["role"] == "system":
+            system.append(messages.pop(0)["content"])
         if self._tools and self.tool_prompt == "system":
-            schemas = [json.dumps(one.schema["function"], ensure_ascii=False) for one in self._tools.values()]
+            schemas = [json.dumps(tool.schema["function"], ensure_ascii=False) for tool in self._tools.values()]
             system.append(HOW_TO_CALL + "\n".join(schemas))
         if system:
             messages.insert(0, {"role": "system", "content": "\n\n".join(system)})
+        # Begin a new episode: the environment object may have played before.
         if self.user == "scripted":
             self._lines = _script(example, self.script or [])
         self._example, self._seed, self._turns, self._history = example, seed, 0, messages
-        self._user_speaks = self._user_has_spoken = False
-        self._told = example.meta.get("user", self.user_prompt)
-        if self.players == 2 and not isinstance(self._told, str):
+        self._users_turn = self._user_has_prompt = False
+        self._user_prompt = example.meta.get("user", self.user_prompt)
+        if self.players == 2 and not isinstance(self._user_prompt, str):
             raise LmgymError(f"example '{example.id}': meta['user'] must be a text, what the model as user is told")
         return [dict(message) for message in messages]
 
     def step(self, text: str, stop: str) -> Step:
-        """Answer a turn: with the results of its calls, else as the user, who may be a player of his own."""
-        if self._user_speaks:
-            return self._pass_on(text)
+        """Answer a turn with the results of its calls, or as the user. If a model plays the user, take its turn too."""
+        if self._users_turn:
+            return self._pass_to_policy(text)
+        # The policy has written: note it, then make its calls or answer as the user.
         self._turns += 1
         self._history.append({"role": "assistant", "content": text})
         if stop in ("length", "context"):
@@ -143,66 +146,69 @@ class Conversation:
         calls = parse_calls(text, self.max_calls) if self._tools else []
         if not calls:
             return self._answer_as_user()
-        answers = [answer(call, self._tools, self._example, self.max_result_chars) for call in calls]
-        penalty = self.invalid_call_penalty * sum(one.invalid for one in answers)
+        answers = [answer_call(call, self._tools, self._example, self.max_result_chars) for call in calls]
+        penalty = self.invalid_call_penalty * sum(answer.invalid for answer in answers)
         names = [getattr(call, "name", "") for call in calls]
         return self._go_on(self._results(names, answers), -penalty if penalty else 0.0, _counts(answers))
 
     def _answer_as_user(self) -> Step:
         counts = _counts([])
+        # The end of the conversation, for users that say nothing more.
         if self.players == 1 and self._reply is None and not self._lines:
             return Step(terminated=True, info=counts)
         if self._turns >= self.max_turns:
             return Step(truncated=True, info=counts)
         if self.players == 2:
-            return self._ask_user(counts)
+            return self._pass_to_user(counts)
         if self._reply is None:
             return self._go_on([{"role": "user", "content": self._lines.pop(0)}], 0.0, counts)
+        # A function of the recipe plays the user; its mistakes end one episode, not the run.
         try:
-            said = self._reply([dict(message) for message in self._history], self._example, self._seed)
+            reply = self._reply([dict(message) for message in self._history], self._example, self._seed)
         except (Exception, SystemExit) as error:
-            problem = f"user '{self.user}' raised {in_words(error)}"
+            problem = f"user '{self.user}' raised {describe_error(error)}"
             return Step(truncated=True, info={**counts, "error": cut(problem, 500)})
-        if said is None:
+        if reply is None:
             return Step(terminated=True, info=counts)
-        if not isinstance(said, str) or not said.strip():
-            what = "an empty text" if isinstance(said, str) else type(said).__name__
-            problem = f"user '{self.user}' returned {what}; it must be a text, or None for the end"
+        if not isinstance(reply, str) or not reply.strip():
+            kind = "an empty text" if isinstance(reply, str) else type(reply).__name__
+            problem = f"user '{self.user}' returned {kind}; it must be a text, or None for the end"
             return Step(truncated=True, info={**counts, "error": cut(problem, 500)})
-        return self._go_on([{"role": "user", "content": cut(said, len(said))}], 0.0, counts)  # half surrogates only
+        return self._go_on([{"role": "user", "content": cut(reply, len(reply))}], 0.0, counts)  # for half surrogates
 
-    def _ask_user(self, counts: dict[str, Any]) -> Step:
-        """Hand what the policy said to the model that plays the user."""
+    def _pass_to_user(self, counts: dict[str, Any]) -> Step:
+        """Give the policy's text to the model that plays the user."""
         messages = [{"role": "user", "content": self._history[-1]["content"]}]
-        if not self._user_has_spoken:
-            first = next((one["content"] for one in self._history if one["role"] == "user"), "")
-            told = self._told.replace("{prompt}", first).replace("{end}", self.user_end)
-            messages.insert(0, {"role": "system", "content": told})
-        self._user_speaks = self._user_has_spoken = True
+        # Its first turn begins with the instruction to play the user.
+        if not self._user_has_prompt:
+            first = next((message["content"] for message in self._history if message["role"] == "user"), "")
+            prompt = self._user_prompt.replace("{prompt}", first).replace("{end}", self.user_end)
+            messages.insert(0, {"role": "system", "content": prompt})
+        self._users_turn = self._user_has_prompt = True
         return Step(messages, player=1, info=counts)
 
-    def _pass_on(self, text: str) -> Step:
-        """Hand what the user's model said to the policy."""
-        self._user_speaks = False
+    def _pass_to_policy(self, text: str) -> Step:
+        """Give the text of the user's model to the policy."""
+        self._users_turn = False
         if self.user_end in text:
             return Step(terminated=True)
         if not text.strip():
             return Step(truncated=True, info={"error": "the model that plays the user said nothing"})
-        said = {"role": "user", "content": text}
-        self._history.append(said)
-        return Step([dict(said)], player=0)
+        message = {"role": "user", "content": text}
+        self._history.append(message)
+        return Step([dict(message)], player=0)
 
     def _results(self, names: Sequence[str], answers: Sequence[Answer]) -> list[dict[str, str]]:
         if self.tool_role == "user":
-            wrapped = [f"<tool_response>\n{one.text}\n</tool_response>" for one in answers]
+            wrapped = [f"<tool_response>\n{answer.text}\n</tool_response>" for answer in answers]
             return [{"role": "user", "content": "\n".join(wrapped)}]
         return [
-            {"role": "tool", "name": name if name in self._tools else "unknown", "content": one.text}
-            for name, one in zip(names, answers, strict=True)
+            {"role": "tool", "name": name if name in self._tools else "unknown", "content": answer.text}
+            for name, answer in zip(names, answers, strict=True)
         ]
 
     def _go_on(self, messages: list[dict[str, str]], reward: float, info: dict[str, Any]) -> Step:
-        if self._turns >= self.max_turns:  # nobody would read them
+        if self._turns >= self.max_turns:  # nothing would read the messages
             return Step(truncated=True, reward=reward, info=info)
         self._history += messages
         return Step(messages=[dict(message) for message in messages], reward=reward, info=info)
@@ -216,32 +222,32 @@ def _check_choice(key: str, value: str, valid: Sequence[str]) -> None:
 def _counts(answers: Sequence[Answer]) -> dict[str, Any]:
     return {
         "calls": len(answers),
-        "invalid_calls": sum(one.invalid for one in answers),
-        "tool_errors": sum(one.failed for one in answers),
+        "invalid_calls": sum(answer.invalid for answer in answers),
+        "tool_errors": sum(answer.failed for answer in answers),
     }
 
 
 def _tools(names: Sequence[str], python: Mapping[str, Any] | None) -> dict[str, Tool]:
-    """The tools by the name that the model calls them by."""
+    """The tools, by the name in the model's calls."""
     if isinstance(names, str):
         raise LmgymError(f"key 'env.tools' must be a list of names, such as [{names}]")
     if python is not None and "python" not in names:
         raise LmgymError("key 'env.python' limits the tool 'python', which is not among 'env.tools'")
-    found: dict[str, Tool] = {}
+    tools: dict[str, Tool] = {}
     for name in names:
         if name == "python":
             limits = Limits(**check_arguments(Limits, python or {}, "env.python", given=0))
-            one = prepare(python_within(limits))
+            chosen = prepare(python_within(limits))
         else:
-            one = tool(name)
-        if one.name in found:
-            raise LmgymError(f"key 'env.tools': two tools are called '{one.name}'; the model could not tell them apart")
-        found[one.name] = one
-    return found
+            chosen = tool(name)
+        if chosen.name in tools:
+            raise LmgymError(f"key 'env.tools': two tools are called '{chosen.name}'; the model could not choose")
+        tools[chosen.name] = chosen
+    return tools
 
 
 def _user(name: str) -> Callable[[list[dict[str, str]], Example, int], Any]:
-    """A function of (history, example, seed) around the user's, which may leave out the last two."""
+    """The recipe's function as one of (history, example, seed); it need not have the last two parameters."""
     if ":" not in name:
         raise LmgymError(f"key 'env.user' must be none, scripted, current, frozen or 'module:function', not '{name}'")
     function = registry.load_attribute(name, f"key 'env.user': '{name}'")
@@ -262,7 +268,7 @@ def _user(name: str) -> Callable[[list[dict[str, str]], Example, int], Any]:
 def _script(example: Example, otherwise: Sequence[str]) -> list[str]:
     lines = example.meta.get("script", otherwise)
     whose = f"example '{example.id}': meta['script']" if "script" in example.meta else "key 'env.script'"
-    if isinstance(lines, str) or not isinstance(lines, Sequence) or not all(isinstance(one, str) for one in lines):
+    if isinstance(lines, str) or not isinstance(lines, Sequence) or not all(isinstance(line, str) for line in lines):
         raise LmgymError(f"{whose} must be a list of texts, one for each time that the user speaks")
     if not lines:
         raise LmgymError(f"example '{example.id}' has no meta['script'], and there is no 'env.script' in its place")

@@ -1,7 +1,7 @@
-"""Environments in processes of their own: each call has a time limit, and one that hangs or crashes costs one episode.
+"""Environments in worker processes: each call has a time limit, and a call that hangs or crashes costs one episode.
 
-It takes all environments of its process with it. The others are built again in a fresh process, and their actions are
-replayed: an environment is a pure function of (example, seed, actions).
+It ends its process, and with it the other environments there. These are built again in a new process, and their actions
+are replayed: an environment is a pure function of (example, seed, actions).
 """
 
 import json
@@ -12,13 +12,13 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
-from lmgym.envs.env_worker import read
+from lmgym.envs.env_worker import from_json
 from lmgym.envs.vector import EnvFailure, Opening
 from lmgym.processes.pool import Failure, ProcessPool, Reply, WorkerProcess
 from lmgym.types import Example
 
 REPLAY_MISMATCH = (
-    "the environment was built anew beside one that failed, and did not answer its seed and actions as it had before"
+    "another environment of its process failed; rebuilt, it did not answer its seed and actions as it had before"
 )
 Command = dict[str, Any]
 Asked = list[tuple[int | None, Command]]  # commands, each with the position of its answer; None: it is replayed
@@ -26,10 +26,10 @@ Asked = list[tuple[int | None, Command]]  # commands, each with the position of 
 
 @dataclass(eq=False)
 class EnvProcesses:
-    """`count` processes that hold environments of a recipe's `env:` section: its name, its arguments, and the plugins
-    that the name may come from. Each call of an environment may take `seconds` by the clock, building it included.
+    """`count` processes that hold the environments of a recipe's `env:` section: its name, its arguments, and the
+    plugins that may define the name. Each call of an environment (building it, too) may take `seconds` by the clock.
 
-    They start when they are needed and end with `close`, with the process that owns them, or when that is killed.
+    The processes start with the first call. They end with `close`, or when the process that owns them ends.
 
     Example:
         >>> envs = EnvProcesses("gymnasium", {"id": "Blackjack-v1", "agent": "blackjack"})
@@ -45,7 +45,7 @@ class EnvProcesses:
     _pool: ProcessPool = field(init=False, repr=False)
     _slots: dict[int, WorkerProcess] = field(default_factory=dict, repr=False)  # environment i lives in i % count
     _history: dict[int, list[tuple[Command, str]]] = field(default_factory=dict, repr=False)  # with answers, by index
-    _mismatched: set[int] = field(default_factory=set, repr=False)  # indices that answered otherwise when replayed
+    _mismatched: set[int] = field(default_factory=set, repr=False)  # indices whose answers differed in a replay
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -53,7 +53,7 @@ class EnvProcesses:
         if not self.seconds > 0:
             raise LmgymError(f"env.seconds is {self.seconds}; it must be above 0")
         setup = (self.name, dict(self.arguments), list(self.plugins))
-        self._pool = ProcessPool("lmgym.envs.env_worker:answer", self.count, setup=setup)
+        self._pool = ProcessPool("lmgym.envs.env_worker:run_command", self.count, setup=setup)
 
     def begin(self, items: Sequence[tuple[int, Example, int]]) -> list[Opening | EnvFailure]:
         for index, _, _ in items:
@@ -80,8 +80,10 @@ class EnvProcesses:
         self._history.clear()
 
     def _ask(self, commands: list[Command]) -> list[Any]:
+        """The answers to some commands, in their order."""
         answers: list[Any] = [None] * len(commands)
         shares: dict[int, Asked] = {}
+        # Environment i always lives in process i % count.
         for position, command in enumerate(commands):
             shares.setdefault(command["index"] % self.count, []).append((position, command))
         busy: dict[WorkerProcess, tuple[int, Asked]] = {}
@@ -107,30 +109,31 @@ class EnvProcesses:
         return self._slots[slot]
 
     def _take(self, slot: int, asked: Asked, reply: Reply, answers: list[Any]) -> Asked:
-        """Put the answers of a process in their places; what it must be asked next."""
+        """Store the answers of a process. Returns what to ask it next: nothing, or after a failure all the rest."""
         if isinstance(reply, list):
             for (position, command), text in zip(asked, reply, strict=True):
                 self._note(position, command, text, answers)
             return []
-        # The one that failed has lost its episode.
+        # The environment that failed loses its episode.
         position, command = asked[reply.position]
         self._history[command["index"]] = []
         if position is None:
             self._mismatched.add(command["index"])
         else:
             answers[position] = EnvFailure(self._reason(reply))
-        # The others go on in a fresh process: first their past, then what was asked.
+        # The others go on in a new process: replay their past, then ask what has no answer yet.
         past = [entry for index, entries in self._history.items() if index % self.count == slot for entry in entries]
         rest = [one for n, one in enumerate(asked) if n != reply.position and one[0] is not None]
         return [*((None, old) for old, _ in past), *rest] if rest or past else []
 
     def _note(self, position: int | None, command: Command, text: str, answers: list[Any]) -> None:
         index = command["index"]
+        # A replayed command must give the same answer as before.
         if position is None:
             if (command, text) not in self._history[index]:
                 self._mismatched.add(index)
             return
-        answers[position] = read(json.loads(text))
+        answers[position] = from_json(json.loads(text))
         if index in self._mismatched and command["do"] != "end":
             answers[position] = EnvFailure(REPLAY_MISMATCH)
         elif command["do"] in ("begin", "step"):
@@ -143,7 +146,7 @@ class EnvProcesses:
 
 
 def _example_json(example: Example) -> dict[str, Any]:
-    """An example as JSON can hold it."""
+    """An example as values that JSON can hold."""
     try:
         return example.to_json()
     except (TypeError, ValueError) as error:

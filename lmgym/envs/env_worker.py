@@ -1,4 +1,4 @@
-"""What the processes of env_processes.py run: environments that answer commands. JSON in, JSON out."""
+"""The code that runs in the processes of env_processes.py: environments that obey commands. JSON in, JSON out."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,31 +12,31 @@ from lmgym.envs.base import Step
 from lmgym.envs.vector import EnvFailure, InProcess, Opening
 from lmgym.types import Example
 
-_envs = InProcess(lambda: registry.get("env", "")())  # `prepare` says what to build
+_envs = InProcess(lambda: registry.get("env", "")())  # `prepare` sets the real one
 
 
-def answer(command: Mapping[str, Any]) -> str:
-    """What an environment answers to a command, as JSON: what `plain` makes of it, or {"refused": a sentence}."""
+def run_command(command: Mapping[str, Any]) -> str:
+    """The answer of an environment to a command, as JSON text; for an LmgymError {"refused": its sentence}."""
     try:
-        return json.dumps(plain(_obey(command)), default=str)
+        return json.dumps(to_json(_obey(command)), default=str)
     except LmgymError as error:
         return json.dumps({"refused": str(error)})
 
 
 def prepare(name: str, arguments: Mapping[str, Any], plugins: Sequence[str]) -> None:
-    """Import the environment `name`, before the process that holds environments is forked."""
+    """Import the environment `name`, before the process that holds the environments is forked."""
     for plugin in plugins:
         registry.load_plugin(plugin)
     _envs.make_env = partial(registry.get("env", name), **arguments)
 
 
-answer.prepare = prepare  # type: ignore[attr-defined]
+run_command.prepare = prepare  # type: ignore[attr-defined]
 
 
-def plain(answer: Opening | Step | EnvFailure | str | None) -> dict[str, Any]:
-    """An answer as JSON can hold it; `read` is the way back.
+def to_json(answer: Opening | Step | EnvFailure | str | None) -> dict[str, Any]:
+    """An answer as values that JSON can hold; `from_json` reads them.
 
-    Example: plain(EnvFailure("ValueError: no such move")) -> {"EnvFailure": {"message": "ValueError: no such move"}}
+    Example: to_json(EnvFailure("ValueError: no such move")) -> {"EnvFailure": {"message": "ValueError: no such move"}}
     """
     if isinstance(answer, Step):
         return {"Step": {**asdict(answer), "reward": float(answer.reward)}}
@@ -45,14 +45,14 @@ def plain(answer: Opening | Step | EnvFailure | str | None) -> dict[str, Any]:
     return {"text": answer}
 
 
-def read(answer: Mapping[str, Any]) -> Any:
-    """What `plain` has written. Raises LmgymError for a refusal."""
+def from_json(answer: Mapping[str, Any]) -> Any:
+    """The answer that `to_json` has written. Raises LmgymError for a refusal."""
     ((kind, value),) = answer.items()
     if kind == "refused":
         raise LmgymError(value)
     if kind == "Opening":
         return Opening(**{**value, "stop": tuple(value["stop"]), "learners": tuple(value["learners"])})
-    if kind == "Step":  # JSON has texts as keys
+    if kind == "Step":  # keys of JSON are texts
         value = {**value, "others": {int(player): reward for player, reward in value["others"].items()}}
     return {"Step": lambda: Step(**value), "EnvFailure": lambda: EnvFailure(**value)}.get(kind, lambda: value)()
 

@@ -22,8 +22,8 @@ Style = Literal["words", "numbers"]
 class GuessNumber(Section):
     """Find a secret number from `low` to `high` in `guesses` guesses; a wrong one is answered by higher or lower.
 
-    Pays 1 for the number and nothing else. What is no number of the range is a guess lost. With style numbers
-    everything is said in numbers (the range; then 1 for higher, 0 for lower), for a model that knows no words.
+    The reward is 1 for the number, else 0. Anything but a number of the range uses up a guess. With style numbers
+    all messages are numbers (the range; then 1 for higher, 0 for lower), for a model that knows no words.
 
     Example:
         >>> env = GuessNumber(high=7, guesses=3)
@@ -60,28 +60,29 @@ class GuessNumber(Section):
         if self._left == 0:
             return Step(terminated=True)
         if guess is None:
-            said = f"{self.low} {self.high}" if self.style == "numbers" else "That is no number of the range."
+            reply = f"{self.low} {self.high}" if self.style == "numbers" else "That is no number of the range."
         else:
+            # `demonstrate` guesses in the remaining range.
             higher = guess < self._secret
             self._least, self._most = (guess + 1, self._most) if higher else (self._least, guess - 1)
-            said = str(int(higher)) if self.style == "numbers" else ("higher" if higher else "lower")
-        return Step([{"role": "user", "content": said + "\n"}])
+            reply = str(int(higher)) if self.style == "numbers" else ("higher" if higher else "lower")
+        return Step([{"role": "user", "content": reply + "\n"}])
 
     def demonstrate(self) -> str:
-        """The middle of what is left."""
+        """The middle of the remaining range."""
         return str((max(self._least, self.low) + min(self._most, self.high)) // 2)
 
 
 @register("env", "tic_tac_toe")
 @dataclass(kw_only=True)
 class TicTacToe:
-    """Three in a row. A move is the number of an empty field, 1 to 9; 1 for a win, -1 for a loss, 0 for a draw. What is
-    no move loses at once, without a gain for the other side.
+    """Three in a row. A move is the number of an empty field, 1 to 9. The reward is 1 for a win, -1 for a loss, 0 for a
+    draw. An illegal move loses at once (-1), and the other side gets nothing for it.
 
-    The other side is, by `opponent`: self - the policy too, and both sides' turns train; current - the policy too, and
-    only one side, drawn by the episode's seed, trains; frozen - the policy as it was when the stage began; random -
-    random moves. A player sees the board as it is, his own fields as X: each turn is a prompt of its own. With style
-    numbers the board is nine numbers: 0 empty, 1 one's own, 2 the other's.
+    `opponent` is the other side: self - the policy, and the turns of both sides train; current - the policy, but only
+    one side, drawn by the episode's seed, trains; frozen - the policy as it was at the beginning of the stage; random -
+    random moves. A player sees the present board with the own fields as X: each turn has a new prompt. With style
+    numbers the board is nine numbers: 0 empty, 1 own, 2 the other side's.
 
     Example:
         >>> env = TicTacToe()
@@ -109,10 +110,10 @@ class TicTacToe:
         if self.opponent in ("current", "frozen"):
             self.learners = (side,)
         if self.opponent == "random":
-            self._own = side + 1
-            if self._own == 2:
+            self._side = side + 1
+            if self._side == 2:
                 self._play(self._random_move())
-        return self._shown()
+        return self._show_board()
 
     def step(self, text: str, stop: str) -> Step:
         mover, move = self._next, _number(text, 1, 9)
@@ -123,8 +124,9 @@ class TicTacToe:
             self._play(self._random_move())
         result = self._result()
         if result is None:
-            message: Message = {"role": "user", "content": self._shown()}
+            message: Message = {"role": "user", "content": self._show_board()}
             return Step([message], restart=True, player=None if self.players == 1 else self._next - 1)
+        # An opponent who has not moved yet has no episode to pay.
         reward = 0.0 if result == 0 else (1.0 if result == mover else -1.0)
         others = {2 - mover: -reward} if self.players == 2 and self._moves() > 1 else {}
         return Step(reward=reward, terminated=True, others=others)
@@ -143,13 +145,14 @@ class TicTacToe:
         return int((self._board > 0).sum())
 
     def _result(self) -> int | None:
-        """1 or 2: that side has won; 0: a draw; None: the game goes on."""
+        """The side that has won (1 or 2), 0 for a draw, None if the game goes on."""
         for line in LINES:
             if self._board[line[0]] and len(set(self._board[list(line)].tolist())) == 1:
                 return int(self._board[line[0]])
         return 0 if self._moves() == 9 else None
 
-    def _shown(self) -> str:
+    def _show_board(self) -> str:
+        # The player to move always sees the own fields as 1 (X).
         seen = np.where(self._board == 0, 0, np.where(self._board == self._next, 1, 2)).tolist()
         if self.style == "numbers":
             return " ".join(map(str, seen)) + "\n"
@@ -159,7 +162,7 @@ class TicTacToe:
 
 
 def _number(text: str, low: int, high: int) -> int | None:
-    """The whole number that a text is, in ASCII digits and within the range; else None."""
+    """The number of a text that is nothing but a whole number, in ASCII digits and within the range; else None."""
     word = text.strip()
     if not (word.isascii() and word.removeprefix("-").isdigit() and len(word) < 10):
         return None

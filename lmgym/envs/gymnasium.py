@@ -1,4 +1,4 @@
-"""Any environment of gymnasium, played in words."""
+"""Any environment of gymnasium, as text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ from lmgym.types import Example, Message
 @registry.register("env", "gymnasium")
 @dataclass(kw_only=True)
 class Gymnasium(Section):
-    """An episode of gymnasium.make(id, **arguments), whose observations and actions an `Agent` puts into words.
+    """An episode of gymnasium.make(id, **arguments); an `Agent` translates observations and actions.
 
-    An answer that is no legal action (`Agent.extract_action` raises, or the action space does not hold what it
-    returned) is, by `on_invalid`: retry - the model is told and asked again; penalty - that, and it costs
-    `invalid_penalty`; random - a random legal action is taken in its place; end - the episode is over, at that cost. So
-    it is after `max_invalid` such answers in a row, whatever `on_invalid` says.
+    An answer is invalid if `Agent.extract_action` raises, or returns a value outside of the action space. Then
+    `on_invalid` decides: retry - the model is told so and answers again; penalty - the same, and the reward is
+    -`invalid_penalty`; random - a random legal action is taken instead; end - the episode ends with that penalty.
+    After `max_invalid` invalid answers in a row the episode ends with it in any case.
 
     Example: Gymnasium(id="Blackjack-v1", agent="blackjack")
     """
@@ -34,16 +34,16 @@ class Gymnasium(Section):
     arguments: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of gymnasium.make."""
     memory: Literal["conversation", "observation"] = "conversation"
-    """What the policy sees: everything so far, or the present observation only (each turn is then a prompt of its
-    own)."""
+    """What the policy sees: the whole conversation, or only the present observation (each turn then has a new
+    prompt)."""
     max_turns: PositiveInt | None = None
-    """Most actions in an episode, which is then cut off; without it, the environment's own limit alone."""
+    """Most actions in an episode; it is then truncated. Without it, only the environment's own limit holds."""
     on_invalid: Literal["retry", "penalty", "random", "end"] = "penalty"
     invalid_penalty: Annotated[float, FINITE] = 1.0
     max_invalid: PositiveInt = 3
 
-    needs_data = False  # a recipe with it may leave out its task
-    workers = 2  # processes that these environments run in, where the recipe does not say how many
+    needs_data = False  # the recipe needs no task
+    workers = 2  # processes for these environments, unless the recipe sets env.workers
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,17 +70,19 @@ class Gymnasium(Section):
     def step(self, text: str, stop: str) -> Step:
         self._turns += 1
         action, reason = self._action(text)
+        # An invalid answer ends the episode, is answered by a message, or becomes a random action.
         if reason:
             self._invalid += 1
             cost = 0.0 if self.on_invalid in ("retry", "random") else -self.invalid_penalty
             if self.on_invalid == "end" or self._invalid >= self.max_invalid:
                 return Step(reward=-self.invalid_penalty, terminated=True, info={"invalid": reason})
             if self.on_invalid != "random":
-                told = self._agent.format_invalid(reason, self._shown["content"])
-                return self._answer({"role": "user", "content": told}, cost, {"invalid": reason})
+                reply = self._agent.format_invalid(reason, self._shown["content"])
+                return self._answer({"role": "user", "content": reply}, cost, {"invalid": reason})
             action = self._random_action()
         else:
             self._invalid = 0
+        # A legal action: let the environment take it.
         observation, reward, terminated, truncated, info = self._env.step(action)
         reward = float(reward)
         if terminated or truncated:
@@ -109,11 +111,12 @@ class Gymnasium(Section):
         return Step([message], reward, info=info)
 
     def _action(self, text: str) -> tuple[Any, str]:
-        """The legal action that a text stands for, or why it is none."""
+        """The legal action that a text means, or None and the reason."""
         try:
             action = self._agent.extract_action(text)
         except Exception:
             return None, "it could not be read"
+        # Spaces of vectors contain arrays of their own dtype, not lists.
         space = self._env.action_space
         if isinstance(action, list | tuple) and hasattr(space, "dtype"):
             import numpy as np
@@ -127,7 +130,7 @@ class Gymnasium(Section):
         return action, ""
 
     def _random_action(self) -> Any:
-        if not self._seeded:  # most episodes need none, and seeding costs as much as a game of Blackjack
+        if not self._seeded:  # most episodes need no random action, and seeding takes as long as a game of Blackjack
             self._env.action_space.seed(self._seed)
             self._seeded = True
         mask = self._info.get("action_mask")
@@ -147,7 +150,7 @@ def _make(name: str, arguments: dict[str, Any]) -> Any:
 
 def _check_id(name: str) -> None:
     """Raise LmgymError, with the nearest names, for an environment that gymnasium does not know. A name with a module
-    ("package:Game-v0") is known when it is made."""
+    ("package:Game-v0") is checked when the environment is made."""
     import gymnasium
 
     if ":" in name or name in gymnasium.registry:
@@ -156,5 +159,5 @@ def _check_id(name: str) -> None:
 
 
 def _nearest(name: str, ids: list[str]) -> str:
-    said = registry.suggest(name, ids)
-    return said if len(ids) < 20 else said.split("Valid:")[0].strip() or f"it knows {len(ids)}, such as Blackjack-v1"
+    hint = registry.suggest(name, ids)
+    return hint if len(ids) < 20 else hint.split("Valid:")[0].strip() or f"it knows {len(ids)}, such as Blackjack-v1"

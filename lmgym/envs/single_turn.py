@@ -1,4 +1,4 @@
-"""One prompt, one answer: what most text tasks are."""
+"""One prompt, one answer: the environment of most text tasks."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,11 @@ from lmgym.types import Example, Message
 
 @register("env", "single_turn")
 class SingleTurn:
-    """Shows the example's prompt and ends with the first answer; the rewards do the judging."""
+    """Shows the prompt of the example and ends with the first answer. It pays nothing; the recipe's rewards do."""
 
     def reset(self, example: Example, seed: int) -> str | Sequence[Message]:
         return example.prompt
 
     def step(self, text: str, stop: str) -> Step:
-        cut = stop in ("length", "context")  # an answer without its end, whose value is not zero
+        cut = stop in ("length", "context")  # an incomplete answer: its value is not zero
         return Step(terminated=not cut, truncated=cut)

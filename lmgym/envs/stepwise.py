@@ -1,4 +1,4 @@
-"""Solving a problem line by line: one action is one line of reasoning, and a calculator may fill in results."""
+"""Problems solved line by line: an action is one line of reasoning; a calculator can fill in results."""
 
 import re
 from collections.abc import Sequence
@@ -17,30 +17,29 @@ from lmgym.text.latex import boxes
 from lmgym.types import Example, Message
 
 MARKERS = ("####", "the answer is:", "\\boxed{")
-MOST_PIECES = 32  # equals signs of a line that do not count as steps; those of GSM8K have 7 at most
-MOST_MARKS = 20  # calculations of a line that are checked
-CLOSE = Fraction(5, 1000)  # to the second decimal
+MAX_PIECES = 32  # pieces of a line, each ended by an equals sign, before they count as steps; GSM8K has up to 7
+MAX_MARKS = 20  # calculations in a line; a line with more earns no calculation_reward
+TOLERANCE = Fraction(5, 1000)  # results are right to the second decimal
 MARK = re.compile(r"<<([^<>=\n]{1,200})=([^<>=\n]{1,200})>>")
 REPEATED = re.compile(r"\$?-?[0-9.,]*[0-9]")
-AROUND = " \t\r\n*_$:"  # what may stand behind an announcement without being an answer
+AROUND = " \t\r\n*_$:"  # characters that are not an answer by themselves
 
 
 @register("env", "stepwise")
 @dataclass(kw_only=True)
 class StepwiseEnv(Section):
-    r"""Reasoning line by line on problems with a final answer (GSM8K, MATH, arithmetic, a task of one's own).
+    r"""Reasoning line by line on problems with a final answer (GSM8K, MATH, arithmetic, your own task).
 
-    The state is the problem and the lines so far, an action the next line with its newline. The episode ends with the
-    line that announces an answer, or when the model ends its message; after `max_steps` lines it is cut off. The
-    final answer is judged by the recipe's rewards (final_answer, math_equal), which read the whole message and are paid
-    on the last line. An empty line is a step, and so is each part of a line that is longer than
-    `sampling.max_new_tokens`.
+    The state is the problem and the lines so far; an action is the next line with its newline. The episode ends with
+    the line that announces an answer, or when the model ends its message; after `max_steps` lines it is truncated. The
+    recipe's rewards (final_answer, math_equal) judge the final answer: they read the whole message and are paid on the
+    last line. An empty line is a step. So is each part of a line that is longer than `sampling.max_new_tokens`.
 
-    With `calculator` an equals sign ends a piece of a line as well. Behind "<<48/2=" the environment puts "24>>", and
-    the model goes on; where it cannot compute that, or behind any other equals sign, it puts nothing. Both belong to
+    With `calculator` the model also stops after an equals sign. After "<<48/2=" the environment appends "24>>". If it
+    cannot compute the result, or after any other equals sign, it appends nothing. In both cases the model goes on with
     the same action.
 
-    Raises LmgymError for arguments out of range, and from `demonstrate` for an example without references.
+    Raises LmgymError for arguments out of range; `demonstrate` raises it for an example without references.
 
     Source: LLM_RL (github.com/navidmdn/LLM_RL), envs/gsm8k.py and policy/fewshot_llm_stepwise_math_policy.py; the
     calculator of GSM8K's own authors (Cobbe et al. 2021, arXiv 2110.14168).
@@ -59,22 +58,22 @@ class StepwiseEnv(Section):
 
     max_steps: Annotated[int, Ge(1), Le(10_000)] = 10
     markers: Sequence[str] = MARKERS
-    """What announces a final answer, in any case; something must follow it, and a brace that it opens must close."""
+    """Texts that announce a final answer, in any case. An answer must follow; an opened brace must close."""
     line_reward: float = 0.0
-    """Earned by each line that is not blank; below 0 it is the price of a line."""
+    """Earned by each line that is not blank; a negative value makes lines costly."""
     calculation_reward: float = 0.0
-    """Earned by each line with calculations of the model's own ("<<48/2=24>>"), all of them right to .005."""
+    """Earned by each line in which the model itself calculates ("<<48/2=24>>"), all results right to .005."""
     calculator: bool = False
     max_calculations: Annotated[int, Ge(0), Le(1_000)] = 4
-    """Most results that a line is given (4: LLM_RL's number)."""
+    """Most results that the calculator writes in one line (4: LLM_RL's number)."""
     decimals: Annotated[int, Ge(0), Le(20)] = 2
     style: Style = "lmgym"
-    """llm_rl: the environment repeats the result behind the brackets, "<<2/2=1.0>>1.0", as that system does."""
+    """llm_rl: the environment repeats the result after the brackets, "<<2/2=1.0>>1.0", as that system does."""
     stop: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.markers, str) or not all(isinstance(one, str) and one.strip() for one in self.markers):
+        if isinstance(self.markers, str) or not all(isinstance(text, str) and text.strip() for text in self.markers):
             raise LmgymError(f"env.markers must be a list of texts, none of them blank, not {self.markers!r}")
         if self.calculator and self.calculation_reward:
             raise LmgymError(
@@ -85,29 +84,31 @@ class StepwiseEnv(Section):
 
     def reset(self, example: Example, seed: int) -> str | Sequence[Message]:
         self._id = example.id
-        self._line = ""  # what the model has said behind the last newline
+        self._line = ""  # the text after the last newline
         self._lines = self._calculations = 0  # in the episode
         self._pieces = self._results = 0  # in the line
         self._rest = example.references[seed % len(example.references)].rstrip() if example.references else None
         return example.prompt if isinstance(example.prompt, str) else [dict(message) for message in example.prompt]
 
     def step(self, text: str, stop: str) -> Step:
+        # The remaining part of the reference, for `demonstrate`; None once an action differs from it.
         self._rest = self._rest[len(text) :] if self._rest is not None and self._rest.startswith(text) else None
         self._line += text
+        # An equals sign: the calculator answers, and the same action goes on, unless the line has too many of them.
         if "\n" not in self._line and stop == "stop" and self.calculator and "=" in text:
             self._pieces += 1
-            if self._pieces <= MOST_PIECES:
+            if self._pieces <= MAX_PIECES:
                 return Step(continuation=self._result(), unfinished=True, info=self._info())
-            return self._counted("")
-        # A stop of the recipe's own ends the message too.
+            return self._end_step("")
+        # A stop string of the recipe ends the message, as the end-of-sequence token does.
         ended = stop == "eos" or (stop == "stop" and "\n" not in self._line)
-        line = self._line if ended else self._closed()
-        return self._counted(line, terminated=ended or self._announces(line), truncated=stop == "context")
+        line = self._line if ended else self._take_lines()
+        return self._end_step(line, terminated=ended or self._announces(line), truncated=stop == "context")
 
     def demonstrate(self) -> str:
-        """What the reference says next, to the end of the line or to where the calculator takes over.
+        """The next piece of the reference, up to the end of the line or to the place of a calculator's result.
 
-        Raises LmgymError where there is no reference, or where the actions so far are not those of the reference.
+        Raises LmgymError if the example has no reference, or if the actions so far differ from it.
 
         Example: "48/2=", then "<<48/2=", then "24 clips.\\n", then "#### 24"
         """
@@ -122,13 +123,13 @@ class StepwiseEnv(Section):
     def _info(self) -> dict[str, int]:
         return {"lines": self._lines, "calculations": self._calculations}
 
-    def _closed(self) -> str:
-        """The lines that have come to their newline, almost always one; what is behind it begins the next."""
+    def _take_lines(self) -> str:
+        """Take the complete lines, almost always one; the text after the last newline begins the next line."""
         closed, newline, self._line = self._line.rpartition("\n")
         return closed + newline
 
-    def _counted(self, line: str, terminated: bool = False, truncated: bool = False) -> Step:
-        """The end of a step, with `line` if it has come to its end."""
+    def _end_step(self, line: str, terminated: bool = False, truncated: bool = False) -> Step:
+        """The Step after an action; `line` is empty if the line is not complete yet."""
         self._lines += 1
         if line:
             self._pieces = self._results = 0
@@ -144,22 +145,23 @@ class StepwiseEnv(Section):
 
     def _reward(self, line: str) -> float:
         reward = self.line_reward if line.strip() else 0.0
-        return reward + self.calculation_reward if self.calculation_reward and _right(line) else reward
+        return reward + self.calculation_reward if self.calculation_reward and _calculations_right(line) else reward
 
     def _announces(self, line: str) -> bool:
         low = line.lower()
         for marker in self.markers:
-            _, found, behind = low.rpartition(marker.lower())
-            if found and behind.strip(AROUND) and (not marker.endswith("{") or boxes(line)):
+            _, match, behind = low.rpartition(marker.lower())
+            if match and behind.strip(AROUND) and (not marker.endswith("{") or boxes(line)):
                 return True
         return False
 
     def _result(self) -> str:
-        """What the calculator writes behind the line as it stands."""
-        tail = self._line[-LONGEST - 3 :].rstrip(" ")  # as much as "<<", an expression and "="
+        """The text that the calculator appends to the present line; empty if it has no result."""
+        tail = self._line[-LONGEST - 3 :].rstrip(" ")  # the longest "<<", expression and "="
         _, mark, expression = tail.rpartition("<<")
         if not mark or not tail.endswith("=") or self._results >= self.max_calculations:
             return ""
+        # Compute what is between the brackets and the equals sign.
         value = calculate(expression[:-1])
         if value is None:
             return ""
@@ -170,7 +172,7 @@ class StepwiseEnv(Section):
         return f"{number}>>{number}" if self.style == "llm_rl" else f"{number}>>"
 
     def _skip(self) -> None:
-        """Take from the reference what the calculator has written in its place."""
+        """Skip the part of the reference that the calculator has just written."""
         claimed, closed, behind = (self._rest or "").partition(">>")
         if not closed or "\n" in claimed:
             return
@@ -179,9 +181,9 @@ class StepwiseEnv(Section):
             self._rest = behind[repeated.end() :]
 
 
-def _right(line: str) -> bool:
-    """Whether a line has calculations, and all of them are right."""
-    if not 0 < line.count("<<") <= MOST_MARKS:
+def _calculations_right(line: str) -> bool:
+    """True if the line has calculations, at most MAX_MARKS, and all are right."""
+    if not 0 < line.count("<<") <= MAX_MARKS:
         return False
     marks = MARK.findall(line)
     return len(marks) == line.count("<<") and all(_equal(*mark) for mark in marks)
@@ -189,4 +191,4 @@ def _right(line: str) -> bool:
 
 def _equal(expression: str, claimed: str) -> bool:
     value, result = calculate(expression), calculate(claimed)
-    return value is not None and result is not None and abs(Fraction(value) - result) <= CLOSE
+    return value is not None and result is not None and abs(Fraction(value) - result) <= TOLERANCE

@@ -18,12 +18,13 @@ T = TypeVar("T")
 @registry.register("env", "textarena")
 @dataclass(kw_only=True)
 class TextArena(Section):
-    """A game of TextArena (github.com/LeonGuertler/TextArena) by its id, without its wrappers: a player reads what is
-    new to him, once, and his answer is the action as it is. The game pays at its end.
+    """A game of TextArena (github.com/LeonGuertler/TextArena) by its id, without its wrappers: a player reads each
+    new observation once, and the whole answer is the action. The game pays its rewards at its end.
 
-    With `opponent` self all players' turns train; with current (the policy) or frozen (the policy as it was when the
-    stage began) one player, drawn by the episode's seed, does. TextArena draws from Python's own random numbers, which
-    each game here has for itself. Raises LmgymError for an unknown id and a number of players that the game refuses.
+    With `opponent` self the turns of all players train; with current (the policy) or frozen (the policy as it was at
+    the beginning of the stage) those of one player, drawn by the episode's seed. TextArena uses Python's global random
+    generator; each game here has a state of it. Raises LmgymError for an unknown id, or if the game refuses the number
+    of players.
 
     Example: TextArena(id="TicTacToe-v0", players=2)
     """
@@ -36,10 +37,10 @@ class TextArena(Section):
     arguments: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of textarena.make."""
     max_turns: PositiveInt | None = None
-    """Most turns of all players together; the game is then cut off."""
+    """Most turns of all players together; the game is then truncated."""
 
     needs_data = False
-    workers = 2  # processes that these environments run in, where the recipe does not say how many
+    workers = 2  # processes for these environments, unless the recipe sets env.workers
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,8 +49,8 @@ class TextArena(Section):
         known = _library().envs.registration.ENV_REGISTRY
         if f"{self.id}-raw" not in known:
             names = sorted(name.removesuffix("-raw") for name in known if name.endswith("-raw"))
-            said = registry.suggest(self.id, names).split("Valid:")[0].strip()
-            raise LmgymError(f"env.id: TextArena has no '{self.id}'; {said or f'it has {len(names)} games'}")
+            hint = registry.suggest(self.id, names).split("Valid:")[0].strip()
+            raise LmgymError(f"env.id: TextArena has no '{self.id}'; {hint or f'it has {len(names)} games'}")
 
     def reset(self, example: Example, seed: int) -> Sequence[Message]:
         if self.opponent != "self":
@@ -60,8 +61,9 @@ class TextArena(Section):
             self._call(lambda: self._env.reset(num_players=self.players, seed=seed % 2**31))
         except AssertionError as error:
             raise LmgymError(f"env.players: '{self.id}' refuses {self.players} players: {error}") from error
+        # The game decides who begins; `_observe` asks it.
         self.first = self._next = 0
-        message = self._observed()
+        message = self._observe()
         self.first = self._next
         return [message]
 
@@ -70,28 +72,29 @@ class TextArena(Section):
         mover = self._next
         self._played.add(mover)
         over, _ = self._call(lambda: self._env.step(text))
+        # Pay only players who have moved: the others have no episode.
         if over:
             rewards, _ = self._call(self._env.close)
             paid = {player: float((rewards or {}).get(player, 0.0)) for player in self._played}
             return Step(reward=paid.pop(mover), terminated=True, others=paid)
         if self._turns == self.max_turns:
             return Step(truncated=True)
-        message = self._observed()
+        message = self._observe()
         return Step([message], player=self._next)
 
-    def _observed(self) -> Message:
-        """What the player who is next has not read yet, his own words aside."""
+    def _observe(self) -> Message:
+        """The messages that the next player has not read yet, without those that this player wrote."""
         self._next, seen = self._call(self._env.get_observation)
         names = self._env.state.role_mapping
-        said = [
+        texts = [
             text if sender < 0 else f"[{names.get(sender, f'Player {sender}')}] {text}"
             for sender, text, _ in seen
             if sender != self._next
         ]
-        return {"role": "user", "content": "\n\n".join(said) or "Your turn."}
+        return {"role": "user", "content": "\n\n".join(texts) or "Your turn."}
 
     def _call(self, call: Callable[[], T]) -> T:
-        """A call with the random numbers of this game, and afterwards those of the process as they were."""
+        """Make a call with the random state of this game, then restore that of the process."""
         outside = random.getstate()
         random.setstate(self._state)
         try:
@@ -106,7 +109,7 @@ def _library() -> Any:
         import textarena
     except ImportError as error:
         raise LmgymError(
-            f"env textarena needs the package textarena, which is not installed whole ({error}); run pip install "
+            f"env textarena needs the package textarena, which is not completely installed ({error}); run pip install "
             "'lmgym[textarena]'"
         ) from error
     return textarena

@@ -1,4 +1,4 @@
-"""TextWorld's games of exploring rooms by typed commands (package `textworld`)."""
+"""TextWorld's text adventures: typed commands explore rooms (package `textworld`)."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from lmgym.core.validation import Section
 from lmgym.envs.base import Step
 from lmgym.types import Example, Message
 
-TO_THE_MACHINE = {  # commands that speak to the interpreter, not to the game; some of them write files
+INTERPRETER_COMMANDS = {  # commands for the interpreter, not for the game; some of them write files
     *("quit", "q", "restart", "restore", "save", "script", "noscript", "transcript", "notranscript", "recording"),
     *("unscript", "replay", "undo", "verify", "version", "tw-print", "tw-trace-actions", "tw-extra-infos"),
 }
@@ -22,12 +22,12 @@ TO_THE_MACHINE = {  # commands that speak to the interpreter, not to the game; s
 @register("env", "textworld")
 @dataclass(kw_only=True)
 class TextWorld(Section):
-    """A game of TextWorld (arXiv 1806.11532), made by its `tw-make` or its Python functions: the first line that the
-    policy writes is a command, and what the game answers comes back. A step earns what the game's score grows by,
-    over the highest score there is, so that a whole game earns at most 1. A game that is lost ends as it stands.
+    """A game of TextWorld (arXiv 1806.11532), made by its `tw-make` or its Python functions: the first line of the
+    policy's text is a command; the game's answer is the next message. The reward of a step is the increase of the
+    game's score divided by its highest possible score, so a whole game earns at most 1. A lost game just ends.
 
     The Z-machine reads ASCII; other characters become spaces. Commands to the interpreter (save, quit ...) are not
-    passed on. Raises LmgymError where the package or a file is missing.
+    passed on. Raises LmgymError if the package or a file is missing.
 
     Example: TextWorld(game="games/level1.z8", commands=True)
     """
@@ -37,11 +37,11 @@ class TextWorld(Section):
     game: str
     """The file, .z8, with the .json that TextWorld writes beside it."""
     commands: bool = False
-    """Whether the commands that make sense now are listed with each answer."""
+    """True: each message lists the commands that are possible now."""
     max_turns: PositiveInt | None = 50
 
     needs_data = False
-    workers = 2  # a game that takes its process down costs its own episode
+    workers = 2  # a crash of the interpreter then costs one episode
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,7 +60,7 @@ class TextWorld(Section):
         state = self._env.reset()
         self._highest, self._score, self._turns = max(int(state["max_score"] or 0), 1), 0, 0
         text = state.feedback
-        return [self._said(text[text.rfind("$$") + 2 :] if "$$" in text else text, state)]  # behind the picture
+        return [self._message(text[text.rfind("$$") + 2 :] if "$$" in text else text, state)]  # skip the title picture
 
     def step(self, text: str, stop: str) -> Step:
         self._turns += 1
@@ -73,10 +73,10 @@ class TextWorld(Section):
         gained, self._score = (int(score) - self._score) / self._highest, int(score)
         if done:
             return Step(reward=gained, terminated=True)
-        return self._go_on(Step([self._said(state.feedback, state)], reward=gained))
+        return self._go_on(Step([self._message(state.feedback, state)], reward=gained))
 
     def demonstrate(self) -> str:
-        """The first command that makes sense, in the game's own order."""
+        """The first possible command in alphabetical order."""
         return str(self._commands[0]) if self._commands else "look"
 
     def close(self) -> None:
@@ -85,9 +85,10 @@ class TextWorld(Section):
     def _go_on(self, step: Step) -> Step:
         return Step(reward=step.reward, truncated=True, info=step.info) if self._turns == self.max_turns else step
 
-    def _said(self, text: str, state: Any) -> Message:
-        """What the game says, without the line of its interpreter's prompt."""
+    def _message(self, text: str, state: Any) -> Message:
+        """The text of the game as a message, without the prompt line of its interpreter."""
         self._commands = sorted(state["admissible_commands"] or ())
+        # The interpreter ends its output with a line ">  -= Room =-0/1".
         content = re.sub(r"\n+>[^\n]*-=[^\n]*$", "", text.strip()).strip()
         if self.commands:
             content += f"\n\nYou can: {', '.join(self._commands)}."
@@ -95,10 +96,10 @@ class TextWorld(Section):
 
 
 def _command(text: str) -> str:
-    """The first line that says something, in ASCII, 100 characters at most; empty where it is no command of a game."""
+    """The first line that is not blank, in ASCII, at most 100 characters; empty for a command to the interpreter."""
     lines = (" ".join(re.sub(r"[^ -~]", " ", line).strip(" >").split())[:100] for line in text.splitlines())
     line = next((line for line in lines if line), "")
-    return "" if line.lower().split()[:1] and line.lower().split()[0] in TO_THE_MACHINE else line
+    return "" if line.lower().split()[:1] and line.lower().split()[0] in INTERPRETER_COMMANDS else line
 
 
 def _library() -> Any:
@@ -106,7 +107,7 @@ def _library() -> Any:
         import textworld
     except ImportError as error:
         raise LmgymError(
-            f"env textworld needs the package textworld, which is not installed whole ({error}); run pip install "
+            f"env textworld needs the package textworld, which is not completely installed ({error}); run pip install "
             "textworld (Linux or macOS, with a C compiler)"
         ) from error
     return textworld

@@ -1,7 +1,7 @@
-"""Many environments behind one call, each with its own fate: one that fails costs its own episode.
+"""Many environments behind one call. An environment that fails costs its own episode only.
 
-`InProcess` runs them here, one after the other; `EnvProcesses` (env_processes.py) in other processes, with time limits.
-Each is known by its place in the rollout.
+`InProcess` runs them in this process, one after the other; `EnvProcesses` (env_processes.py) in other processes, with a
+time limit. Each environment has a number: the index of its episode in the rollout.
 """
 
 import math
@@ -21,8 +21,8 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True)
 class Opening:
-    """How an episode begins: the first prompt, the strings that end the policy's turns, and what the chat template is
-    told besides (`tools`).
+    """The start of an episode: the first prompt, the strings that end the policy's turns, and keyword arguments of the
+    chat template (`tools`).
 
     Example: Opening("You hold 17; the dealer shows 6.")
     """
@@ -31,13 +31,13 @@ class Opening:
     stop: tuple[str, ...] = ()
     template: Mapping[str, Any] = field(default_factory=dict)
     players: int = 1
-    player: int = 0  # who begins
-    learners: tuple[int, ...] = (0,)  # whose turns train
+    player: int = 0  # the one who begins
+    learners: tuple[int, ...] = (0,)  # players whose turns train
 
 
 @dataclass(frozen=True)
 class EnvFailure:
-    """What an environment came to that failed.
+    """The answer of an environment that failed.
 
     Example: EnvFailure("ValueError: no such move (at game.py:12)")
     """
@@ -46,33 +46,33 @@ class EnvFailure:
 
 
 class Envs(Protocol):
-    """Environments side by side. Answers come in the order of what was asked, whatever finishes first."""
+    """Several environments. Answers come in the order of the requests, whichever finishes first."""
 
     def begin(self, items: Sequence[tuple[int, Example, int]]) -> list[Opening | EnvFailure]:
-        """Build and reset one environment for each (place, example, seed)."""
+        """Build and reset one environment for each (index, example, seed)."""
         ...
 
     def step(self, items: Sequence[tuple[int, str, str]]) -> list[Step | EnvFailure]:
-        """Take one turn in each: (place, text, why it stopped)."""
+        """Take one action in each: (index, text, why the turn stopped)."""
         ...
 
-    def demonstrate(self, places: Sequence[int]) -> list[str | EnvFailure]:
-        """What a demonstrator would say now in each."""
+    def demonstrate(self, indices: Sequence[int]) -> list[str | EnvFailure]:
+        """The answer to imitate now, in each."""
         ...
 
-    def end(self, places: Sequence[int]) -> None:
+    def end(self, indices: Sequence[int]) -> None:
         """Close these."""
         ...
 
     def close(self) -> None:
-        """End everything that runs for them."""
+        """Close all environments and end their processes."""
         ...
 
 
 class InProcess:
-    """Environments of this process, without a time limit: for those that cannot hang, and for a debugger.
+    """Environments in this process, without a time limit: for environments that cannot hang, and for a debugger.
 
-    An exception costs its own episode; an LmgymError, which says what the user has to mend, goes through.
+    An exception costs one episode. An LmgymError, a mistake that the user can correct, is raised.
 
     Example: collect(prompts, actor, sampling, path, InProcess(SingleTurn))
     """
@@ -82,32 +82,32 @@ class InProcess:
         self.envs: dict[int, Env] = {}
 
     def begin(self, items: Sequence[tuple[int, Example, int]]) -> list[Opening | EnvFailure]:
-        return [guarded(partial(self._begin, *item)) for item in items]
+        return [catch_failure(partial(self._begin, *item)) for item in items]
 
     def step(self, items: Sequence[tuple[int, str, str]]) -> list[Step | EnvFailure]:
-        return [guarded(partial(self._step, *item)) for item in items]
+        return [catch_failure(partial(self._step, *item)) for item in items]
 
-    def demonstrate(self, places: Sequence[int]) -> list[str | EnvFailure]:
-        return [guarded(partial(demonstration, self.envs[index])) for index in places]
+    def demonstrate(self, indices: Sequence[int]) -> list[str | EnvFailure]:
+        return [catch_failure(partial(demonstrate_step, self.envs[index])) for index in indices]
 
-    def end(self, places: Sequence[int]) -> None:
-        for index in places:
+    def end(self, indices: Sequence[int]) -> None:
+        for index in indices:
             env = self.envs.pop(index, None)
-            guarded(getattr(env, "close", lambda: None))
+            catch_failure(getattr(env, "close", lambda: None))
 
     def close(self) -> None:
         self.end(list(self.envs))
 
     def _step(self, index: int, text: str, stop: str) -> Step:
-        return checked(self.envs[index].step(text, stop))
+        return check_step(self.envs[index].step(text, stop))
 
     def _begin(self, index: int, example: Example, seed: int) -> Opening:
         self.envs[index] = self.make_env()
-        return opening(self.envs[index], example, seed)
+        return reset_env(self.envs[index], example, seed)
 
 
-def opening(env: Env, example: Example, seed: int) -> Opening:
-    """Reset an environment. Raises TypeError where the prompt is neither text nor messages."""
+def reset_env(env: Env, example: Example, seed: int) -> Opening:
+    """Reset an environment. Raises TypeError for a prompt that is neither text nor messages."""
     prompt = env.reset(example, seed)
     if not isinstance(prompt, str):
         _check_messages(prompt)
@@ -117,12 +117,12 @@ def opening(env: Env, example: Example, seed: int) -> Opening:
     return Opening(prompt, stop, template, players, getattr(env, "first", 0), learners)
 
 
-def demonstration(env: Any) -> str:
-    """What a demonstrator would say now. Raises LmgymError where the environment has none."""
+def demonstrate_step(env: Any) -> str:
+    """The answer to imitate now. Raises LmgymError if the environment has no demonstrate()."""
     if not hasattr(env, "demonstrate"):
         raise LmgymError(
-            f"{type(env).__name__} has no demonstrate(), so there is nothing that a supervised stage could imitate; "
-            "write one that returns what a demonstrator would say now"
+            f"{type(env).__name__} has no demonstrate(), so a supervised stage has nothing to imitate; write one that "
+            "returns the answer to imitate"
         )
     text = env.demonstrate()
     if not isinstance(text, str) or not text:
@@ -130,8 +130,8 @@ def demonstration(env: Any) -> str:
     return text
 
 
-def checked(step: Any) -> Step:
-    """The step itself. Raises TypeError or ValueError, in one sentence, where it is none that a rollout can use."""
+def check_step(step: Any) -> Step:
+    """The step itself. Raises TypeError or ValueError, with one sentence, for a step that a rollout cannot use."""
     if not isinstance(step, Step):
         raise TypeError(f"step() returned {type(step).__name__}; it must return a Step")
     if isinstance(step.reward, bool) or not isinstance(step.reward, numbers.Real) or not math.isfinite(step.reward):
@@ -141,6 +141,7 @@ def checked(step: Any) -> Step:
     _check_messages(step.messages)
     if step.over:
         return step
+    # An episode that goes on has either messages or a continuation.
     if (step.continuation is None) == (not step.messages):
         raise ValueError(
             "step() returned neither messages nor a continuation for an episode that goes on"
@@ -150,16 +151,16 @@ def checked(step: Any) -> Step:
     return step
 
 
-def guarded(call: Callable[[], Any]) -> Any:
-    """What the call returns, or EnvFailure with what it raised and where. An LmgymError goes through."""
+def catch_failure(call: Callable[[], Any]) -> Any:
+    """The result of the call; if it raises, an EnvFailure with the error and its line. An LmgymError is raised."""
     try:
         return call()
     except LmgymError:
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = next((frame for frame in reversed(frames) if frame.filename != __file__), None)
-        location = f" (at {own.filename}:{own.lineno})" if own else ""
+        frame = next((frame for frame in reversed(frames) if frame.filename != __file__), None)  # not this module's
+        location = f" (at {frame.filename}:{frame.lineno})" if frame else ""
         return EnvFailure(f"{type(error).__name__}: {error}".split("\n")[0].removesuffix(": ") + location)
 
 

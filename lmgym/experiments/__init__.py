@@ -1,1 +1,1 @@
-"""More than one run: comparing two models, several seeds, sweeps over settings, and tables of what they came to."""
+"""More than one run: comparisons of two models, several seeds, sweeps over settings, and tables of the results."""

@@ -1,4 +1,4 @@
-"""`lmgym compare A B`: two models on the same examples, decoded alike, and what the difference is worth."""
+"""`lmgym compare A B`: two models answer the same examples with the same decoding; is the difference significant?"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +15,7 @@ from lmgym.experiments.compared_models import (
     check_same_question,
     choose_split,
     common_rewards,
-    find,
+    find_models,
     same_examples,
 )
 from lmgym.logs.console import Console
@@ -30,12 +30,12 @@ from lmgym.training.preflight import check_lengths, cut_prompts
 from lmgym.training.setup import evaluate_actor, make_actor
 from lmgym.types import Example
 
-ALWAYS = ("reward", "length/mean", "truncated")  # reported of every task; its own metrics say more
+ALWAYS = ("reward", "length/mean", "truncated")  # metrics of every task; the task's own metrics tell more
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came out: each metric of the two, and every example with both models' answers.
+    """The result: each metric of both models with its difference, and every example with both answers.
 
     Example: comparison.metrics["final_answer"].difference -> Interval(mean=0.25, low=0.08, high=0.41, count=64)
     """
@@ -45,27 +45,27 @@ class Comparison:
     split: str
     samples: int
     decoding: dict[str, Any]
-    metric: str  # the one that picks the examples to show
+    metric: str  # selects the examples to show
     metrics: dict[str, Paired]
-    examples: list[dict[str, Any]]  # id, prompt, references; "first" and "second" hold texts and values by metric
-    notes: list[str]  # sentences: what was not compared, and why
+    examples: list[dict[str, Any]]  # id, prompt, references; "first" and "second" have texts, and values by metric
+    notes: list[str]  # sentences about metrics that were not compared
 
     def most_different(self, limit: int = 4) -> list[dict[str, Any]]:
-        """The examples whose difference on `metric` is largest, the first one higher and the second one higher by
-        turns."""
+        """The examples with the largest differences in `metric`: alternately one where the first model is higher and
+        one where the second is."""
         means = [[_mean(row[side]["values"][self.metric]) for side in ("first", "second")] for row in self.examples]
         gaps = [second - first for first, second in means]
         order = sorted(range(len(gaps)), key=lambda index: -abs(gaps[index]))
         sides = [[index for index in order if gaps[index] * sign > 0] for sign in (-1, 1)]
-        turns = [index for index in chain.from_iterable(zip_longest(*sides)) if index is not None]
-        return [self.examples[index] for index in turns[:limit]]
+        alternating = [index for index in chain.from_iterable(zip_longest(*sides)) if index is not None]
+        return [self.examples[index] for index in alternating[:limit]]
 
     def text(self) -> str:
-        """All of it as JSON; what is not finite is null."""
+        """The comparison as JSON; NaN and infinity are null."""
         return json_text(asdict(self))
 
 
-def compare(
+def compare_models(
     first: str,
     second: str,
     overrides: Sequence[str] = (),
@@ -73,17 +73,18 @@ def compare(
     metric: str | None = None,
     console: Console | None = None,
 ) -> Comparison:
-    """Answer the same examples with both models, one after the other, and compare them prompt by prompt.
+    """Answer the same examples with both models, one model after the other, and compare them prompt by prompt.
 
-    `overrides` are `key=value` for both recipes. `split` is, left out, the recipe's evaluation.final_split, or else its
-    evaluation.split. `metric` picks the examples to show; left out, the task's first on which any differ. Sampled
-    answers draw the same random numbers on both sides. Raises LmgymError before any model is loaded where the two are
-    not asked alike, naming what differs.
+    `overrides` are `key=value` for both recipes. `split` defaults to the recipe's evaluation.final_split, or else its
+    evaluation.split. `metric` selects the examples to show; by default it is the task's first metric in which any
+    differ. Sampled answers use the same random numbers on both sides. Raises LmgymError, before any model is loaded, if
+    prompts or decoding of the two differ, and names the difference.
 
-    Example: compare("runs/a/recipe.yaml", "runs/a", ["evaluation.examples=1319"]).metrics["final_answer"]
+    Example: compare_models("runs/a/recipe.yaml", "runs/a", ["evaluation.examples=1319"]).metrics["final_answer"]
     """
     console = console or Console(quiet=True)
-    sides = find(first, second, overrides)
+    # Refuse an unfair comparison before any model is loaded.
+    sides = find_models(first, second, overrides)
     choose_split(sides, overrides, split)
     check_same_question(*sides)
     examples = same_examples(*sides)
@@ -91,6 +92,7 @@ def compare(
     known = [*(reward.name for reward in rewards), *ALWAYS]
     if metric is not None and (metric not in known or (metric == "reward" and notes)):
         raise LmgymError(f"--metric is '{metric}'; {suggest(metric, known)}")
+    # Both sides compute in the precision of the first run that has one.
     config, results = sides[0].config, []
     compute = sides[0].compute or sides[1].compute
     for letter, side in zip("AB", sides, strict=True):
@@ -98,19 +100,20 @@ def compare(
         console.say(f"{letter}: {side.name}{weights}")
         result, compute = _answers(side, compute, config, examples, rewards, console)
         results.append(result)
+    # Each metric per prompt, then paired; a metric of the whole corpus is paired as a sum, if it is one.
     groups = [groups_of(result.episodes) for result in results]
-    one, other = (measured(answered, rewards) for answered in groups)
-    names = [name for name in one if name in other and not (name == "reward" and notes)]
+    first_values, second_values = (measured(answered, rewards) for answered in groups)
+    names = [name for name in first_values if name in second_values and not (name == "reward" and notes)]
     metrics = {}
     for name in names:
-        metrics[name], whole = compare_paired(one[name], other[name]), f"{name}/corpus"
+        metrics[name], whole = compare_paired(first_values[name], second_values[name]), f"{name}/corpus"
         if all(whole in result.corpora for result in results):
             metrics[whole] = _of_all(*(result.corpora[whole] for result in results))
-    rows = [_asked(example) for example in examples]
-    for side_name, answered, values in (("first", groups[0], one), ("second", groups[1], other)):
+    rows = [_example_record(example) for example in examples]
+    for side_name, answered, values in (("first", groups[0], first_values), ("second", groups[1], second_values)):
         for index, row in enumerate(rows):
-            own = {name: values[name][index] for name in names}
-            row[side_name] = {"texts": [episode.text for episode in answered[index]], "values": own}
+            texts = [episode.text for episode in answered[index]]
+            row[side_name] = {"texts": texts, "values": {name: values[name][index] for name in names}}
     differing = (name for name in names if name not in ALWAYS and metrics[name].equal != len(rows))
     metric = metric or next(differing, names[0])
     section = config.evaluation
@@ -118,8 +121,8 @@ def compare(
     return Comparison(first, second, section.split, section.samples, decoding, metric, metrics, rows, notes)
 
 
-def show(comparison: Comparison, console: Console, limit: int = 4) -> None:
-    """The tables that a person reads: means, differences, and the answers that differ most."""
+def print_comparison(comparison: Comparison, console: Console, limit: int = 4) -> None:
+    """Print tables of means and of differences, and the answers that differ most."""
     count = len(comparison.examples)
     several = f", {comparison.samples} answers each" if comparison.samples > 1 else ""
     console.table(
@@ -164,7 +167,7 @@ def _answers(
     rewards: list[Reward],
     console: Console,
 ) -> tuple[Evaluation, str]:
-    """One side's scored answers, and the precision that they were computed in."""
+    """The scored answers of one model, and the precision in which it computed."""
     torch.set_num_threads(side.threads or side.config.threads or torch.get_num_threads())
     known: Any = compute or side.config.policy.compute
     policy = load_policy(replace(side.config.policy, compute=known), side.config.seed, side.weights)
@@ -176,13 +179,13 @@ def _answers(
 
 
 def _of_all(first: Corpus, second: Corpus) -> Paired:
-    """The difference of two figures of all answers, tested where both are of sums over the same prompts."""
+    """The difference of a corpus metric; tested only if both are computed from sums over the same prompts."""
     if first.summed is None or second.summed is None or first.prompts != second.prompts:
         return untested(first.interval, second.interval)
     return compare_summed(first.summed, second.summed)
 
 
-def _asked(example: Example) -> dict[str, Any]:
+def _example_record(example: Example) -> dict[str, Any]:
     prompt = example.prompt if isinstance(example.prompt, str) else list(example.prompt)
     return {"id": example.id, "prompt": prompt, "references": list(example.references)}
 

@@ -1,8 +1,8 @@
-"""What the words of `lmgym compare A B` name, and whether the two can be compared: asked the same, in the same way.
+"""Finds the two models that `lmgym compare A B` names, and checks that they can be compared.
 
-Each is a run folder (its newest weights), a model folder (one of a run's checkpoints/, best/ or final/, or any other),
-a recipe (its model as it is), a built-in model or a Hub id. What the recipes say of the evaluation must agree; a model
-without a recipe is asked as the other one is.
+A and B are a run folder (its newest weights), a model folder (one of a run's checkpoints/, best/ or final/, or any
+other), a recipe (its model before training), a built-in model or a Hub id. The evaluation sections of both recipes must
+agree. For a model without a recipe, the recipe of the other one is used.
 """
 
 import json
@@ -25,8 +25,8 @@ from lmgym.types import Example
 
 @dataclass
 class Side:
-    """One of the two: what the user called it, how it is asked, and where its weights are (None: the model that the
-    recipe names). `compute` and `threads` are those of its run, if it is one.
+    """One of the two models: the name that the user gave, its recipe, and the folder of its weights (None: the model of
+    the recipe, untrained). `compute` and `threads` are those of its run, if it belongs to one.
 
     Example: Side("runs/a/best", config, weights=Path("runs/a/best"), compute="float32", threads=2)
     """
@@ -38,16 +38,16 @@ class Side:
     threads: int | None = None
 
 
-def find(first: str, second: str, overrides: Sequence[str]) -> tuple[Side, Side]:
-    """The two sides that two words of the command line name. Raises LmgymError where one is nothing that can be
-    compared, or neither says how it is asked."""
-    found = [_find(name, list(overrides)) for name in (first, second)]
-    known = next((side for side in found if side), None)
+def find_models(first: str, second: str, overrides: Sequence[str]) -> tuple[Side, Side]:
+    """The two models that the command line names. Raises LmgymError if a name is not a model, or if neither has a
+    recipe."""
+    sides = [_find(name, list(overrides)) for name in (first, second)]
+    known = next((side for side in sides if side), None)
     if known is None:
         raise LmgymError(f"neither {first} nor {second} names a task; at least one must be a run or a recipe")
     one, other = (
         side or Side(name, replace(known.config, policy=_base_section(known.config.policy, name)))
-        for side, name in zip(found, (first, second), strict=True)
+        for side, name in zip(sides, (first, second), strict=True)
     )
     return one, other
 
@@ -59,9 +59,10 @@ def _find(name: str, overrides: list[str]) -> Side | None:
         config = load_config(path, overrides)
         return Side(name, config, compute=None if config.policy.compute == "auto" else config.policy.compute)
     if not path.is_dir():
-        if is_builtin(name) or path.parent == Path(".") or not path.parent.is_dir():  # else it is a mistyped path
+        if is_builtin(name) or path.parent == Path(".") or not path.parent.is_dir():  # otherwise it is a mistyped path
             return None
         raise LmgymError(f"there is no run, model folder or recipe {name}")
+    # A folder: a run itself, or a model folder (one or two levels) inside of a run.
     model = any((path / file).is_file() for file in ("config.json", "adapter_config.json"))
     run = next((at for at in (path, *path.absolute().parents[:2]) if (at / "recipe.yaml").is_file()), None)
     if run != path and not model:
@@ -77,19 +78,19 @@ def _find(name: str, overrides: list[str]) -> Side | None:
 
 
 def _base_section(section: PolicySection, model: str) -> PolicySection:
-    """The policy section of a model without a recipe beside `section`'s; of the same name, it is that model as it was
-    before training."""
+    """The policy section for a model without a recipe, made from the `section` of the other side. The same model name
+    means that model before training."""
     section = replace(section, lora_rank=None, lora_alpha=None, quantise=None)
     if model == section.model:
         return section
-    alike = is_builtin(model) and is_builtin(section.model)  # then the tokenizer is one of ours, and both know it
+    alike = is_builtin(model) and is_builtin(section.model)  # then both can use the same built-in tokenizer
     other = replace(section, model=model, revision=None, architecture={}, context_start_token=None, eos_token=None)
     return replace(other, tokenizer=section.tokenizer if alike else None)
 
 
 def choose_split(sides: Sequence[Side], overrides: Sequence[str], split: str | None) -> None:
-    """Set the split that is asked: the one given, by name or by override, else the recipe's evaluation.final_split,
-    else its evaluation.split."""
+    """Set the split to compare on: `split`, or the override, or the recipe's evaluation.final_split, or its
+    evaluation.split."""
     given = any(override.startswith("evaluation.split=") for override in overrides)
     for side in sides:
         section = side.config.evaluation
@@ -98,10 +99,11 @@ def choose_split(sides: Sequence[Side], overrides: Sequence[str], split: str | N
 
 
 def check_same_question(one: Side, other: Side) -> None:
-    """Raise LmgymError unless the two are asked on the same split and decoded alike."""
+    """Raise LmgymError unless both answer the same split with the same decoding."""
     questions = []
     for side in (one, other):
         section, stage = side.config.evaluation, side.config.stages[-1]
+        # Everything that the answers depend on, by the key that the user can override.
         decoding = asdict(section.decoding(stage.sampling))
         homes = {key: "sampling" if key.startswith("stop") else "evaluation" for key in decoding if key != "kept_gib"}
         question = {f"{home}.{key}": decoding[key] for key, home in homes.items()}
@@ -109,7 +111,7 @@ def check_same_question(one: Side, other: Side) -> None:
         questions.append(question | {"env": stage.env, "policy.compute": side.compute})
     for key, value in questions[0].items():
         if key == "policy.compute" and None in (value, questions[1][key]):
-            continue  # it is decoded in the other one's precision
+            continue  # it computes in the other one's precision
         if value != questions[1][key]:
             raise _unlike(one, other, key, value, questions[1][key])
 
@@ -122,14 +124,14 @@ def _unlike(one: Side, other: Side, key: str, value: Any, others: Any) -> LmgymE
 
 
 def same_examples(one: Side, other: Side) -> list[Example]:
-    """What both are asked. Raises LmgymError where the examples differ, or where one side trained on the split."""
+    """The examples that both answer. Raises LmgymError if they differ, or if one side trained on the split."""
     tasks = [side.config.evaluation.task or side.config.stages[-1].task for side in (one, other)]
     if tasks[0]["name"] != tasks[1]["name"]:
         raise LmgymError(
             f"{one.name} is asked about task {tasks[0]['name']} and {other.name} about {tasks[1]['name']}; a "
             "comparison is of the same examples, and evaluation.task.name=NAME names one task for both"
         )
-    seed = one.config.seed  # which draws random shots
+    seed = one.config.seed  # few-shot examples are drawn with it
     asked = [held_out_examples(replace(side.config, seed=seed)) for side in (one, other)]
     if asked[0] != asked[1]:
         keys = [key for key in {**tasks[0], **tasks[1]} if key != "split" and tasks[0].get(key) != tasks[1].get(key)]
@@ -140,20 +142,20 @@ def same_examples(one: Side, other: Side) -> list[Example]:
 
 
 def common_rewards(one: Side, other: Side) -> tuple[list[Reward], list[str]]:
-    """All rewards and metrics of both, and a note where their sum means two things, so that it is not compared."""
+    """All rewards and metrics of both, and a note if the weights differ: then the total reward is not compared."""
     merged: dict[str, dict[str, Any]] = {}
     weights: list[dict[str, float]] = []
     for side in (one, other):
-        stage, own = side.config.stages[-1], {}
+        stage, weights_of_side = side.config.stages[-1], {}
         for name, value in {**stage.rewards, **side.config.evaluation.metrics}.items():
             arguments = dict(value) if isinstance(value, Mapping) else {"weight": value}
             weight = arguments.pop("weight", 1.0)
             if name in stage.rewards:
-                own[name] = float(weight)
+                weights_of_side[name] = float(weight)
             if merged.setdefault(name, arguments) != arguments:
                 home = "rewards" if name in stage.rewards else "evaluation.metrics"
                 raise _unlike(one, other, f"{home}.{name}", merged[name], arguments)
-        weights.append({name: weight for name, weight in own.items() if weight})
+        weights.append({name: weight for name, weight in weights_of_side.items() if weight})
     same = weights[0] == weights[1]
     notes = (
         []

@@ -1,7 +1,8 @@
-"""One tree that stands for several: lists of values for keys, and seeds. Plain trees in, plain trees out.
+"""Expands a recipe with lists of values, or with seeds, into one recipe for each combination. Trees in, trees out.
 
-Two notations, which may be mixed. In a recipe's `runs:` section, lists under dotted keys and seeds; anywhere in a
-tree, `{expand: true, values: [...]}` instead of a value. Source of the second: RL4LMs, core_components/sweep.py.
+There are two notations, which may be mixed: in the `runs:` section of a recipe, lists under dotted keys, and seeds; or
+anywhere in the tree `{expand: true, values: [...]}` instead of a value. Source of the second: RL4LMs,
+core_components/sweep.py.
 """
 
 import copy
@@ -21,8 +22,8 @@ SEED = "seed"
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the trees: its label (short, fit for a folder, a function of its own values), the values that set it apart
-    by dotted key, and the tree.
+    """One of the combinations: its label (short, a valid folder name, computed from its values), its values by dotted
+    key, and its tree.
 
     Example: Variant("learning_rate-0.0001,seed-1", {"optimizer.learning_rate": 1e-4, "seed": 1}, {...})
     """
@@ -38,13 +39,12 @@ def expand(
     seeds: Sequence[int] = (),
     stage_keys: Collection[str] = (),
 ) -> list[Variant]:
-    """All combinations of the values, the last key varying fastest and the seed fastest of all; the tree itself where
-    there is nothing to combine.
+    """All combinations of the values; the seed varies fastest, then the last key. Without values, the tree itself.
 
-    `sweep` has a list of values under each dotted key (or under nested keys), `seeds` are values of the key "seed".
-    `stage_keys` are the keys that stand for those of a lone stage, as in `key=value` overrides. A value that says
-    expand may hold sections that do so again; then each of their combinations is a value. Raises LmgymError for a list
-    that is none or is empty, a value or a key that comes twice, and a key that the tree cannot take.
+    `sweep` has a list of values under each dotted key (or under nested keys); `seeds` are values of the key "seed".
+    `stage_keys` are the keys that may be written without the name of the only stage, as in `key=value` overrides. The
+    values of `expand` may be sections that contain `expand` again; then each of their combinations is a value. Raises
+    LmgymError for an empty list or something else than a list, a repeated value or key, and a key that the tree lacks.
 
     Example: two seeds for each of two numbers of steps
         >>> tree = {"steps": {"expand": True, "values": [20, 40]}}
@@ -55,6 +55,7 @@ def expand(
     if seeds:
         _once(SEED, axes)
         axes[SEED] = list(seeds)
+    # Combine the values written in the tree with those of `sweep` and the seeds.
     variants = []
     for inline, base in _alternatives(tree, ""):
         for key in axes:
@@ -65,6 +66,7 @@ def expand(
             for key, value in settings.items():
                 _set(variant, key, copy.deepcopy(value), stage_keys)
             variants.append(({**inline, **settings}, variant))
+    # Label the variants, by names as short as possible.
     names = short_names([key for key in variants[0][0] if key != SEED])
     labelled = {}
     for settings, variant in variants:
@@ -76,18 +78,18 @@ def expand(
 
 
 def says_expand(value: Any) -> bool:
-    """Return True for the notation of several values, {expand: true, values: [...]}."""
+    """True for the notation {expand: true, values: [...]}."""
     return isinstance(value, Mapping) and value.get("expand") is True and "values" in value
 
 
 def expands(tree: Any) -> bool:
-    """True if any value in the tree says expand."""
+    """True if any value in the tree has the notation of `says_expand`."""
     inner = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list) else ()
     return says_expand(tree) or any(expands(value) for value in inner)
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Each dotted key's last words, as many as tell it from the others.
+    """The last words of each dotted key, as many as are needed to distinguish the keys.
 
     Example:
         >>> short_names(["optimizer.learning_rate", "stages.warm.steps", "stages.rl.steps"])
@@ -104,7 +106,7 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 
 
 def label(settings: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """What a run is called: name-value for each setting, the seed last.
+    """The name of a run: name-value for each setting, the seed last.
 
     Example:
         >>> label({"seed": 0, "optimizer.learning_rate": 1e-5}, {"optimizer.learning_rate": "learning_rate"})
@@ -115,7 +117,7 @@ def label(settings: Mapping[str, Any], names: Mapping[str, str]) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A value in few characters that a folder's name may have; longer or richer ones end in a hash of what they are.
+    """A value as a short text for a folder name; a long value, a list or a section ends in a hash of it.
 
     Example:
         >>> text_of(0.0001), text_of(True), text_of(None), text_of("1e-5")
@@ -124,18 +126,18 @@ def text_of(value: Any) -> str:
         'reinforce-baseline-none-ec2fdf'
     """
     if isinstance(value, str) and re.fullmatch(r"[+-]?\d+\.?\d*[eE][+-]?\d+", value):
-        value = float(value)  # YAML reads 1e-5 as a text
+        value = float(value)  # YAML reads 1e-5 as text
     if isinstance(value, str):
-        plain, exact = _file_name(value.rsplit("/", 1)[-1]), value
+        short, exact = _file_name(value.rsplit("/", 1)[-1]), value
     elif isinstance(value, (dict, list)):
-        plain, exact = _file_name(_words(value)) if isinstance(value, dict) else "", None
+        short, exact = _file_name(_words(value)) if isinstance(value, dict) else "", None
     else:
-        plain = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
-        exact = plain
-    if plain and plain == exact and len(plain) <= 24:
-        return plain
+        short = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+        exact = short
+    if short and short == exact and len(short) <= 24:
+        return short
     digest = hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:6]
-    return f"{plain[:24]}-{digest}".lstrip("-")
+    return f"{short[:24]}-{digest}".lstrip("-")
 
 
 def _words(section: Mapping[str, Any]) -> str:
@@ -145,8 +147,9 @@ def _words(section: Mapping[str, Any]) -> str:
 
 
 def _alternatives(node: Any, path: str) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Each choice of the values that say expand below a node: the choices by dotted key, and the node with them."""
+    """Each combination of the `expand` values below a node: the chosen values by dotted key, and the resulting node."""
     if says_expand(node):
+        # A chosen value may contain further choices.
         for value in _values(node, path):
             for _, chosen in _alternatives(value, path):
                 yield {path: chosen}, chosen
@@ -155,6 +158,7 @@ def _alternatives(node: Any, path: str) -> Iterator[tuple[dict[str, Any], Any]]:
         for choice in product(*parts):
             settings = {key: value for chosen, _ in choice for key, value in chosen.items()}
             yield settings, dict(zip(node, (value for _, value in choice), strict=True))
+    # Elements of lists (stages) are named by their `name`, as in overrides.
     elif isinstance(node, list):
         named = [value.get("name", index) if isinstance(value, Mapping) else index for index, value in enumerate(node)]
         parts = [list(_alternatives(value, f"{path}.{name}")) for name, value in zip(named, node, strict=True)]

@@ -1,4 +1,4 @@
-"""What several runs of one recipe came to: a table over seeds or settings, results.json, table.md and plot.png."""
+"""The results of several runs of one recipe: a table over seeds or settings, results.json, table.md and plot.png."""
 
 import json
 import math
@@ -16,12 +16,12 @@ from lmgym.logs.records import rename_evaluations
 from lmgym.stats.intervals import Interval, student_t
 from lmgym.training import checkpoint
 
-SEEDS_SHOWN = 5  # in columns of their own; more share one
+SEEDS_SHOWN = 5  # most seeds with one column each; more share one column
 
 
 @dataclass(frozen=True)
 class Member:
-    """One of the runs: its label, the values that its settings have (apart from the seed), and its config.
+    """One of the runs: its label, its values of the swept keys (without the seed), and its config.
 
     Example: Member("group_size-4,seed-0", {"algorithm.group_size": 4}, config)
     """
@@ -36,13 +36,13 @@ class Member:
 
     @property
     def group(self) -> str:
-        """What the runs of one setting and different seeds have in common."""
+        """The label without the seed: runs of one setting with different seeds share it."""
         return label(self.settings, short_names(list(self.settings)))
 
 
 @dataclass(frozen=True)
 class Table:
-    """Headings and rows of text, which a terminal and a markdown file show alike."""
+    """Headings and rows of text, for the terminal and for a markdown file."""
 
     title: str
     headings: tuple[str, ...]
@@ -50,7 +50,7 @@ class Table:
     bold: tuple[int, ...] = ()
 
     def markdown(self) -> str:
-        """As a table in markdown below its title."""
+        """The title and the table in markdown."""
         lines = [self.headings, tuple("---" for _ in self.headings), *self.rows]
         cells = (" | ".join(visible(cell).replace("|", "\\|") for cell in line) for line in lines)
         return f"{self.title}\n\n" + "".join(f"| {line} |\n" for line in cells)
@@ -59,16 +59,17 @@ class Table:
 def report(
     members: Sequence[Member], metric: str, mode: str, folder: Path, failed: Mapping[str, str], console: Console
 ) -> None:
-    """Write results.json, table.md and plot.png about the finished ones of the runs, and show the table.
+    """Write results.json, table.md and plot.png about the finished runs, and print the table.
 
-    A table over seeds has every metric; one over settings is sorted by `metric` on the split that the recipe evaluates
-    on, and has the same metric on the final split beside it.
+    A table over seeds has every metric. A table over settings is sorted by `metric` on the recipe's evaluation split,
+    and shows the same metric on the final split too.
     """
     summaries = {
         member.label: _summary(member.folder / "summary.json") for member in members if member.label not in failed
     }
     if not summaries:
         return
+    # Runs of one setting form a group; the seeds are its samples.
     groups: dict[str, list[Member]] = {}
     for member in members:
         if member.label in summaries:
@@ -99,7 +100,7 @@ def report(
 
 
 def _summary(path: Path) -> dict[str, Any]:
-    """A run's summary; numbers that could not be had, which JSON writes as null, are NaN again."""
+    """The summary of a run; null, JSON's form of NaN, becomes NaN again."""
     summary = rename_evaluations(json.loads(path.read_text(encoding="utf-8")))
     for moment in ("newest", "before", "after"):
         for interval in summary[moment]["results"].values():
@@ -152,18 +153,18 @@ def settings_table(
 
 
 def _order(groups: Mapping[str, Sequence[Member]], summaries: Mapping[str, Any], metric: str, mode: str) -> list[str]:
-    """Names of groups, best first on the split that the recipe evaluates on; equal ones in the recipe's order."""
+    """Names of groups, best first on the recipe's evaluation split; equal groups in the recipe's order."""
     sign = -1 if mode == "max" else 1
     means = {name: _result(members, summaries, "newest", metric).mean for name, members in groups.items()}
     return sorted(groups, key=lambda name: (math.isnan(means[name]), sign * means[name]))
 
 
 def _result(members: Sequence[Member], summaries: Mapping[str, Any], moment: str, metric: str) -> Interval:
-    """Over seeds, where there are several; else the one run's own interval, over prompts."""
-    found = [summaries[member.label][moment]["results"].get(metric) for member in members]
-    if None in found:
+    """The interval over seeds; for a single run its own interval, over prompts."""
+    intervals = [summaries[member.label][moment]["results"].get(metric) for member in members]
+    if None in intervals:
         return Interval(math.nan, math.nan, math.nan, 0)
-    return student_t([one["mean"] for one in found]) if len(found) > 1 else Interval(**found[0])
+    return student_t([result["mean"] for result in intervals]) if len(intervals) > 1 else Interval(**intervals[0])
 
 
 def _over_seeds(members: Sequence[Member], summaries: Mapping[str, Any], moment: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Several runs of one recipe: `runs: {seeds: [0, 1, 2], sweep: {optimizer.learning_rate: [1.0e-5, 1.0e-4]}}`.
 
 OUT/
-    recipe.yaml       the recipe, its `runs:` included; `lmgym train OUT` goes on
-    seed-0/ ...       one run folder each (run.py); log.txt in it, where runs go side by side
+    recipe.yaml       the recipe with its `runs:`; `lmgym train OUT` resumes it
+    seed-0/ ...       one run folder each (docs/run_folder.md), with log.txt if runs are parallel
     results.json, table.md, plot.png    see results.py
 """
 
@@ -21,7 +21,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
 from lmgym.core.validation import Section, check_arguments
 from lmgym.experiments.grid import SEED, expand, expands, flat, says_expand
-from lmgym.experiments.parallel_runs import side_by_side
+from lmgym.experiments.parallel_runs import train_in_parallel
 from lmgym.experiments.results import Member, report
 from lmgym.logs.console import Console
 from lmgym.logs.sinks import brief
@@ -43,20 +43,20 @@ class Runs(Section):
     section = "runs"
 
     seeds: list[int] = field(default_factory=list)
-    """One run each; left out, the recipe's own seed."""
+    """One run for each; by default the recipe's seed."""
     sweep: dict[str, Any] = field(default_factory=dict)
-    """Dotted key: list of values, stages by name as in overrides. All combinations are run."""
+    """Dotted key: list of values; stages by name, as in overrides. All combinations are run."""
     jobs: PositiveInt = 1
-    """Runs side by side, each a process of its own."""
+    """Number of parallel runs, each in a separate process."""
     metric: str | None = None
-    """What sorts the table of a sweep, on evaluation.split; left out, the last stage's first reward."""
+    """The metric, on evaluation.split, that sorts the table of a sweep; by default the last stage's first reward."""
     mode: Literal["max", "min"] = "max"
-    """Whether a higher or a lower `metric` is better."""
+    """max: a higher `metric` is better; min: a lower one."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe with `runs:`, checked: the section, the tree that it came from (without `out`), and all runs."""
+    """A checked recipe with `runs:`: the section, the recipe's tree (without `out`), and all runs."""
 
     section: Runs
     tree: dict[str, Any]
@@ -66,8 +66,8 @@ class Plan:
 
 
 def plan(path: Path, overrides: Sequence[str] = ()) -> Plan | None:
-    """The runs of a recipe, or None if it is a single one. Every combination is built, so that a wrong key of any of
-    them is told before the first one trains.
+    """The runs of a recipe, or None for a recipe of a single run. Every combination is checked now, so that a wrong key
+    is found before the first run trains.
 
     Raises LmgymError naming the file, the run and the key at fault.
 
@@ -84,6 +84,7 @@ def plan(path: Path, overrides: Sequence[str] = ()) -> Plan | None:
         raise LmgymError(f"{path}: {error}") from error
     base = {key: value for key, value in tree.items() if key != "runs"}
     check_heard(base, list(overrides), STAGE_KEYS)
+    # An override of a swept key would have no effect.
     swept = {key for key, _ in flat(planned.section.sweep)} | {SEED for _ in planned.section.seeds}
     for key in (override.partition("=")[0] for override in overrides):
         if key in swept:
@@ -94,7 +95,7 @@ def plan(path: Path, overrides: Sequence[str] = ()) -> Plan | None:
 
 
 def plan_tree(tree: dict[str, Any]) -> Plan:
-    """The runs of a plain tree that has `runs:` or values that say expand."""
+    """The runs of a recipe's tree with `runs:` or with `expand` values."""
     given = tree.get("runs") or {}
     if not isinstance(given, dict):
         raise LmgymError(f"'runs' must be a section with seeds and sweep, not {given!r}")
@@ -104,6 +105,7 @@ def plan_tree(tree: dict[str, Any]) -> Plan:
     seeds = section.seeds or ([] if inline else [base.get(SEED, 0)])
     variants = expand(base, section.sweep, seeds, STAGE_KEYS)
     chooses = any(key != SEED for key in variants[0].settings)
+    # A sweep that selects a setting must not select it on the test split.
     members = []
     for variant in variants:
         if chooses:
@@ -128,7 +130,7 @@ def plan_tree(tree: dict[str, Any]) -> Plan:
 
 
 def _keep_test_apart(tree: dict[str, Any]) -> None:
-    """A sweep chooses on validation and reports test besides, unless the recipe says which splits."""
+    """Unless the recipe sets the splits, let a sweep select on validation and report test as well."""
     section = tree.setdefault("evaluation", {})
     if isinstance(section, dict) and "split" not in section:
         section["split"] = "validation"
@@ -147,11 +149,11 @@ def _check_metric(metric: str, config: Config) -> None:
         raise LmgymError(f"runs.metric is '{metric}'; {suggest(metric, known)}")
 
 
-def home(planned: Plan, recipe: Path) -> Path:
-    """The folder of all runs: `out`, or runs/<the recipe's name>, numbered past folders of other recipes; one that
-    holds runs of this recipe is taken up again, also with other seeds or values than before.
+def sweep_folder(planned: Plan, recipe: Path) -> Path:
+    """The folder of all runs: `out`, or runs/<the recipe's name>. A folder with runs of this recipe is used again, even
+    with other seeds or values; if it has runs of another recipe, a number is appended to the name.
 
-    Raises LmgymError where `out` holds something else.
+    Raises LmgymError if `out` has runs of another recipe.
     """
     if planned.out is not None:
         folder = Path(planned.out)
@@ -166,12 +168,11 @@ def home(planned: Plan, recipe: Path) -> Path:
 
 
 def train_all(planned: Plan, folder: Path, changed: bool = False, console: Console | None = None) -> int:
-    """Train what is not finished yet, one run after the other or `jobs` side by side, and report; returns the exit
+    """Train all unfinished runs, one after the other or `jobs` in parallel, and report the results. Returns the exit
     status: 0 if all are finished, 1 if some failed, 130 if stopped by Ctrl-C.
 
-    A run that fails does not keep the others from training. `changed`: the recipe in `folder` is being overridden, so
-    its runs may differ from what they were. Raises LmgymError, before anything trains, where a run's folder holds a run
-    of another recipe.
+    If a run fails, the others still train. `changed`: overrides change the recipe in `folder`, so its runs may differ
+    from their folders. Raises LmgymError, before any run trains, if the folder of a run has a run of another recipe.
 
     Example: train_all(plan(Path("recipe.yaml")), Path("runs/recipe"))
     """
@@ -183,6 +184,7 @@ def train_all(planned: Plan, folder: Path, changed: bool = False, console: Conso
                 f"{member.folder} holds a run of another recipe (was it trained further by itself?); move it away, or "
                 "choose another out="
             )
+    # Write the recipe first: with it the folder can be resumed.
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     checkpoint.write_text(folder / "recipe.yaml", write_yaml(planned.tree))
@@ -193,7 +195,7 @@ def train_all(planned: Plan, folder: Path, changed: bool = False, console: Conso
         failed, stopped = _one_by_one(todo, console)
     else:
         configs = {member.label: member.config for member in todo}
-        failed, stopped = side_by_side(configs, planned.section.jobs, is_finished, console)
+        failed, stopped = train_in_parallel(configs, planned.section.jobs, is_finished, console)
     for label, sentence in failed.items():
         console.say(f"{label} failed: {sentence}", style="bold")
     if stopped:
@@ -205,11 +207,12 @@ def train_all(planned: Plan, folder: Path, changed: bool = False, console: Conso
 
 
 def is_finished(config: Config) -> bool:
-    """True if the run folder holds this very run, trained to its end."""
+    """True if the run folder has exactly this run, trained to its end."""
     folder = Path(config.out or "")
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         state = checkpoint.read_state(checkpoint.all_checkpoints(folder / "checkpoints")[-1])
+        # The same recipe, trained to its last step or stopped early, with its final model.
         same = _apart_from_out(read_yaml(folder / "recipe.yaml")) == _apart_from_out(resolved(config))
         ended = state["step"] >= config.stages[-1].steps or state["progress"].get("stop") is not None
         there = (folder / "final").is_dir() and summary["after"]["step"] == state["step"]
@@ -219,7 +222,7 @@ def is_finished(config: Config) -> bool:
 
 
 def _one_by_one(todo: Sequence[Member], console: Console) -> tuple[dict[str, str], bool]:
-    """Failures by label, and whether the user stopped it; in this process."""
+    """Train in this process. Returns the errors of failed runs by label, and True if the user stopped it."""
     failed: dict[str, str] = {}
     for index, member in enumerate(todo, 1):
         console.say(f"run {index}/{len(todo)}: {member.label}", style="bold")
@@ -227,7 +230,7 @@ def _one_by_one(todo: Sequence[Member], console: Console) -> tuple[dict[str, str
             train(member.config, console)
         except LmgymError as error:
             failed[member.label] = str(error)
-        except Exception as error:  # a bug in a reward's library, or no memory left: the other runs may do without
+        except Exception as error:  # a bug in a library, or too little memory: it may not affect the other runs
             traceback.print_exc()
             failed[member.label] = brief(error)
         else:

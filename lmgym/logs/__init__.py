@@ -1,1 +1,1 @@
-"""What a run writes down (writer), shows while it runs (console) and draws at its end (plots). No torch."""
+"""Records of a run (writer), its display on the terminal (console) and its plots (plots). No torch."""

@@ -1,4 +1,4 @@
-"""What a person sees of a run: one live line, warnings, and tables at the end."""
+"""The display of a run on a terminal: one live line, warnings, and tables at the end."""
 
 import math
 import statistics
@@ -23,7 +23,7 @@ SHOWN = 6  # metrics in the line of an evaluation
 
 @dataclass(frozen=True)
 class Sample:
-    """One problem with the model's answers before and after training; `reward` is that of the answer after.
+    """One problem with the model's answers before and after training; `reward` is that of the later answer.
 
     Example:
         >>> Sample(prompt="2+2=", before="5", after="4", reference="4", reward=1.0)
@@ -37,10 +37,9 @@ class Sample:
 
 
 class Pace:
-    """The time that the remaining steps will take: their number times the median of recent steps' seconds.
+    """Estimates the remaining time: the number of remaining steps times the median duration of recent steps.
 
-    The first step does not count (it compiles, allocates and fills caches), and the median forgives a slow
-    one.
+    The first step does not count (it compiles, allocates and fills caches). The median ignores a single slow step.
 
     Example:
         >>> pace = Pace()
@@ -55,22 +54,22 @@ class Pace:
         self._first = True
 
     def add(self, seconds: float) -> None:
-        """Note how long a step took, in seconds."""
+        """Record the duration of a step, in seconds."""
         if not self._first:
             self._seconds.append(seconds)
         self._first = False
 
     def left(self, steps: int) -> float | None:
-        """Seconds for so many more steps; None while fewer than two steps have been seen."""
+        """Seconds for this number of further steps; None before the second step."""
         return statistics.median(self._seconds) * steps if self._seconds else None
 
 
 class Console:
-    """Shows a run on a terminal as one line that keeps changing, elsewhere (a file, a pipe) as plain lines.
+    """Shows a run on a terminal as one live line, and in a file or a pipe as plain lines.
 
-    Plain lines come at the first and last step of a stage and at most every `every_seconds` between. Numbers
-    that are missing or not finite show as "-". Use it as a context manager, or call `close`, so that the live
-    line ends however the run ends. `quiet` prints nothing (the ranks other than 0).
+    Plain lines are printed at the first and last step of a stage, and in between at most every `every_seconds`. Missing
+    numbers, NaN and infinity are shown as "-". Use it as a context manager, or call `close`, so that the live line ends
+    even if the run fails. `quiet` prints nothing (for ranks other than 0).
 
     Example:
         >>> with Console() as console:
@@ -106,13 +105,14 @@ class Console:
     def step(self, record: Mapping[str, Any], step: int, steps: int, seconds_left: float | None = None) -> None:
         """Show a train record; `step` counts from 0 and shows as step + 1 of steps.
 
-        Without `seconds_left` the time left in this stage is reckoned from the records' "seconds".
+        Without `seconds_left` the remaining time of the stage is estimated from "seconds" of the records.
         """
         seconds = number(record, "seconds")
         if seconds is not None:
             self._pace.add(seconds)
         if seconds_left is None:
             seconds_left = self._pace.left(steps - step - 1)
+        # A terminal is redrawn at most ten times a second; a file gets few lines.
         last, now = step + 1 >= steps, self._clock()
         if not last and now - self._shown_at < (0.1 if self._terminal else self._every_seconds):
             return
@@ -125,8 +125,8 @@ class Console:
             self._finish_line()
 
     def evaluation(self, step: int, results: Mapping[str, Interval], split: str = "") -> None:
-        """Print the first results after `step` steps; the very first becomes the live line's held-out number. Where
-        there are more than a line shows, it says how many: metrics.jsonl and the table at the end have them."""
+        """Print the first few results after `step` steps, and the number of the others, which are in metrics.jsonl and
+        in the table at the end. The first result becomes the held-out number of the live line."""
         if not results:
             return
         name, first = next(iter(results.items()))
@@ -138,13 +138,13 @@ class Console:
         self.say(f"evaluation after {step} steps ({first.count} prompts{where}): {means}", style="cyan")
 
     def warn(self, sentence: str) -> None:
-        """Print a warning, once however often it comes."""
+        """Print a warning; the same warning is printed only once."""
         if sentence not in self._warnings:
             self._warnings.add(sentence)
             self.say(f"warning: {sentence}", style="yellow")
 
     def before_after(self, rows: Sequence[tuple[str, Interval, Interval]]) -> None:
-        """A table of (metric, before, after), means with 95% intervals, and whether these overlap."""
+        """Print a table of (metric, before, after): means with 95% intervals, and whether the intervals overlap."""
         self._finish_line()
         counts = {interval.count for _, *pair in rows for interval in pair}
         prompts = f" on {counts.pop()} prompts" if len(counts) == 1 else ""
@@ -160,7 +160,7 @@ class Console:
         self._rich.print(table)
 
     def samples(self, rows: Sequence[Sample]) -> None:
-        """A few answers before and after."""
+        """Print a few answers before and after training."""
         blocks = []
         for sample in rows:
             block = {name: getattr(sample, name) for name in ("prompt", "before", "after", "reference")}
@@ -168,7 +168,7 @@ class Console:
         self.blocks("sample answers", blocks)
 
     def blocks(self, title: str, blocks: Sequence[Mapping[str, str]], limit: int = 240) -> None:
-        """Texts under their names, block by block, each shortened to `limit` characters for this display only."""
+        """Print blocks of named texts, each text shortened to `limit` characters."""
         self.say(title, style="italic")  # a table breaks its own title by its own width
         table = Table(box=rich.box.SIMPLE, show_header=False)
         table.add_column(style="dim")
@@ -182,8 +182,8 @@ class Console:
     def table(
         self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], bold: Sequence[int] = ()
     ) -> None:
-        """Any table. Where it is too wide, headings break between words, and then the first column is folded; other
-        cells are kept whole. `bold` names rows, from 0."""
+        """Print a table. If it is too wide, headings are wrapped between words, then the first column is wrapped; other
+        cells never are. `bold` lists rows, counted from 0."""
         self.say(title, style="italic")
         table = Table(box=rich.box.SIMPLE)
         for index, heading in enumerate(headings):
@@ -195,11 +195,11 @@ class Console:
         self._rich.print(table)
 
     def say(self, sentence: str, style: str = "") -> None:
-        """Print a line above the live one, neither wrapped nor shortened (a path stays whole)."""
+        """Print a line above the live line, neither wrapped nor shortened (so that a path can be copied)."""
         self._rich.print(self._text(sentence, style), soft_wrap=True)
 
     def close(self) -> None:
-        """End the live line, leaving its last state on the screen."""
+        """End the live line; its last state stays on the screen."""
         self._finish_line()
 
     def __enter__(self) -> "Console":
@@ -213,14 +213,14 @@ class Console:
             self.say("  ".join(words))
             return
         while len(words) > 1 and len("  ".join(words)) >= self._rich.width:
-            words = words[:-1]  # one line, of whole words: the least important stand last
+            words = words[:-1]  # it must fit into one line; the least important words are the last
         text = self._text("  ".join(words))
         text.no_wrap, text.overflow = True, "crop"
         if self._live is None:
-            # standard error is drawn above the line only if it goes to the terminal anyway
+            # Standard error is printed above the line only if it goes to the terminal.
             self._live = Live(text, console=self._rich, auto_refresh=False, redirect_stderr=sys.stderr.isatty())
             self._live.start()
-            self._rich.show_cursor(True)  # else a killed run would leave the terminal without one
+            self._rich.show_cursor(True)  # otherwise a killed run would leave the cursor hidden
         self._live.update(text, refresh=True)
 
     def _finish_line(self) -> None:

@@ -1,4 +1,4 @@
-"""One picture of several runs of a recipe: every run a thin line, the mean of each setting's seeds and its band."""
+"""One plot of several runs of a recipe: a thin line for each run, a bold mean with a band for each setting."""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lmgym.core.errors import LmgymError
-from lmgym.logs.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, STYLE, plain, running_mean
+from lmgym.logs.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, STYLE, plot_text, running_mean
 from lmgym.logs.writer import disk_errors, read_records
 from lmgym.stats.intervals import student_t
 
@@ -20,22 +20,23 @@ Curve = tuple[np.ndarray, np.ndarray]  # steps, values; both [points]
 
 
 def curves_plot(groups: Mapping[str, Sequence[Path]], out: Path, metric: str) -> Path:
-    """Draw the last stage of runs, by setting: the train reward (or loss) and the held-out `metric` over its steps;
-    returns `out` (a PNG).
+    """Plot the last stage of several runs: the train reward (or loss) and the held-out `metric` over its steps. Returns
+    `out` (a PNG).
 
-    `groups` holds, per setting (none: the empty name), the metrics.jsonl of each seed; the first eight are drawn. The
-    bold line is the mean over the seeds at the steps that all of them have, the band its 95% interval (Student's t, two
-    seeds or more). Raises LmgymError if there is nothing to draw.
+    `groups` holds for each setting (the empty name if there are no settings) the metrics.jsonl of each seed; the first
+    eight settings are drawn. The bold line is the mean over the seeds, at steps that all seeds have; the band is its
+    95% interval (Student's t, two seeds or more). Raises LmgymError if there is nothing to draw.
 
     Example: curves_plot({"": [Path("runs/a/seed-0/metrics.jsonl")]}, Path("runs/a/plot.png"), "final_answer")
     """
-    from matplotlib import style  # lazily: importing matplotlib takes longer than many a command
+    from matplotlib import style  # imported here since matplotlib takes long to import
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     drawn = dict(list(groups.items())[: len(COLOURS)])
     read = {name: [_curves(path, metric) for path in paths] for name, paths in drawn.items()}
+    # A panel for the reward (without one, the first loss), and a panel for the held-out metric, if recorded.
     names = [name for runs in read.values() for run in runs for name in run]
     left = "reward" if "reward" in names else next((name for name in names if name.startswith("loss")), "")
     panels = [(left, "Training " + ("reward" if left == "reward" else "loss"), "mean of the step, smoothed")]
@@ -50,9 +51,9 @@ def curves_plot(groups: Mapping[str, Sequence[Path]], out: Path, metric: str) ->
         for (name, title, unit), axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
             for (group, runs), colour in zip(read.items(), cycle(COLOURS), strict=False):
                 _draw(axes, [run[name] for run in runs if name in run], colour, group)
-            _look_at_curves(axes, [run[name] for runs in read.values() for run in runs if name in run])
+            _limit_y(axes, [run[name] for runs in read.values() for run in runs if name in run])
             note = ", mean over seeds and 95% interval" if several and name == "held out" else ""
-            axes.set_title(plain(title + note))
+            axes.set_title(plot_text(title + note))
             axes.set_ylabel(unit)
             axes.set_xlabel("step of the last stage")
             axes.margins(x=0.02)
@@ -64,7 +65,7 @@ def curves_plot(groups: Mapping[str, Sequence[Path]], out: Path, metric: str) ->
 
 
 def mean_and_band(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
-    """The steps that all curves have, and there mean, low and high over the curves [3 points].
+    """The steps that all curves have, and the mean, low and high of the curves there [3, points].
 
     Example: two seeds, evaluated at 0, 20 and at 0, 20, 40
         >>> one, other = (np.array([0, 20]), np.array([0.1, 0.5])), (np.array([0, 20, 40]), np.array([0.1, 0.7, 0.9]))
@@ -72,17 +73,18 @@ def mean_and_band(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
         [0.1, 0.6]
     """
     steps = sorted(set.intersection(*({int(step) for step in steps} for steps, _ in curves)))
-    found = [dict(zip(steps_of.tolist(), values.tolist(), strict=True)) for steps_of, values in curves]
-    intervals = [student_t([values[step] for values in found]) for step in steps]
-    bounds = np.array([[one.mean, one.low, one.high] for one in intervals], dtype=float).reshape(-1, 3)
+    by_step = [dict(zip(steps_of.tolist(), values.tolist(), strict=True)) for steps_of, values in curves]
+    intervals = [student_t([values[step] for values in by_step]) for step in steps]
+    bounds = np.array([[mean.mean, mean.low, mean.high] for mean in intervals], dtype=float).reshape(-1, 3)
     return np.array(steps, dtype=float), bounds.T
 
 
 def _curves(path: Path, metric: str) -> dict[str, Curve]:
-    """A run's finite numbers over the steps of its last stage, by name; the held-out metric is "held out"."""
+    """Curves of a run's last stage, by name; the held-out metric is called "held out". NaN and null are left out."""
     records = list(read_records(path))
     last = max((record["stage"] for record in records), default=0)
-    found: dict[str, tuple[list[int], list[float]]] = {}
+    points: dict[str, tuple[list[int], list[float]]] = {}
+    # Only the split of the first evaluation: sweeps also report a final one.
     split = next((r.get("split") for r in records if r["kind"] == "evaluation" and r["stage"] == last), None)
     for record in (record for record in records if record["stage"] == last):
         train = record["kind"] == "train"
@@ -90,10 +92,10 @@ def _curves(path: Path, metric: str) -> dict[str, Curve]:
         for name in names:
             value = record.get(name)
             if isinstance(value, int | float) and np.isfinite(value) and (train or record.get("split") == split):
-                steps, values = found.setdefault(name if train else "held out", ([], []))
+                steps, values = points.setdefault(name if train else "held out", ([], []))
                 steps.append(record["step"])
                 values.append(float(value))
-    curves = {name: (np.array(steps), np.array(values)) for name, (steps, values) in found.items()}
+    curves = {name: (np.array(steps), np.array(values)) for name, (steps, values) in points.items()}
     return {name: curve if name == "held out" else _smooth(curve) for name, curve in curves.items()}
 
 
@@ -101,8 +103,8 @@ def _smooth(curve: Curve) -> Curve:
     return curve[0], running_mean(curve[1], (len(curve[1]) // 15) | 1)
 
 
-def _look_at_curves(axes: "Axes", curves: Sequence[Curve]) -> None:
-    """Limits of y by the curves, and not by the band, which for two seeds may be ten times as wide."""
+def _limit_y(axes: "Axes", curves: Sequence[Curve]) -> None:
+    """Set the limits of y by the curves. The band is ignored: with two seeds it may be ten times as wide."""
     values = np.concatenate([values for _, values in curves])
     margin = 0.25 * float(np.ptp(values)) or 0.05
     axes.set_ylim(float(values.min()) - margin, float(values.max()) + margin)
@@ -116,7 +118,7 @@ def _draw(axes: "Axes", curves: Sequence[Curve], colour: str, name: str) -> None
     steps, (mean, low, high) = mean_and_band(curves)
     words = [name] * bool(name) + [f"{len(curves)} seeds"] * (len(curves) > 1 or not name)
     axes.plot(
-        steps, mean, color=colour, linewidth=2, marker="o" if len(steps) < 3 else "", label=plain(", ".join(words))
+        steps, mean, color=colour, linewidth=2, marker="o" if len(steps) < 3 else "", label=plot_text(", ".join(words))
     )
     if len(curves) > 1:
         axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)

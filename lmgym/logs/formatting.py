@@ -1,7 +1,7 @@
-"""Numbers, times and texts as a person reads them.
+"""Numbers, durations and texts in a readable form.
 
-Text that a model or a data set wrote is shown as it is: never read as markup, and its control characters
-replaced by visible signs, so that it cannot colour, clear or retitle the terminal.
+Text of a model or a data set is never interpreted as markup, and its control characters are replaced by visible signs,
+so that it cannot change the terminal.
 """
 
 import json
@@ -10,8 +10,8 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-ACCURACIES = ("final_answer", "exact_match")  # metrics that the live line calls accuracy
-JOINERS = "\u200c\u200d"  # invisible, but part of ordinary words and emoji
+ACCURACIES = ("final_answer", "exact_match")  # metrics with the label accuracy in the live line
+JOINERS = "\u200c\u200d"  # invisible, but needed in some scripts and emoji
 
 
 def status(
@@ -23,8 +23,8 @@ def status(
 ) -> list[str]:
     """The words of the live line: step, reward (or loss), accuracy, tokens/s, time left, truncated share.
 
-    Accuracy is the last evaluation's first metric (`held_out`: its name and mean), and before there is one
-    the first part of the train reward, then called so. The first five words fit 80 columns.
+    Accuracy is the first metric of the last evaluation (`held_out`: its name and mean). Before the first evaluation it
+    is the first component of the train reward, with the label "train". The first five words fit into 80 columns.
 
     Example:
         >>> status({"reward": 0.5, "tokens_per_second/rollout": 12e3}, 12, 200, 151.0, ("final_answer", 0.61))
@@ -36,13 +36,13 @@ def status(
         words.append(f"reward {decimal(number(record, 'reward'))}")
     else:
         words.append(f"loss {decimal(number(record, losses[0]))}")
-    parts = [name for name in record if name.startswith("reward/")]
+    components = [name for name in record if name.startswith("reward/")]
     if held_out:
         label = "held-out reward" if held_out[0] == "reward" else _label(held_out[0])
         words.append(f"{label} {decimal(held_out[1])}")
-    elif parts:
-        name = _label(parts[0].removeprefix("reward/"))
-        words.append(f"train {name} {decimal(number(record, parts[0]))}")
+    elif components:
+        name = _label(components[0].removeprefix("reward/"))
+        words.append(f"train {name} {decimal(number(record, components[0]))}")
     speed = number(record, "tokens_per_second/rollout") or number(record, "tokens_per_second/update")
     words.append(f"{_thousands(speed)} tokens/s")
     words.append(f"{duration(seconds_left)} left")
@@ -53,7 +53,7 @@ def status(
 
 
 def duration(seconds: float | None) -> str:
-    """Minutes and seconds, with hours where there are any; "--:--" for None.
+    """Minutes and seconds, from one hour on with hours; "--:--" for None.
 
     Example:
         >>> duration(151.2), duration(3723), duration(None)
@@ -66,7 +66,7 @@ def duration(seconds: float | None) -> str:
 
 
 def visible(text: str) -> str:
-    """The text with every control and invisible character replaced by a sign that does nothing.
+    """The text with control and invisible characters replaced by visible signs.
 
     Example:
         >>> visible("a\\x1b[2Jb\\n")
@@ -76,7 +76,7 @@ def visible(text: str) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """At most `limit` characters: the beginning and, since the answer stands there, the end, with … between.
+    """At most `limit` characters: the beginning and the end (answers are often there), with … between.
 
     Example:
         >>> shorten("0123456789", 7)
@@ -105,19 +105,19 @@ def _label(metric: str) -> str:
 
 
 def number(record: Mapping[str, Any], name: str) -> float | None:
-    """A finite number of a record, or None."""
+    """A number of a record; None if it is missing, NaN or infinite."""
     value = record.get(name)
     return float(value) if value is not None and math.isfinite(value) else None
 
 
 def decimal(value: float | None) -> str:
-    """Three digits, and "-" for what is missing or not finite."""
+    """The number with three decimals; "-" for None, NaN and infinity."""
     return "-" if value is None or not math.isfinite(value) else f"{value:.3f}"
 
 
 def json_text(tree: Any) -> str:
-    """A tree of plain values as the text of a JSON file; what is not finite, which JSON does not have, is null. Half a
-    surrogate pair, which UTF-8 does not have, makes all of it ASCII with escapes."""
+    """A tree of plain values as the text of a JSON file. NaN and infinity, which JSON lacks, become null. If a text has
+    half a surrogate pair, which UTF-8 lacks, the whole file is ASCII with escapes."""
     text = json.dumps(_finite(tree), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     halves = any("\ud800" <= character <= "\udfff" for character in text)
     return json.dumps(_finite(tree), indent=1, allow_nan=False) + "\n" if halves else text

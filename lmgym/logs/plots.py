@@ -1,4 +1,4 @@
-"""One picture of a run, drawn from its metrics.jsonl."""
+"""The plot of one run, drawn from its metrics.jsonl."""
 
 from collections.abc import Sequence
 from itertools import cycle
@@ -14,10 +14,10 @@ from lmgym.logs.writer import StepClock, disk_errors, read_records
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe & Ito's palette, told apart with every common kind of colour blindness
+# The palette of Okabe & Ito, which is safe for colour-blind readers.
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
 COLOURS = (ORANGE, GREEN, PURPLE)
-ALWAYS_EVALUATED = ("reward", "length/mean", "truncated")  # the task's own metrics go before these
+ALWAYS_EVALUATED = ("reward", "length/mean", "truncated")  # metrics of every task; other metrics are preferred
 STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -39,22 +39,23 @@ STYLE = {
 
 
 def training_plot(metrics_path: Path, out: Path, metric: str | None = None) -> Path:
-    """Draw reward, held-out metric and diagnostics over the steps of all stages; returns `out` (a PNG).
+    """Plot reward, held-out metric and diagnostics over the steps of all stages. Returns `out` (a PNG).
 
-    Above: the mean reward of each step (the loss, where no stage has rewards) with its running mean, and
-    `metric` (the task's first) of every evaluation with its 95% interval, one colour per split.
-    Below, as far as recorded: entropy, completion length and truncated share, KL divergences, gradient norm.
-    Nulls are gaps. Raises LmgymError if the file is missing, damaged or holds nothing to draw.
+    Upper row: the mean reward of each step (the loss, if no stage has rewards) with its running mean; and `metric` (by
+    default the task's first) of every evaluation with its 95% interval, one colour for each split.
+    Lower row, if recorded: entropy, completion length and truncated share, KL divergences, gradient norm.
+    Nulls are gaps. Raises LmgymError if the file is missing or damaged, or has nothing to draw.
 
     Example: training_plot(Path("runs/a/metrics.jsonl"), Path("runs/a/training.png"))
     """
-    from matplotlib import style  # lazily: importing matplotlib takes longer than many a command
+    from matplotlib import style  # imported here since matplotlib takes long to import
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     run = _Run(metrics_path, metric)
-    above = [draw for draw, there in ((_reward, run.reward_name), (_held_out, run.held_out)) if there]
+    # Draw only the panels whose metrics were recorded.
+    above = [draw for draw, recorded in ((_reward, run.reward_name), (_held_out, run.held_out)) if recorded]
     below = [draw for draw, names in DIAGNOSTICS if any(run.names(name) for name in names)]
     if not above and not below:
         raise LmgymError(f"{metrics_path}: there is nothing to draw yet, neither a reward, a loss nor an evaluation")
@@ -74,7 +75,7 @@ def training_plot(metrics_path: Path, out: Path, metric: str | None = None) -> P
 
 
 class _Run:
-    """The records as columns over steps counted through all stages; missing and null numbers are NaN."""
+    """The records as columns; steps are counted through all stages. Missing and null numbers are NaN."""
 
     def __init__(self, path: Path, metric: str | None):
         clock, records = StepClock(), list(read_records(path))
@@ -86,13 +87,15 @@ class _Run:
         self.stages = {record["stage"]: str(record.get("stage_name", "")) for record in records}
         self.starts = {stage: clock.start(stage) for stage in self.stages}
         self.end = clock.start(max(clock.lengths) + 1) if records else 0
+        # The curve of training: the reward, or the first loss if there is no reward.
         losses = [name for _, record in self.train for name in record if name.startswith("loss")]
         self.reward_name = next((name for name in ["reward", *losses] if self.has(name)), "")
-        last = max((record["stage"] for _, record in self.evaluations), default=0)  # the others prepare for it
-        ended = [record for _, record in self.evaluations if record["stage"] == last]
-        bounded = [name for record in ended for name in record if f"{name}/low" in record]
-        telling = [name for name in bounded if name not in ALWAYS_EVALUATED]
-        self.metric = metric or next(iter(telling or bounded), "")
+        # The held-out metric: a metric with an interval, of the last stage, preferably the task's own.
+        last = max((record["stage"] for _, record in self.evaluations), default=0)  # the earlier stages prepare for it
+        final = [record for _, record in self.evaluations if record["stage"] == last]
+        evaluated = [name for record in final for name in record if f"{name}/low" in record]
+        of_task = [name for name in evaluated if name not in ALWAYS_EVALUATED]
+        self.metric = metric or next(iter(of_task or evaluated), "")
         self.held_out = any(_finite(record.get(self.metric)) for _, record in self.evaluations)
 
     def has(self, name: str) -> bool:
@@ -103,8 +106,8 @@ class _Run:
 
     def names(self, prefix: str) -> list[str]:
         """The train metrics under this prefix, in the order of their first appearance."""
-        found = dict.fromkeys(name for _, record in self.train for name in record if name.startswith(prefix))
-        return [name for name in found if self.has(name)]
+        names = dict.fromkeys(name for _, record in self.train for name in record if name.startswith(prefix))
+        return [name for name in names if self.has(name)]
 
 
 def _reward(run: _Run, axes: "Axes") -> None:
@@ -116,7 +119,7 @@ def _reward(run: _Run, axes: "Axes") -> None:
         axes.plot(run.steps, smooth, color=BLUE, linewidth=2, label=f"mean of {window} steps")
         axes.legend(loc="best", handlelength=1.5)
     axes.set_title("Training reward" if run.reward_name == "reward" else "Training loss")
-    axes.set_ylabel("mean reward of the step" if run.reward_name == "reward" else plain(run.reward_name))
+    axes.set_ylabel("mean reward of the step" if run.reward_name == "reward" else plot_text(run.reward_name))
 
 
 def _held_out(run: _Run, axes: "Axes") -> None:
@@ -140,10 +143,10 @@ def _held_out(run: _Run, axes: "Axes") -> None:
             linewidth=1.5,
             elinewidth=1,
             capsize=2,
-            label=plain(f"{split}{size}"),
+            label=plot_text(f"{split}{size}"),
         )
     axes.legend(loc="best", handlelength=1.5)
-    axes.set_title(plain(f"Held-out {run.metric}, mean and 95% interval"))
+    axes.set_title(plot_text(f"Held-out {run.metric}, mean and 95% interval"))
     axes.set_ylabel("mean over prompts")
 
 
@@ -156,13 +159,14 @@ def _length(run: _Run, axes: "Axes") -> None:
         _lines(run, axes, ["length/mean"], "Completion length", "tokens")
     if not run.has("truncated"):
         return
+    # Two scales: tokens on the left, per cent on the right.
     share = axes
     if run.has("length/mean"):
         share = axes.twinx()
         share.grid(False)
         share.spines["right"].set_visible(True)
     share.plot(run.steps, 100 * run.column("truncated"), color=ORANGE, linewidth=1)
-    share.set_ylim(-4, 104)  # none and all stay visible
+    share.set_ylim(-4, 104)  # 0 % and 100 % stay visible
     share.set_ylabel("truncated, %", color=ORANGE)
     share.tick_params(axis="y", colors=ORANGE)
     axes.set_title("Length and truncated share" if share is not axes else "Truncated share")
@@ -176,7 +180,7 @@ def _gradient(run: _Run, axes: "Axes") -> None:
     _lines(run, axes, ["gradient_norm"], "Gradient norm", "before clipping")
 
 
-DIAGNOSTICS = (  # what draws a panel, and beginnings of the metrics that call for it
+DIAGNOSTICS = (  # the function that draws a panel, and the prefixes of its metrics
     (_entropy, ("entropy",)),
     (_length, ("length/mean", "truncated")),
     (_kl, ("kl/",)),
@@ -187,7 +191,7 @@ DIAGNOSTICS = (  # what draws a panel, and beginnings of the metrics that call f
 def _lines(run: _Run, axes: "Axes", names: Sequence[str], title: str, unit: str) -> None:
     for name, colour in zip(names, cycle((BLUE, *COLOURS)), strict=False):
         values = run.column(name)
-        axes.plot(run.steps, values, color=colour, linewidth=1, marker=_dot(values), label=plain(name))
+        axes.plot(run.steps, values, color=colour, linewidth=1, marker=_dot(values), label=plot_text(name))
     if len(names) > 1:
         axes.legend(loc="best", handlelength=1)
     axes.set_title(title)
@@ -195,7 +199,7 @@ def _lines(run: _Run, axes: "Axes", names: Sequence[str], title: str, unit: str)
 
 
 def _stages(run: _Run, axes: "Axes", named: bool) -> None:
-    """The x axis: whole steps, and a line where a stage begins, with its name beside it."""
+    """Draw the x axis (whole steps) and, for each stage, a line at its start with its name."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("step, counted through all stages" if named and len(run.stages) > 1 else "step")
@@ -210,9 +214,9 @@ def _stages(run: _Run, axes: "Axes", named: bool) -> None:
             axes.axvline(start, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
         pending.append(run.stages[stage] or f"stage {stage + 1}")
         if following is not None and run.starts[following] - start < 0.03 * end:
-            continue  # too narrow for a name of its own: it shares the next one's
+            continue  # too narrow for its name: the next stage shows both
         if named and len(stages) > 1:
-            _stage_name(axes, start, plain(" → ".join(pending)), before=start > 0.97 * end)
+            _stage_name(axes, start, plot_text(" → ".join(pending)), before=start > 0.97 * end)
         pending = []
 
 
@@ -234,12 +238,13 @@ def _stage_name(axes: "Axes", start: int, name: str, before: bool) -> None:
 
 
 def running_mean(values: np.ndarray, window: int) -> np.ndarray:
-    """Centred mean over `window` values (odd), fewer at the ends; NaN values are left out.
+    """Centred mean over `window` values (odd; fewer at the ends), ignoring NaN.
 
     Example:
         >>> running_mean(np.array([0.0, 3.0, 6.0, np.nan, np.nan]), 3).tolist()
         [1.5, 3.0, 4.5, 6.0, nan]
     """
+    # Sum and count by convolution, so that NaN values count as missing.
     present = np.isfinite(values)
     kernel = np.ones(min(window, 2 * len(values) - 1))
     total = np.convolve(np.where(present, values, 0.0), kernel, "full")
@@ -264,11 +269,11 @@ def _floats(values: Sequence[Any]) -> np.ndarray:
 
 
 def _dot(values: np.ndarray) -> str:
-    """A marker where a line would be too short to see."""
+    """A marker for lines of one or two points."""
     return "o" if np.isfinite(values).sum() < 3 else ""
 
 
-def plain(text: str) -> str:
-    """Names as they are: $ begins no formula, _ hides no legend entry, control characters are shown."""
+def plot_text(text: str) -> str:
+    """The text, escaped for matplotlib: $ begins no formula, _ hides no legend entry, control characters are shown."""
     text = visible(text).replace("$", r"\$")
     return " " + text if text.startswith("_") else text

@@ -1,4 +1,4 @@
-"""Episodes to the records that the log files keep: metrics of a step, and the answers themselves.
+"""Turns episodes into records for the log files: metrics of a step, and the answers themselves.
 
 Run folders of older versions have other names in them; `RENAMED` is the one table of old and new names.
 """
@@ -49,22 +49,23 @@ def rename_evaluations(evaluations: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Means over the episodes drawn in a step: reward and its parts, lengths (tokens), turns where there are several,
-    share of answers cut off, share that the algorithm selected, share whose environment failed where any has, and the
-    share of groups whose scores are all equal, from which a group baseline learns nothing.
+    """Metrics of the episodes sampled in a step: the mean of the reward and of its components, lengths (tokens), mean
+    number of turns (if any episode has several), the shares of truncated and of selected episodes, the share whose
+    environment failed (if any), and of groups with equal scores, from which a group baseline learns nothing.
 
     Example: {"reward": 0.53, "reward/final_answer": 0.5, "length/mean": 4.2, "length/max": 8.0, "truncated": 0.0}
     """
     count = len(episodes)
     lengths = [sampled_tokens([episode]) for episode in episodes]
+    # Scores of each group, for the share of groups without a difference.
     scores: dict[int, list[float]] = {}
     for episode in episodes:
         scores.setdefault(episode.group, []).append(episode.score)
     groups = list(scores.values())
-    parts = {name: sum(e.reward_components[name] for e in episodes) / count for name in episodes[0].reward_components}
+    components = {n: sum(e.reward_components[n] for e in episodes) / count for n in episodes[0].reward_components}
     return {
         "reward": sum(episode.score for episode in episodes) / count,
-        **{f"reward/{name}": value for name, value in parts.items()},
+        **{f"reward/{name}": value for name, value in components.items()},
         "length/mean": sum(lengths) / count,
         "length/max": float(max(lengths)),
         "truncated": sum(episode.truncated for episode in episodes) / count,
@@ -78,7 +79,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def rollout_record(episode: Episode) -> dict[str, Any]:
-    """An episode as rollouts.jsonl keeps it: texts and sampled ids, rewards, why each turn stopped."""
+    """An episode as a record of rollouts.jsonl: texts, sampled ids, rewards, and why each turn stopped."""
     return {
         "example": episode.example.id,
         "group": episode.group,
@@ -94,7 +95,7 @@ def rollout_record(episode: Episode) -> dict[str, Any]:
 
 
 def _turn_record(turn: Turn) -> dict[str, Any]:
-    """A turn without its kept sets, which would be a bit for each token of the vocabulary and action."""
+    """A turn as a record, without its kept sets: they would add a bit for each action and token of the vocabulary."""
     record = asdict(replace(turn, kept=None))
     del record["kept"]
     return record
@@ -106,6 +107,6 @@ def sampled_tokens(episodes: Sequence[Episode]) -> int:
 
 
 def peak_memory_gib() -> float:
-    """Most memory that this process has held at once, in GiB (of the machine, not of a GPU)."""
+    """Peak memory of this process in GiB (main memory, not a GPU's)."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -20,7 +20,7 @@ class Sink(Protocol):
 
 
 class Tensorboard:
-    """Event files under the run folder's tensorboard/; steps that a resumed run repeats are purged."""
+    """TensorBoard files in tensorboard/ of the run folder. Steps that a resumed run repeats replace the old ones."""
 
     def __init__(self, folder: Path):
         self._module = importlib.import_module("torch.utils.tensorboard")
@@ -29,7 +29,7 @@ class Tensorboard:
 
     def write(self, scalars: dict[str, float], position: int) -> None:
         if self._events is None:
-            # the evaluation at this very position came before the checkpoint and stays: hence + 1
+            # + 1: the evaluation at this position was written before the checkpoint, and stays
             self._events = self._module.SummaryWriter(str(self._folder), purge_step=position + 1)
         for name, value in scalars.items():
             self._events.add_scalar(name, value, position)
@@ -45,7 +45,7 @@ class Wandb:
 
     def __init__(self, folder: Path):
         self._wandb = importlib.import_module("wandb")
-        known = folder / "wandb_id.txt"  # kept with the run, so that a new run of the same name is a new one
+        known = folder / "wandb_id.txt"  # stored in the run folder: another run with the same name is a new one
         if not known.exists():
             known.write_text(uuid.uuid4().hex[:16])
         self._run = self._wandb.init(
@@ -55,7 +55,7 @@ class Wandb:
             dir=str(folder),
             resume="allow",
         )
-        # wandb refuses steps that go back, as they do on resume: our own x axis has no such rule
+        # wandb refuses steps that go back, as on resume; an x axis of ours may
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -72,24 +72,24 @@ class Trackio:
 
     def __init__(self, folder: Path):
         trackio = importlib.import_module("trackio")
-        known = folder / "trackio_name.txt"  # it knows a run by its name alone, and seed-0 is the name of many
+        known = folder / "trackio_name.txt"  # Trackio identifies runs by name, and many are called seed-0
         if not known.exists():
             known.write_text(f"{folder.name}-{uuid.uuid4().hex[:8]}")
         project = os.environ.get("TRACKIO_PROJECT", "lmgym")
         self._run = trackio.init(project=project, name=known.read_text(), resume="allow", embed=False)
 
     def write(self, scalars: dict[str, float], position: int) -> None:
-        self._run.log(dict(scalars), step=position)  # what a resumed run repeats stands there twice, with equal values
+        self._run.log(dict(scalars), step=position)  # repeated steps of a resumed run appear twice, with equal values
 
     def close(self) -> None:
         self._run.finish()
 
 
 SINKS: dict[str, Callable[[Path], Sink]] = {"tensorboard": Tensorboard, "wandb": Wandb, "trackio": Trackio}
-EXTRAS = {"trackio": "trackio"}  # what to install for a sink, where it is not lmgym[track]
+EXTRAS = {"trackio": "trackio"}  # extra to install, if it is not lmgym[track]
 
 
-def start(name: str, folder: Path) -> Sink:
+def open_sink(name: str, folder: Path) -> Sink:
     """The sink of this name for a run folder. Raises LmgymError if it is unknown, not installed or does not start."""
     if name not in SINKS:
         raise LmgymError(f"unknown sink '{name}'; {suggest(name, SINKS)}")
@@ -98,10 +98,10 @@ def start(name: str, folder: Path) -> Sink:
     except ModuleNotFoundError as error:
         lacking = f"sink '{name}' is not installed (no module '{error.name}')"
         raise LmgymError(f"{lacking}; pip install 'lmgym[{EXTRAS.get(name, 'track')}]'") from error
-    except Exception as error:  # no login, no network: whatever the tracker raises, before any work is done
+    except Exception as error:  # no login, no network ...: refuse before any training
         raise LmgymError(f"sink '{name}' did not start ({brief(error)}); mend it or leave it out") from error
 
 
 def brief(error: Exception) -> str:
-    """One line of an exception: its type and the beginning of what it says."""
+    """An exception in one line: its type and the beginning of its message."""
     return f"{type(error).__name__}: {error}".split("\n")[0][:200]

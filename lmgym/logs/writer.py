@@ -1,9 +1,8 @@
 """The records in a run folder, metrics.jsonl and rollouts.jsonl: one JSON object per line; sinks on request.
 
-A record is a flat dictionary with "kind" ("train" or "evaluation"), "stage" and "step", both counted from 0,
-so that it knows where it belongs and a resumed run can drop what it is about to repeat. The train record of
-step s is about the update that takes the policy from version s to s + 1; the evaluation record of step s is
-about the policy after s updates.
+A record is a flat dictionary with "kind" ("train" or "evaluation"), "stage" and "step", both counted from 0. With them
+a resumed run can drop the records of steps that it repeats. The train record of step s describes the update of the
+policy from version s to s + 1; the evaluation record of step s describes the policy after s updates.
 """
 
 import errno
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.logs.records import rename_record
-from lmgym.logs.sinks import brief, start
+from lmgym.logs.sinks import brief, open_sink
 
 if TYPE_CHECKING:
     from lmgym.logs.console import Console
@@ -31,18 +30,17 @@ Record = dict[str, Any]
 
 
 class Writer:
-    """Appends records to a run folder; each line goes to the system at once, so a killed run loses nothing.
+    """Appends records to a run folder. Each line is passed to the system at once, so a killed run loses nothing.
 
-    Floats are written in full; NaN and infinity, which JSON does not have, become null. `sinks` names further
-    receivers of the scalar metrics ("tensorboard", "wandb", "trackio"), keyed "kind/name"
-    ("evaluation/split/name" where a record has a split) over steps counted through all stages; they need
-    `pip install 'lmgym[track]'`, Trackio 'lmgym[trackio]'.
-    A sink that fails during the run is dropped with a warning on the console. Opening a folder cuts off a
-    torn last line, which only a killed run leaves; a run that resumes calls `rewind` before it opens its
-    Writer.
+    Floats are written with all digits; NaN and infinity, which JSON lacks, become null. `sinks` names trackers
+    ("tensorboard", "wandb", "trackio") that get the scalar metrics too, with the key "kind/name"
+    ("evaluation/split/name" if the record has a split) and steps counted through all stages. They need
+    `pip install 'lmgym[track]'`, Trackio 'lmgym[trackio]'. A sink that fails during the run is dropped, with a warning
+    on the console. Opening a folder removes an incomplete last line, which a killed run can leave. A run that resumes
+    calls `rewind` before it opens its Writer.
 
-    Raises LmgymError for a record without kind, stage or step, a value that JSON cannot hold, a sink that is
-    unknown or not installed, and a full disk.
+    Raises LmgymError for a record without kind, stage or step, a value that JSON cannot hold, a sink that is unknown or
+    not installed, and a full disk.
 
     Example:
         >>> with Writer(Path("runs/a")) as writer:
@@ -55,9 +53,9 @@ class Writer:
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         self._files = {name: _open(self.folder / name) for name in (METRICS, ROLLOUTS)}
-        self._sinks = {name: start(name, self.folder) for name in sinks}
+        self._sinks = {name: open_sink(name, self.folder) for name in sinks}
         self._clock = StepClock()
-        if self._sinks:  # they count steps through all stages, so a resumed run must know the earlier ones
+        if self._sinks:  # they count steps through all stages, so a resumed run needs the earlier records
             for record in read_records(self.folder / METRICS):
                 self._clock.position(record)
 
@@ -70,7 +68,7 @@ class Writer:
         for name, sink in list(self._sinks.items()):
             try:
                 sink.write(scalars, position)
-            except Exception as error:  # a tracker's bad day must not end the training
+            except Exception as error:  # a failing tracker must not end the training
                 del self._sinks[name]
                 self._warn(f"{name} failed and gets no more metrics ({brief(error)}); {METRICS} has all")
 
@@ -99,11 +97,10 @@ class Writer:
 def rewind(folder: Path, stage: int, step: int) -> None:
     """Take both files back to the checkpoint that was saved after `step` updates of `stage`.
 
-    Kept are train records with (stage, step) before that and evaluation records with (stage, step) up to and
-    including it, since the evaluation of step s is written before checkpoint s (at step 0, where a stage
-    begins, it comes after); a torn last line goes. The new file replaces the old one atomically, so this may
-    itself be killed. Missing files are fine. Raises LmgymError, with file and line, for a line in the middle
-    that is no record.
+    It keeps train records before (stage, step), and evaluation records up to and including (stage, step): the
+    evaluation of step s is written before checkpoint s (but at step 0 of a stage after it). An incomplete last line is
+    removed. The new file replaces the old one atomically, so a kill in between does no harm. Missing files are no
+    error. Raises LmgymError, with file and line, for a line in the middle that is not a record.
 
     Example: rewind(Path("runs/a"), stage=1, step=40)   # the run goes on with step 40 of its second stage
     """
@@ -119,14 +116,14 @@ def rewind(folder: Path, stage: int, step: int) -> None:
                     os.fsync(kept.fileno())
                 os.replace(temporary, path)
         finally:
-            temporary.unlink(missing_ok=True)  # on a full disk the half of a copy would be in the way
+            temporary.unlink(missing_ok=True)  # on a full disk an incomplete copy would take up space
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The records of a .jsonl file in order, under the names of today; a torn last line, as a killed run leaves, is
-    left out.
+    """The records of a .jsonl file in order, under the names of today; an incomplete last line, as a killed run can
+    leave, is skipped.
 
-    Raises LmgymError if there is no such file, and with its number for a line that is no record.
+    Raises LmgymError for a missing file, and (with its number) for a line that is not a record.
     """
     if not path.is_file():
         raise LmgymError(f"there is no file {path}")
@@ -134,10 +131,10 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 class StepClock:
-    """Turns (stage, step) into steps counted through all stages, from the records themselves, in order.
+    """Converts (stage, step) to steps counted through all stages, given all records in order.
 
-    A stage is as long as its records say, so a stage that stopped early counts what it ran. The position is
-    the number of updates the policy had seen: a train and an evaluation record of the same step share it.
+    The length of a stage follows from its records, so a stage that stopped early counts only the steps that it ran. The
+    position is the number of updates before the record: train and evaluation records of the same step have the same.
 
     Example:
         >>> clock = StepClock()
@@ -155,7 +152,7 @@ class StepClock:
         return sum(length for earlier, length in self.lengths.items() if earlier < stage)
 
     def position(self, record: Record) -> int:
-        """Note the record and return the steps before it."""
+        """Take the next record and return the number of steps before it."""
         stage, step = int(record["stage"]), int(record["step"])
         done = step + (record["kind"] == "train")
         self.lengths[stage] = max(done, self.lengths.get(stage, 0))
@@ -164,7 +161,7 @@ class StepClock:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError while writing `path` into a LmgymError that says what to do about it.
+    """Turn an OSError while writing `path` into an LmgymError with a remedy.
 
     Example:
         >>> with disk_errors(Path("/dev/full")):
@@ -192,7 +189,7 @@ def _scalars(record: Record) -> dict[str, float]:
 
 
 def _open(path: Path) -> Any:
-    """Unbuffered: a line is with the system when write() returns, and a kill cannot tear what was whole."""
+    """Open a file without a buffer: after write() returns, a kill cannot lose or cut the line."""
     with disk_errors(path):
         file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by Writer.close)
         if path.is_file():
@@ -206,10 +203,10 @@ def _append(file: Any, records: Iterable[Record], path: Path) -> None:
         with disk_errors(path):
             before = os.fstat(file.fileno()).st_size
             try:
-                while line:  # a raw write may take less than all, just before the disk is full
+                while line:  # a raw write may write only a part, shortly before the disk is full
                     line = line[file.write(line) :]
             except OSError:
-                with suppress(OSError):  # leave no torn line: what follows must not be glued to it
+                with suppress(OSError):  # remove the incomplete line, or the next one would continue it
                     file.truncate(before)
                 raise
 
@@ -228,7 +225,7 @@ def _line(record: Record, path: Path) -> bytes:
 
 
 def _plain(value: Any, name: str) -> Any:
-    """The value as JSON has it: NaN and infinity as None, arrays and tensors as numbers and lists of them."""
+    """The value as JSON can hold it: NaN and infinity become None, arrays and tensors numbers or lists."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -247,7 +244,7 @@ def _lines(path: Path) -> Iterator[tuple[bytes, Record]]:
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
-                return  # torn: the run was killed inside this write
+                return  # incomplete: the run was killed during this write
             try:
                 record = json.loads(line)
                 whole = record["kind"] in KINDS and {type(record["stage"]), type(record["step"])} == {int}

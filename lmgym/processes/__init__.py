@@ -1,1 +1,1 @@
-"""The one pool of time-limited processes, in which rewards, metrics and environments run."""
+"""The pool of time-limited processes in which rewards, metrics and environments run."""

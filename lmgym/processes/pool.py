@@ -1,15 +1,16 @@
-"""Functions in processes of their own, with limits of time and memory for each call.
+"""Calls functions in worker processes, with limits of time and memory for each call.
 
-For what may run away (a computer algebra system on a model's text, an environment) or is slow (a judge, a metric).
-A worker is two processes: a supervisor, which imports the function once, and a child forked from it, which calls it.
+It is for functions that may hang (a computer algebra system on a model's text, an environment) or are slow (a judge, a
+metric). A worker is two processes: a supervisor, which imports the function once, and a child forked from it, which
+calls the function. The owner is the process that has the pool.
 
-* Start: a supervisor is a fresh interpreter, never a fork of its owner, whose torch threads no fork would survive. It
-  imports neither torch nor the owner's main script. What goes through the pipes is JSON.
-* Time limit: the supervisor watches the clock of each call. Importing is not part of a call, so the limit is the same
-  for the first one. The owner's own deadline is for a supervisor that does not answer at all.
-* End: a supervisor whose input ends, because the owner closes it or dies, kills its child and all that this one has
-  started, and exits. A call that takes too long, raises or crashes costs its own answer and one child; the next
-  child is forked at once and has seen nothing of what came before.
+* Start: a supervisor is a fresh interpreter, not a fork of the owner, since torch's threads do not survive a fork. It
+  imports neither torch nor the owner's main script. The pipes carry JSON.
+* Time limit: the supervisor watches the time of each call. Importing is not part of a call, so the first call has the
+  same limit. The owner has a deadline too, for a supervisor that does not answer at all.
+* End: when its pipe closes, because the owner closes it or dies, a supervisor kills its child and all processes that
+  the child has started, and exits. A call that takes too long, raises or crashes loses its own answer and one child;
+  the next call gets a new child, forked from the supervisor, without any state of the old one.
 """
 
 import atexit
@@ -32,7 +33,7 @@ from lmgym.processes.supervisor import CLOSED, ENDING, LONGEST_WAIT, STARTUP_SEC
 
 MAX_PROCESSES = 8  # unless a pool is told otherwise
 MAX_STARTUP_FAILURES = 3  # in a row, after which the pool gives up
-PATIENCE = 10  # times its processor time that a call of `map` may take by the clock: it may sleep, or share its core
+PATIENCE = 10  # limit by the clock / limit of processor time, in `map`: a call may sleep or share its core
 BOOT = """import json, sys
 given = json.loads(sys.argv[1])
 sys.path[:] = given.pop("path")
@@ -43,8 +44,8 @@ supervise(**given)
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a call has no value: out of time, a crash of its process, or an exception. In a reply, `position` is that of
-    the item that failed, and "lost" means that the whole worker is gone.
+    """The reason why a call has no value: a time limit, a crash of its process, or an exception. In a reply, `position`
+    is that of the failed item, and "lost" means that the whole worker has ended.
 
     Example: Failure("time", "took too much processor time")
     """
@@ -54,7 +55,7 @@ class Failure:
     position: int = field(default=0, repr=False, compare=False)
 
 
-Reply = list[Any] | Failure  # the value of each item of a request; or what stopped it, and then no values
+Reply = list[Any] | Failure  # a value for each item of a request; after a failure none
 
 
 @dataclass(eq=False)
@@ -62,10 +63,9 @@ class ProcessPool:
     """Up to `count` worker processes (by default one a core, 8 at most) for `function`, a "module:name".
 
     The function takes one JSON value and returns one. If it has an attribute `prepare`, each supervisor calls
-    `prepare(*setup)` once before any child is forked, to load what all calls need. `memory_gib` bounds the address
-    space of a child (Linux). Workers start when they are needed, are used again by the next call, and end with
-    `close`, with the process that owns them, or when that is killed; a signal to the terminal's process group does not
-    reach them.
+    `prepare(*setup)` once before any child is forked, to load what all calls need. `memory_gib` limits the address
+    space of a child (Linux). Workers start when they are needed and serve later calls too. They end with `close`, or
+    when the owner ends or is killed; Ctrl-C in the terminal does not reach them.
 
     Example:
         >>> with ProcessPool("math:factorial") as pool:
@@ -100,12 +100,12 @@ class ProcessPool:
         with self._lock:
             try:
                 return self._map(list(items), seconds)
-            except BaseException:  # a signal, for example: a reply on its way must not be taken for the next call's
+            except BaseException:  # for example a signal: the next call must not get the reply to this one
                 self._end()
                 raise
 
     def start(self) -> "WorkerProcess":
-        """One more worker process, for a caller that sends it requests and reads the replies with `wait`."""
+        """Start one more worker, for a caller that sends it requests and reads the replies with `wait`."""
         if self._lost >= MAX_STARTUP_FAILURES:
             self._lost = 0
             raise LmgymError(
@@ -116,8 +116,8 @@ class ProcessPool:
         return process
 
     def wait(self, busy: Collection["WorkerProcess"]) -> list[tuple["WorkerProcess", Reply]]:
-        """Wait until some of the busy processes have replied or are lost; these, with their replies. Raises LmgymError
-        if the function cannot be imported or prepared."""
+        """Wait until at least one of the busy workers has replied or is lost. Returns these with their replies. Raises
+        LmgymError if the function cannot be imported or prepared."""
         left = min(process.deadline for process in busy) - time.monotonic()
         ready = connection.wait([process.pipe for process in busy], min(max(left, 0.0), LONGEST_WAIT))
         replies = []
@@ -149,12 +149,13 @@ class ProcessPool:
         waiting, tried_again = deque(range(len(items))), set[int]()
         most, busy = self.count or default_count(), dict["WorkerProcess", int]()
         while waiting or busy:
-            # Every process gets one item at a time, so that a slow one holds up no others.
+            # Each worker gets one item at a time, so a slow item delays no others.
             idle = [process for process in self._processes if process not in busy]
             while waiting and len(busy) < most:
                 process = idle.pop() if idle else self.start()
                 busy[process] = waiting.popleft()
                 process.send([items[busy[process]]], PATIENCE * seconds, seconds)
+            # A lost worker was killed from outside, so its item gets a second chance.
             for process, reply in self.wait(busy):
                 index = busy.pop(process)
                 if isinstance(reply, list):
@@ -168,47 +169,47 @@ class ProcessPool:
         return results
 
     def _end(self) -> None:
-        for process in self._processes:  # first all pipes, so that they end side by side
+        for process in self._processes:  # close all pipes first, so that all end at the same time
             process.pipe.close()
         while self._processes:
             self._processes.pop().end()
 
     def _forget(self) -> None:
-        """In a forked copy of the owner, close the pipes: the workers are the owner's, and must notice its end."""
+        """In a fork of the owner, close its copies of the pipes: a worker must notice when the owner's close."""
         for process in self._processes:
             process.pipe.close()
         self._processes, self._lock = [], threading.Lock()
 
 
 class WorkerProcess:
-    """The owner's end of one supervisor: a process, a pipe, and the time by which it must reply."""
+    """One worker, seen from the owner: the supervisor's process, the pipe to it, and the deadline of its reply."""
 
     def __init__(self, function: str, setup: Sequence[Any], memory_gib: float | None) -> None:
-        self.pipe, theirs = connection.Pipe()
-        given = {"function": function, "setup": setup, "memory_gib": memory_gib, "pipe": theirs.fileno()}
+        self.pipe, far_end = connection.Pipe()
+        given = {"function": function, "setup": setup, "memory_gib": memory_gib, "pipe": far_end.fileno()}
         path = [entry or os.getcwd() for entry in sys.path]
-        with theirs:
+        with far_end:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", BOOT, json.dumps({"path": path, **given})],
                 stdin=subprocess.DEVNULL,
-                # One order of sets in every run, and one thread a worker.
+                # The same order of sets in every run, and one thread in each worker.
                 env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(far_end.fileno(),),
             )
         self.deadline = 0.0
 
     def send(self, items: Sequence[Any], seconds: float, processor_seconds: float = 0.0) -> None:
-        """Ask for the values of some items, of which each may take `seconds` by the clock and `processor_seconds` of
-        processor time (0: no limit)."""
-        # The supervisor keeps the limits. The deadline is for a supervisor that does not reply at all.
+        """Request the values of some items. Each may take `seconds` by the clock and `processor_seconds` of processor
+        time (0: no limit)."""
+        # The supervisor enforces the limits. The deadline is for a supervisor that does not reply at all.
         self.deadline = time.monotonic() + len(items) * seconds + STARTUP_SECONDS
         request = {"seconds": seconds, "processor_seconds": processor_seconds, "items": items}
-        with suppress(OSError):  # a supervisor that is gone is noticed when its reply is awaited
+        with suppress(OSError):  # if the supervisor is gone, reading its reply will notice it
             self.pipe.send_bytes(json.dumps(request).encode())
 
     def reply(self) -> Reply:
-        """The reply, once it is there. Raises LmgymError if the function cannot be imported or prepared."""
+        """Read the reply. Raises LmgymError if the function cannot be imported or prepared."""
         try:
             answer = json.loads(self.pipe.recv_bytes())
         except CLOSED:
@@ -218,7 +219,8 @@ class WorkerProcess:
         return answer if isinstance(answer, list) else Failure(**answer)
 
     def end(self) -> int:
-        """Close the pipe, so that the supervisor ends its child and itself, or is killed. Its exit status."""
+        """Close the pipe, so that the supervisor ends its child and itself; if it does not, kill it. Returns its exit
+        status."""
         self.pipe.close()
         with suppress(subprocess.TimeoutExpired):
             return self.process.wait(2 * ENDING)
@@ -232,7 +234,7 @@ _shared: dict[tuple[str, int | None, float | None, tuple[Any, ...]], ProcessPool
 def shared(
     function: str, count: int | None = None, memory_gib: float | None = None, setup: tuple[Any, ...] = ()
 ) -> ProcessPool:
-    """The pool of this process for a function: the same one for the same arguments, ended with the process.
+    """The pool of this process for a function: the same pool for the same arguments. It ends with the process.
 
     Example:
         >>> shared("math:factorial").map([5], seconds=1.0)

@@ -1,7 +1,7 @@
-"""The other side of pool.py: a supervisor, which imports a function, and the child forked from it that calls it.
+"""The code that runs in the workers of pool.py: a supervisor imports a function; its child, a fork, calls it.
 
-The supervisor makes none of the calls itself, so it can always end a child whose time is up or whose owner is gone.
-Every worker starts by importing this module, so it imports nothing that it does not need.
+The supervisor makes no calls itself, so it can always kill a child that exceeds its time or whose owner has ended.
+Every worker imports this module first, so it imports only what it needs.
 """
 
 import ctypes
@@ -18,23 +18,23 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
-STARTUP_SECONDS = 120  # in which a supervisor must have imported its function
-LONGEST_WAIT = 3600.0  # seconds that one system call waits; a longer limit takes several
-ENDING = 1.0  # seconds that a process has to end once its pipe is closed
+STARTUP_SECONDS = 120  # limit for a supervisor to import its function
+LONGEST_WAIT = 3600.0  # seconds that one system call waits; for a longer limit it is repeated
+ENDING = 1.0  # seconds that a process gets to end after its pipe is closed
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent dies
 CLOSED = (EOFError, OSError)  # what a pipe raises when the other side is gone
 Call = Callable[[Any], Any]
 
 
 def supervise(function: str, setup: Sequence[Any], memory_gib: float | None, pipe: int) -> None:
-    """Import and prepare a function; then let a child answer each request, until the owner closes the pipe."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the owner; when it ends, so does this process
+    """Import and prepare a function; then let a child answer the requests, until the owner closes the pipe."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C is for the owner; this process ends with it
         signal.signal(number, signal.SIG_IGN)
     os.dup2(2, 1)  # what the function prints goes to standard error
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     with Connection(pipe) as owner, suppress(*CLOSED):
         try:
-            signal.alarm(STARTUP_SECONDS)  # ends the process
+            signal.alarm(STARTUP_SECONDS)  # if it takes longer, the alarm kills this process
             call = pkgutil.resolve_name(function)
             getattr(call, "prepare", lambda: None)(*setup)
             signal.alarm(0)
@@ -52,7 +52,7 @@ def answer_requests(owner: Connection, call: Call, memory_gib: float | None) -> 
             child = child or Child(call, memory_gib, owner)
             if not (reply := child.ask(request, owner)):
                 return
-            if reply.startswith(b"{"):
+            if reply.startswith(b"{"):  # a failure: the child is gone
                 child = None
             owner.send_bytes(reply)
     finally:
@@ -61,15 +61,15 @@ def answer_requests(owner: Connection, call: Call, memory_gib: float | None) -> 
 
 
 class Child:
-    """The supervisor's end of the process that calls the function.
+    """The process that calls the function, seen from the supervisor.
 
-    `progress` is memory that both share: the position of the item that the child is at, and when it began with it. So
-    all answers to a request go out together, and each call still has its own time limit.
+    `progress` is memory that both share: the position of the present item, and its start time. So the answers to a
+    request can be sent together, while each call has its own time limit.
     """
 
     def __init__(self, call: Call, memory_gib: float | None, owner: Connection) -> None:
         self.progress: memoryview[float] = memoryview(mmap.mmap(-1, 16)).cast("d")
-        self.pipe, theirs = Pipe()
+        self.pipe, far_end = Pipe()
         supervisor = os.getpid()
         self.process = os.fork()
         if self.process == 0:
@@ -77,14 +77,14 @@ class Child:
                 owner.close()
                 self.pipe.close()
                 _confine(supervisor, memory_gib)
-                _serve(call, self.progress, theirs)
+                _serve(call, self.progress, far_end)
             finally:
                 os._exit(0)
-        theirs.close()
+        far_end.close()
 
     def ask(self, request: bytes, owner: Connection) -> bytes:
-        """The reply to a request: the list of values; or a failure, and then the child is gone. Empty if the owner is
-        gone."""
+        """The reply to a request: a list of values, or a failure; after a failure the child is gone. Empty if the owner
+        has ended."""
         seconds = json.loads(request)["seconds"]
         self.progress[0], self.progress[1] = 0, time.monotonic()
         try:
@@ -93,7 +93,7 @@ class Child:
             while self.pipe not in ready:
                 left = self.progress[1] + seconds - time.monotonic()
                 ready = wait([self.pipe, owner], min(max(left, 0.0), LONGEST_WAIT))
-                if owner in ready:  # it sends nothing before it has its reply, so this is the end of its pipe
+                if owner in ready:  # the owner sends nothing before it has its reply, so it has closed the pipe
                     return b""
                 if left <= 0 and not ready:
                     self.kill()
@@ -101,12 +101,13 @@ class Child:
             reply = self.pipe.recv_bytes()
         except CLOSED:
             return self._crashed(self.kill(ENDING))
-        if reply.startswith(b"{"):  # an exception; nobody knows what it has left behind
+        if reply.startswith(b"{"):  # an exception; the state of the child is unknown
             self.kill()
         return reply
 
     def kill(self, patience: float = 0.0) -> int:
-        """End the child, which has `patience` seconds to end by itself, and all that it has started; its exit code."""
+        """Kill the child and all processes that it has started, after `patience` seconds to end by itself. Returns its
+        exit code."""
         self.pipe.close()
         until = time.monotonic() + patience
         while not (ended := os.waitpid(self.process, os.WNOHANG))[0] and time.monotonic() < until:
@@ -126,20 +127,20 @@ class Child:
 
 
 def _confine(supervisor: int, memory_gib: float | None) -> None:
-    """What a child sets for itself: it leads a group of processes, dies with its supervisor, and has limited memory."""
+    """Set up the child: it leads a process group, dies with its supervisor, and has limited memory."""
     os.setpgid(0, 0)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if memory_gib is not None:
             resource.setrlimit(resource.RLIMIT_AS, (int(memory_gib * 2**30),) * 2)
-    if os.getppid() != supervisor:  # it died before prctl was called
+    if os.getppid() != supervisor:  # the supervisor died before the call of prctl
         os._exit(0)
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
 
 
 def _serve(call: Call, progress: "memoryview[float]", pipe: Connection) -> None:
-    """What a child does, until its supervisor closes the pipe."""
+    """Answer requests in the child, until the supervisor closes the pipe."""
     while request := json.loads(pipe.recv_bytes()):
         values = []
         try:
@@ -155,5 +156,5 @@ def _serve(call: Call, progress: "memoryview[float]", pipe: Connection) -> None:
 
 
 def _failure(kind: str, message: str, progress: "memoryview[float] | tuple[int]" = (0,)) -> bytes:
-    """A reply that says what stopped a request, and at which item."""
+    """A reply that says what failed, and at which item."""
     return json.dumps({"kind": kind, "message": message, "position": int(progress[0])}).encode()

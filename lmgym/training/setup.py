@@ -26,6 +26,7 @@ from lmgym.models.policy import Policy
 from lmgym.rewards.base import Reward, available_metrics, build_rewards, check_examples
 from lmgym.rollouts.evaluate import Evaluation, evaluate
 from lmgym.rollouts.rollout import Actor
+from lmgym.tasks.base import load_task
 from lmgym.training import checkpoint
 from lmgym.training.machine import Machine, choose_machine
 from lmgym.training.preflight import check_fit, check_model

@@ -10,7 +10,7 @@ import pytest
 
 from lmgym.cli.main import main
 from lmgym.core.errors import LmgymError
-from lmgym.experiments.compare import Comparison, compare
+from lmgym.experiments.compare import Comparison, compare_models
 from lmgym.stats.paired import compare_paired
 from tests import runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
@@ -76,7 +76,7 @@ def test_two_runs(two: tuple[Path, Path], tmp_path: Path, capsys: pytest.Capture
 def test_a_model_and_itself(two: tuple[Path, Path]) -> None:
     """The newest checkpoint, final/ and the run folder are one model."""
     for other in (runs.newest(two[1]), two[1] / "final"):
-        result = compare(str(two[1]), str(other))
+        result = compare_models(str(two[1]), str(other))
         assert all(metric.equal == 8 and metric.p == 1.0 for metric in result.metrics.values())
         assert result.most_different() == []
 
@@ -85,32 +85,32 @@ def test_before_and_after(two: tuple[Path, Path]) -> None:
     """The recipe, and the built-in model by its name, are the model before training."""
     summary = json.loads((two[1] / "summary.json").read_text())
     for base in (str(two[1] / "recipe.yaml"), "builtin:tiny"):
-        result = compare(base, str(two[1]))
+        result = compare_models(base, str(two[1]))
         for name, metric in result.metrics.items():
             assert metric.first.mean == pytest.approx(summary["before"]["results"][name]["mean"])
             assert metric.second.mean == pytest.approx(summary["after"]["results"][name]["mean"])
-    earlier = compare(str(two[1] / "checkpoints" / "stage-0-step-000004"), str(two[1]))
+    earlier = compare_models(str(two[1] / "checkpoints" / "stage-0-step-000004"), str(two[1]))
     assert earlier.first != earlier.second and len(earlier.examples) == 8
 
 
 def test_another_model_is_asked_as_the_run_is(two: tuple[Path, Path], tmp_path: Path) -> None:
     """A built-in model of another family, and a folder that is no run's: without the run's architecture."""
     shutil.copytree(two[0] / "final", tmp_path / "model")
-    copied = compare(str(tmp_path / "model"), str(two[0]), ["evaluation.examples=3"])
+    copied = compare_models(str(tmp_path / "model"), str(two[0]), ["evaluation.examples=3"])
     assert all(metric.equal == 3 for metric in copied.metrics.values())
-    other = compare("builtin:tiny_gpt2", str(two[0]), ["evaluation.examples=3"])
+    other = compare_models("builtin:tiny_gpt2", str(two[0]), ["evaluation.examples=3"])
     assert [row["id"] for row in other.examples] == [row["id"] for row in copied.examples]
 
 
 def test_several_sampled_answers(two: tuple[Path, Path]) -> None:
     overrides = ["evaluation.samples=4", "evaluation.temperature=1", "evaluation.metrics={words: 0}"]
-    result = compare(*map(str, two), overrides, split="validation", metric="words")
+    result = compare_models(*map(str, two), overrides, split="validation", metric="words")
     assert {"regex/pass@1", "regex/pass@2", "regex/pass@4", "words"} <= set(result.metrics)
     assert (result.split, result.samples, result.metric) == ("validation", 4, "words")
     row = result.examples[0]
     assert len(row["first"]["texts"]) == len(row["first"]["values"]["regex"]) == 4
     assert len(set(row["first"]["texts"])) > 1 and len(row["first"]["values"]["regex/pass@2"]) == 1
-    again = compare(*map(str, two), overrides, split="validation")
+    again = compare_models(*map(str, two), overrides, split="validation")
     assert again.examples == result.examples  # random numbers are a function of the place
     assert result.metrics["regex"].test == "sign flip"
 
@@ -119,9 +119,9 @@ def test_final_split_comes_first_unless_a_split_is_named(tmp_path: Path) -> None
     recipe = str(
         runs.write(tmp_path / "a.yaml", evaluation={"examples": 2, "split": "validation", "final_split": "test"})
     )
-    assert compare(recipe, recipe).split == "test"
-    assert compare(recipe, recipe, ["evaluation.split=validation"]).split == "validation"
-    assert compare(recipe, recipe, split="validation").split == "validation"
+    assert compare_models(recipe, recipe).split == "test"
+    assert compare_models(recipe, recipe, ["evaluation.split=validation"]).split == "validation"
+    assert compare_models(recipe, recipe, split="validation").split == "validation"
 
 
 def test_rewards_of_other_weights_are_compared_part_by_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +187,7 @@ def test_what_is_asked_otherwise_is_refused(
 def test_runs_in_two_precisions_are_refused(two: tuple[Path, Path], tmp_path: Path) -> None:
     recipe = runs.write(tmp_path / "b.yaml", policy={**runs.TINY["policy"], "compute": "bfloat16"})
     with pytest.raises(LmgymError, match=r"policy\.compute is 'float32' for the one and 'bfloat16' for the other"):
-        compare(str(two[0]), str(recipe), ["steps=5"])
+        compare_models(str(two[0]), str(recipe), ["steps=5"])
 
 
 @pytest.mark.usefixtures("no_model")

@@ -16,7 +16,7 @@ from lmgym.batch import collate
 from lmgym.config.build import build_config
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.envs.agent import Agent, Blackjack, words
+from lmgym.envs.agent import Agent, Blackjack, to_text
 from lmgym.envs.check import check_env
 from lmgym.envs.gymnasium import Gymnasium
 from lmgym.types import Episode, Example, Turn
@@ -33,19 +33,19 @@ def test_an_environment_plays_by_its_id_alone(name: str) -> None:
     env, theirs = Gymnasium(id=name), gymnasium.make(name)
     messages = env.reset(GAME, seed=7)
     observation, _ = theirs.reset(seed=7)
-    assert messages[-1]["content"].strip() == words(observation)
+    assert messages[-1]["content"].strip() == to_text(observation)
     theirs.action_space.seed(3)
     for _ in range(30):
         action = theirs.action_space.sample()
-        step = env.step(words(action), "length")
-        said = np.array(words(action).split(), dtype=float)
+        step = env.step(to_text(action), "length")
+        said = np.array(to_text(action).split(), dtype=float)
         taken = np.asarray(said, dtype=theirs.action_space.dtype) if np.ndim(action) else int(said[0])
         observation, reward, terminated, truncated, _ = theirs.step(taken)
         assert step.reward == pytest.approx(float(reward)) and not step.info
         assert (step.terminated, step.truncated) == (terminated, truncated and not terminated)
         if step.over:
             break
-        assert step.messages[-1]["content"].strip() == words(observation)
+        assert step.messages[-1]["content"].strip() == to_text(observation)
     check_env("gymnasium", id=name)
 
 
@@ -171,13 +171,13 @@ def test_an_observation_without_words_costs_the_run_one_sentence(tmp_path: Path)
 
 @given(st.recursive(st.integers(-99, 99) | st.booleans() | st.floats(-9, 9), lambda inner: st.lists(inner, max_size=3)))
 def test_numbers_have_words(value: Any) -> None:
-    assert words(value) == words(np.array(value).tolist()) if not isinstance(value, list) else True
-    assert all(float(word) is not None for word in words(value).split())
+    assert to_text(value) == to_text(np.array(value).tolist()) if not isinstance(value, list) else True
+    assert all(float(word) is not None for word in to_text(value).split())
 
 
 def test_what_has_no_words_is_refused() -> None:
-    with pytest.raises(TypeError, match="for which there are no words; write format_observation"):
-        words(object())
+    with pytest.raises(TypeError, match="which has no default text; write format_observation"):
+        to_text(object())
 
 
 def test_blackjack_in_words() -> None:

@@ -24,7 +24,7 @@ from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.experiments.grid import expand, expands, text_of
 from lmgym.experiments.results import Member, seeds_table, settings_table
-from lmgym.experiments.sweep import home, is_finished, plan, plan_tree, train_all
+from lmgym.experiments.sweep import is_finished, plan, plan_tree, sweep_folder, train_all
 from lmgym.logs.console import Console
 from lmgym.logs.curves import curves_plot, mean_and_band
 from lmgym.logs.writer import Writer
@@ -299,14 +299,14 @@ def test_without_out_the_same_recipe_goes_on_and_another_is_numbered(
     monkeypatch.chdir(tmp_path)
     tree = runs.tiny(runs={"seeds": [0]})
     recipe = tmp_path / "mine.yaml"
-    assert home(plan_tree(tree), recipe) == Path("runs/mine")
+    assert sweep_folder(plan_tree(tree), recipe) == Path("runs/mine")
     (tmp_path / "runs" / "mine").mkdir(parents=True)  # a single run, or anything else
-    assert home(plan_tree(tree), recipe) == Path("runs/mine-2")
+    assert sweep_folder(plan_tree(tree), recipe) == Path("runs/mine-2")
     (tmp_path / "runs" / "mine-2").mkdir()
     (tmp_path / "runs" / "mine-2" / "recipe.yaml").write_text(yaml.safe_dump(plan_tree(tree).tree))
-    assert home(plan_tree({**tree, "runs": {"seeds": [0, 1]}}), recipe) == Path("runs/mine-2")
-    assert home(plan_tree({**tree, "steps": 7}), recipe) == Path("runs/mine-3")
-    assert home(plan_tree({**tree, "out": "elsewhere"}), recipe) == Path("elsewhere")
+    assert sweep_folder(plan_tree({**tree, "runs": {"seeds": [0, 1]}}), recipe) == Path("runs/mine-2")
+    assert sweep_folder(plan_tree({**tree, "steps": 7}), recipe) == Path("runs/mine-3")
+    assert sweep_folder(plan_tree({**tree, "out": "elsewhere"}), recipe) == Path("elsewhere")
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
-from lmgym.envs.stepwise import MOST_PIECES, StepwiseEnv
+from lmgym.envs.stepwise import MAX_PIECES, StepwiseEnv
 from lmgym.envs.tools.calculator import calculate, format_number
 from lmgym.rewards.maths.final_answer import final_answer
 from lmgym.tasks.base import load_task
@@ -174,9 +174,9 @@ def test_without_a_calculator_nothing_is_computed() -> None:
 
 def test_a_line_without_end_ends() -> None:
     env = started(calculator=True, max_steps=3)
-    _, steps = message(env, ["="] * (MOST_PIECES + 3))
-    assert [step.unfinished for step in steps] == [True] * MOST_PIECES + [False] * 3
-    assert [step.over for step in steps] == [False] * (MOST_PIECES + 2) + [True]
+    _, steps = message(env, ["="] * (MAX_PIECES + 3))
+    assert [step.unfinished for step in steps] == [True] * MAX_PIECES + [False] * 3
+    assert [step.over for step in steps] == [False] * (MAX_PIECES + 2) + [True]
     assert steps[-1].truncated
 
 

@@ -14,7 +14,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.validation import check_arguments
 from lmgym.envs.conversation import Conversation
 from lmgym.envs.tools.parsing import Call, Unreadable, parse_calls
-from lmgym.envs.tools.schema import Answer, answer, calculator, cut, prepare, schema, tool
+from lmgym.envs.tools.schema import Answer, answer_call, calculator, cut, prepare, schema, tool
 from lmgym.types import Example
 
 HERE = "tests.golden.test_tools"
@@ -169,7 +169,7 @@ def test_schema_of_nulls_is_json_schema() -> None:
 
 def test_the_example_is_no_parameter_of_the_model() -> None:
     assert list(schema(lookup)["function"]["parameters"]["properties"]) == ["key"]
-    assert answer(Call("lookup", {"key": "answer"}), {"lookup": prepare(lookup)}, QUESTION, 100).text == "408"
+    assert answer_call(Call("lookup", {"key": "answer"}), {"lookup": prepare(lookup)}, QUESTION, 100).text == "408"
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_only_so_many_calls_are_made() -> None:
 )  # fmt: skip
 def test_a_wrong_call_is_answered_by_json(one: Call | Unreadable, error: str) -> None:
     tools = {function.__name__: prepare(function) for function in (weather, mixed, calculator)}
-    assert answer(one, tools, QUESTION, 1000) == Answer(json.dumps({"error": error}), invalid=True)
+    assert answer_call(one, tools, QUESTION, 1000) == Answer(json.dumps({"error": error}), invalid=True)
 
 
 @pytest.mark.parametrize(
@@ -292,11 +292,11 @@ def test_a_wrong_call_is_answered_by_json(one: Call | Unreadable, error: str) ->
 )
 def test_what_a_call_comes_to(one: Call, expected: Answer) -> None:
     tools = {function.__name__: prepare(function) for function in (weather, returns, raises, leaves, calculator)}
-    assert answer(one, tools, QUESTION, 1000) == expected
+    assert answer_call(one, tools, QUESTION, 1000) == expected
 
 
 def test_a_number_with_too_many_digits_is_an_error() -> None:
-    result = answer(Call("returns", {"kind": "huge"}), {"returns": prepare(returns)}, QUESTION, 1000)
+    result = answer_call(Call("returns", {"kind": "huge"}), {"returns": prepare(returns)}, QUESTION, 1000)
     assert result.failed and "error" in json.loads(result.text)
 
 
@@ -304,9 +304,9 @@ def test_long_results_keep_both_ends_and_say_so() -> None:
     assert cut("x" * 60, 60) == "x" * 60
     short = cut("a" * 500 + "b" * 500, 100)
     assert short == "a" * 28 + "\n[... 944 of 1000 characters left out ...]\n" + "b" * 28  # 28 + 43 + 28 = 99
-    long_result = answer(Call("weather", {"city": "x" * 5000}), {"weather": prepare(weather)}, QUESTION, 200)
+    long_result = answer_call(Call("weather", {"city": "x" * 5000}), {"weather": prepare(weather)}, QUESTION, 200)
     assert len(long_result.text) <= 200 and long_result.text.startswith('{"xxx') and "left out" in long_result.text
-    long_error = answer(Call("raises", {"message": "x" * 5000}), {"raises": prepare(raises)}, QUESTION, 200)
+    long_error = answer_call(Call("raises", {"message": "x" * 5000}), {"raises": prepare(raises)}, QUESTION, 200)
     assert len(long_error.text) <= 200 and "left out" in json.loads(long_error.text)["error"]
 
 

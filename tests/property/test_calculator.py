@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmgym.envs.base import Step
-from lmgym.envs.stepwise import MOST_PIECES, StepwiseEnv
+from lmgym.envs.stepwise import MAX_PIECES, StepwiseEnv
 from lmgym.envs.tools.calculator import BITS, LONGEST, calculate, format_number
 from lmgym.types import Example
 
@@ -202,7 +202,7 @@ def play(env: StepwiseEnv, pieces: list[tuple[str, str]]) -> list[Step]:
     for text, stop in itertools.cycle(pieces):
         steps.append(env.step(text, stop))
         check_step(env, steps[-1])
-        assert len(steps) <= env.max_steps * (MOST_PIECES + 1)
+        assert len(steps) <= env.max_steps * (MAX_PIECES + 1)
         if steps[-1].over:
             return steps
     raise AssertionError

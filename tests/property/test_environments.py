@@ -13,7 +13,7 @@ from lmgym.batch import Batch, collate
 from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
 from lmgym.envs.env_processes import EnvProcesses
-from lmgym.envs.vector import EnvFailure, InProcess, Opening, checked
+from lmgym.envs.vector import EnvFailure, InProcess, Opening, check_step
 from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.policy import Policy
@@ -188,10 +188,10 @@ messages = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "too
 def test_a_step_goes_on_in_one_way(said: list[Message], reward: float, continuation: str | None, over: bool) -> None:
     step = Step(said, reward, terminated=over, continuation=continuation)
     if over or (continuation is not None) != bool(said):
-        assert checked(step) is step
+        assert check_step(step) is step
     else:
         with pytest.raises(ValueError, match=r"step\(\) returned"):
-            checked(step)
+            check_step(step)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_step_goes_on_in_one_way(said: list[Message], reward: float, continuat
 )
 def test_a_step_of_another_kind_is_refused(step: Step, problem: str) -> None:
     with pytest.raises((TypeError, ValueError), match=problem):
-        checked(step)
+        check_step(step)
 
 
 def test_broken_and_opening_cross_the_pipe() -> None:

@@ -1,1 +1,1 @@
-"""Tools that a model calls: schema, parsing, a calculator, a sandbox."""
+"""Tools for the model: schemas, parsing of calls, a calculator, a sandbox for Python."""

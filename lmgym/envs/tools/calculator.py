@@ -1,7 +1,7 @@
-"""Arithmetic that a model writes, computed exactly: text in, a number or None out.
+"""A calculator for arithmetic in a model's text, with exact results: text in, a number or None out.
 
-The text is never executed. Its length, depth and the size of every number on the way are bounded, so that a call ends
-after a bounded number of small operations whatever the text is.
+The text is never executed. Its length, its depth and the size of every number are bounded, so each call ends after a
+bounded number of small operations, for any text.
 """
 
 import re
@@ -12,10 +12,10 @@ from typing import Literal
 Style = Literal["lmgym", "llm_rl"]
 
 LONGEST = 200  # characters of an expression; those of GSM8K have 30 at most
-DEEPEST = 20  # brackets, signs and powers in each other
-BITS = 256  # of the numerator and the denominator of anything computed: 77 digits
+DEEPEST = 20  # nested brackets, signs and powers
+BITS = 256  # of every numerator and denominator: 77 digits
 
-# Digits are ASCII. Thousands may be grouped, a dollar stands before its number. \u00d7 \u00f7 \u2212 are printed signs.
+# Digits are ASCII; "1,000" and "$5" are numbers. \u00d7 \u00f7 \u2212 are the printed signs for * / -.
 TOKEN = re.compile(
     r"[ \t]*+(?:(?P<number>\$?(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]++)(?:\.[0-9]*+)?|\$?\.[0-9]++)"
     r"|(?P<sign>\*\*|//|[-+*/^%()x\u00d7\u00f7\u2212]))"
@@ -24,18 +24,17 @@ SAME = {"\u00d7": "*", "x": "*", "\u00f7": "/", "\u2212": "-", "**": "^", "//": 
 
 
 class _Refused(Exception):
-    """The text is no arithmetic, or it goes beyond the bounds."""
+    """The text is not arithmetic, or exceeds a bound."""
 
 
 def calculate(expression: str) -> int | Fraction | None:
     """The exact value of an expression, or None.
 
-    Read are whole and decimal numbers ("1,000", ".5", "$5"), + - * / and // (rounding down), ^ or ** with a whole
-    number as exponent, brackets, "20%" (as 1/5), and what stands for a sign in print: x for times, and the Unicode
-    signs. A value is an int where Python's would be (whole numbers without /), otherwise a Fraction.
+    It reads whole and decimal numbers ("1,000", ".5", "$5"), + - * / and // (rounding down), ^ or ** with a whole
+    number as exponent, brackets, "20%" (as 1/5), x for times, and the Unicode signs for times, divided by and minus.
+    The value is an int where Python's would be (whole numbers without /), otherwise a Fraction.
 
-    None is the answer to anything else: other text, a division by zero, and what is beyond the bounds above. Never
-    raises.
+    Returns None for other text, a division by zero, or if a bound above is exceeded. Never raises.
 
     Example:
         >>> calculate("16-3-4"), calculate(".5*(3+4)"), calculate("9**9**9"), calculate("__import__('os')")
@@ -44,15 +43,15 @@ def calculate(expression: str) -> int | Fraction | None:
     if len(expression) > LONGEST:
         return None
     try:
-        return _Parser(expression).whole()
+        return _Parser(expression).parse()
     except (_Refused, ZeroDivisionError):
         return None
 
 
 def format_number(value: int | Fraction, decimals: int = 2, style: Style = "lmgym") -> str:
-    """The value as a text: whole numbers without a point, others rounded to so many decimals, zeros behind cut off.
+    """The value as text: whole numbers without a point, others rounded to `decimals`, without zeros at the end.
 
-    A value in the middle between two is rounded to the even one. The style `llm_rl` prints Python's
+    A value in the middle is rounded to the even digit. The style `llm_rl` prints Python's
     `round(value, decimals)`: "1.0" for 2/2.
 
     Example:
@@ -68,7 +67,7 @@ def format_number(value: int | Fraction, decimals: int = 2, style: Style = "lmgy
 
 
 class _Parser:
-    """Recursive descent; each method reads what its name says and returns the value.
+    """Recursive descent: each method reads the part of the grammar with its name, and returns the value.
 
         sum     = product {("+" | "-") product}
         product = signed {("*" | "/" | "//") signed}
@@ -76,7 +75,7 @@ class _Parser:
         power   = atom {"%"} ["^" signed]
         atom    = number | "(" sum ")"
 
-    Example: _Parser("2*(3+4)").whole() is 14
+    Example: _Parser("2*(3+4)").parse() is 14
     """
 
     def __init__(self, expression: str) -> None:
@@ -84,7 +83,7 @@ class _Parser:
         self.position = 0
         self.depth = 0
 
-    def whole(self) -> int | Fraction:
+    def parse(self) -> int | Fraction:
         value = self.sum()
         if self.position < len(self.tokens):
             raise _Refused
@@ -105,6 +104,7 @@ class _Parser:
         return value
 
     def signed(self) -> int | Fraction:
+        # Every bracket, sign and power passes here, so this bounds the recursion.
         self.depth += 1
         if self.depth > DEEPEST:
             raise _Refused
@@ -131,7 +131,7 @@ class _Parser:
         return _bounded(number)
 
     def take(self, signs: str) -> str:
-        """The next token if it is one of these signs, else nothing."""
+        """Take the next token if it is one of these signs; else return an empty text."""
         if self.position < len(self.tokens):
             token = self.tokens[self.position]
             if isinstance(token, str) and token in signs:
@@ -161,6 +161,7 @@ def _divided(value: int | Fraction, other: int | Fraction, down: bool) -> int | 
 
 
 def _raised(base: int | Fraction, exponent: int | Fraction) -> int | Fraction:
+    # Check the size before computing: 9**9**9 would take for ever.
     if exponent.denominator != 1 or abs(int(exponent)) * _bits(base) > BITS:
         raise _Refused
     if exponent < 0:

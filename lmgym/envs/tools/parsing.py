@@ -1,6 +1,6 @@
-"""The calls of tools in a model's text, as today's open models write them.
+"""Finds tool calls in a model's text, in the formats of today's open models.
 
-Hostile text is answered by a reason, in time that grows with its length alone.
+Unreadable calls become `Unreadable` with a reason. The time is linear in the length of the text, even a hostile one.
 """
 
 import json
@@ -12,13 +12,13 @@ from typing import Any
 
 OPEN, CLOSE, MISTRAL = "<tool_call>", "</tool_call>", "[TOOL_CALLS]"
 BARE = re.compile(r'\s*\[?\s*\{\s*"(?:name|type|function|arguments|parameters)"\s*:')  # of Llama, or of Mistral
-DEEPEST = 50  # lists and objects in each other
+DEEPEST = 50  # nested lists and objects
 LONGEST = 1_000  # digits of a whole number
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call that a model has written.
+    """One tool call of a model.
 
     Example: Call("python", {"code": "6 * 7"})
     """
@@ -29,7 +29,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """Something that was meant as a call but cannot be read.
+    """A call that cannot be read, and the reason.
 
     Example: Unreadable("not valid JSON: Expecting value: line 1 column 9 (char 8)")
     """
@@ -38,32 +38,33 @@ class Unreadable:
 
 
 def parse_calls(text: str, most: int = 16) -> list[Call | Unreadable]:
-    """The calls in a model's text, in order; empty where it calls nothing.
+    """The calls in a model's text, in order; empty if it has none.
 
-    Read are `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen; the last may lack its end),
+    It reads `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen; the last end tag may be missing),
     `[TOOL_CALLS] [{...}]` and `[TOOL_CALLS]name[ARGS]{...}` (Mistral), and a text that begins with such an object or
-    a list of them, with `arguments` or `parameters` (Llama 3, and Mistral once its special tokens are removed). A
-    thought (`<think>`) calls nothing. Of more than `most` calls the others are answered by one error.
+    a list of them, with `arguments` or `parameters` (Llama 3, and Mistral once its special tokens are removed). Text
+    in `<think>` is ignored. If there are more than `most` calls, one `Unreadable` replaces the surplus.
 
     Example:
         >>> parse_calls('<tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}</tool_call>')
         [Call(name='python', arguments={'code': '6 * 7'})]
     """
     text = text.rpartition("</think>")[2].partition("<think>")[0]
-    found: list[Call | Unreadable] = []
+    calls: list[Call | Unreadable] = []
     for call in _calls(text):
-        if len(found) == most:
-            return [*found, Unreadable(f"more than {most} calls at once; those behind the first {most} were not made")]
-        found.append(call)
-    return found
+        if len(calls) == most:
+            return [*calls, Unreadable(f"more than {most} calls at once; those behind the first {most} were not made")]
+        calls.append(call)
+    return calls
 
 
 def shorter(text: str, most: int = 80) -> str:
-    """The text, or its beginning and three dots."""
+    """The text; if it is longer than `most` characters, its beginning and three dots."""
     return text if len(text) <= most else text[:most] + "..."
 
 
 def _calls(text: str) -> Iterator[Call | Unreadable]:
+    # Hermes and Qwen: one object between each pair of tags.
     if OPEN in text:
         index = text.find(OPEN)
         while index >= 0:
@@ -71,6 +72,7 @@ def _calls(text: str) -> Iterator[Call | Unreadable]:
             body = text[begin : following if following >= 0 else len(text)]
             yield from _objects(body.partition(CLOSE)[0])
             index = following
+    # Mistral: a list of objects after the mark, or name[ARGS]{...}.
     elif MISTRAL in text:
         for begin in _places(text, MISTRAL):
             body = text[begin:].partition(MISTRAL)[0].lstrip()
@@ -79,6 +81,7 @@ def _calls(text: str) -> Iterator[Call | Unreadable]:
             else:
                 name, _, arguments = body.partition("{")
                 yield from _objects("{" + arguments, name.partition("[")[0].strip())
+    # Llama: the text is the object itself.
     elif BARE.match(text) and ('"arguments"' in text or '"parameters"' in text):
         yield from _objects(text)
 
@@ -91,53 +94,56 @@ def _places(text: str, mark: str) -> Iterator[int]:
 
 
 def _objects(text: str, name: str | None = None) -> Iterator[Call | Unreadable]:
-    """The call, or the list of calls, or calls separated by ';', that the text begins with; `name`: only arguments."""
+    """The calls at the beginning of the text: one, a list, or several separated by ';'. With `name`, the text is the
+    arguments only."""
     rest = text.strip()
     while True:
         try:
-            found, end = DECODER.raw_decode(rest)
+            value, end = DECODER.raw_decode(rest)
         except (ValueError, RecursionError) as error:
             yield Unreadable(f"not valid JSON: {_why(error)}")
             return
-        for one in found if isinstance(found, list) else [found]:
-            yield _call(one if name is None else {"name": name, "arguments": one})
+        for item in value if isinstance(value, list) else [value]:
+            yield _call(item if name is None else {"name": name, "arguments": item})
         rest = rest[end:].lstrip()
         if name is not None or not rest.startswith((";", ",")):
             return
         rest = rest[1:].lstrip()
 
 
-def _call(one: Any) -> Call | Unreadable:
-    if isinstance(one, dict) and isinstance(one.get("function"), dict):
-        one = one["function"]  # as in OpenAI's messages
-    if not isinstance(one, dict) or not isinstance(one.get("name"), str):
+def _call(tree: Any) -> Call | Unreadable:
+    if isinstance(tree, dict) and isinstance(tree.get("function"), dict):
+        tree = tree["function"]  # as in OpenAI's messages
+    if not isinstance(tree, dict) or not isinstance(tree.get("name"), str):
         return Unreadable('a call is an object such as {"name": "...", "arguments": {...}}')
-    arguments = one.get("arguments", one.get("parameters"))
+    # Arguments are an object, or (OpenAI) a text of JSON with one.
+    arguments = tree.get("arguments", tree.get("parameters"))
     if isinstance(arguments, str):  # as in OpenAI's messages
         try:
             arguments = DECODER.decode(arguments)
         except (ValueError, RecursionError) as error:
             return Unreadable(f"the arguments are not valid JSON: {_why(error)}")
-    if arguments is None and "arguments" not in one and "parameters" not in one:
-        return Unreadable(f"the call of '{shorter(one['name'])}' has no 'arguments'")
+    if arguments is None and "arguments" not in tree and "parameters" not in tree:
+        return Unreadable(f"the call of '{shorter(tree['name'])}' has no 'arguments'")
     if not isinstance(arguments, dict):
-        return Unreadable(f"the arguments of '{shorter(one['name'])}' must be an object, {{}} where there are none")
+        return Unreadable(f"the arguments of '{shorter(tree['name'])}' must be an object, {{}} where there are none")
     if not _shallow(arguments):
-        return Unreadable(f"the arguments of '{shorter(one['name'])}' are nested too deeply")
-    return Call(one["name"], arguments)
+        return Unreadable(f"the arguments of '{shorter(tree['name'])}' are nested too deeply")
+    return Call(tree["name"], arguments)
 
 
 def _shallow(value: Any) -> bool:
+    # Level by level, without recursion: the text may be hostile.
     level = [value]
     for _ in range(DEEPEST):
-        level = [inner for one in level if isinstance(one, list | dict) for inner in _inside(one)]
+        level = [inner for item in level if isinstance(item, list | dict) for inner in _inside(item)]
         if not level:
             return True
     return False
 
 
-def _inside(one: list[Any] | dict[str, Any]) -> list[Any]:
-    return one if isinstance(one, list) else list(one.values())
+def _inside(value: list[Any] | dict[str, Any]) -> list[Any]:
+    return value if isinstance(value, list) else list(value.values())
 
 
 def _why(error: Exception) -> str:
@@ -145,12 +151,12 @@ def _why(error: Exception) -> str:
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict[str, Any]()
+    tree = dict[str, Any]()
     for name, value in pairs:
-        if name in found:
+        if name in tree:
             raise ValueError(f"the key '{shorter(name)}' comes twice")
-        found[name] = value
-    return found
+        tree[name] = value
+    return tree
 
 
 def _whole(digits: str) -> int:

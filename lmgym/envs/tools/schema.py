@@ -1,7 +1,7 @@
-"""Python functions as tools: their schema, and what a call comes to. What counts as a call: tool_calls.py.
+"""Python functions as tools: their JSON schema, and the answers to calls. parsing.py finds the calls in a text.
 
-A call that cannot be read or made, and a tool that fails, is answered by `{"error": "..."}`, which goes back to the
-model; nothing of it raises.
+If a call cannot be read or made, or the tool fails, the answer is `{"error": "..."}`, for the model to read. Such a
+mistake raises nothing here.
 """
 
 import inspect
@@ -29,8 +29,8 @@ ENTRY = re.compile(r"^(\s*)(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that a model can call. `given` is the parameter that the environment fills in with the episode's
-    example, where there is one; the model does not see it.
+    """A function that a model can call. `given` is the parameter that gets the episode's example from the environment,
+    if the function has one; the model does not see it.
 
     Example: tool("python").schema["function"]["name"] == "python"
     """
@@ -38,14 +38,14 @@ class Tool:
     name: str
     function: Callable[..., Any]
     schema: dict[str, Any]
-    validators: Mapping[str, Any]  # pydantic's TypeAdapter of each parameter that the model fills in
+    validators: Mapping[str, Any]  # a pydantic TypeAdapter for each parameter that the model gives
     required: tuple[str, ...]
     given: str | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What goes back to the model. `invalid`: nothing was called, as the call was wrong; `failed`: the tool raised.
+    """The answer to one call. `invalid`: the call was wrong, so nothing was called; `failed`: the tool raised.
 
     Example: Answer("42")
     """
@@ -58,13 +58,13 @@ class Answer:
 def tool(name: str) -> Tool:
     """The tool registered under a name (`@register("tool", "name")`), or the function "module:function".
 
-    Raises LmgymError where there is none, or its signature is none that a model can be told.
+    Raises LmgymError for an unknown name, or a function without a usable signature (see `schema`).
     """
     return _prepared(registry.get("tool", name))
 
 
 def prepare(function: Callable[..., Any]) -> Tool:
-    """A function as a tool; see `schema` for what it must be like."""
+    """A function as a tool. `schema` says what the function needs."""
     from pydantic import TypeAdapter
 
     hints = _hints(function)
@@ -85,12 +85,12 @@ _prepared = cache(prepare)
 
 
 def schema(function: Callable[..., Any]) -> dict[str, Any]:
-    """The function as chat templates and OpenAI's interface describe one: name, description, parameters as JSON Schema.
+    """The function in the format of chat templates and OpenAI's API: name, description, parameters as JSON Schema.
 
     Types come from the signature: str, int, float, bool, None, list, dict with string keys, Literal, Optional, unions
-    and Any. A parameter with a default is not required. Description and those of the parameters come from the
-    docstring, which must have a sentence, and may have a section `Args:`. A parameter of type Example is left out:
-    the environment fills it in. Raises LmgymError for anything else.
+    and Any. A parameter with a default is not required. The description is the docstring, which must have a sentence;
+    its section `Args:` describes the parameters. A parameter of type Example is left out: the environment gives it.
+    Raises LmgymError for anything else.
 
     Example:
         >>> schema(python)["function"]["parameters"]["required"]
@@ -100,6 +100,7 @@ def schema(function: Callable[..., Any]) -> dict[str, Any]:
     description, documented = _docstring(inspect.getdoc(function) or "")
     if not description:
         raise LmgymError(f"{where} has no docstring; the model needs a sentence that says what it does")
+    # One entry for each parameter that the model gives.
     hints, properties, required = _hints(function), dict[str, Any](), []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -122,17 +123,18 @@ def schema(function: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def answer(call: Call | Unreadable, tools: Mapping[str, Tool], example: Example, max_result_chars: int) -> Answer:
-    """Make a call and write down what it comes to: text as it is, anything else as JSON, an error as {"error": ...};
-    `max_result_chars` characters at most. Raises nothing that a tool or a model does.
+def answer_call(call: Call | Unreadable, tools: Mapping[str, Tool], example: Example, max_result_chars: int) -> Answer:
+    """Make a call. The answer is its result (text as it is, anything else as JSON) or {"error": ...}, in at most
+    `max_result_chars` characters. No mistake of the model or the tool raises.
 
     Example:
-        >>> answer(Call("sqrt", {}), {"python": tool("python")}, example, 1000).text
+        >>> answer_call(Call("sqrt", {}), {"python": tool("python")}, example, 1000).text
         '{"error": "there is no tool \\'sqrt\\'; Valid: python."}'
     """
     if isinstance(call, Unreadable):
         return Answer(_error(call.reason, max_result_chars), invalid=True)
-    arguments, problem = _checked(call, tools)
+    # A wrong call is answered by its mistake, and the tool is not called.
+    arguments, problem = _check_call(call, tools)
     if problem:
         return Answer(_error(problem, max_result_chars), invalid=True)
     chosen = tools[call.name]
@@ -140,13 +142,13 @@ def answer(call: Call | Unreadable, tools: Mapping[str, Tool], example: Example,
     try:
         text = _text(chosen.function(**arguments, **given))
     except (Exception, SystemExit) as error:
-        return Answer(_error(in_words(error), max_result_chars), failed=True)
+        return Answer(_error(describe_error(error), max_result_chars), failed=True)
     return Answer(cut(text, max_result_chars))
 
 
 def cut(text: str, most: int) -> str:
-    """The text, or its beginning and its end with a note between them, `most` characters in all; half surrogates, which
-    no tokenizer takes, as question marks.
+    """The text; if it is longer than `most` characters, its beginning and its end with a note between them. Half
+    surrogates, which no tokenizer accepts, become question marks.
 
     Example:
         >>> cut("0123456789" * 100, 60)
@@ -160,8 +162,8 @@ def cut(text: str, most: int) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def in_words(error: BaseException) -> str:
-    """Type and message of an exception, as Python writes them under a traceback."""
+def describe_error(error: BaseException) -> str:
+    """Type and message of an exception, like the last line of a traceback."""
     try:
         return f"{type(error).__name__}: {error}".removesuffix(": ")
     except Exception:  # its own __str__ fails
@@ -198,6 +200,7 @@ def _type(hint: Any, where: str) -> dict[str, Any]:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return {}
+    # From simple types to nested ones; unions come last, as their members may be any of the others.
     if hint in PLAIN:
         return {"type": PLAIN[hint]}
     if hint is list or origin is list:
@@ -209,7 +212,7 @@ def _type(hint: Any, where: str) -> dict[str, Any]:
         if all(kinds):
             return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": list(inner)}
     if origin in (Union, types.UnionType):
-        return _any_of([_type(one, where) for one in inner])
+        return _any_of([_type(choice, where) for choice in inner])
     raise LmgymError(
         f"{where} has a type that JSON does not know, {hint}; use str, int, float, bool, list, dict[str, ...], "
         "Literal, or a union of these"
@@ -217,7 +220,7 @@ def _type(hint: Any, where: str) -> dict[str, Any]:
 
 
 def _any_of(choices: list[dict[str, Any]]) -> dict[str, Any]:
-    """Plain types side by side as a list of types; an enumeration may be null; the rest as it is."""
+    """A union: a list of types if all choices are simple; null is added to a single type or enumeration; else anyOf."""
     if all(set(choice) == {"type"} for choice in choices):
         return {"type": [choice["type"] for choice in choices]}
     real = [choice for choice in choices if choice != {"type": "null"}]
@@ -229,10 +232,11 @@ def _any_of(choices: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _docstring(text: str) -> tuple[str, dict[str, str]]:
-    """The description, and what the section `Args:` says of each parameter."""
+    """The description, and the text of each parameter in the section `Args:`."""
     head, *rest = PARAMETERS.split(text, maxsplit=1)
     described = SECTION.split(head, maxsplit=1)[0].strip()
     documented, indent, name = dict[str, str](), 0, ""
+    # A line "name: text" that is not indented further than the first begins an entry; other lines continue it.
     for line in SECTION.split(rest[0], maxsplit=1)[0].splitlines() if rest else []:
         match = ENTRY.match(line)
         if match and (not documented or len(match[1]) <= indent):
@@ -243,8 +247,8 @@ def _docstring(text: str) -> tuple[str, dict[str, str]]:
     return described, {name: text for name, text in documented.items() if text}
 
 
-def _checked(call: Call, tools: Mapping[str, Tool]) -> tuple[dict[str, Any], str]:
-    """The arguments as the function's types want them, and what is wrong with the call; empty if nothing is."""
+def _check_call(call: Call, tools: Mapping[str, Tool]) -> tuple[dict[str, Any], str]:
+    """The arguments, converted to the types of the function, and what is wrong with the call (empty: nothing)."""
     from pydantic import ValidationError
 
     if call.name not in tools:
@@ -256,6 +260,7 @@ def _checked(call: Call, tools: Mapping[str, Tool]) -> tuple[dict[str, Any], str
     for name in chosen.required:
         if name not in call.arguments:
             return {}, f"{call.name} needs the argument '{name}'"
+    # Strict validation: "3" is not a number.
     arguments = {}
     for name, value in call.arguments.items():
         try:
@@ -278,7 +283,7 @@ def _text(result: Any) -> str:
 
 
 def _error(message: str, most: int) -> str:
-    """An error as JSON, shortened where it would be longer than `most`."""
+    """An error as JSON, in at most `most` characters."""
     text = json.dumps({"error": message}, ensure_ascii=False)
     if len(text) > most:
         text = json.dumps({"error": cut(message, max(most // 2 - 20, 0))}, ensure_ascii=False)

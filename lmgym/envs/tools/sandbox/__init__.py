@@ -1,1 +1,1 @@
-"""A model's Python snippet in a process of its own, within limits."""
+"""Runs a model's Python code in a separate process, within limits."""

@@ -1,21 +1,20 @@
-"""The tool `python`: runs a model's Python snippet in a process of its own, within limits.
+"""The tool `python`: runs a model's Python code (a snippet) in a separate process, within limits.
 
-What each layer holds against (Linux; `protection()` says which of them this machine has):
+Layers of protection (Linux; `protection()` tells which of the named ones this machine has):
 
 - limits (every Unix): processor time, time by the clock, address space (Linux), size and number of files, no further
-  process, no core dump; a fresh interpreter without site-packages and environment; what it leaves behind is killed and
-  deleted. The limit of processes does not bind root.
-- "files" (Landlock, Linux 5.13): the kernel lets the process open nothing outside of its own folder and the standard
-  library, system libraries included. File names and sizes elsewhere can still be asked for.
-- "system calls" (seccomp): the kernel refuses processes and threads, programs, sockets, signals, mounts, changes of
-  owners and permissions; the process has no capabilities, root or not.
+  process, no core dump; a fresh interpreter without site-packages and environment variables. Afterwards its processes
+  are killed and its files deleted. The limit on processes has no effect on root.
+- "files" (Landlock, Linux 5.13): the process can open only its own folder, the standard library and system libraries.
+  It can still ask for names and sizes of other files.
+- "system calls" (seccomp): no new processes or threads, no programs, sockets, signals or mounts, no changes of owners
+  or permissions; the process has no capabilities, even as root.
 - "network and folder" (namespaces): no network device; the folder is a file system in memory of limited size. Without
-  it the folder is an ordinary one, whose files are limited in size each, but not in number.
-- an audit hook: refuses the same in plain words. It is a courtesy and no boundary: Python code that means to can get
-  round it.
+  this layer the folder is an ordinary one: each file is limited in size, but not the number of files.
+- an audit hook: turns refusals into clear messages. It is no protection: Python code can get round it on purpose.
 
-None of this holds against a fault of the kernel, nor hides the processor's side channels. Where the text of a model may
-be written by somebody hostile, run the whole training in a container or a virtual machine besides.
+None of this protects against bugs of the kernel or side channels of the processor. If a hostile person may influence
+the text of the model, run the whole training in a container or a virtual machine as well.
 """
 
 import math
@@ -38,9 +37,9 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.envs.tools.schema import cut
 
-SCRIPT = Path(__file__).with_name("snippet_process.py")
-NOT_SET_UP = 117  # as in snippet_process.py
-LAYERS = ("network and folder", "files", "system calls")  # as in snippet_process.py
+SCRIPT = Path(__file__).with_name("child.py")
+NOT_ISOLATED = 117  # as in child.py
+LAYERS = ("network and folder", "files", "system calls")  # as in child.py
 SYSTEM = (
     "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo",
     "/dev/null", "/dev/urandom",
@@ -49,12 +48,12 @@ SYSTEM = (
 
 @dataclass(frozen=True)
 class Limits:
-    """What a snippet may use, and what happens where the kernel cannot hold it.
+    """What a snippet may use.
 
-    `seconds` of processor time and `wall_seconds` by the clock (starting included), `memory_mib` of address space (a
-    bare interpreter takes 50), `folder_mib` of files, `max_source` characters of code, `max_output` characters back.
-    `isolation: kernel` refuses to work where the kernel enforces neither files nor system calls; `process` goes on with
-    the other layers.
+    `seconds` of processor time, `wall_seconds` by the clock (start-up included), `memory_mib` of address space (an
+    empty interpreter takes 50), `folder_mib` of files, `max_source` characters of code, `max_output` characters of
+    output. With `isolation: kernel` the tool works only if the kernel enforces "files" and "system calls"; `process`
+    works without them, with the other layers.
 
     Example: Limits(seconds=2.0, memory_mib=256)
     """
@@ -87,7 +86,7 @@ def python(code: str) -> str:
 
 
 def python_within(limits: Limits) -> Callable[[str], str]:
-    """The tool `python` with limits of its own. Raises LmgymError where the isolation that they ask for is missing."""
+    """The tool `python` with these limits. Raises LmgymError if the machine lacks the isolation that they ask for."""
     require(limits)
 
     def python(code: str) -> str:
@@ -98,7 +97,7 @@ def python_within(limits: Limits) -> Callable[[str], str]:
 
 
 def require(limits: Limits) -> None:
-    """Raise LmgymError if the limits ask for isolation by the kernel and it gives none."""
+    """Raise LmgymError if the limits ask for isolation by the kernel and the kernel has none."""
     missing = [name for name in ("files", "system calls") if not protection()[name]]
     if limits.isolation == "kernel" and missing:
         raise LmgymError(
@@ -110,7 +109,7 @@ def require(limits: Limits) -> None:
 
 @cache
 def protection() -> dict[str, bool]:
-    """Which layers the kernel enforces here, found by starting one process: see the top of this file.
+    """Which layers the kernel enforces here (see the top of this file); starts one process to find out.
 
     Example:
         >>> protection()
@@ -124,10 +123,10 @@ def protection() -> dict[str, bool]:
 
 
 def run(source: str, limits: Limits) -> str:
-    """What the snippet prints, then the value of its last expression or the last line of its error; `max_output`
-    characters at most. Never raises on account of the snippet.
+    """Run a snippet. Returns what it prints, then the value of its last expression or the last line of its error, in
+    at most `max_output` characters. The snippet cannot make it raise.
 
-    It must not be trusted more than any text of the model. The folder that it runs in is deleted.
+    Trust the output no more than any text of the model. The folder of the snippet is deleted.
 
     Example:
         >>> run("x = 6\\nprint('so')\\nx * 7", Limits())
@@ -143,16 +142,17 @@ def run(source: str, limits: Limits) -> str:
 
 
 def _process(source: str, limits: Limits, report: bool = False) -> tuple[bytes, str]:
-    """Start the interpreter, read its output, end it and its folder; the output and why it failed, if it did."""
+    """Start the interpreter, read its output, kill it and delete its folder. Returns the output, and why the snippet
+    failed (empty if it did not)."""
     folder = tempfile.mkdtemp(prefix="lmgym-snippet-")
     mode = "report" if report else limits.isolation
-    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}  # may be needed
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}  # Python may need it
     numbers = [str(number) for number in (limits.seconds, limits.memory_mib, limits.folder_mib)]
     try:
         with tempfile.TemporaryFile() as file:
             file.write(source.encode("utf-8", "surrogatepass"))
             file.seek(0)
-            # -P -s -S and an empty environment are what -I -S does, but for the one order of sets in every run.
+            # -P -s -S and an empty environment do what -I -S does, but keep PYTHONHASHSEED (same order of sets).
             options = ["-P", "-s", "-S", "-B", "-X", "utf8"]
             process = subprocess.Popen(
                 [sys.executable, *options, str(SCRIPT), mode, folder, "\n".join(_readable()), *numbers],
@@ -167,25 +167,25 @@ def _process(source: str, limits: Limits, report: bool = False) -> tuple[bytes, 
             output, late = _output(process, limits.wall_seconds, 8 * limits.max_output)
         finally:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # and what it started; its number is ours until `wait`
+                os.killpg(process.pid, signal.SIGKILL)  # and its children; the number is not reused before `wait`
             code = process.wait()
             assert process.stdout is not None
             process.stdout.close()
     finally:
         _delete(folder)
-    output = output.replace(os.fsencode(folder), b"/tmp/snippet")  # whose real name is another one each time
+    output = output.replace(os.fsencode(folder), b"/tmp/snippet")  # the real name differs in each call
     return output, f"it did not finish within {limits.wall_seconds:g} s" if late else _reason(code, limits)
 
 
 def _output(process: subprocess.Popen[bytes], seconds: float, most: int) -> tuple[bytes, bool]:
-    """The first and the last `most` bytes that it writes until it ends, and whether it had to be interrupted."""
+    """The first and the last `most` bytes of its output, and True if it did not end in time."""
     assert process.stdout is not None
     deadline, output = time.monotonic() + seconds, bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while (left := deadline - time.monotonic()) > 0:
             if not selector.select(min(left, 0.2)):
-                if _ended(process):  # and a child of it holds on to its output
+                if _ended(process):  # and a child of it keeps the output open
                     break
                 continue
             piece = os.read(process.stdout.fileno(), 65536)
@@ -194,7 +194,7 @@ def _output(process: subprocess.Popen[bytes], seconds: float, most: int) -> tupl
             output += piece
             if len(output) > 4 * most:
                 del output[most:-most]
-    while not _ended(process):  # it may have closed its output and go on
+    while not _ended(process):  # it may have closed its output without ending
         if time.monotonic() >= deadline:
             return bytes(output), True
         time.sleep(0.001)
@@ -202,18 +202,18 @@ def _output(process: subprocess.Popen[bytes], seconds: float, most: int) -> tupl
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it has ended, without letting go of its number where the system can say so."""
+    """True if the process has ended. Does not free its number, if the system has `waitid`."""
     if hasattr(os, "waitid"):
         try:
             return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # somebody else has asked for it
+        except ChildProcessError:  # someone else has waited for it
             return True
     return process.poll() is not None
 
 
 def _reason(code: int, limits: Limits) -> str:
-    """What the exit status says that the output does not."""
-    if code == NOT_SET_UP:
+    """The reason that follows from the exit status; empty if the output says enough."""
+    if code == NOT_ISOLATED:
         return "the snippet was not run, since it could not be isolated"
     if -code in (signal.SIGPROF, signal.SIGXCPU):
         return f"it took more than {limits.seconds:g} s of processor time"
@@ -224,16 +224,16 @@ def _reason(code: int, limits: Limits) -> str:
 
 @cache
 def _readable() -> list[str]:
-    """What a snippet may read besides its folder: the standard library and what its modules link to."""
+    """Paths that a snippet may read besides its folder: the standard library and the libraries that it links to."""
     prefix = Path(sys.base_prefix) / "lib"
-    own = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(prefix)]
-    return [path for path in dict.fromkeys([*own, *SYSTEM]) if Path(path).exists()]
+    python = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(prefix)]
+    return [path for path in dict.fromkeys([*python, *SYSTEM]) if Path(path).exists()]
 
 
 def _delete(folder: str) -> None:
-    """Remove the folder, whatever was made of it: it may be locked, or deeper than Python's own removal can go."""
+    """Remove the folder, even if a snippet took away permissions or nested it deeper than Python can remove."""
     with suppress(OSError):
-        os.rmdir(folder)  # nearly always: its files were in memory
+        os.rmdir(folder)  # enough in most cases: the files were in memory
     if os.path.lexists(folder):
         for command in (["chmod", "-R", "u+rwx", folder], ["rm", "-rf", "--", folder]):
             subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)

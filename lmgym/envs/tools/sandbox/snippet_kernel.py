@@ -1,14 +1,14 @@
-"""What the kernel enforces on a snippet's process (Linux on x86-64 and ARM-64), set up by the process on itself.
+"""Limits that the kernel enforces on the snippet's process (Linux on x86-64 and ARM-64); the process asks for them.
 
-It runs inside the snippet's own interpreter (see snippet_process.py), which has neither lmgym nor site-packages, so it
-imports the standard library alone. Each function says whether the kernel agreed; none raises where it did not.
+child.py imports it in an interpreter without lmgym and site-packages, so it uses only the standard library. Each
+function returns True if the kernel agreed, and False instead of an error if it did not.
 
-- `namespaces`: a user, mount, network and IPC namespace of its own, and a file system of limited size in memory over
-  its working folder, which is gone with the process.
-- `landlock`: files outside of the named folders can be neither opened nor listed; no TCP, no signals to others
+- `namespaces`: separate user, mount, network and IPC namespaces; the working folder becomes a file system in memory of
+  limited size, which ends with the process.
+- `landlock`: files outside of the named folders can be neither opened nor listed; no TCP, no signals to other processes
   (kernel documentation, userspace-api/landlock).
-- `system_calls`: an allow-list (seccomp): no new process or thread, no program started, no socket, no signal, no mount,
-  no change of owners or permissions.
+- `system_calls`: an allow-list (seccomp). Forbidden are new processes and threads, starting programs, sockets, signals,
+  mounts, and changes of owners or permissions.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ READ_FILE, READ_FOLDER = 1 << 2, 1 << 3
 FOLDER_RIGHTS = 0b110_0001_1011_1110  # all but running programs, and making devices, sockets, pipes and links
 LOAD, JUMP_IF_EQUAL, AND, RETURN = 0x20, 0x15, 0x54, 0x06  # of the kernel's packet-filter language
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | 1  # refused calls fail with EPERM
-TRUNCATE_READ_ONLY = 0x200, 0x203  # an open for reading that empties the file, which old Landlocks let pass
+TRUNCATE_READ_ONLY = 0x200, 0x203  # O_RDONLY | O_TRUNC empties a file; early Landlock versions allow it
 
 # Name: number on x86-64, number on ARM-64 (None: it has no such call).
 CALLS: dict[str, tuple[int | None, int | None]] = {
@@ -49,22 +49,24 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "futex": (202, 98), "getrandom": (318, 278), "restart_syscall": (219, 128), "exit": (60, 93),
     "exit_group": (231, 94),
 }  # fmt: skip
-OPENS = {"open": ((2, None), 1), "openat": ((257, 56), 2)}  # and the place of the flags among the arguments
+OPENS = {"open": ((2, None), 1), "openat": ((257, 56), 2)}  # then the position of the flags among the arguments
 MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}  # audit number, column of the table
 
 
 def namespaces(folder: str, mebibytes: int) -> bool:
-    """Leave the machine's network, mounts and shared memory; put a file system of this size over the folder."""
+    """Leave the machine's network, mounts and shared memory; mount a file system of this size on the folder."""
     user, group = os.getuid(), os.getgid()
     libc = _libc()
     if libc is None or libc.unshare(NEW_USER | NEW_MOUNTS | NEW_NETWORK | NEW_IPC):
         return False
+    # The process keeps its user and group numbers in the new namespace.
     try:
         for name, line in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(line)
     except OSError:
         return False
+    # Mounts from here on stay invisible to the rest of the machine.
     if libc.mount(b"none", b"/", None, RECURSIVE_PRIVATE, None):
         return False
     options = f"size={mebibytes}m,nr_inodes=1000,mode=700".encode()
@@ -82,11 +84,13 @@ def landlock(folder: str, readable: Sequence[str]) -> bool:
     version = libc.syscall(LANDLOCK_CREATE, None, 0, 1)
     if version < 1:
         return False
+    # Each version of Landlock knows more rights, and a longer structure.
     rights = (1 << min(12 + version, 15 if version < 5 else 16)) - 1
     attributes = struct.pack("QQQ", rights, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
     rules = libc.syscall(LANDLOCK_CREATE, attributes, len(attributes), 0)
     if rules < 0:
         return False
+    # Grant the snippet's folder and the readable paths; everything else is refused.
     granted = [(folder, FOLDER_RIGHTS & rights)]
     granted += [(path, READ_FILE | READ_FOLDER if os.path.isdir(path) else READ_FILE) for path in readable]
     for path, access in granted:
@@ -104,7 +108,7 @@ def landlock(folder: str, readable: Sequence[str]) -> bool:
 
 
 def system_calls() -> bool:
-    """Give up all capabilities, then every system call that is not in the table."""
+    """Give up all capabilities, then all system calls that are not in the table."""
     libc, machine = _libc(), MACHINES.get(os.uname().machine)
     if libc is None or machine is None or struct.calcsize("P") != 8:
         return False
@@ -125,15 +129,17 @@ def die_with_parent() -> None:
 
 
 def _program(architecture: int, column: int) -> bytes:
-    """The filter as the kernel takes it: instructions of 8 bytes."""
+    """The seccomp filter: instructions of 8 bytes for the kernel's packet-filter machine."""
 
     def line(code: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
         return struct.pack("HBBI", code, then, otherwise, value)
 
+    # Refuse calls of another architecture: their numbers mean other calls. Then load the number of the call.
     program = [line(LOAD, 4), line(JUMP_IF_EQUAL, architecture, 1), line(RETURN, REFUSE), line(LOAD, 0)]
     for numbers in CALLS.values():
         if numbers[column] is not None:
             program += [line(JUMP_IF_EQUAL, numbers[column] or 0, 0, 1), line(RETURN, ALLOW)]
+    # An open is allowed unless its flags would empty the file.
     flag, mask = TRUNCATE_READ_ONLY
     for numbers, index in OPENS.values():
         if numbers[column] is not None:

@@ -1,7 +1,7 @@
-"""The other side of runner.py: a fresh interpreter that gives up what it does not need, then runs one snippet.
+"""The script that runner.py starts: a fresh interpreter that gives up its rights, then runs one snippet.
 
-It is started as a script, without lmgym and site-packages, and imports its neighbour snippet_kernel.py and as little of
-the standard library as it can, since imports are most of what a call costs.
+It runs without lmgym and site-packages. It imports kernel.py, which is in the same folder, and as little of the
+standard library as it can, since imports take most of the time of a call.
 """
 
 import _signal as signal  # without the enumerations of the module above it
@@ -13,7 +13,7 @@ from _ast import Expr, Expression, PyCF_ONLY_AST  # `import ast` takes longer th
 from collections.abc import Callable
 from typing import Any
 
-NOT_SET_UP = 117  # exit status: the kernel refused what was asked for, and nothing was run
+NOT_ISOLATED = 117  # exit status: the kernel cannot isolate the process, so nothing was run
 REFUSED = (
     "socket.", "subprocess.", "ctypes.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.kill",
     "os.startfile", "os.chmod", "os.chown", "os.lchown", "os.chflags", "os.setxattr", "os.removexattr", "os.utime",
@@ -27,32 +27,33 @@ WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def main() -> None:
-    """Take the request that runner.py makes, shut the doors, run the snippet, print what it comes to."""
+    """Read the request of runner.py, isolate this process, run the snippet and print its result."""
     mode, folder, readable, *numbers = sys.argv[1:]
     seconds, memory_mib, folder_mib = float(numbers[0]), int(numbers[1]), int(numbers[2])
     source = sys.stdin.buffer.read().decode("utf-8", "surrogatepass")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the snippet reads an empty standard input
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if "random" in source:
         import random
 
         random.seed(0)  # the same episode gives the same tokens
-    layers = shut(folder, readable.split("\n"), seconds, memory_mib, folder_mib)
+    # The hook comes last: it would refuse what `isolate` does.
+    layers = isolate(folder, readable.split("\n"), seconds, memory_mib, folder_mib)
     if mode == "report":
         print(*(name for name, holds in layers.items() if holds), sep="\n", flush=True)
         os._exit(0)
     if mode == "kernel" and not (layers["files"] and layers["system calls"]):
-        os._exit(NOT_SET_UP)
+        os._exit(NOT_ISOLATED)
     sys.addaudithook(auditor(folder, readable.split("\n")))
-    os._exit(run(source))
+    os._exit(execute(source))
 
 
-def shut(folder: str, readable: list[str], seconds: float, memory_mib: int, folder_mib: int) -> dict[str, bool]:
-    """Set the limits and ask the kernel for its protection; which of them hold."""
+def isolate(folder: str, readable: list[str], seconds: float, memory_mib: int, folder_mib: int) -> dict[str, bool]:
+    """Set the limits and ask the kernel for its protection. Returns which layers the kernel enforces."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path.insert(0, here)
     try:
-        import snippet_kernel as kernel
+        import kernel
     except ImportError:  # a Python without ctypes
         kernel = None  # type: ignore[assignment]
     sys.path.remove(here)
@@ -61,18 +62,20 @@ def shut(folder: str, readable: list[str], seconds: float, memory_mib: int, fold
         kernel.die_with_parent()
         layers["network and folder"] = kernel.namespaces(folder, folder_mib)
     limit(seconds, memory_mib, folder_mib)
+    # Namespaces need mounts, which system_calls forbids: so it comes last.
     if kernel:
         layers["files"] = kernel.landlock(folder, readable)
         layers["system calls"] = kernel.system_calls()
-    for name in [name for name in sys.modules if name.split(".")[0] in ("ctypes", "_ctypes", "snippet_kernel")]:
+    # The snippet gets no ready access to ctypes.
+    for name in [name for name in sys.modules if name.split(".")[0] in ("ctypes", "_ctypes", "kernel")]:
         del sys.modules[name]
     return layers
 
 
 def limit(seconds: float, memory_mib: int, folder_mib: int) -> None:
-    """Processor time, memory, size and number of files, no further process, no core dump."""
+    """Limit processor time, memory, size and number of files; allow no further process and no core dump."""
     limits = {
-        "RLIMIT_CPU": int(seconds) + 1,  # should the snippet turn off the timer below
+        "RLIMIT_CPU": int(seconds) + 1,  # in case the snippet turns off the timer below
         "RLIMIT_FSIZE": folder_mib * 2**20,
         "RLIMIT_NOFILE": 64,
         "RLIMIT_NPROC": 0,
@@ -91,8 +94,8 @@ def limit(seconds: float, memory_mib: int, folder_mib: int) -> None:
 
 
 def auditor(folder: str, readable: list[str]) -> Callable[[str, tuple[Any, ...]], None]:
-    """An audit hook that refuses, with a plain word, what the kernel refuses with a bare one. It is no boundary: Python
-    code that means to can get round it."""
+    """An audit hook that explains what the kernel would refuse with a bare error number. It is no protection: Python
+    code can get round it on purpose."""
     realpath, fsdecode, absent = os.path.realpath, os.fsdecode, (int, type(None))
     inside = [os.path.realpath(folder)]
     outside = [os.path.realpath(path) for path in readable]
@@ -122,11 +125,12 @@ def auditor(folder: str, readable: list[str]) -> Callable[[str, tuple[Any, ...]]
     return hook
 
 
-def run(source: str) -> int:
-    """Execute the snippet, print the value of its last expression or its error; the exit status."""
+def execute(source: str) -> int:
+    """Run the snippet; print the value of its last expression, or its error. Returns the exit status."""
     status = 0
     try:
         tree: Any = compile(source, "<snippet>", "exec", PyCF_ONLY_AST)
+        # As at a Python prompt: the value of a last expression is printed.
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], Expr) else None
         names = {"__name__": "__main__", "__builtins__": builtins}
         exec(compile(tree, "<snippet>", "exec"), names)
@@ -149,7 +153,7 @@ def run(source: str) -> int:
 
 
 def last_line(error: BaseException) -> str:
-    """What Python would write under a traceback, and the snippet's line."""
+    """The last line of a traceback, with the line number in the snippet."""
     try:
         text = f"{type(error).__name__}: {error}".removesuffix(": ")
     except BaseException:
