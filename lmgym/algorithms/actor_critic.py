@@ -110,25 +110,12 @@ class PPO(ActorCritic):
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "rl4lms": {
-            "epochs": 10,
-            "minibatches": 32,
-            "gamma": 0.99,
-            "gae_lambda": 0.95,
-            "clip_high": 0.2,
-            "whiten": "minibatch",
-            "value_clip_form": "clipped",
-        },
-        "trl": {
-            "epochs": 4,
-            "gamma": 1.0,
-            "gae_lambda": 0.95,
-            "clip_high": 0.2,
-            "value_coefficient": 0.05,  # TRL's vf_coef of 0.1 times the half in its value loss
-            "value_clip": 0.2,
-            "kl_coefficient": 0.05,
-        },
-    }
+        "rl4lms": {"epochs": 10, "minibatches": 32, "gamma": 0.99, "gae_lambda": 0.95, "clip_high": 0.2,
+                   "whiten": "minibatch", "value_clip_form": "clipped"},
+        # value_coefficient: TRL's vf_coef of 0.1 times the half in its value loss
+        "trl": {"epochs": 4, "gamma": 1.0, "gae_lambda": 0.95, "clip_high": 0.2, "value_coefficient": 0.05,
+                "value_clip": 0.2, "kl_coefficient": 0.05},
+    }  # fmt: skip
 
     epochs: PositiveInt = 4
     gae_lambda: Share = 0.95

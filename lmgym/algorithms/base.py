@@ -29,16 +29,13 @@ class UpdateContext(Protocol):
     @property
     def step(self) -> int:
         """Steps of this stage that are done."""
-        ...
 
     @property
     def path(self) -> tuple[int | str, ...]:
         """Where the random numbers of this stage start (core/seeds.py)."""
-        ...
 
     def refresh(self, name: str) -> None:
         """Replace the frozen copy "reference" or "mask" by a copy of the policy as it is now."""
-        ...
 
 
 @dataclass(kw_only=True)

@@ -34,14 +34,9 @@ class ReinforcePlusPlus(Regularised):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "openrlhf": {"kl_coefficient": 1e-4},
-        "baseline": {
-            "baseline": "group",
-            "group_size": 8,
-            "kl_estimator": "k2",
-            "kl_in": "loss",
-            "kl_coefficient": 1e-5,
-        },
-    }
+        "baseline": {"baseline": "group", "group_size": 8, "kl_estimator": "k2", "kl_in": "loss",
+                     "kl_coefficient": 1e-5},
+    }  # fmt: skip
 
     baseline: Literal["none", "group"] = "none"
     """group: the mean score of the answers to the same prompt."""

@@ -182,12 +182,10 @@ class Engine(Protocol[PolicyT]):
     @property
     def context(self) -> int | None:
         """The limit of prompt and answer together, in tokens; None without a limit."""
-        ...
 
     @property
     def rows(self) -> int:
         """The number of answers that are decoded at once."""
-        ...
 
     def generate(
         self,
@@ -197,17 +195,13 @@ class Engine(Protocol[PolicyT]):
     ) -> list[Completion]:
         """One completion per request. If the engine can, it calls `ended` with index and ids of each answer as soon as
         that has ended, in any order."""
-        ...
 
     def restricted(self, restriction: Restriction, mask: PolicyT | None = None) -> "Engine[PolicyT]":
         """This engine under a restriction of the tokens that it samples; `mask` is the frozen policy that finds tokens
         likely enough (None: the policy itself). Valid until the next `load`."""
-        ...
 
     def forget(self, conversations: Sequence[int]) -> None:
         """Free what is cached of conversations that are over."""
-        ...
 
     def load(self, policy: PolicyT, version: int) -> None:
         """Use the policy's weights after an update; `version` is the number of updates so far."""
-        ...

@@ -27,7 +27,6 @@ class Layout(Protocol):
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """query [B H L D], key and value [B K L D] (K key-value heads) -> [B L H D]."""
-        ...
 
 
 def attend(
