@@ -8,14 +8,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lmgym.algorithms.base import Terms
-from lmgym.algorithms.regularised import Regularised
+from lmgym.algorithms.regularised import Regularised, clipped_objective
 from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.constraints import Coefficient, PositiveFloat, PositiveInt, Share
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.functional import advantages as credit
-from lmgym.functional.losses import ValueClip, clipped, clipped_surrogate, log_ratio, policy_gradient, value_loss
+from lmgym.functional.losses import ValueClip, policy_gradient, value_loss
 from lmgym.functional.reductions import Reduction
 from lmgym.functional.turn_discounts import per_turn
 
@@ -61,17 +61,10 @@ class ActorCritic(Regularised):
         row, column, steps = credit.episode_steps(batch.actions, batch.episode)
         last_row = row.gather(1, steps.sum(1, keepdim=True) - 1)[:, 0]
         cut = ~batch.terminated[last_row] & self.bootstrap
-        dense, dense_returns = credit.gae(
-            rewards[row, column],
-            values[row, column],
-            steps,
-            last_values[last_row] * cut,
-            *self._factors(batch, row, column),
-        )
-        advantages, returns = (
-            credit.scatter_steps(one, row, column, steps, batch.actions.shape)  # type: ignore[arg-type]
-            for one in (dense, dense_returns)
-        )
+        factors, after = self._factors(batch, row, column), last_values[last_row] * cut
+        dense = credit.gae(rewards[row, column], values[row, column], steps, after, *factors)
+        shape = (batch.actions.shape[0], batch.actions.shape[1])
+        advantages, returns = (credit.scatter_steps(one, row, column, steps, shape) for one in dense)
         if self.whiten == "batch":
             advantages = credit.whiten(advantages, batch.actions)
         return batch.replace(advantages=advantages, returns=returns)
@@ -127,16 +120,9 @@ class PPO(ActorCritic):
     """Leave the rest of a step's updates out once the mean KL(old, new) exceeds 1.5 times this (stable-baselines3)."""
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        advantages = batch.require("advantages")
-        difference = log_ratio(new.logprobs, batch.require("logprobs_old"))
-        ratio = difference.exp()
         low, high = (self.scheduled(self.clip_final_fraction) * bound for bound in (self.clip_low, self.clip_high))
-        surrogate = clipped_surrogate(ratio, advantages, low, high)
-        return {"policy": (surrogate, "token"), **self.shared_terms(batch, new)}, {
-            "ratio/mean": ratio,
-            "ratio/clipped": clipped(ratio, advantages, low, high),
-            "kl/old": ratio - 1 - difference,
-        }
+        policy, metrics = clipped_objective(batch, new, low, high)
+        return {"policy": (policy, "token"), **self.shared_terms(batch, new)}, metrics
 
     def should_stop_early(self, metrics: Mapping[str, float]) -> bool:
         return self.target_kl is not None and metrics["kl/old"] > 1.5 * self.target_kl

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lmgym.algorithms.base import Terms, UpdateContext
-from lmgym.algorithms.regularised import Regularised
+from lmgym.algorithms.regularised import Regularised, check_group_baseline
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.constraints import Coefficient, PositiveInt, Share
 from lmgym.core.errors import LmgymError
@@ -63,11 +63,7 @@ class ReinforceStable(Regularised):
                 f"algorithm.return_low is {self.return_low} and algorithm.return_high {self.return_high}; the first "
                 "must be the smaller one"
             )
-        if self.baseline == "group" and self.group_size < 2:
-            raise LmgymError(
-                f"algorithm.baseline is group, and algorithm.group_size is {self.group_size}; the mean of a group "
-                "needs at least 2 answers per prompt"
-            )
+        check_group_baseline(self.baseline, self.group_size)
         if self.compat == "llm_rl" and (self.baseline != "none" or self.kl_in != "loss" or self.kl_estimator != "k2"):
             raise LmgymError(
                 f"algorithm.compat is {self.compat}, whose loss has no baseline and a KL of its own; leave baseline, "

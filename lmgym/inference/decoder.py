@@ -208,14 +208,13 @@ class Decoder:
         """One token for each live slot. Free slots are computed too, and their logits are dropped."""
         slots = [slot for slot, request in enumerate(live.request) if request >= 0]
         self.linear_layers.begin_step(len(live.request))
+        pairs = zip(self.policies, caches, strict=True)
         if self.captured:
-            self.captures = self.captures or [
-                CapturedSteps(*both, len(live.request)) for both in zip(self.policies, caches, strict=True)
-            ]
+            self.captures = self.captures or [CapturedSteps(*pair, len(live.request)) for pair in pairs]
             logits = [steps.logits(live.last, live.lengths) for steps in self.captures]
             logits = logits if len(slots) == len(live.request) else [of_model[slots] for of_model in logits]
         else:
-            logits = [self._step_logits(*both, live, slots) for both in zip(self.policies, caches, strict=True)]
+            logits = [self._step_logits(*pair, live, slots) for pair in pairs]
         live.lengths[slots] += 1
         self._take(logits, slots, live)
 
@@ -274,12 +273,10 @@ class Decoder:
         sampling, rule = self.sampling, self.restriction
         if rule is None:
             return truncation.truncated(logits, sampling.top_k, sampling.top_p, sampling.min_p)
-        least = rule.least
-        mask = (
-            truncation.top_p(logits, rule.amount, least)
-            if rule.rule == "top_p"
-            else truncation.top_k(logits, int(rule.amount), least)
-        )
+        if rule.rule == "top_p":
+            mask = truncation.top_p(logits, rule.amount, rule.least)
+        else:
+            mask = truncation.top_k(logits, int(rule.amount), rule.least)
         mask[:, list(self.policy.special_ids)] = True  # always allowed
         return truncation.from_mask(mask)
 

@@ -65,10 +65,8 @@ def _blocks(policy: Policy, answers: Answers, settings: Mapping[str, Any], rows:
     reads_prompt = LOOK_AT_PROMPT if policy.encoder_decoder else LOOK_AT_PROMPT | LOOK_BACK
     unpadded = bool(settings.keys() & reads_prompt) or not (policy.fast or policy.encoder_decoder)
     lengths = [len(request.source_ids or request.prompt_ids) for request in answers.requests]
-    kinds = [
-        (limit, length if unpadded else 0, stop)
-        for limit, length, stop in zip(answers.limits, lengths, answers.stop_texts, strict=True)
-    ]
+    alike = lengths if unpadded else [0] * len(lengths)
+    kinds = list(zip(answers.limits, alike, answers.stop_texts, strict=True))
     blocks: list[list[int]] = []
     for request in sorted(range(len(lengths)), key=lambda index: (kinds[index], lengths[index])):
         last = blocks[-1] if blocks else []

@@ -184,7 +184,7 @@ def read_model_info(section: PolicySection) -> ModelInfo:
     """Read only the configuration of a recipe's model. Raises LmgymError if it cannot be loaded."""
     _check_section(section)
     if is_builtin(section.model):
-        model = builtin_model(section.model, builtin_tokenizer(section.tokenizer or "builtin:bytes"), {}, 0)
+        model = builtin_model(section.model, load_tokenizer(section), {}, 0)
         return ModelInfo(bool(model.config.is_encoder_decoder), int(model.config.vocab_size))
     config = _config(section.model, section.revision)
     vocabulary = getattr(config.get_text_config(decoder=True), "vocab_size", None) or 0
@@ -199,9 +199,8 @@ def skeleton(section: PolicySection) -> Any:
         494032768
     """
     if is_builtin(section.model):
-        tokenizer = builtin_tokenizer(section.tokenizer or "builtin:bytes")
         with torch.device("meta"):
-            return builtin_model(section.model, tokenizer, section.architecture, 0)
+            return builtin_model(section.model, load_tokenizer(section), section.architecture, 0)
     config = _config(section.model, section.revision)
     kind: Any = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
     with torch.device("meta"):
@@ -237,7 +236,7 @@ def _check_section(section: PolicySection) -> None:
 def _base(section: PolicySection, seed: int) -> tuple[Any, Any]:
     """The model before any training by lmgym, and its tokenizer."""
     if is_builtin(section.model):
-        tokenizer = builtin_tokenizer(section.tokenizer or "builtin:bytes")
+        tokenizer = load_tokenizer(section)
         return builtin_model(section.model, tokenizer, section.architecture, seed), tokenizer
     return _load(section, section.model, section.tokenizer or section.model)
 

@@ -132,15 +132,8 @@ class Policy:
             before = (torch.cat([row, torch.arange(len(batch), device=self.device)]), torch.cat([column - 1, ends]))
         with self.precision():
             states = self.states(batch, *before)
-            logprobs, entropies = logprobs_of_states(
-                self,
-                batch,
-                states,
-                row,
-                column,
-                entropy,
-                None if logprob_gradient is None else logprob_gradient[row, column],
-            )
+            known = None if logprob_gradient is None else logprob_gradient[row, column]
+            logprobs, entropies = logprobs_of_states(self, batch, states, row, column, entropy, known)
             state_values = self._values(batch, states, *before) if values else None
 
         def column_of(numbers: Tensor) -> Tensor:
@@ -279,8 +272,7 @@ class Policy:
         They run in the parameters' precision, with torch's plain attention and without activation checkpointing.
         """
         usual = self.compute, self.activation_checkpointing, self.flex
-        self.compute, self.activation_checkpointing = next(self.model.parameters()).dtype, False
-        self.flex = False
+        self.compute, self.activation_checkpointing, self.flex = next(self.model.parameters()).dtype, False, False
         try:
             with sdpa_kernel(SDPBackend.MATH):
                 yield

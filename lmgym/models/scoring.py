@@ -143,15 +143,13 @@ def padded(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: In
 
     The tests compare the other two functions with this one.
     """
-    inputs: dict[str, Any] = {"attention_mask": batch.mask.long()}
+    inputs: dict[str, Any]
     if model.encoder_decoder:
-        inputs = {f"decoder_{key}": value for key, value in inputs.items()} | {
-            "input_ids": batch.source,
-            "attention_mask": batch.source_mask.long(),  # type: ignore[union-attr]
-            "decoder_input_ids": batch.tokens,
-        }
+        inputs = {"input_ids": batch.source, "attention_mask": batch.require("source_mask").long()}
+        inputs |= {"decoder_input_ids": batch.tokens, "decoder_attention_mask": batch.mask.long()}
     else:
-        inputs |= {"input_ids": batch.tokens, "position_ids": (batch.mask.cumsum(1) - 1).clamp(min=0)}
+        inputs = {"input_ids": batch.tokens, "attention_mask": batch.mask.long()}
+        inputs["position_ids"] = (batch.mask.cumsum(1) - 1).clamp(min=0)
     hidden, output = model.head_inputs(**inputs, use_cache=False)
     logits = output.logits[row, column]
     return States(hidden[row, column], logits if logits.dtype == torch.float64 else logits.float())

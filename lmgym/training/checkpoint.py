@@ -177,11 +177,9 @@ def prune(newest: Path, keep: int) -> None:
     folder = newest.parent
     everything = all_checkpoints(folder)
     end = everything.index(newest) + 1
-    for path in {*everything} - {*everything[max(end - keep, 0) : end]}:
+    older = {*everything} - {*everything[max(end - keep, 0) : end]}
+    for path in (*older, *folder.glob(".saving-*"), *folder.glob(".old-*")):
         shutil.rmtree(path, ignore_errors=True)
-    for pattern in (".saving-*", ".old-*"):
-        for path in folder.glob(pattern):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _moments(optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:

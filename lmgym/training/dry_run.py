@@ -162,9 +162,8 @@ def _lengths(report: Report, config: Config, stage: Stage, policy: Policy, examp
     template, cut = config.policy.template, config.policy.cut
     lengths = [len(read(policy.tokenizer, example.prompt, template, cut)) for example in examples]
     report.note(f"prompt tokens: {min(lengths)} to {max(lengths)}; context {policy.context or 'without limit'}")
-    before = (
-        len(policy.decoder_start) if policy.encoder_decoder else max(lengths)
-    )  # what an answer shares its context with
+    # What an answer shares its context with.
+    before = len(policy.decoder_start) if policy.encoder_decoder else max(lengths)
     room = None if policy.context is None else policy.context - before
     if room is not None and room < stage.sampling.max_new_tokens:
         report.warn(f"the longest of {len(examples)} prompts leaves room for {max(room, 0)} new tokens, fewer than "

@@ -100,9 +100,8 @@ def _stage_and_step(run: Path, source: Path, config: Config) -> tuple[str, int]:
     if (source / "state.json").is_file():
         state = checkpoint.read_state(source)
         return config.stages[state["stage"]].name, state["step"]
-    progress = (
-        json.loads((run / "summary.json").read_text(encoding="utf-8")) if (run / "summary.json").is_file() else {}
-    )
+    summary = run / "summary.json"
+    progress = json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {}
     if source.name == "best":
         latest, _ = checkpoint.newest(run / "checkpoints")
         progress = checkpoint.read_state(latest)["progress"] if latest else progress

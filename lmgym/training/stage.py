@@ -57,10 +57,7 @@ class StageRun:
     def actor(self) -> Actor:
         """The policy as it answers in evaluations."""
         run = self.run
-        return replace(
-            make_actor(run.config, run.policy, run.engine, run.progress.version),
-            opponent=self.opponent,
-        )
+        return replace(make_actor(run.config, run.policy, run.engine, run.progress.version), opponent=self.opponent)
 
     @property
     def training_actor(self) -> Actor:

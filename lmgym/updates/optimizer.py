@@ -83,18 +83,13 @@ class Optimizer:
             for decays, decay in ((True, section.weight_decay), (False, 0.0))
         ]
         groups = [group for group in groups if group["params"]]
+        self.torch: torch.optim.Optimizer
+        rate, epsilon = section.learning_rate, section.epsilon
         if section.name == "rmsprop":
-            self.torch: torch.optim.Optimizer = torch.optim.RMSprop(
-                groups, lr=section.learning_rate, alpha=section.alpha, eps=section.epsilon
-            )
-            return
-        self.torch = torch.optim.AdamW(
-            groups,
-            lr=section.learning_rate,
-            betas=section.betas,
-            eps=section.epsilon,
-            fused=self.parameters[0].device.type in ("cpu", "cuda"),
-        )
+            self.torch = torch.optim.RMSprop(groups, lr=rate, alpha=section.alpha, eps=epsilon)
+        else:
+            fused = self.parameters[0].device.type in ("cpu", "cuda")
+            self.torch = torch.optim.AdamW(groups, lr=rate, betas=section.betas, eps=epsilon, fused=fused)
 
     def set_step(self, step: int, steps: int) -> float:
         """Set the learning rates of this training step, and return the policy's."""
