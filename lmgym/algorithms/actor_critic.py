@@ -34,8 +34,7 @@ class ActorCritic(Regularised):
     gae_lambda: Share = 1.0
     """1: returns less values; lower trusts the critic more."""
     discount_per: Literal["token", "turn"] = "token"
-    """What a step is for gamma and gae_lambda. turn: nothing fades inside a turn, whose tokens share its fate; each
-    still has its own value."""
+    """What a step is for gamma and gae_lambda. turn: nothing is discounted between tokens of one turn."""
     whiten: Literal["none", "batch", "minibatch"] = "batch"
     """Shift and scale advantages to mean 0 and standard deviation 1, over the tokens of the step or of a minibatch."""
     value_coefficient: Coefficient = 0.5
@@ -46,8 +45,7 @@ class ActorCritic(Regularised):
     norm_reward: bool = False
     """Whiten the rewards, KL penalty included, over the step's tokens before GAE (RL4LMs)."""
     bootstrap: bool = False
-    """Put the critic's value behind the last token of an episode that was cut off. Off, since a reward for the whole
-    text has been paid at the cut."""
+    """Add the critic's value after an episode that was cut off. Off, as a reward for the whole text has been paid."""
 
     @property
     def requirements(self) -> Requirements:
@@ -140,8 +138,7 @@ class A2C(ActorCritic):
 
         loss = -mean over tokens of A_t log pi(y_t) + value loss - entropy bonus
 
-    The presets `rl4lms` and `nanorl` hold the defaults of those systems; the policy term of the second sums over the
-    tokens of an answer.
+    The presets `rl4lms` and `nanorl` hold the defaults of those systems; nanorl's policy term is a sum over tokens.
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {

@@ -80,8 +80,8 @@ class Algorithm(Section):
 
     @property
     def restriction(self) -> Restriction | None:
-        """Which tokens may be sampled in training: likely ones by the copy that `requirements.mask` asks for, or else
-        by the policy itself. None: all."""
+        """Which tokens may be sampled in training: those likely under the copy that `requirements.mask` asks for, or
+        else under the policy itself. None: all."""
         return None
 
     def check_vocabulary(self, size: int) -> None:
@@ -105,11 +105,9 @@ class Algorithm(Section):
         raise NotImplementedError(f"{type(self).__name__} has no advantages()")
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        """Named per-token terms to minimise, each with its reduction, and per-token metrics.
-
-        `new` is what the policy says now. The driver weights the terms of all tokens and sums them; do not average
-        here. It must have no effects of its own, since it may be called more than once for the same rows.
-        """
+        """Named per-token terms to minimise, each with its reduction, and per-token metrics. `new` is what the policy
+        says now. The driver weights the terms of all tokens and sums them; do not average here. It must have no effects
+        of its own, since it may be called more than once for the same rows."""
         raise NotImplementedError(f"{type(self).__name__} has no loss()")
 
     def active(self, batch: Batch) -> Bool[Tensor, " N"]:

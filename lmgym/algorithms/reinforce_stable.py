@@ -30,10 +30,9 @@ class ReinforceStable(Regularised):
         loss = mean over episodes of the sum over turns of the mean over the turn's tokens t of
                -(G_k - b) log pi(y_t) + (beta / T) (log pi(y_t) - log pi_ref(y_t))^2 / 2
 
-    The KL term's gradient is beta / T (log pi - log pi_ref) grad log pi: the gradient of beta times the turn's mean KL
-    in nats per token, each token's for itself. So it counts in G in reward per nat. The reference becomes a copy of the
-    policy every `refresh_every` steps. Several optimizer steps on one batch are weighted by the ratio of the policies,
-    which is not clipped.
+    The KL term's gradient is beta / T (log pi - log pi_ref) grad log pi: that of beta times the turn's mean KL in nats
+    per token, so beta is in reward per nat. The reference becomes a copy of the policy every `refresh_every` steps.
+    Several optimizer steps on one batch are weighted by the ratio of the policies, which is not clipped.
 
     `compat: llm_rl` is that system's loss, in which the KL estimate is differentiated too and nothing is weighted.
     Source: LLM_RL, ReinforceStable, where a turn is a line of reasoning and there is no baseline.

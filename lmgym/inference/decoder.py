@@ -41,9 +41,7 @@ class LiveSlots:
 
 class Decoder:
     """The state of one `generate` call (Sampler.generate describes the arguments).
-
-    Example: Decoder(policy, requests, Sampling(), 256, None, ConversationCache()).finish()
-    """
+    Example: Decoder(policy, requests, Sampling(), 256, None, ConversationCache()).finish()"""
 
     def __init__(
         self,
@@ -113,11 +111,9 @@ class Decoder:
             free = [slot for slot, request in enumerate(live.request) if request < 0]
 
     def _caches(self) -> list[KeyValueCache]:
-        """One cache per model, with slots for the answers behind their shared prompts.
-
-        A slot holds its prompt too if it belongs to a conversation (which is kept as a whole), on devices where
-        attention is torch's own kernel (`CachedRows`), and if no two requests have the same prompt.
-        """
+        """One cache per model, with slots for the answers behind their shared prompts. A slot holds its prompt too if
+        it belongs to a conversation (which is kept as a whole), on devices where attention is torch's own kernel
+        (`CachedRows`), and if no two requests have the same prompt."""
         prompts = {request.prompt_ids for request in self.requests}
         limits = zip(self.requests, self.answers.limits, strict=True)
         whole = max(len(request.prompt_ids) + limit for request, limit in limits)
@@ -266,10 +262,8 @@ class Decoder:
         return tokens.tolist()
 
     def _candidates(self, logits: Float[Tensor, "R V"]) -> truncation.Candidates:
-        """The tokens that each row may draw: by top-k, top-p and min-p, or by the algorithm's restriction.
-
-        `logits` are at the sampling temperature, and of the restricting policy if there is one.
-        """
+        """The tokens that each row may draw: by top-k, top-p and min-p, or by the algorithm's restriction. `logits` are
+        at the sampling temperature, and of the restricting policy if there is one."""
         sampling, rule = self.sampling, self.restriction
         if rule is None:
             return truncation.truncated(logits, sampling.top_k, sampling.top_p, sampling.min_p)

@@ -31,9 +31,7 @@ DERIVED = ("dense_act_fn", "is_gated_act", "scale_decoder_outputs", "tie_word_em
 @dataclass(frozen=True)
 class Family:
     """A built-in model: its classes, and the configuration fields that differ from the defaults of the class.
-
-    Example: Family(GPT2Config, GPT2LMHeadModel, {"n_embd": 64})
-    """
+    Example: Family(GPT2Config, GPT2LMHeadModel, {"n_embd": 64})"""
 
     config: type[Any]
     model: Callable[[Any], PreTrainedModel]

@@ -31,11 +31,9 @@ def evaluate_now(stage: StageRun) -> None:
 
 
 def record_evaluation(stage: StageRun, moment: str) -> None:
-    """Keep what the policy can do "before" or "after" the last stage, for the table at the end.
-
-    It is measured on `evaluation.final_split`, if the recipe names one: no decision of the run has looked at these
-    numbers. Else it is the newest evaluation.
-    """
+    """Keep what the policy can do "before" or "after" the last stage, for the table at the end. It is measured on
+    `evaluation.final_split`, if the recipe names one: no decision of the run has looked at these numbers. Else it is
+    the newest evaluation."""
     evaluations, split = stage.run.progress.evaluations, stage.run.config.evaluation.final_split
     if split is None:
         evaluations[moment] = evaluations["newest"]

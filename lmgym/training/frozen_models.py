@@ -1,12 +1,10 @@
-"""Frozen models beside the policy: "reference", "mask" and "teacher" for an algorithm, and "opponent", which plays the
-other side of a game.
+"""Frozen models beside the policy: "reference", "mask" and "teacher" for an algorithm, "opponent" for a game.
 
 A copy of the policy is named by the step at which it was taken and written once, when a checkpoint first refers to it:
 
     copies/stage-1-reference-step-000000/       what `from_pretrained` reads
 
-so a copy that is refreshed now and then costs a model's size per refresh, not per checkpoint, and a resumed run goes on
-with the same copy.
+so a copy costs a model's size per refresh, not per checkpoint, and a resumed run goes on with the same copy.
 """
 
 import shutil

@@ -26,9 +26,8 @@ def export(what: Path, to: Path, overrides: Sequence[str] = (), merge: bool = Fa
     """Write the model of a run folder (its newest), or of one of its checkpoints/, best/ or final/, to a new folder;
     with `push` ("owner/name"), to the Hub as well. Returns a sentence that says where it is.
 
-    Adapters are written in peft's format, or with `merge` added into the weights of their base. Raises LmgymError
-    before anything is written where it cannot work: a damaged checkpoint, a folder that is not empty, a repository that
-    exists, no token.
+    Adapters are written in peft's format, or with `merge` added to the weights of their base. Raises LmgymError before
+    anything is written: for a damaged checkpoint, a folder that is not empty, a repository that exists, no token.
 
     Example: export(Path("runs/quickstart"), Path("model"))
     """

@@ -46,9 +46,8 @@ class OptimizerSection(Section):
     def at(self, step: int, steps: int) -> float:
         """The learning rate of a step (counted from 0) of a stage of `steps`.
 
-        A pure function, so a resumed run needs no scheduler state. Resuming with more steps continues on the curve
-        of the longer stage: nothing changes for `constant`, while `linear` and `cosine` jump to where the longer
-        curve stands at that step.
+        A pure function, so a resumed run needs no scheduler state. Resuming with more steps continues on the longer
+        stage's curve: `constant` stays as it is, `linear` and `cosine` jump.
 
         Example:
             >>> [OptimizerSection(learning_rate=1.0, warmup=2, schedule="linear").at(s, 4) for s in range(4)]
@@ -64,8 +63,7 @@ class OptimizerSection(Section):
 
 
 class Optimizer:
-    """AdamW or RMSprop over a policy's parameters and its critic's, learning rates set per step, with clipping of the
-    gradient norm of all of them together."""
+    """AdamW or RMSprop over the parameters of policy and critic; learning rates per step, one gradient norm of all."""
 
     def __init__(
         self,
@@ -102,10 +100,8 @@ class Optimizer:
         self.torch.zero_grad()
 
     def step(self) -> float:
-        """Clip, move the parameters, and return the gradient's L2 norm before clipping.
-
-        Raises LmgymError, with the parameters untouched, if the gradient is not finite.
-        """
+        """Clip, move the parameters, and return the gradient's L2 norm before clipping. Raises LmgymError, with the
+        parameters untouched, if the gradient is not finite."""
         for parameter in self.parameters:
             if parameter.grad is None:  # a step without any signal is still a step (momentum, decay)
                 parameter.grad = torch.zeros_like(parameter)
@@ -123,8 +119,6 @@ class Optimizer:
 
 def make_optimizer(algorithm: Algorithm, policy: TrainablePolicy, section: OptimizerSection) -> Optimizer:
     """The optimizer over those parameters of a policy and its critic that the algorithm leaves to it.
-
-    Example: make_optimizer(GRPO(), policy, OptimizerSection(learning_rate=1e-6))
-    """
+    Example: make_optimizer(GRPO(), policy, OptimizerSection(learning_rate=1e-6))"""
     own = policy.parameters() if "policy" in algorithm.optimized else []
     return Optimizer(own, section, policy.critic_parameters() if "critic" in algorithm.optimized else [])

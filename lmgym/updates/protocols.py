@@ -19,10 +19,8 @@ class FrozenPolicy(Protocol):
 
 
 class TrainablePolicy(Protocol):
-    """A policy whose parameters an update moves: its passes over a batch, and the parameters themselves.
-
-    N rows, T tokens, R actions, V tokens in the vocabulary.
-    """
+    """A policy whose parameters an update moves: its passes over a batch, and the parameters themselves. N rows, T
+    tokens, R actions, V tokens in the vocabulary."""
 
     @property
     def device(self) -> torch.device: ...
