@@ -97,10 +97,7 @@ class Batch:
         return replace(self, **self._map(lambda column: column.to(device)))
 
     def require(self, name: str) -> Tensor:
-        """The column with this name. Raises LmgymError if it is None.
-
-        Example: batch.require("advantages")
-        """
+        """The column with this name. Raises LmgymError if it is None. Example: batch.require("advantages")"""
         return _required(self, name)
 
     def per_token(self, per_row: Float[Tensor, " N"]) -> Float[Tensor, "N T"]:
@@ -134,9 +131,7 @@ class PolicyOutputs:
 
 class States(NamedTuple):
     """Inputs of the LM head for R tokens; on the padded path also the model's own logits (models/scoring.py).
-
-    Example: policy.states(batch, row, column).hidden
-    """
+    Example: policy.states(batch, row, column).hidden"""
 
     hidden: Float[Tensor, "R H"]
     logits: Float[Tensor, "R V"] | None

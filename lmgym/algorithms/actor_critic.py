@@ -8,14 +8,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lmgym.algorithms.base import Terms
-from lmgym.algorithms.regularised import Regularised
+from lmgym.algorithms.regularised import Regularised, clipped_objective
 from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.constraints import Coefficient, PositiveFloat, PositiveInt, Share
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.functional import advantages as credit
-from lmgym.functional.losses import ValueClip, clipped, clipped_surrogate, log_ratio, policy_gradient, value_loss
+from lmgym.functional.losses import ValueClip, policy_gradient, value_loss
 from lmgym.functional.reductions import Reduction
 from lmgym.functional.turn_discounts import per_turn
 
@@ -34,8 +34,7 @@ class ActorCritic(Regularised):
     gae_lambda: Share = 1.0
     """1: returns less values; lower trusts the critic more."""
     discount_per: Literal["token", "turn"] = "token"
-    """What a step is for gamma and gae_lambda. turn: nothing fades inside a turn, whose tokens share its fate; each
-    still has its own value."""
+    """What a step is for gamma and gae_lambda. turn: nothing is discounted between tokens of one turn."""
     whiten: Literal["none", "batch", "minibatch"] = "batch"
     """Shift and scale advantages to mean 0 and standard deviation 1, over the tokens of the step or of a minibatch."""
     value_coefficient: Coefficient = 0.5
@@ -46,8 +45,7 @@ class ActorCritic(Regularised):
     norm_reward: bool = False
     """Whiten the rewards, KL penalty included, over the step's tokens before GAE (RL4LMs)."""
     bootstrap: bool = False
-    """Put the critic's value behind the last token of an episode that was cut off. Off, since a reward for the whole
-    text has been paid at the cut."""
+    """Add the critic's value after an episode that was cut off. Off, as a reward for the whole text has been paid."""
 
     @property
     def requirements(self) -> Requirements:
@@ -61,17 +59,10 @@ class ActorCritic(Regularised):
         row, column, steps = credit.episode_steps(batch.actions, batch.episode)
         last_row = row.gather(1, steps.sum(1, keepdim=True) - 1)[:, 0]
         cut = ~batch.terminated[last_row] & self.bootstrap
-        dense, dense_returns = credit.gae(
-            rewards[row, column],
-            values[row, column],
-            steps,
-            last_values[last_row] * cut,
-            *self._factors(batch, row, column),
-        )
-        advantages, returns = (
-            credit.scatter_steps(one, row, column, steps, batch.actions.shape)  # type: ignore[arg-type]
-            for one in (dense, dense_returns)
-        )
+        factors, after = self._factors(batch, row, column), last_values[last_row] * cut
+        dense = credit.gae(rewards[row, column], values[row, column], steps, after, *factors)
+        shape = (batch.actions.shape[0], batch.actions.shape[1])
+        advantages, returns = (credit.scatter_steps(one, row, column, steps, shape) for one in dense)
         if self.whiten == "batch":
             advantages = credit.whiten(advantages, batch.actions)
         return batch.replace(advantages=advantages, returns=returns)
@@ -110,25 +101,12 @@ class PPO(ActorCritic):
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "rl4lms": {
-            "epochs": 10,
-            "minibatches": 32,
-            "gamma": 0.99,
-            "gae_lambda": 0.95,
-            "clip_high": 0.2,
-            "whiten": "minibatch",
-            "value_clip_form": "clipped",
-        },
-        "trl": {
-            "epochs": 4,
-            "gamma": 1.0,
-            "gae_lambda": 0.95,
-            "clip_high": 0.2,
-            "value_coefficient": 0.05,  # TRL's vf_coef of 0.1 times the half in its value loss
-            "value_clip": 0.2,
-            "kl_coefficient": 0.05,
-        },
-    }
+        "rl4lms": {"epochs": 10, "minibatches": 32, "gamma": 0.99, "gae_lambda": 0.95, "clip_high": 0.2,
+                   "whiten": "minibatch", "value_clip_form": "clipped"},
+        # value_coefficient: TRL's vf_coef of 0.1 times the half in its value loss
+        "trl": {"epochs": 4, "gamma": 1.0, "gae_lambda": 0.95, "clip_high": 0.2, "value_coefficient": 0.05,
+                "value_clip": 0.2, "kl_coefficient": 0.05},
+    }  # fmt: skip
 
     epochs: PositiveInt = 4
     gae_lambda: Share = 0.95
@@ -140,16 +118,9 @@ class PPO(ActorCritic):
     """Leave the rest of a step's updates out once the mean KL(old, new) exceeds 1.5 times this (stable-baselines3)."""
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        advantages = batch.require("advantages")
-        difference = log_ratio(new.logprobs, batch.require("logprobs_old"))
-        ratio = difference.exp()
         low, high = (self.scheduled(self.clip_final_fraction) * bound for bound in (self.clip_low, self.clip_high))
-        surrogate = clipped_surrogate(ratio, advantages, low, high)
-        return {"policy": (surrogate, "token"), **self.shared_terms(batch, new)}, {
-            "ratio/mean": ratio,
-            "ratio/clipped": clipped(ratio, advantages, low, high),
-            "kl/old": ratio - 1 - difference,
-        }
+        policy, metrics = clipped_objective(batch, new, low, high)
+        return {"policy": (policy, "token"), **self.shared_terms(batch, new)}, metrics
 
     def should_stop_early(self, metrics: Mapping[str, float]) -> bool:
         return self.target_kl is not None and metrics["kl/old"] > 1.5 * self.target_kl
@@ -167,8 +138,7 @@ class A2C(ActorCritic):
 
         loss = -mean over tokens of A_t log pi(y_t) + value loss - entropy bonus
 
-    The presets `rl4lms` and `nanorl` hold the defaults of those systems; the policy term of the second sums over the
-    tokens of an answer.
+    The presets `rl4lms` and `nanorl` hold the defaults of those systems; nanorl's policy term is a sum over tokens.
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {

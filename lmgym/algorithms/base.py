@@ -29,16 +29,13 @@ class UpdateContext(Protocol):
     @property
     def step(self) -> int:
         """Steps of this stage that are done."""
-        ...
 
     @property
     def path(self) -> tuple[int | str, ...]:
         """Where the random numbers of this stage start (core/seeds.py)."""
-        ...
 
     def refresh(self, name: str) -> None:
         """Replace the frozen copy "reference" or "mask" by a copy of the policy as it is now."""
-        ...
 
 
 @dataclass(kw_only=True)
@@ -83,8 +80,8 @@ class Algorithm(Section):
 
     @property
     def restriction(self) -> Restriction | None:
-        """Which tokens may be sampled in training: likely ones by the copy that `requirements.mask` asks for, or else
-        by the policy itself. None: all."""
+        """Which tokens may be sampled in training: those likely under the copy that `requirements.mask` asks for, or
+        else under the policy itself. None: all."""
         return None
 
     def check_vocabulary(self, size: int) -> None:
@@ -108,11 +105,9 @@ class Algorithm(Section):
         raise NotImplementedError(f"{type(self).__name__} has no advantages()")
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        """Named per-token terms to minimise, each with its reduction, and per-token metrics.
-
-        `new` is what the policy says now. The driver weights the terms of all tokens and sums them; do not average
-        here. It must have no effects of its own, since it may be called more than once for the same rows.
-        """
+        """Named per-token terms to minimise, each with its reduction, and per-token metrics. `new` is what the policy
+        says now. The driver weights the terms of all tokens and sums them; do not average here. It must have no effects
+        of its own, since it may be called more than once for the same rows."""
         raise NotImplementedError(f"{type(self).__name__} has no loss()")
 
     def active(self, batch: Batch) -> Bool[Tensor, " N"]:

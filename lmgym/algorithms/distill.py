@@ -88,7 +88,7 @@ class Distill(Algorithm):
         return terms, {"kl/teacher": kl.k1(batch.logprobs_sampler, batch.logprobs_teacher)}
 
     def _ahead(self, gains: Float[Tensor, "N T"], batch: Batch) -> Float[Tensor, "N T"]:
-        """Each token's own gain and the discounted ones of the tokens that its episode has yet to come."""
+        """Each token's own gain and the discounted ones of the later tokens of its episode."""
         if not self.gamma:
             return gains
         row, column, steps = credit.episode_steps(batch.actions, batch.episode)

@@ -36,62 +36,28 @@ class GRPO(Regularised):
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {  # arXiv 2402.03300, section 4.2; it does not state its clip
-            "group_size": 64,
-            "clip_high": 0.2,
-            "scale_rewards": "group",
-            "reduction": "sequence",
-            "kl_coefficient": 0.04,
-        },
-        "dr_grpo": {  # arXiv 2503.20783, section 3.2 and listing 1
-            "group_size": 8,
-            "clip_high": 0.2,
-            "scale_rewards": "none",
-            "reduction": "constant",
-            "length_norm": True,
-        },
-        "dapo": {  # arXiv 2503.14476, section 4.1: 512 prompts of 16 answers, 512 answers an optimizer step
-            "group_size": 16,
-            "minibatches": 16,
-            "clip_low": 0.2,
-            "clip_high": 0.28,
-            "scale_rewards": "group",
-            "reduction": "token",
-            "dynamic_sampling": True,
-        },
-        "gspo": {  # arXiv 2507.18071, section 5.1
-            "ratio": "sequence",
-            "clip_low": 3e-4,
-            "clip_high": 4e-4,
-            "scale_rewards": "group",
-            "reduction": "sequence",
-            "minibatches": 4,
-        },
-        "cispo": {  # arXiv 2506.13585, section 3.1, without the upper bound's value: 5, from arXiv 2510.13786
-            "objective": "cispo",
-            "clip_low": 1.0,
-            "clip_high": 4.0,
-            "scale_rewards": "group",
-            "reduction": "token",
-        },
-        "sapo": {  # arXiv 2511.20347
-            "objective": "sapo",
-            "sapo_positive": 1.0,
-            "sapo_negative": 1.05,
-            "scale_rewards": "group",
-            "reduction": "sequence",
-            "minibatches": 4,
-        },
-        "dppo": {  # prime-rl's default loss: arXiv 2602.04879 with a bound of 0.2, and arXiv 2602.02276's square
-            "objective": "dppo",
-            "ratio_to": "sampler",
-            "clip_low": 0.2,
-            "clip_high": 0.2,
-            "squared_log_ratio_coefficient": 1e-3,
-            "scale_rewards": "none",
-            "reduction": "token",
-        },
-    }
+        # arXiv 2402.03300, section 4.2; it does not state its clip
+        "paper": {"group_size": 64, "clip_high": 0.2, "scale_rewards": "group", "reduction": "sequence",
+                  "kl_coefficient": 0.04},
+        # arXiv 2503.20783, section 3.2 and listing 1
+        "dr_grpo": {"group_size": 8, "clip_high": 0.2, "scale_rewards": "none", "reduction": "constant",
+                    "length_norm": True},
+        # arXiv 2503.14476, section 4.1: 512 prompts of 16 answers, 512 answers an optimizer step
+        "dapo": {"group_size": 16, "minibatches": 16, "clip_low": 0.2, "clip_high": 0.28, "scale_rewards": "group",
+                 "reduction": "token", "dynamic_sampling": True},
+        # arXiv 2507.18071, section 5.1
+        "gspo": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "scale_rewards": "group",
+                 "reduction": "sequence", "minibatches": 4},
+        # arXiv 2506.13585, section 3.1, without the upper bound's value: 5, from arXiv 2510.13786
+        "cispo": {"objective": "cispo", "clip_low": 1.0, "clip_high": 4.0, "scale_rewards": "group",
+                  "reduction": "token"},
+        # arXiv 2511.20347
+        "sapo": {"objective": "sapo", "sapo_positive": 1.0, "sapo_negative": 1.05, "scale_rewards": "group",
+                 "reduction": "sequence", "minibatches": 4},
+        # prime-rl's default loss: arXiv 2602.04879 with a bound of 0.2, and arXiv 2602.02276's square
+        "dppo": {"objective": "dppo", "ratio_to": "sampler", "clip_low": 0.2, "clip_high": 0.2,
+                 "squared_log_ratio_coefficient": 1e-3, "scale_rewards": "none", "reduction": "token"},
+    }  # fmt: skip
 
     group_size: Annotated[int, Ge(2), Rule("grpo needs at least 2 answers per prompt")] = 8
     objective: Literal["clip", "cispo", "sapo", "dppo"] = "clip"

@@ -32,15 +32,10 @@ class NLPO(PPO):
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "rl4lms": {
-            **PPO.presets["rl4lms"],
-            "mask_type": "learned_top_p",
-            "top_mask": 0.9,
-            "min_tokens_to_keep": 100,
-            "refresh_every": 1000,
-        },
+        "rl4lms": {**PPO.presets["rl4lms"], "mask_type": "learned_top_p", "top_mask": 0.9, "min_tokens_to_keep": 100,
+                   "refresh_every": 1000},
         "trl": PPO.presets["trl"],
-    }
+    }  # fmt: skip
 
     mask_type: Literal["learned_top_p", "learned_top_k", "top_k"] = "learned_top_p"
     """learned_top_p, learned_top_k: by the mask policy; top_k: the sampled policy's own likeliest tokens."""

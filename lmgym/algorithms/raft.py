@@ -18,9 +18,8 @@ from lmgym.types import Episode
 class RAFT(Algorithm):
     """loss = -mean over tokens of log pi(y_t), over the best `keep` answers of each group.
 
-    With a `threshold` only answers that reach it are imitated (ReST's improve step, arXiv 2308.08998). Of equal
-    scores the earlier answer is taken. Imitation has no ratio to the policy that sampled, so `epochs` and `minibatches`
-    are free.
+    With a `threshold` only answers that reach it are imitated (ReST's improve step, arXiv 2308.08998). Of equal scores
+    the earlier answer is taken. There is no ratio to the policy that sampled, so `epochs` and `minibatches` are free.
 
     Example: every correct answer of eight, where not all eight are correct:
         >>> RAFT(group_size=8, keep=8, threshold=1.0, skip_equal=True)

@@ -15,7 +15,7 @@ from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.constraints import Coefficient, PositiveFloat, Rule
 from lmgym.core.errors import LmgymError
 from lmgym.functional import kl
-from lmgym.functional.losses import log_ratio
+from lmgym.functional.losses import clipped, clipped_surrogate, log_ratio
 from lmgym.functional.reductions import Reduction, masked_mean
 
 ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
@@ -130,3 +130,24 @@ class Regularised(Algorithm):
         if self.kl_in == "loss":
             return None
         return beta * ESTIMATORS[self.kl_estimator](old, batch.logprobs_ref) * batch.actions
+
+
+def clipped_objective(
+    batch: Batch, new: PolicyOutputs, low: float, high: float
+) -> tuple[Float[Tensor, "N T"], Mapping[str, Tensor]]:
+    """PPO's clipped surrogate per token (`losses.clipped_surrogate`), and the metrics of the ratio."""
+    advantages = batch.require("advantages")
+    difference = log_ratio(new.logprobs, batch.require("logprobs_old"))
+    ratio = difference.exp()
+    cut = clipped(ratio, advantages, low, high)
+    metrics = {"ratio/mean": ratio, "ratio/clipped": cut, "kl/old": ratio - 1 - difference}
+    return clipped_surrogate(ratio, advantages, low, high), metrics
+
+
+def check_group_baseline(baseline: str, group_size: int) -> None:
+    """Raise LmgymError if the baseline is the mean of a group of one answer."""
+    if baseline == "group" and group_size < 2:
+        raise LmgymError(
+            f"algorithm.baseline is group, and algorithm.group_size is {group_size}; the mean of a group needs at "
+            "least 2 answers per prompt"
+        )

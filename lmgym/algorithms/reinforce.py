@@ -18,12 +18,28 @@ from lmgym.core.registry import register
 from lmgym.functional import advantages as credit
 from lmgym.functional.losses import policy_gradient
 
-NO_RATIO = "{} has no ratio to correct a second step on the same batch; set epochs and minibatches to 1, or use grpo"
+
+@dataclass(kw_only=True)
+class PolicyGradient(Regularised):
+    """What REINFORCE and RLOO share: one optimizer step per batch, along the policy gradient of each token."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer_steps > 1:
+            name = type(self).__name__.lower()
+            raise LmgymError(
+                f"{name} has no ratio to correct a second step on the same batch; set epochs and minibatches to 1, or "
+                "use grpo"
+            )
+
+    def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
+        policy = policy_gradient(new.logprobs, batch.require("advantages"))
+        return {"policy": (policy, "constant"), **self.regularising_terms(batch, new, "constant")}, {}
 
 
 @register("algorithm", "reinforce")
 @dataclass(kw_only=True)
-class Reinforce(Regularised):
+class Reinforce(PolicyGradient):
     """loss = -mean over episodes of (R - b) * sum_t log pi(y_t).
 
     The baseline b is one of
@@ -41,11 +57,6 @@ class Reinforce(Regularised):
     """Memory of the ema baseline: higher weighs past rewards more."""
     moving_mean: float | None = field(default=None, init=False)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.optimizer_steps > 1:
-            raise LmgymError(NO_RATIO.format("reinforce"))
-
     @property
     def requirements(self) -> Requirements:
         return replace(super().requirements, greedy=self.baseline == "scst")
@@ -53,10 +64,6 @@ class Reinforce(Regularised):
     def advantages(self, batch: Batch) -> Batch:
         score = self.penalised_score(batch)
         return batch.replace(advantages=batch.per_token(score - self._baseline(batch, score)))
-
-    def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        policy = policy_gradient(new.logprobs, batch.require("advantages"))
-        return {"policy": (policy, "constant"), **self.regularising_terms(batch, new, "constant")}, {}
 
     def _baseline(self, batch: Batch, score: Tensor) -> Tensor:
         if self.baseline == "none":
@@ -80,20 +87,11 @@ class Reinforce(Regularised):
 
 @register("algorithm", "rloo")
 @dataclass(kw_only=True)
-class RLOO(Regularised):
+class RLOO(PolicyGradient):
     """REINFORCE whose baseline is the mean score of the other answers to the same prompt (arXiv 2402.14740, eq. 8)."""
 
     group_size: Annotated[int, Ge(2), Rule("rloo needs at least 2 answers per prompt")] = 4
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.optimizer_steps > 1:
-            raise LmgymError(NO_RATIO.format("rloo"))
-
     def advantages(self, batch: Batch) -> Batch:
         per_row = credit.leave_one_out(self.penalised_score(batch), batch.episode, batch.group)
         return batch.replace(advantages=batch.per_token(per_row))
-
-    def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        policy = policy_gradient(new.logprobs, batch.require("advantages"))
-        return {"policy": (policy, "constant"), **self.regularising_terms(batch, new, "constant")}, {}

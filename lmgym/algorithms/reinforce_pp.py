@@ -7,13 +7,11 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from lmgym.algorithms.base import Terms
-from lmgym.algorithms.regularised import Regularised
+from lmgym.algorithms.regularised import Regularised, check_group_baseline, clipped_objective
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.constraints import Share
-from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.functional import advantages as credit
-from lmgym.functional.losses import clipped, clipped_surrogate, log_ratio
 from lmgym.functional.reductions import Reduction
 
 
@@ -34,14 +32,9 @@ class ReinforcePlusPlus(Regularised):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "openrlhf": {"kl_coefficient": 1e-4},
-        "baseline": {
-            "baseline": "group",
-            "group_size": 8,
-            "kl_estimator": "k2",
-            "kl_in": "loss",
-            "kl_coefficient": 1e-5,
-        },
-    }
+        "baseline": {"baseline": "group", "group_size": 8, "kl_estimator": "k2", "kl_in": "loss",
+                     "kl_coefficient": 1e-5},
+    }  # fmt: skip
 
     baseline: Literal["none", "group"] = "none"
     """group: the mean score of the answers to the same prompt."""
@@ -53,11 +46,7 @@ class ReinforcePlusPlus(Regularised):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.baseline == "group" and self.group_size < 2:
-            raise LmgymError(
-                f"algorithm.baseline is group, and algorithm.group_size is {self.group_size}; the mean of a group "
-                "needs at least 2 answers per prompt"
-            )
+        check_group_baseline(self.baseline, self.group_size)
 
     def advantages(self, batch: Batch) -> Batch:
         rewards = self.penalised_rewards(batch)
@@ -72,12 +61,5 @@ class ReinforcePlusPlus(Regularised):
         return batch.replace(advantages=advantages, returns=returns)
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        advantages = batch.require("advantages")
-        difference = log_ratio(new.logprobs, batch.require("logprobs_old"))
-        ratio = difference.exp()
-        surrogate = clipped_surrogate(ratio, advantages, self.clip_low, self.clip_high)
-        return {"policy": (surrogate, self.reduction), **self.regularising_terms(batch, new, self.reduction)}, {
-            "ratio/mean": ratio,
-            "ratio/clipped": clipped(ratio, advantages, self.clip_low, self.clip_high),
-            "kl/old": ratio - 1 - difference,
-        }
+        policy, metrics = clipped_objective(batch, new, self.clip_low, self.clip_high)
+        return {"policy": (policy, self.reduction), **self.regularising_terms(batch, new, self.reduction)}, metrics

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lmgym.algorithms.base import Terms, UpdateContext
-from lmgym.algorithms.regularised import Regularised
+from lmgym.algorithms.regularised import Regularised, check_group_baseline
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.constraints import Coefficient, PositiveInt, Share
 from lmgym.core.errors import LmgymError
@@ -30,10 +30,9 @@ class ReinforceStable(Regularised):
         loss = mean over episodes of the sum over turns of the mean over the turn's tokens t of
                -(G_k - b) log pi(y_t) + (beta / T) (log pi(y_t) - log pi_ref(y_t))^2 / 2
 
-    The KL term's gradient is beta / T (log pi - log pi_ref) grad log pi: the gradient of beta times the turn's mean KL
-    in nats per token, each token's for itself. So it counts in G in reward per nat. The reference becomes a copy of the
-    policy every `refresh_every` steps. Several optimizer steps on one batch are weighted by the ratio of the policies,
-    which is not clipped.
+    The KL term's gradient is beta / T (log pi - log pi_ref) grad log pi: that of beta times the turn's mean KL in nats
+    per token, so beta is in reward per nat. The reference becomes a copy of the policy every `refresh_every` steps.
+    Several optimizer steps on one batch are weighted by the ratio of the policies, which is not clipped.
 
     `compat: llm_rl` is that system's loss, in which the KL estimate is differentiated too and nothing is weighted.
     Source: LLM_RL, ReinforceStable, where a turn is a line of reasoning and there is no baseline.
@@ -63,11 +62,7 @@ class ReinforceStable(Regularised):
                 f"algorithm.return_low is {self.return_low} and algorithm.return_high {self.return_high}; the first "
                 "must be the smaller one"
             )
-        if self.baseline == "group" and self.group_size < 2:
-            raise LmgymError(
-                f"algorithm.baseline is group, and algorithm.group_size is {self.group_size}; the mean of a group "
-                "needs at least 2 answers per prompt"
-            )
+        check_group_baseline(self.baseline, self.group_size)
         if self.compat == "llm_rl" and (self.baseline != "none" or self.kl_in != "loss" or self.kl_estimator != "k2"):
             raise LmgymError(
                 f"algorithm.compat is {self.compat}, whose loss has no baseline and a KL of its own; leave baseline, "

@@ -76,9 +76,8 @@ class Replay(GRPO):
 
     def after_update(self, context: UpdateContext) -> None:
         """Keep the groups of this step for those to come."""
-        kept = [
-            [_without_meta(episode) for episode in group] for group in self.fresh if len({e.score for e in group}) > 1
-        ]
+        mixed = [group for group in self.fresh if len({episode.score for episode in group}) > 1]
+        kept = [[_without_meta(episode) for episode in group] for group in mixed]
         self.buffer = [*self.buffer, *kept][-self.capacity :]
         self.fresh, self.key = [], seeds.key(*context.path, "step", context.step)
 

@@ -30,16 +30,9 @@ class TRPO(ActorCritic):
     driver: ClassVar[str] = "trust_region"
     optimized: ClassVar[tuple[ParameterGroup, ...]] = ("critic",)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "rl4lms": {
-            "gamma": 0.99,
-            "gae_lambda": 0.95,
-            "delta": 0.01,
-            "damping": 0.1,
-            "iterations": 15,
-            "critic_epochs": 10,
-            "value_coefficient": 1.0,
-        },
-    }
+        "rl4lms": {"gamma": 0.99, "gae_lambda": 0.95, "delta": 0.01, "damping": 0.1, "iterations": 15,
+                   "critic_epochs": 10, "value_coefficient": 1.0},
+    }  # fmt: skip
 
     gae_lambda: Share = 0.95
     delta: PositiveFloat = 0.01

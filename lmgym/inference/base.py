@@ -28,10 +28,9 @@ class Sampling(Section):
     """How answers are sampled.
 
     With top_k, top_p or min_p, sampling is truncated. After the temperature and without excluded ids, it keeps the
-    top_k most likely tokens; of these the most likely ones that together have top_p of the probability; of these the
-    ones with at least min_p times the highest probability (the order of Hugging Face). Equally likely tokens are kept
-    or dropped together. The kept set of each token is stored with its answer, and log-probabilities are renormalised
-    on it.
+    top_k most likely tokens; of these the likeliest that together have top_p of the probability; of these the ones with
+    at least min_p times the highest probability (the order of Hugging Face). Equally likely tokens are kept or dropped
+    together. The kept set of each token is stored with its answer; log-probabilities are renormalised on it.
 
     Example: Sampling(temperature=1.0, max_new_tokens=256, stop=("\n\n",), top_k=50)
     """
@@ -59,8 +58,7 @@ class Sampling(Section):
     min_p: MinP | None = None
     """Only tokens at least this many times as likely as the likeliest are drawn from (arXiv 2407.01082)."""
     kept_gib: PositiveFloat = 4.0
-    """Limit in GiB on the memory of the kept sets of a step's answers, for one turn each; a run that would need more is
-    refused."""
+    """Limit in GiB on the kept sets of a step's answers, for one turn each; a run that would need more is refused."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,10 +133,9 @@ class Decoding(Sampling):
 class Request:
     """A request for one answer: the prompt's ids, and the 64-bit key that determines its random numbers.
 
-    An encoder-decoder reads `source_ids`; `prompt_ids` are then the first tokens of its decoder. `stop` are strings
-    that end this answer, in addition to those of the sampling section. Requests with the same `conversation` number are
-    turns of one conversation, where each prompt begins with the previous prompt and its answer: the engine may cache it
-    until `forget` is called. This changes the speed, never the answer.
+    An encoder-decoder reads `source_ids`; `prompt_ids` are then the first tokens of its decoder. `stop` are further
+    strings that end this answer. Requests with the same `conversation` number are turns of one conversation, where each
+    prompt begins with the previous prompt and its answer; for speed the engine may cache it until `forget` is called.
 
     Example: Request(prompt_ids=(5, 6), key=seeds.key(0, "sampling", 3, 0, 17))
     """
@@ -154,9 +151,7 @@ class Request:
 class Completion:
     """One answer: exactly the sampled ids, their log-probabilities (nats, at the sampling temperature; empty if Hugging
     Face's `generate` decoded), and the reason why it ended.
-
-    Example: Completion(ids=[7, 2], logprobs=[-0.5, -0.1], stop="eos")
-    """
+    Example: Completion(ids=[7, 2], logprobs=[-0.5, -0.1], stop="eos")"""
 
     ids: list[int]
     logprobs: list[float]
@@ -182,12 +177,10 @@ class Engine(Protocol[PolicyT]):
     @property
     def context(self) -> int | None:
         """The limit of prompt and answer together, in tokens; None without a limit."""
-        ...
 
     @property
     def rows(self) -> int:
         """The number of answers that are decoded at once."""
-        ...
 
     def generate(
         self,
@@ -195,19 +188,14 @@ class Engine(Protocol[PolicyT]):
         sampling: Sampling,
         ended: Callable[[int, list[int]], None] | None = None,
     ) -> list[Completion]:
-        """One completion per request. If the engine can, it calls `ended` with index and ids of each answer as soon as
-        that has ended, in any order."""
-        ...
+        """One completion per request. An engine may call `ended` with index and ids of each answer when that ends."""
 
     def restricted(self, restriction: Restriction, mask: PolicyT | None = None) -> "Engine[PolicyT]":
         """This engine under a restriction of the tokens that it samples; `mask` is the frozen policy that finds tokens
         likely enough (None: the policy itself). Valid until the next `load`."""
-        ...
 
     def forget(self, conversations: Sequence[int]) -> None:
         """Free what is cached of conversations that are over."""
-        ...
 
     def load(self, policy: PolicyT, version: int) -> None:
         """Use the policy's weights after an update; `version` is the number of updates so far."""
-        ...

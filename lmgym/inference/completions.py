@@ -64,10 +64,7 @@ class Answers:
             self.stops[request] = "length" if len(ids) >= self.sampling.max_new_tokens else "context"
 
     def add_sets(self, requests: Sequence[int], candidates: truncation.Candidates) -> None:
-        """Store the sets from which the next tokens of these answers are drawn.
-
-        Raises LmgymError if all stored sets take more than `sampling.kept_gib`.
-        """
+        """Store the sets of these answers' next tokens. LmgymError if all sets take more than `sampling.kept_gib`."""
         if not self.keeps_sets:
             return
         for request, kept in zip(requests, truncation.to_arrays(candidates, self.policy.vocabulary), strict=True):

@@ -33,11 +33,8 @@ class ConversationCache:
             self.clear()
 
     def caches(self, conversations: Sequence[int | None], capacity: int, models: int) -> list[KeyValueCache]:
-        """Caches, one per model, with room for these requests (slots of at least `capacity` tokens) and for all other
-        conversations.
-
-        A different number of models than before clears the cache. Raises LmgymError if a conversation occurs twice.
-        """
+        """Caches, one per model, with room for these requests (slots of at least `capacity` tokens) and all other
+        conversations. Another number of models clears them. Raises LmgymError if a conversation occurs twice."""
         given = [conversation for conversation in conversations if conversation is not None]
         if len(set(given)) < len(given):
             twice = next(conversation for conversation in given if given.count(conversation) > 1)
@@ -62,11 +59,8 @@ class ConversationCache:
         return len(tokens) if len(tokens) < len(prompt) and prompt[: len(tokens)] == tokens else 0
 
     def assign_slots(self, conversations: Sequence[int | None], free: Sequence[int], rows: int) -> list[int]:
-        """A slot for each of these conversations, among the `free` ones of the first `rows`.
-
-        Preferred is the slot that it has already, then an empty slot, then one that another conversation occupies,
-        which is moved behind the first `rows`.
-        """
+        """A slot for each of these conversations, among the `free` ones of the first `rows`: the one that it has
+        already, else an empty one, else that of another conversation, which is moved behind the first `rows`."""
         # 1. Keep the slots that are usable as they are.
         slot_of = {owner: slot for slot, owner in enumerate(self._owners) if owner is not None}
         current = [None if conversation is None else slot_of.get(conversation) for conversation in conversations]
@@ -85,11 +79,8 @@ class ConversationCache:
         return slots
 
     def record(self, conversation: int, tokens: tuple[int, ...]) -> None:
-        """Note which tokens of a conversation are cached.
-
-        None while its prompt is being computed, so that an interrupted call leaves nothing wrong behind; after its
-        turn, all but the last one, which has not been read.
-        """
+        """Note which tokens of a conversation are cached: none while its prompt is being computed, as the call may be
+        interrupted; after its turn, all but the last one, which has not been read."""
         self._tokens[conversation] = tokens
 
     def move_to_front(self, slots: Sequence[int]) -> list[int]:

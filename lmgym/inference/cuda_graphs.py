@@ -1,8 +1,7 @@
 """Decoding steps of fixed shapes as CUDA graphs: one launch replays a step that Python would launch as hundreds.
 
-A step reads only tensors that keep their addresses: the cache, the tokens sampled last, the lengths of the slots. The
-number of cached tokens that attention reads is rounded up, so that there are few shapes. Without CUDA the same steps
-run without graphs.
+A step reads only tensors that keep their addresses: the cache, the last tokens, the lengths of the slots. Attention
+reads a rounded number of cached tokens, so that there are few shapes. Without CUDA the same steps run without graphs.
 """
 
 import warnings
@@ -20,12 +19,9 @@ WARM_UP = 3  # steps of a shape before it is captured: libraries initialise them
 
 
 class CapturedSteps:
-    """Decoding steps over the first `slots` slots of a cache.
-
-    They are valid as long as the cache keeps its tensors; after its `keep` or `grow`, make a new object.
-
-    Example: CapturedSteps(policy, cache, 64).logits(last, lengths)
-    """
+    """Decoding steps over the first `slots` slots of a cache. They are valid as long as the cache keeps its tensors;
+    after its `keep` or `grow`, make a new object.
+    Example: CapturedSteps(policy, cache, 64).logits(last, lengths)"""
 
     def __init__(self, policy: Policy, cache: KeyValueCache, slots: int) -> None:
         self.policy, self.cache = policy, cache

@@ -41,9 +41,7 @@ class LiveSlots:
 
 class Decoder:
     """The state of one `generate` call (Sampler.generate describes the arguments).
-
-    Example: Decoder(policy, requests, Sampling(), 256, None, ConversationCache()).finish()
-    """
+    Example: Decoder(policy, requests, Sampling(), 256, None, ConversationCache()).finish()"""
 
     def __init__(
         self,
@@ -113,11 +111,9 @@ class Decoder:
             free = [slot for slot, request in enumerate(live.request) if request < 0]
 
     def _caches(self) -> list[KeyValueCache]:
-        """One cache per model, with slots for the answers behind their shared prompts.
-
-        A slot holds its prompt too if it belongs to a conversation (which is kept as a whole), on devices where
-        attention is torch's own kernel (`CachedRows`), and if no two requests have the same prompt.
-        """
+        """One cache per model, with slots for the answers behind their shared prompts. A slot holds its prompt too if
+        it belongs to a conversation (which is kept as a whole), on devices where attention is torch's own kernel
+        (`CachedRows`), and if no two requests have the same prompt."""
         prompts = {request.prompt_ids for request in self.requests}
         limits = zip(self.requests, self.answers.limits, strict=True)
         whole = max(len(request.prompt_ids) + limit for request, limit in limits)
@@ -208,14 +204,13 @@ class Decoder:
         """One token for each live slot. Free slots are computed too, and their logits are dropped."""
         slots = [slot for slot, request in enumerate(live.request) if request >= 0]
         self.linear_layers.begin_step(len(live.request))
+        pairs = zip(self.policies, caches, strict=True)
         if self.captured:
-            self.captures = self.captures or [
-                CapturedSteps(*both, len(live.request)) for both in zip(self.policies, caches, strict=True)
-            ]
+            self.captures = self.captures or [CapturedSteps(*pair, len(live.request)) for pair in pairs]
             logits = [steps.logits(live.last, live.lengths) for steps in self.captures]
             logits = logits if len(slots) == len(live.request) else [of_model[slots] for of_model in logits]
         else:
-            logits = [self._step_logits(*both, live, slots) for both in zip(self.policies, caches, strict=True)]
+            logits = [self._step_logits(*pair, live, slots) for pair in pairs]
         live.lengths[slots] += 1
         self._take(logits, slots, live)
 
@@ -267,19 +262,15 @@ class Decoder:
         return tokens.tolist()
 
     def _candidates(self, logits: Float[Tensor, "R V"]) -> truncation.Candidates:
-        """The tokens that each row may draw: by top-k, top-p and min-p, or by the algorithm's restriction.
-
-        `logits` are at the sampling temperature, and of the restricting policy if there is one.
-        """
+        """The tokens that each row may draw: by top-k, top-p and min-p, or by the algorithm's restriction. `logits` are
+        at the sampling temperature, and of the restricting policy if there is one."""
         sampling, rule = self.sampling, self.restriction
         if rule is None:
             return truncation.truncated(logits, sampling.top_k, sampling.top_p, sampling.min_p)
-        least = rule.least
-        mask = (
-            truncation.top_p(logits, rule.amount, least)
-            if rule.rule == "top_p"
-            else truncation.top_k(logits, int(rule.amount), least)
-        )
+        if rule.rule == "top_p":
+            mask = truncation.top_p(logits, rule.amount, rule.least)
+        else:
+            mask = truncation.top_k(logits, int(rule.amount), rule.least)
         mask[:, list(self.policy.special_ids)] = True  # always allowed
         return truncation.from_mask(mask)
 

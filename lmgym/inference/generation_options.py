@@ -1,5 +1,4 @@
-"""The keys of Hugging Face's GenerationConfig that a recipe's `evaluation.generation` may set. No torch;
-inference/hf_generate.py decodes with them."""
+"""The keys of Hugging Face's GenerationConfig that `evaluation.generation` may set (for hf_generate.py). No torch."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -49,12 +48,9 @@ ELSEWHERE = {  # keys of GenerationConfig that have a place of their own in a re
 
 
 def checked(generation: Mapping[str, Any], temperature: float) -> dict[str, Any]:
-    """The keys and values of `evaluation.generation`, as GenerationConfig wants them.
-
-    Raises LmgymError for an unknown key or a wrong value, and for one that would have no effect.
-
-    Example: checked({"num_beams": 4, "length_penalty": "0.6"}, 0.0) -> {"num_beams": 4, "length_penalty": 0.6}
-    """
+    """The keys and values of `evaluation.generation`, as GenerationConfig wants them. Raises LmgymError for an unknown
+    key or a wrong value, and for one that would have no effect.
+    Example: checked({"num_beams": 4, "length_penalty": "0.6"}, 0.0) -> {"num_beams": 4, "length_penalty": 0.6}"""
     values = {}
     for key, value in generation.items():
         if key in ELSEWHERE:

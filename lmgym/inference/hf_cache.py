@@ -40,13 +40,9 @@ class PlainReader:
 
 
 class EncoderDecoderReader:
-    """An encoder-decoder LM.
-
-    A distinct source is encoded once, and its first decoder step, which fills the cross-attention cache, runs once; its
-    answers then get copies. `keep` removes finished answers.
-
-    Example: EncoderDecoderReader(policy, requests).step(None).argmax(-1)
-    """
+    """An encoder-decoder LM. A distinct source is encoded once, and its first decoder step, which fills the
+    cross-attention cache, runs once; its answers then get copies. `keep` removes finished answers.
+    Example: EncoderDecoderReader(policy, requests).step(None).argmax(-1)"""
 
     def __init__(self, policy: Policy, requests: Sequence[Request]) -> None:
         self.policy, self.model = policy, policy.model

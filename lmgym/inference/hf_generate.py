@@ -1,8 +1,7 @@
 """Hugging Face's `generate` for evaluations: beam search, penalties and other keys of its GenerationConfig.
 
 Such answers have no log-probabilities, because nothing is trained on them. Of the model's own generation_config only
-two things are used: the ids that end an answer, and the first tokens of an encoder-decoder's answers
-(`Policy.decoder_start`). A top_k or a number of beams in a checkpoint would change results that no recipe shows.
+the ids that end an answer and an encoder-decoder's first tokens are used: the recipe alone names top_k or beams.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,19 +55,14 @@ def _take(answers: Answers, request: int, ids: list[int]) -> None:
 
 
 def _blocks(policy: Policy, answers: Answers, settings: Mapping[str, Any], rows: int) -> list[list[int]]:
-    """Requests in blocks that are decoded together: of one answer limit and with the same stop strings.
-
-    Prompts of a block have one length if padding would change results: for settings that read the prompt, and for
-    causal models without a fast path. (Left padding is exact for the families of the fast path, right padding for
-    encoders.)
-    """
+    """Requests in blocks that are decoded together: of one answer limit and with the same stop strings. Prompts of a
+    block have one length if padding would change results: for settings that read the prompt, and for causal models
+    without a fast path. (Left padding is exact for the families of the fast path, right padding for encoders.)"""
     reads_prompt = LOOK_AT_PROMPT if policy.encoder_decoder else LOOK_AT_PROMPT | LOOK_BACK
     unpadded = bool(settings.keys() & reads_prompt) or not (policy.fast or policy.encoder_decoder)
     lengths = [len(request.source_ids or request.prompt_ids) for request in answers.requests]
-    kinds = [
-        (limit, length if unpadded else 0, stop)
-        for limit, length, stop in zip(answers.limits, lengths, answers.stop_texts, strict=True)
-    ]
+    alike = lengths if unpadded else [0] * len(lengths)
+    kinds = list(zip(answers.limits, alike, answers.stop_texts, strict=True))
     blocks: list[list[int]] = []
     for request in sorted(range(len(lengths)), key=lambda index: (kinds[index], lengths[index])):
         last = blocks[-1] if blocks else []
@@ -81,8 +75,7 @@ def _blocks(policy: Policy, answers: Answers, settings: Mapping[str, Any], rows:
 
 
 def _inputs(policy: Policy, requests: Sequence[Request]) -> tuple[dict[str, Tensor], int]:
-    """The arguments of `generate`, and the column at which answers begin. Prompts are padded on the left, sources on
-    the right."""
+    """The arguments of `generate` (prompts padded on the left, sources on the right), and the column of the answers."""
     prompts = [request.source_ids if policy.encoder_decoder else request.prompt_ids for request in requests]
     longest = max(map(len, prompts))
     ids = torch.full((len(prompts), longest), policy.pad_id)

@@ -1,12 +1,11 @@
 """Linear layers with prepacked weights, for decoding in fp32 on a CPU.
 
-Every decoding step multiplies the same few rows with weights that do not change until the answers are finished. MKL
-can pack the weights once for this number of rows; otherwise it packs them in every product (32 rows with 32,000 x 288:
-4.8 ms against 12.1, two cores of a Xeon).
+Every decoding step multiplies the same few rows with weights that do not change until the answers are finished. MKL can
+pack the weights once for this number of rows instead of in every product (32 rows with 32,000 x 288: 4.8 ms against
+12.1, two cores of a Xeon).
 
-Only the `forward` of the layers changes for that time; with any other number of rows it is the usual product. The
-packed weights take as much memory as the weights themselves. Only trainable layers are packed, so in total this takes
-no more memory than an update, which stores their gradients instead.
+Only the `forward` of the layers changes for that time; with any other number of rows it is the usual product. Only
+trainable layers are packed, so the packed weights take no more memory than the gradients of an update.
 """
 
 from collections.abc import Callable

@@ -67,10 +67,8 @@ class Sampler:
                 ours.copy_(theirs)
 
     def restricted(self, restriction: Restriction, mask: Policy | None = None) -> "Sampler":
-        """A copy of this engine that samples only tokens that are likely under `mask` (None: the policy itself).
-
-        It shares the cache of conversations. Make a new copy after each `load`.
-        """
+        """A copy of this engine that samples only tokens that are likely under `mask` (None: the policy itself). It
+        shares the cache of conversations. Make a new copy after each `load`."""
         other = copy.copy(self)
         other._restriction, other._mask = restriction, mask
         return other
@@ -86,11 +84,9 @@ class Sampler:
         sampling: Sampling,
         ended: Callable[[int, list[int]], None] | None = None,
     ) -> list[Completion]:
-        """One completion per request, in order.
-
-        `ended` is called with index and ids of an answer when it ends. Raises LmgymError for a prompt that leaves no
-        room for an answer, and for sampling settings that do not fit the vocabulary or the restriction.
-        """
+        """One completion per request, in order. `ended` is called with index and ids of an answer when it ends. Raises
+        LmgymError for a prompt that leaves no room for an answer, and for sampling settings that do not fit the
+        vocabulary or the restriction."""
         for request in requests:
             check_request(self.policy, request)
         sampling.check_vocabulary(self.policy.vocabulary)

@@ -31,9 +31,7 @@ DERIVED = ("dense_act_fn", "is_gated_act", "scale_decoder_outputs", "tie_word_em
 @dataclass(frozen=True)
 class Family:
     """A built-in model: its classes, and the configuration fields that differ from the defaults of the class.
-
-    Example: Family(GPT2Config, GPT2LMHeadModel, {"n_embd": 64})
-    """
+    Example: Family(GPT2Config, GPT2LMHeadModel, {"n_embd": 64})"""
 
     config: type[Any]
     model: Callable[[Any], PreTrainedModel]
@@ -42,65 +40,27 @@ class Family:
 
 # Dropout is 0 everywhere: sampler and update must compute the same distribution.
 MODELS = {
-    BUILTIN: Family(
-        LlamaConfig,
-        LlamaForCausalLM,
-        {
-            "hidden_size": 128,
-            "intermediate_size": 352,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 512,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "builtin:tiny_gpt2": Family(
-        GPT2Config,
-        GPT2LMHeadModel,
-        {
-            "n_embd": 64,
-            "n_layer": 2,
-            "n_head": 4,
-            "n_positions": 512,
-            "activation_function": "gelu_pytorch_tanh",  # the same as GPT-2's gelu_new, in one kernel
-            "resid_pdrop": 0.0,
-            "embd_pdrop": 0.0,
-            "attn_pdrop": 0.0,
-        },
-    ),
-    "builtin:tiny_t5": Family(
-        T5Config,
-        T5ForConditionalGeneration,
-        {
-            "d_model": 64,
-            "d_kv": 16,
-            "d_ff": 256,
-            "num_layers": 2,
-            "num_heads": 4,
-            "dropout_rate": 0.0,
-            "decoder_start_token_id": 0,  # the padding, as in T5
-        },
-    ),
-    "builtin:tiny_bart": Family(
-        BartConfig,
-        BartForConditionalGeneration,
-        {
-            "d_model": 64,
-            "encoder_layers": 2,
-            "decoder_layers": 2,
-            "encoder_attention_heads": 4,
-            "decoder_attention_heads": 4,
-            "encoder_ffn_dim": 256,
-            "decoder_ffn_dim": 256,
-            "max_position_embeddings": 512,
-            "dropout": 0.0,
-            "decoder_start_token_id": 1,  # not BART's own, its EOS, which would end an answer at once
-            "forced_bos_token_id": None,
-            "forced_eos_token_id": None,
-        },
-    ),
-}
+    BUILTIN: Family(LlamaConfig, LlamaForCausalLM, {
+        "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "max_position_embeddings": 512, "tie_word_embeddings": True,
+    }),
+    "builtin:tiny_gpt2": Family(GPT2Config, GPT2LMHeadModel, {
+        "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512,
+        "activation_function": "gelu_pytorch_tanh",  # the same as GPT-2's gelu_new, in one kernel
+        "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+    }),
+    "builtin:tiny_t5": Family(T5Config, T5ForConditionalGeneration, {
+        "d_model": 64, "d_kv": 16, "d_ff": 256, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0,
+        "decoder_start_token_id": 0,  # the padding, as in T5
+    }),
+    "builtin:tiny_bart": Family(BartConfig, BartForConditionalGeneration, {
+        "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256,
+        "max_position_embeddings": 512, "dropout": 0.0,
+        "decoder_start_token_id": 1,  # not BART's own, its EOS, which would end an answer at once
+        "forced_bos_token_id": None, "forced_eos_token_id": None,
+    }),
+}  # fmt: skip
 
 
 def is_builtin(name: str) -> bool:

@@ -6,10 +6,8 @@ from lmgym.models.policy import Policy
 
 
 def value_head(size: int, like: Tensor) -> nn.Linear:
-    """A linear map without bias from a hidden state [size] to its value [1] (as in RL4LMs).
-
-    Its weights are zero, so it predicts 0 at first. Device and dtype are those of `like`.
-    """
+    """A linear map without bias from a hidden state [size] to its value [1] (as in RL4LMs). Its weights are zero, so it
+    predicts 0 at first. Device and dtype are those of `like`."""
     head = nn.Linear(size, 1, bias=False, device=like.device, dtype=like.dtype)
     nn.init.zeros_(head.weight)
     return head

@@ -16,11 +16,9 @@ from lmgym.models.scoring import ScoringModel
 def action_logits(
     logits: Float[Tensor, "R V"], batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]
 ) -> Float[Tensor, "R V"]:
-    """Logits of the distributions from which the actions at (row, column) were sampled.
-
-    The temperature is applied. Tokens that could not be sampled get -inf: excluded stop ids, and tokens outside of the
-    sampling mask (unless the mask says that log-probabilities are not renormalised).
-    """
+    """Logits of the distributions from which the actions at (row, column) were sampled. The temperature is applied.
+    Tokens that could not be sampled get -inf: excluded stop ids, and tokens outside of the sampling mask (unless the
+    mask says that log-probabilities are not renormalised)."""
     if batch.temperature not in (0.0, 1.0):  # greedy answers (0) are scored at temperature 1
         logits = logits / batch.temperature
     if batch.stop_excluded is not None and batch.stop_ids:
@@ -74,11 +72,9 @@ def logprobs_of_states(
     entropy: bool,
     logprob_gradient: Float[Tensor, " R"] | None = None,
 ) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"]]:
-    """`logprobs_of_logits` from the first R hidden states, `model.head_chunk` of them at a time.
-
-    So the logits [R V] of all actions never exist at once. `logprob_gradient` is the gradient that backward will bring,
-    if the caller knows it (models/fused_logprobs.py).
-    """
+    """`logprobs_of_logits` from the first R hidden states, `model.head_chunk` of them at a time. So the logits [R V] of
+    all actions never exist at once. `logprob_gradient` is the gradient that backward will bring, if the caller knows it
+    (models/fused_logprobs.py)."""
     head: Any = model.model.get_output_embeddings()
     renormalised = batch.sampling_mask is None or batch.sampling_mask.renormalised
     # The usual case, a plain linear head: the fused function.

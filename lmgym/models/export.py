@@ -24,8 +24,7 @@ def is_adapter(source: Path) -> bool:
 
 
 def copy_model(source: Path, folder: Path, section: PolicySection) -> None:
-    """Copy the model or the adapters of `source`, with the tokenizer. The configuration of adapters gets the name of
-    their base model, so that peft finds it."""
+    """Copy the model or adapters of `source`, with the tokenizer; adapters get the name of their base, for peft."""
     for path in source.iterdir():
         if path.name not in NOT_EXPORTED and path.is_file():
             shutil.copyfile(path, folder / path.name)
@@ -37,10 +36,8 @@ def copy_model(source: Path, folder: Path, section: PolicySection) -> None:
 
 
 def merge_model(source: Path, folder: Path, section: PolicySection, seed: int) -> None:
-    """Write the base with the adapters of `source` merged into its weights, in fp32, and the tokenizer.
-
-    transformers alone can read it. A quantized base is dequantized first: the adapters were trained with these weights.
-    """
+    """Write the base with the adapters of `source` merged into its weights, in fp32, and the tokenizer. transformers
+    alone can read it. A quantized base is dequantized first: the adapters were trained with these weights."""
     policy = load_policy(section, seed, source)
     lora.merged(policy.model).save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
@@ -52,21 +49,15 @@ def check_mergeable(source: Path, section: PolicySection, merge: bool, push: boo
         raise LmgymError(f"{source} holds a whole model and no adapters, so there is nothing to merge; remove --merge")
     if merge or not is_adapter(source):
         return
-    if is_builtin(section.model):
-        raise LmgymError(
-            f"the adapters in {source} need the base {section.model}, which no other program has; add --merge"
-        )
-    if push and Path(section.model).exists():
-        raise LmgymError(
-            f"the adapters in {source} need the base {section.model}, a folder that nobody else has; add --merge"
-        )
+    builtin = is_builtin(section.model)
+    if builtin or (push and Path(section.model).exists()):
+        base = f"{section.model}, {'which no other program has' if builtin else 'a folder that nobody else has'}"
+        raise LmgymError(f"the adapters in {source} need the base {base}; add --merge")
 
 
 def check_hub(repository: str) -> None:
     """Raise LmgymError unless `repository` ("owner/name") does not exist yet and there is a token to create it.
-
-    huggingface_hub finds the token itself, as its documentation says.
-    """
+    huggingface_hub finds the token itself, as its documentation says."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
         raise LmgymError(f"--push: '{repository}' is no name on the Hub; write OWNER/NAME, such as me/my-model")
     try:
@@ -81,10 +72,7 @@ def check_hub(repository: str) -> None:
 
 
 def push(folder: Path, repository: str, message: str) -> str:
-    """Upload a folder to the Hub as a new private repository; returns its address.
-
-    Raises LmgymError if the Hub refuses; the folder stays.
-    """
+    """Upload a folder to the Hub as a new private repository; returns its address. LmgymError if the Hub refuses."""
     try:
         HfApi().create_repo(repository, private=True)
         return str(HfApi().upload_folder(repo_id=repository, folder_path=folder, commit_message=message).repo_url)
@@ -98,6 +86,5 @@ def _refused(repository: str, error: Exception) -> LmgymError:
         return LmgymError(
             f"--push: there is no token of the Hub here, so {repository} cannot be made; run `hf auth login` first"
         )
-    if isinstance(error, HfHubHTTPError):
-        return LmgymError(f"--push: the Hub refused {repository} ({reason})")
-    return LmgymError(f"--push: the Hub cannot be reached for {repository} ({reason})")
+    what = "refused" if isinstance(error, HfHubHTTPError) else "cannot be reached for"
+    return LmgymError(f"--push: the Hub {what} {repository} ({reason})")

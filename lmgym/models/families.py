@@ -26,21 +26,12 @@ def supports_fast_path(config: Any) -> bool:
 
 def default_decoder_start(model: PreTrainedModel) -> tuple[int, ...]:
     """The first tokens of an encoder-decoder's answers, as in `generate`: the start token and a forced BOS, if any.
-
     Raises LmgymError if the model's configuration has no start token.
-
-    Example: default_decoder_start(t5) -> (0,)
-    """
+    Example: default_decoder_start(t5) -> (0,)"""
     generation: Any = model.generation_config
-    start = next(
-        (
-            value
-            for holder in (generation, model.config)
-            for name in ("decoder_start_token_id", "bos_token_id")
-            if (value := getattr(holder, name, None)) is not None
-        ),
-        None,
-    )
+    names = ("decoder_start_token_id", "bos_token_id")
+    named = [getattr(holder, name, None) for holder in (generation, model.config) for name in names]
+    start = next((token for token in named if token is not None), None)
     if start is None:
         raise LmgymError(
             "the model names no decoder_start_token_id, so no answer could begin; write policy.context_start_token"

@@ -17,9 +17,7 @@ AttentionInterface.register(packed.NAME, packed.attend)
 @contextmanager
 def attention_through(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Within this context the model uses the attention function registered as `name` (packed.NAME is lmgym's own).
-
-    Afterwards the model has its usual one again, so that Hugging Face's `generate` works.
-    """
+    Afterwards the model has its usual one again, so that Hugging Face's `generate` works."""
     usual = model.config._attn_implementation
     model.config._attn_implementation = name
     try:
@@ -29,8 +27,7 @@ def attention_through(model: PreTrainedModel, name: str) -> Iterator[None]:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers that support activation checkpointing in transformers: all transformer blocks, in nearly every
-    model family."""
+    """The layers that transformers can checkpoint: all transformer blocks, in nearly every model family."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
@@ -38,10 +35,9 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 def activation_checkpointing(model: PreTrainedModel) -> Iterator[None]:
     """Within this context a layer stores only its inputs; backward runs the layer again (arXiv 1604.06174).
 
-    transformers' own switch works in training mode only, which also turns dropout on, and a policy is never in training
-    mode. So the layers are wrapped here, for one forward pass: sampling and scoring are not affected. The second run
-    uses the attention function of the first, even if the model's setting has changed since. torch restores autocast,
-    and without dropout there is no random state to restore.
+    transformers' own switch works in training mode only, which also turns dropout on. So the layers are wrapped here,
+    for one forward pass. The second run uses the attention function of the first, even if the model's setting has
+    changed since. torch restores autocast, and without dropout there is no random state to restore.
     """
     layers = layers_of(model)
     for layer in layers:

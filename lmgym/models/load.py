@@ -39,8 +39,7 @@ class PolicySection(Section):
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
     tokenizer: str | None = None
-    """Hub id or folder of the tokenizer, where it is not the model's; builtin:bytes or builtin:numbers for built-in
-    models."""
+    """Hub id or folder of the tokenizer, if not the model's; for built-in models builtin:bytes or builtin:numbers."""
     eos_token: str | None = None
     """End-of-sequence token, for a tokenizer that does not name one."""
     context_start_token: int | str | None = None
@@ -65,24 +64,21 @@ class PolicySection(Section):
     or with flex attention) real tokens count, a shared prompt once; elsewhere each row counts as long as the longest.
     Default: 4,096 on a CPU, where more are no faster, and 16,384 elsewhere."""
     activation_checkpointing: bool = False
-    """Store only the inputs of each layer, and compute the layer again in backward: less memory, the time of one more
-    forward pass, the same gradients."""
+    """Compute each layer again in backward: less memory, the time of one more forward pass, the same gradients."""
     path: Literal["auto", "fast", "plain"] = "auto"
-    """fast: packed rows and lmgym's own KV cache; plain: Hugging Face's padded forward pass; auto: fast, if the model
-    family supports it."""
+    """fast: packed rows and lmgym's own KV cache; plain: Hugging Face's padded pass; auto: fast, where supported."""
     attention: Literal["padded", "flex"] = "padded"
     """Attention of packed rows, in scoring and training. padded: torch's usual kernel, with rows padded to the longest;
     flex: flex attention, which is made for GPUs and has not been measured on one yet."""
     template: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the tokenizer's chat template."""
     max_prompt_tokens: PositiveInt | None = None
-    """A longer prompt is cut to this many tokens, special tokens included; `lmgym check` and the run's log count the
-    prompts that are cut. A prompt from a chat template is refused instead."""
+    """Longer prompts are cut to this many tokens, special tokens included; `lmgym check` and the run's log count them.
+    A prompt from a chat template is refused instead."""
     truncation_side: Literal["left", "right"] = "left"
     """left: a long prompt loses its beginning; right: its end."""
     max_reference_tokens: PositiveInt | None = None
-    """Of a longer reference, supervised training uses this many tokens, without end of sequence; the run's log counts
-    the references that are cut."""
+    """Supervised training cuts longer references to this many tokens, without end of sequence; the log counts them."""
     architecture: dict[str, Any] = field(default_factory=dict)
     """Configuration fields of a built-in model, such as hidden_size."""
 
@@ -172,9 +168,7 @@ def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = Non
 @dataclass(frozen=True)
 class ModelInfo:
     """Facts from a model's configuration, known before any weights are loaded.
-
-    Example: ModelInfo(encoder_decoder=True, vocabulary=32128)
-    """
+    Example: ModelInfo(encoder_decoder=True, vocabulary=32128)"""
 
     encoder_decoder: bool
     vocabulary: int
@@ -184,7 +178,7 @@ def read_model_info(section: PolicySection) -> ModelInfo:
     """Read only the configuration of a recipe's model. Raises LmgymError if it cannot be loaded."""
     _check_section(section)
     if is_builtin(section.model):
-        model = builtin_model(section.model, builtin_tokenizer(section.tokenizer or "builtin:bytes"), {}, 0)
+        model = builtin_model(section.model, load_tokenizer(section), {}, 0)
         return ModelInfo(bool(model.config.is_encoder_decoder), int(model.config.vocab_size))
     config = _config(section.model, section.revision)
     vocabulary = getattr(config.get_text_config(decoder=True), "vocab_size", None) or 0
@@ -199,9 +193,8 @@ def skeleton(section: PolicySection) -> Any:
         494032768
     """
     if is_builtin(section.model):
-        tokenizer = builtin_tokenizer(section.tokenizer or "builtin:bytes")
         with torch.device("meta"):
-            return builtin_model(section.model, tokenizer, section.architecture, 0)
+            return builtin_model(section.model, load_tokenizer(section), section.architecture, 0)
     config = _config(section.model, section.revision)
     kind: Any = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
     with torch.device("meta"):
@@ -237,7 +230,7 @@ def _check_section(section: PolicySection) -> None:
 def _base(section: PolicySection, seed: int) -> tuple[Any, Any]:
     """The model before any training by lmgym, and its tokenizer."""
     if is_builtin(section.model):
-        tokenizer = builtin_tokenizer(section.tokenizer or "builtin:bytes")
+        tokenizer = load_tokenizer(section)
         return builtin_model(section.model, tokenizer, section.architecture, seed), tokenizer
     return _load(section, section.model, section.tokenizer or section.model)
 

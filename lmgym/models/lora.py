@@ -18,13 +18,9 @@ CONFIG = "adapter_config.json"
 
 
 def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: list[str] | str, seed: int) -> None:
-    """Freeze the model and add adapters to the named linear layers ("all-linear": all but the LM head).
-
-    The adapters are zero at first, so the model's outputs do not change. Raises LmgymError without peft, or if no layer
-    has such a name.
-
-    Example: add_lora(model, rank=16, alpha=32, targets="all-linear", seed=0)
-    """
+    """Freeze the model and add adapters to the named linear layers ("all-linear": all but the LM head). The adapters
+    are zero at first, so outputs do not change. Raises LmgymError without peft, or without such a layer.
+    Example: add_lora(model, rank=16, alpha=32, targets="all-linear", seed=0)"""
     peft = _peft()
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets)
     with torch.random.fork_rng(devices=[]):
@@ -96,8 +92,7 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _make_trainable(model: PreTrainedModel) -> None:
-    """Let only the adapters train, in fp32. (peft stores the names of the layers as a set; a sorted list is saved in
-    the same order each time.)"""
+    """Let only the adapters train, in fp32. (peft stores layer names as a set; a sorted list is always saved alike.)"""
     configs: Any = model.peft_config
     for config in configs.values():
         if isinstance(config.target_modules, set):
@@ -118,9 +113,7 @@ def _peft() -> Any:
 
 class AdapterDisabledPolicy:
     """The policy with its adapters switched off: a reference policy that needs no second model.
-
-    Example: AdapterDisabledPolicy(policy).compute_logprobs_no_grad(batch).logprobs
-    """
+    Example: AdapterDisabledPolicy(policy).compute_logprobs_no_grad(batch).logprobs"""
 
     def __init__(self, policy: Any) -> None:
         self.policy = policy

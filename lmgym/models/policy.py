@@ -68,8 +68,7 @@ class Policy:
 
     @cached_property
     def context(self) -> int | None:
-        """Context length in tokens, None if the model's configuration has none; of an encoder-decoder, for encoder and
-        decoder each."""
+        """Context length in tokens (of an encoder-decoder, of each half); None if the configuration has none."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
     @property
@@ -115,11 +114,10 @@ class Policy:
 
         With `entropy`, also the entropy of each of these distributions; with `values`, the value of the state before
         each action; with `last_values`, the value of the state after each row's last action. All have gradients, unless
-        the caller turned gradients off. The fast path runs the model on real tokens only, and the LM head only on the
-        hidden states that predict an action, in chunks, so logits [N T V] never exist. `logprob_gradient` is the
-        gradient of the loss by the log-probabilities, if the caller knows it already; it saves work and changes no
-        result (models/fused_logprobs.py). Raises LmgymError for an action in column 0, and for values without a value
-        function.
+        the caller turned gradients off. The fast path runs the model on real tokens only, and the LM head only on
+        states that predict an action, in chunks, so logits [N T V] never exist. `logprob_gradient` is the gradient of
+        the loss by the log-probabilities, if already known; it saves work and changes no result (fused_logprobs.py).
+        Raises LmgymError for an action in column 0, and for values without a value function.
         """
         batch = batch.to(self.device)
         row, column = batch.actions.nonzero(as_tuple=True)
@@ -132,15 +130,8 @@ class Policy:
             before = (torch.cat([row, torch.arange(len(batch), device=self.device)]), torch.cat([column - 1, ends]))
         with self.precision():
             states = self.states(batch, *before)
-            logprobs, entropies = logprobs_of_states(
-                self,
-                batch,
-                states,
-                row,
-                column,
-                entropy,
-                None if logprob_gradient is None else logprob_gradient[row, column],
-            )
+            known = None if logprob_gradient is None else logprob_gradient[row, column]
+            logprobs, entropies = logprobs_of_states(self, batch, states, row, column, entropy, known)
             state_values = self._values(batch, states, *before) if values else None
 
         def column_of(numbers: Tensor) -> Tensor:
@@ -168,11 +159,9 @@ class Policy:
         return action_logits(logits, batch, row, column)
 
     def micro_batches(self, batch: Batch) -> list[Int[Tensor, " R"]]:
-        """The row numbers of each forward pass, within `tokens_per_forward` (one row may exceed it alone).
-
-        Groups stay together, longest first: so rows of similar length, and rows that share a prompt, are computed
-        together. A group that fits in one pass is not split, so its prompt is computed once.
-        """
+        """The row numbers of each forward pass, within `tokens_per_forward` (one row may exceed it alone). Groups stay
+        together, longest first: so rows of similar length, and rows that share a prompt, are computed together. A group
+        that fits in one pass is not split, so its prompt is computed once."""
         # 1. Order the rows by their group's longest row.
         lengths = batch.mask.sum(1).cpu()
         if batch.source_mask is not None:
@@ -198,9 +187,7 @@ class Policy:
     @torch.no_grad()
     def compute_logprobs_no_grad(self, batch: Batch, values: bool = False, last_values: bool = False) -> PolicyOutputs:
         """`compute_logprobs` of a whole batch without gradient, by micro-batches; columns in fp32 on the CPU.
-
-        Example: policy.compute_logprobs_no_grad(batch).logprobs  # [N T]
-        """
+        Example: policy.compute_logprobs_no_grad(batch).logprobs  # [N T]"""
         columns = {"logprobs": torch.zeros(batch.tokens.shape)}
         if values:
             columns |= {"values": torch.zeros(batch.tokens.shape), "last_values": torch.zeros(len(batch))}
@@ -214,10 +201,8 @@ class Policy:
         return PolicyOutputs(**columns)
 
     def compute_values(self, batch: Batch) -> Float[Tensor, " R"]:
-        """The value of the state before each action [R], in the order of `batch.actions.nonzero()`.
-
-        Only the value function's own parameters get a gradient, not the language model below a value head.
-        """
+        """The value of the state before each action [R], in the order of `batch.actions.nonzero()`. Only the value
+        function's own parameters get a gradient, not the language model below a value head."""
         row, column = batch.actions.nonzero(as_tuple=True)
         critic = self.critic or self
         with self.precision(), torch.set_grad_enabled(self.critic is not None):
@@ -236,11 +221,7 @@ class Policy:
         return encoder(input_ids=source, attention_mask=mask.long()).last_hidden_state
 
     def head_inputs(self, shorten: bool = False, **inputs: Any) -> tuple[Tensor, Any]:
-        """Run the model; returns the input of its LM head [B L H], after all that the family does before it, and its
-        output.
-
-        With `shorten` the model's own head runs on the last token only.
-        """
+        """Run the model: the input of its LM head [B L H], and its output (with `shorten`, of the last token only)."""
         captured: list[Tensor] = []
 
         def capture(module: Any, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -274,13 +255,10 @@ class Policy:
 
     @contextmanager
     def twice_differentiable(self) -> Iterator[None]:
-        """Within this context `compute_logprobs` and `states` have second derivatives.
-
-        They run in the parameters' precision, with torch's plain attention and without activation checkpointing.
-        """
+        """Within this context `compute_logprobs` and `states` have second derivatives. They run in the parameters'
+        precision, with torch's plain attention and without activation checkpointing."""
         usual = self.compute, self.activation_checkpointing, self.flex
-        self.compute, self.activation_checkpointing = next(self.model.parameters()).dtype, False
-        self.flex = False
+        self.compute, self.activation_checkpointing, self.flex = next(self.model.parameters()).dtype, False, False
         try:
             with sdpa_kernel(SDPBackend.MATH):
                 yield
@@ -289,34 +267,28 @@ class Policy:
 
     def trainable_copy(self) -> "Policy":
         """A trainable copy without a value function. A quantized base, which does not train, is shared."""
-        other = copy.copy(self)
         is_packed = quantization.is_quantised(self.model)
-        other.model = quantization.copy_beside(self.model) if is_packed else copy.deepcopy(self.model)
-        other.value_head, other.critic = None, None
-        return other
+        return self._with_model(quantization.copy_beside(self.model) if is_packed else copy.deepcopy(self.model))
 
     def frozen_copy(self, precision: torch.dtype | None = None) -> "Policy":
-        """A copy that does not train, without a value function: adapters merged, parameters in `precision`.
-
-        Of a policy with a quantized base, only the adapters are copied, and they are not merged.
-        """
-        if quantization.is_quantised(self.model):
-            other = self.trainable_copy()
-            other.model.requires_grad_(False)
-            return other
-        other = copy.copy(self)
-        other.model, other.value_head, other.critic = lora.merged(self.model), None, None
+        """A copy that does not train, without a value function: adapters merged, parameters in `precision`. Of a policy
+        with a quantized base, only the adapters are copied, and they are not merged."""
+        is_packed = quantization.is_quantised(self.model)
+        other = self._with_model(quantization.copy_beside(self.model) if is_packed else lora.merged(self.model))
         other.model.requires_grad_(False)
-        if precision is not None:
+        if precision is not None and not is_packed:
             for parameter in other.model.parameters():  # not the rotary frequencies, which are buffers
                 parameter.data = parameter.data.to(precision)
         return other
 
-    def save_pretrained(self, folder: Path) -> None:
-        """Write a folder that `from_pretrained` reads: the language model, adapters merged, and its tokenizer.
+    def _with_model(self, model: PreTrainedModel) -> "Policy":
+        other = copy.copy(self)
+        other.model, other.value_head, other.critic = model, None, None
+        return other
 
-        With a quantized base the adapters alone: merged, they would be four to eight times the size that was loaded.
-        """
+    def save_pretrained(self, folder: Path) -> None:
+        """Write a folder that `from_pretrained` reads: the language model, adapters merged, and its tokenizer. With a
+        quantized base the adapters alone: merged, they would be four to eight times the size that was loaded."""
         merges = lora.has_adapter(self.model) and not quantization.is_quantised(self.model)
         (lora.merged(self.model) if merges else self.model).save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)

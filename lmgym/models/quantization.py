@@ -1,9 +1,8 @@
 """Base models whose linear layers are quantized to 4 or 8 bits by bitsandbytes (QLoRA, arXiv 2305.14314).
 
 The base is frozen; adapters added to it train. 4bit is NF4 in blocks of 64 with quantized scales, 0.52 bytes a weight;
-8bit is one int8 per weight and a scale per row (LLM.int8, arXiv 2208.07339), 1 byte a weight. Embeddings, norms, biases
-and the LM head have the precision of the forward pass, the adapters fp32. Sampling and scoring use the same model, so
-the sampler needs no copy.
+8bit is one int8 per weight and a scale per row (LLM.int8, arXiv 2208.07339), 1 byte a weight. Adapters are fp32, the
+rest has the precision of the forward pass. Sampling and scoring use the same model, so the sampler needs no copy.
 """
 
 import copy
@@ -44,11 +43,8 @@ def check_possible(device: torch.device) -> None:
 
 
 def check_layers(skeleton: PreTrainedModel, bits: Bits, device: torch.device) -> None:
-    """Raise LmgymError if bitsandbytes would read its own 4-bit weights wrongly.
-
-    On a CPU (version 0.50) it unpacks them row by row, but packs them in blocks of 64 across rows. So 64 must divide
-    the length of the rows.
-    """
+    """Raise LmgymError if bitsandbytes would read its own 4-bit weights wrongly: on a CPU (version 0.50) it packs them
+    in blocks of 64 across rows, but unpacks them row by row. So 64 must divide the length of the rows."""
     if bits != "4bit" or device.type != "cpu":
         return
     for name, module in skeleton.named_modules():
@@ -80,10 +76,7 @@ def is_quantised(model: Any) -> bool:
 
 
 def packed_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The quantized linear layers, with their names.
-
-    They are recognised by their weights, because peft's layers around them have the same class names.
-    """
+    """The quantized linear layers, with their names. They are found by their weights: peft's layers are named alike."""
     for name, module in model.named_modules():
         if _bits(module) is not None:
             yield name, module
@@ -114,9 +107,7 @@ def freeze_quantized(model: PreTrainedModel) -> None:
 
 class ByRow(torch.autograd.Function):
     """apply(x [... I], codes [O I], scales [O]) -> x W^T [... O] with W = codes * scales / 127; W itself is not stored.
-
-    Codes are whole numbers up to 127, which are exact in bf16; the product is multiplied by the scales.
-    """
+    Codes are whole numbers up to 127, which are exact in bf16; the product is multiplied by the scales."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, codes: Int8[Tensor, "O I"], scales: Float[Tensor, " O"]) -> Tensor:
@@ -167,8 +158,7 @@ def copy_beside(model: PreTrainedModel) -> PreTrainedModel:
 
 @torch.no_grad()
 def unpack_model(model: Any) -> None:
-    """Turn a model with a shared quantized base (`copy_beside`) into a usual one: all layers dequantized, in fp32, and
-    no parameter shared with another model."""
+    """Turn a model with a shared quantized base (`copy_beside`) into a usual one in fp32 that shares no parameter."""
     for name, layer in list(packed_layers(model)):
         model.set_submodule(name, unpacked_layer(layer, unpacked_weight(layer)))
     copies: dict[int, nn.Parameter] = {}  # by id of the original, so that tied weights stay tied

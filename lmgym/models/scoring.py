@@ -40,11 +40,9 @@ class ScoringModel(Protocol):
 
 
 def packed(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> States:
-    """Hidden states [R H] of the tokens at (row, column) of a causal model, computed on packed tokens.
-
-    Padding is not computed, nor are the tokens of a row after its last requested one. Rows with the same prompt (the
-    tokens before their first action) compute it once.
-    """
+    """Hidden states [R H] of the tokens at (row, column) of a causal model, computed on packed tokens. Padding is not
+    computed, nor are the tokens of a row after its last requested one. Rows with the same prompt (the tokens before
+    their first action) compute it once."""
     rows, width = batch.actions.shape
     columns = torch.arange(width, device=model.device)
     # 1. How far each row is computed: up to its last requested token.
@@ -69,11 +67,9 @@ def packed(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: In
 
 
 def tokens_of_pass(model: ScoringModel, batch: Batch, lengths: Int[Tensor, " N"]) -> Callable[[Sequence[int]], int]:
-    """A function from row numbers to the number of tokens that one forward pass over these rows computes.
-
-    `lengths` are the real tokens of each row. Where nothing is padded, a shared prompt counts once; where rows are
-    padded, each row counts as long as the longest of them.
-    """
+    """A function from row numbers to the number of tokens that one forward pass over these rows computes. `lengths` are
+    the real tokens of each row. Where nothing is padded, a shared prompt counts once; where rows are padded, each row
+    counts as long as the longest of them."""
     if not model.fast or model.encoder_decoder or _layouts(model)[0] is PackedRows:
         padded = lengths.tolist()
         return lambda rows: len(rows) * max(padded[row] for row in rows)
@@ -84,11 +80,8 @@ def tokens_of_pass(model: ScoringModel, batch: Batch, lengths: Int[Tensor, " N"]
 
 
 def _prompts(batch: Batch) -> tuple[Int[Tensor, " P"], Int[Tensor, " N"], Int[Tensor, " N"]]:
-    """The distinct prompts of a batch, where a row's prompt is the ids before its first action.
-
-    Returns the first row that has each prompt [P], the prompt's number of each row [N], and the column of each row's
-    first action [N].
-    """
+    """The distinct prompts of a batch, a row's prompt being the ids before its first action: the first row with each
+    prompt [P], each row's number of its prompt [N], and the column of each row's first action [N]."""
     width, device = batch.actions.shape[1], batch.actions.device
     start = torch.where(batch.actions, torch.arange(width, device=device), width).min(1).values.clamp(max=width - 1)
     seen: dict[tuple[int, ...], int] = {}
@@ -108,11 +101,8 @@ def _packed_rows(
 
 
 def _layouts(model: ScoringModel) -> tuple[type[PackedRows], type[PackedGroups]]:
-    """The layouts of packed tokens for this model and device.
-
-    The CPU's fused kernel has no second derivatives: `Policy.twice_differentiable` disables flash attention, and with
-    it this kernel.
-    """
+    """The layouts of packed tokens for this model and device. The CPU's fused kernel has no second derivatives:
+    `Policy.twice_differentiable` disables flash attention, and with it this kernel."""
     if model.flex:
         return FlexRows, FlexGroups
     if model.device.type == "cpu" and torch.backends.cuda.flash_sdp_enabled():
@@ -139,19 +129,14 @@ def encoder_decoder(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], c
 
 
 def padded(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> States:
-    """Hidden states and logits from Hugging Face's own padded forward pass: works for any model family.
-
-    The tests compare the other two functions with this one.
-    """
-    inputs: dict[str, Any] = {"attention_mask": batch.mask.long()}
+    """Hidden states and logits from Hugging Face's own padded pass, for any model family; the oracle of the tests."""
+    inputs: dict[str, Any]
     if model.encoder_decoder:
-        inputs = {f"decoder_{key}": value for key, value in inputs.items()} | {
-            "input_ids": batch.source,
-            "attention_mask": batch.source_mask.long(),  # type: ignore[union-attr]
-            "decoder_input_ids": batch.tokens,
-        }
+        inputs = {"input_ids": batch.source, "attention_mask": batch.require("source_mask").long()}
+        inputs |= {"decoder_input_ids": batch.tokens, "decoder_attention_mask": batch.mask.long()}
     else:
-        inputs |= {"input_ids": batch.tokens, "position_ids": (batch.mask.cumsum(1) - 1).clamp(min=0)}
+        inputs = {"input_ids": batch.tokens, "attention_mask": batch.mask.long()}
+        inputs["position_ids"] = (batch.mask.cumsum(1) - 1).clamp(min=0)
     hidden, output = model.head_inputs(**inputs, use_cache=False)
     logits = output.logits[row, column]
     return States(hidden[row, column], logits if logits.dtype == torch.float64 else logits.float())

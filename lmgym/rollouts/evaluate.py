@@ -46,18 +46,16 @@ class EvaluationSection(Section):
     min_new_tokens: NonNegativeInt | None = None
     """As in `sampling:`; left out, the stage's own."""
     generation: dict[str, Any] = field(default_factory=dict)
-    """Keys of Hugging Face's GenerationConfig, such as {num_beams: 4, length_penalty: 0.6}; where there are any, its
-    `generate` decodes."""
+    """Keys of Hugging Face's GenerationConfig, such as {num_beams: 4}; where there are any, its `generate` decodes."""
     metrics: dict[str, Any] = field(default_factory=dict)
     """As `rewards:`; these are reported besides the stage's own rewards."""
     task: dict[str, Any] | None = None
     """Evaluate on this task instead of the last stage's."""
     env: dict[str, Any] | None = None
-    """Evaluate in this environment instead of the stage's, as in games against chance of a policy that trains against
-    itself."""
+    """Evaluate in this environment instead of the stage's, such as against chance after training against itself."""
     reference_nll: bool = False
-    """Report the negative log-likelihood of the held-out references (nats per token, end of sequence included) in every
-    stage; without it only those that imitate references do."""
+    """Report the negative log-likelihood of held-out references (nats per token, end of sequence included) in every
+    stage; without it only in those that imitate references."""
     keep_best: str | None = None
     """A metric; the model that scored highest on it is kept in the run folder's best/."""
 
@@ -76,11 +74,8 @@ class EvaluationSection(Section):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results by metric, the answers behind them, and those figures that are of all answers at once ("bleu/corpus"),
-    which `results` has too.
-
-    Example: evaluation.results["final_answer"] -> Interval(mean=0.61, low=0.57, high=0.65, count=512)
-    """
+    """Results by metric, the answers behind them, and the figures of all answers at once ("bleu/corpus": in both).
+    Example: evaluation.results["final_answer"] -> Interval(mean=0.61, low=0.57, high=0.65, count=512)"""
 
     results: dict[str, Interval]
     episodes: list[Episode]
@@ -136,8 +131,7 @@ def measured(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> 
 
 
 def by_task(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> dict[str, list[list[float]]]:
-    """Where the prompts are a mixture of tasks: the score of each task alone ("reward/TASK"), and what `measured` says
-    of a reward for some tasks, on these alone."""
+    """In a mixture of tasks, the score of each task ("reward/TASK"); and `measured` of rewards for some tasks alone."""
     values: dict[str, list[list[float]]] = {}
     for group in groups:
         if "mixture" in group[0].example.meta:

@@ -71,9 +71,7 @@ class PromptCache:
 @dataclass
 class PlayerState:
     """One player's conversation so far.
-
-    Example: a player that has read "2+2=" and not answered yet has ids == new_ids, an empty message and no turn.
-    """
+    Example: a player that has read "2+2=" and not answered yet has ids == new_ids, an empty message and no turn."""
 
     episode: Episode
     actor: Actor
@@ -87,10 +85,7 @@ class PlayerState:
     restarted: bool = False  # the next turn begins a new row
 
     def begin(self, prompt: str | Sequence[Message], encode: PromptCache) -> None:
-        """Start the conversation with a prompt, or start it again with another one.
-
-        Raises LmgymError if the prompt has no token.
-        """
+        """Start the conversation, or start it again, with a prompt. Raises LmgymError if the prompt has no token."""
         ids = encode(prompt, self.template)
         if not ids:
             raise LmgymError(f"the prompt of example {self.episode.example.id} has no token at all; give it some text")
@@ -201,10 +196,8 @@ class EpisodeState:
 def begin_episode(
     index: int, episode: Episode, opening: Opening, actor: Actor, parent_key: int, encode: PromptCache
 ) -> EpisodeState:
-    """An environment with its players, before the first turn.
-
-    Player 0 has the given episode, the others get episodes of their own. The opponent plays those that do not learn.
-    """
+    """An environment with its players, before the first turn. Player 0 has the given episode, the others get episodes
+    of their own. The opponent plays those that do not learn."""
     players = []
     for number in range(opening.players):
         plays = actor if number in opening.learners or actor.opponent is None else actor.opponent

@@ -36,11 +36,10 @@ def collect(
     """One episode per (group, example), in order. Random numbers are a function of `path` and the episode's index.
 
     `path` is (seed, ..., step, draw). Environments of one group get the same seed. `envs` are many environments behind
-    one call, or a function that builds one. Environments of several turns are alive in batches of `engine.rows`. A game
-    of several players gives an episode for each player that learns, in groups of their own. An environment that fails
-    ends its own episode (`Episode.error`). `ended` is called with an episode as soon as its text is final, while others
-    go on; for the last ones it may not be called. Raises LmgymError if a prompt does not fit the model, or if every
-    environment fails.
+    one call, or a function that builds one; at most `engine.rows` of several turns are alive. A game of several players
+    gives an episode for each player that learns, in groups of their own. An environment that fails ends its own episode
+    (`Episode.error`). `ended` may be called with an episode as soon as its text is final, while others go on. Raises
+    LmgymError if a prompt does not fit the model, or if every environment fails.
 
     Example: collect(list(enumerate(examples)), actor, Sampling(), (0, "step", 3, 0), InProcess(HigherOrLower))
     """
@@ -58,11 +57,9 @@ def demonstrate(
     path: Sequence[int | str],
     envs: Envs | Callable[[], Env] = SingleTurn,
 ) -> list[Episode]:
-    """Episodes of demonstrations, which were not sampled; each action holds its end of sequence.
-
-    Without an environment these are reference answers (one is drawn for each example that has several), else the turns
-    that each environment's own `demonstrate` returns. Raises LmgymError if an example has no reference.
-    """
+    """Episodes of demonstrations, which were not sampled; each action holds its end of sequence. Without an environment
+    these are reference answers (one is drawn for each example that has several), else the turns that each environment's
+    own `demonstrate` returns. Raises LmgymError if an example has no reference."""
     envs, limit = _environments(envs, actor)
     if limit is not None:
         loop = RolloutLoop(prompts, actor, path, envs)
@@ -95,12 +92,9 @@ def _reference_turn(example: Example, actor: Actor, path: Sequence[int | str]) -
 def apply_rewards(
     episodes: Sequence[Episode], rewards: Sequence[Reward], timeout: float = 60.0, tokenizer: Any = None
 ) -> None:
-    """Fill in `reward_components` and `score` of each episode: the environment's rewards plus the weighted sum of the
-    reward functions.
-
-    A reward is paid on the last token of the last turn, unless it pays each turn (rewards/turn_credit.py) or each token
-    (rewards/token_credit.py, which needs the `tokenizer`). `timeout` is the limit of one reward call in seconds.
-    """
+    """Fill in `reward_components` and `score` of each episode: environment rewards plus weighted reward functions. A
+    reward is paid on the last token of the last turn, unless it pays each turn (rewards/turn_credit.py) or each token
+    (rewards/token_credit.py, which needs the `tokenizer`). `timeout` is the limit of one reward call in seconds."""
     played = [episode for episode in episodes if episode.turns]  # an environment may fail before its first turn
     for reward in rewards:
         for episode in episodes:
@@ -208,9 +202,7 @@ class RolloutLoop:
 
     def finished_episodes(self) -> list[Episode]:
         """All episodes that learn, with the environments' rewards as scores, ordered by environment, then by player.
-
-        Raises LmgymError if every environment has failed.
-        """
+        Raises LmgymError if every environment has failed."""
         episodes: list[Episode] = []
         for of_environment in self.learners.values():
             for number, episode in enumerate(of_environment):

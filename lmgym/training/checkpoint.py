@@ -8,8 +8,8 @@
         state.json                                          stage, step, frozen copies, early stopping
         manifest.json                                       size and SHA-256 of each file above
 
-A checkpoint is written to a hidden folder, flushed to the disk and renamed, so a kill at any moment leaves either the
-old state or the new one. A damaged one is noticed by its manifest, and the one before is taken.
+A checkpoint is written to a hidden folder, flushed and renamed, so a kill leaves either the old state or the new one.
+A damaged one is noticed by its manifest, and the one before is taken.
 """
 
 import hashlib
@@ -38,11 +38,8 @@ def save(
     algorithm: Mapping[str, Any],
     state: Mapping[str, Any],
 ) -> Path:
-    """Write one checkpoint below `folder` atomically; returns its path. `algorithm` and `state` are plain JSON, `state`
-    with "stage" and "step".
-
-    Raises LmgymError if the disk is full; earlier checkpoints are left as they were.
-    """
+    """Write one checkpoint below `folder` atomically; returns its path. `algorithm` and `state` (with "stage" and
+    "step") are plain JSON. Raises LmgymError if the disk is full; earlier checkpoints are left as they were."""
     path = folder / f"stage-{state['stage']}-step-{state['step']:06d}"
 
     def write(hidden: Path) -> None:
@@ -64,10 +61,8 @@ def save_model(path: Path, policy: Policy) -> None:
 
 
 def write_folder(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a hidden folder, flush it to the disk, and rename it to `path`, which it replaces.
-
-    Raises LmgymError if the disk is full; `path` is then left as it was.
-    """
+    """Let `write` fill a hidden folder, flush it to the disk, and rename it to `path`, which it replaces. Raises
+    LmgymError if the disk is full; `path` is then left as it was."""
     hidden, old = path.with_name(f".saving-{path.name}"), path.with_name(f".old-{path.name}")
     for stale in (hidden, old):
         shutil.rmtree(stale, ignore_errors=True)
@@ -100,10 +95,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def newest(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint below `folder`, and a sentence for each newer one that was damaged.
-
-    Raises LmgymError if there are checkpoints and all are damaged: to begin anew would be to throw the run away.
-    """
+    """The newest whole checkpoint below `folder`, and a sentence for each newer one that was damaged. Raises LmgymError
+    if there are checkpoints and all are damaged: to begin anew would be to throw the run away."""
     complaints: list[str] = []
     for path in reversed(all_checkpoints(folder)):
         problem = damage(path)
@@ -170,18 +163,14 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
 
 
 def prune(newest: Path, keep: int) -> None:
-    """Delete all checkpoints but `newest` and the keep - 1 before it, and what an interrupted save left behind.
-
-    Any after it were damaged, since the run went on from one before them.
-    """
+    """Delete all checkpoints but `newest` and the keep - 1 before it, and what an interrupted save left behind. Any
+    after it were damaged, since the run went on from one before them."""
     folder = newest.parent
     everything = all_checkpoints(folder)
     end = everything.index(newest) + 1
-    for path in {*everything} - {*everything[max(end - keep, 0) : end]}:
+    older = {*everything} - {*everything[max(end - keep, 0) : end]}
+    for path in (*older, *folder.glob(".saving-*"), *folder.glob(".old-*")):
         shutil.rmtree(path, ignore_errors=True)
-    for pattern in (".saving-*", ".old-*"):
-        for path in folder.glob(pattern):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _moments(optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:

@@ -1,8 +1,7 @@
 """`lmgym check RECIPE`: a dry run that finds what would spoil a training run, before it starts.
 
 First it estimates the memory, from the configuration and the lengths of a few prompts (memory.py). Then, if the weights
-fit here, it loads the model, samples once, computes the rewards, and reports lengths, stops and rewards. Findings that
-would spoil the run are marked with "!".
+fit here, it samples once and reports lengths, stops and rewards. Findings that would spoil the run are marked with "!".
 """
 
 from dataclasses import dataclass, field
@@ -48,11 +47,8 @@ class Report:
 
 
 def check(config: Config, folder: Path | None = None, load: bool = True) -> int:
-    """Print the report of a recipe (or of a run folder's newest model); returns 1 if anything would spoil the run,
-    else 0. Without `load` it ends with the estimate of memory, and no weight is read.
-
-    Raises LmgymError where the run would not even start.
-    """
+    """Print the report of a recipe (or of a run folder's newest model); returns 1 if anything would spoil the run, else
+    0. Without `load` it ends with the estimate of memory. Raises LmgymError where the run would not even start."""
     report = Report()
     data = load_data(config)
     check_model(config, data.training)
@@ -75,8 +71,7 @@ def check(config: Config, folder: Path | None = None, load: bool = True) -> int:
 
 
 def _memory(report: Report, config: Config, data: Data) -> bool:
-    """A table of the memory of each stage, and a warning if this machine has less; False if the weights alone are more
-    than it has."""
+    """Report the memory of each stage, and warn if there is less here; False if there is less than the weights take."""
     shapes = shapes_of(config.policy)
     device, compute = expected_device(config.policy.device, config.policy.compute, shapes.parameters)
     here, on_cpu = memory_here(device), device == "cpu"
@@ -162,9 +157,8 @@ def _lengths(report: Report, config: Config, stage: Stage, policy: Policy, examp
     template, cut = config.policy.template, config.policy.cut
     lengths = [len(read(policy.tokenizer, example.prompt, template, cut)) for example in examples]
     report.note(f"prompt tokens: {min(lengths)} to {max(lengths)}; context {policy.context or 'without limit'}")
-    before = (
-        len(policy.decoder_start) if policy.encoder_decoder else max(lengths)
-    )  # what an answer shares its context with
+    # What an answer shares its context with.
+    before = len(policy.decoder_start) if policy.encoder_decoder else max(lengths)
     room = None if policy.context is None else policy.context - before
     if room is not None and room < stage.sampling.max_new_tokens:
         report.warn(f"the longest of {len(examples)} prompts leaves room for {max(room, 0)} new tokens, fewer than "

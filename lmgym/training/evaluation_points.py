@@ -31,11 +31,9 @@ def evaluate_now(stage: StageRun) -> None:
 
 
 def record_evaluation(stage: StageRun, moment: str) -> None:
-    """Keep what the policy can do "before" or "after" the last stage, for the table at the end.
-
-    It is measured on `evaluation.final_split`, if the recipe names one: no decision of the run has looked at these
-    numbers. Else it is the newest evaluation.
-    """
+    """Keep what the policy can do "before" or "after" the last stage, for the table at the end. It is measured on
+    `evaluation.final_split`, if the recipe names one: no decision of the run has looked at these numbers. Else it is
+    the newest evaluation."""
     evaluations, split = stage.run.progress.evaluations, stage.run.config.evaluation.final_split
     if split is None:
         evaluations[moment] = evaluations["newest"]
@@ -58,13 +56,9 @@ def finish(run: Run) -> None:
     checkpoint.save_model(run.folder / "final", run.policy)
     evaluations = run.progress.evaluations
     checkpoint.write_text(run.folder / "summary.json", json_text(evaluations))
-    before, after = evaluations["before"], evaluations["after"]
-    rows = [
-        (name, Interval(**before["results"][name]), Interval(**after["results"][name]))
-        for name in after["results"]
-        if name in before["results"]
-    ]
-    run.console.samples(_samples(before["answers"], after["answers"]))
+    run.console.samples(_samples(evaluations["before"]["answers"], evaluations["after"]["answers"]))
+    before, after = evaluations["before"]["results"], evaluations["after"]["results"]
+    rows = [(name, Interval(**before[name]), Interval(**after[name])) for name in after if name in before]
     run.console.before_after(rows)
     plot = training_plot(run.folder / "metrics.jsonl", run.folder / "plot.png")
     run.console.say(f"model: {run.folder / 'final'}")
@@ -146,12 +140,8 @@ def _stop_early(stage: StageRun, results: dict[str, Interval]) -> None:
     tired = stop.patience is not None and state["early_waited"] >= stop.patience
     state["stop"] = asdict(stop) if reached or tired else None
     if reached or tired:
-        why = (
-            f"{stop.metric} reached {stop.target}"
-            if reached
-            else f"{stop.metric} did not improve {stop.patience} times"
-        )
-        stage.run.console.say(f"stage {stage.config.name} ends at step {stage.step}: {why}")
+        why = f"reached {stop.target}" if reached else f"did not improve {stop.patience} times"
+        stage.run.console.say(f"stage {stage.config.name} ends at step {stage.step}: {stop.metric} {why}")
 
 
 def _answers(episodes: list[Episode]) -> list[dict[str, Any]]:

@@ -1,12 +1,10 @@
-"""Frozen models beside the policy: "reference", "mask" and "teacher" for an algorithm, and "opponent", which plays the
-other side of a game.
+"""Frozen models beside the policy: "reference", "mask" and "teacher" for an algorithm, "opponent" for a game.
 
 A copy of the policy is named by the step at which it was taken and written once, when a checkpoint first refers to it:
 
     copies/stage-1-reference-step-000000/       what `from_pretrained` reads
 
-so a copy that is refreshed now and then costs a model's size per refresh, not per checkpoint, and a resumed run goes on
-with the same copy.
+so a copy costs a model's size per refresh, not per checkpoint, and a resumed run goes on with the same copy.
 """
 
 import shutil
@@ -46,7 +44,7 @@ class FrozenModels:
 
     def restore(self, name: str, step: int) -> None:
         """Read a copy back. Raises LmgymError if it is gone."""
-        path = self._path(name, step)
+        path = self._path(self.stage, name, step)
         if not path.is_dir():
             raise LmgymError(f"{path} is gone, so the run cannot be resumed exactly; start it anew in another folder")
         self.take(name, load_policy(self.section, self.seed, path), step)
@@ -54,20 +52,16 @@ class FrozenModels:
     def save(self) -> None:
         """Write the copies that are not on the disk yet."""
         for name, step in self.taken.items():
-            path = self._path(name, step)
+            path = self._path(self.stage, name, step)
             if not path.is_dir():
                 checkpoint.save_model(path, self.copies[name])
 
     def prune(self, states: Iterable[Mapping[str, Any]]) -> None:
         """Delete copies that no checkpoint (given by its state) refers to."""
-        wanted = {
-            FrozenModels(self.folder.parent, state["stage"], self.section, self.seed)._path(name, step)
-            for state in states
-            for name, step in state["copies"].items()
-        }
+        wanted = {self._path(state["stage"], *taken) for state in states for taken in state["copies"].items()}
         for path in self.folder.glob("stage-*"):
             if path not in wanted:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _path(self, name: str, step: int) -> Path:
-        return self.folder / f"stage-{self.stage}-{name}-step-{step:06d}"
+    def _path(self, stage: int, name: str, step: int) -> Path:
+        return self.folder / f"stage-{stage}-{name}-step-{step:06d}"

@@ -31,12 +31,9 @@ from lmgym.updates.update import update
 
 
 def train(config: Config, console: Console | None = None) -> Path:
-    """Train all stages of a config and return the run folder; resumes if the folder holds a run.
-
-    Raises LmgymError for anything that the user can mend. Ctrl-C (or SIGTERM) finishes the step, saves and returns.
-
-    Example: train(load_config("lmgym/recipes/quickstart.yaml", ["out=runs/mine"]))
-    """
+    """Train all stages of a config and return the run folder; resumes if the folder holds a run. Raises LmgymError for
+    anything that the user can mend. Ctrl-C (or SIGTERM) finishes the step, saves and returns.
+    Example: train(load_config("lmgym/recipes/quickstart.yaml", ["out=runs/mine"]))"""
     with console or Console() as console:
         run = start(config, console)
         with run.lock, run.writer, stop_signals(run):
@@ -77,10 +74,8 @@ def train_stage(run: Run) -> None:
 
 def gather(stage: StageRun, step: int) -> list[Episode]:
     """All episodes of a step, scored: prompts from the stream, answers from the engine (or the references), rewards,
-    and more draws if the algorithm wants them. `Episode.selected` says which ones the algorithm trains on.
-
-    Raises LmgymError if it has rejected every group of all draws.
-    """
+    and more draws if the algorithm wants them. `Episode.selected` says which ones the algorithm trains on. Raises
+    LmgymError if it has rejected every group of all draws."""
     run, algorithm, config = stage.run, stage.algorithm, stage.config
     groups: list[list[Episode]] = []
     for draw in range(config.max_draws):
@@ -108,8 +103,7 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
 
 
 def mark_selected(groups: list[list[Episode]], selected: list[list[Episode]]) -> list[Episode]:
-    """The episodes of `groups`, then those that an algorithm has brought from elsewhere (replay), with `selected`,
-    `index` and the latters' `group` filled in."""
+    """The episodes of `groups`, then those that `selected` adds (replay); sets `selected`, `index` and `group`."""
     episodes = [episode for group in groups for episode in group]
     chosen, drawn = {id(e) for group in selected for e in group}, {id(e) for e in episodes}
     for episode in episodes:
@@ -162,10 +156,8 @@ def log_step(
     stage: StageRun, episodes: list[Episode], batch: Batch, metrics: dict[str, float], began: float, gathered: float
 ) -> None:
     """Write one record to metrics.jsonl and the tracked answers to rollouts.jsonl, and show a line on the console.
-
     `began` and `gathered` are seconds of `time.perf_counter`. Tokens per second are sampled tokens in the rollout and
-    all tokens of the batch in the update; memory is the GPU's if the policy is on one.
-    """
+    all tokens of the batch in the update; memory is the GPU's if the policy is on one."""
     now, run, step = time.perf_counter(), stage.run, stage.step - 1
     position = {"kind": "train", "stage": stage.index, "stage_name": stage.config.name, "step": step}
     fresh = [episode for episode in episodes if episode.version == run.progress.version - 1]  # the others were replayed

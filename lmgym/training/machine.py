@@ -21,9 +21,7 @@ NAME = "machine.json"
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """CPU threads and precision of a run, and what it ran with.
-
-    Example: Machine(threads=2, compute="float32", python="3.11.7")
-    """
+    Example: Machine(threads=2, compute="float32", python="3.11.7")"""
 
     threads: int
     compute: Any = None
@@ -46,10 +44,7 @@ class Machine:
 
 
 def choose_machine(config: Config, folder: Path | None) -> Machine:
-    """The machine.json of a run folder, or a new choice if it has none. `threads` of the recipe wins over both.
-
-    Raises LmgymError if the file is damaged.
-    """
+    """The machine.json of a run folder, else a new choice; a recipe's `threads` wins. LmgymError if it is damaged."""
     path = None if folder is None else folder / NAME
     if path is None or not path.is_file():
         return _this_machine(config.threads or torch.get_num_threads())

@@ -1,14 +1,12 @@
 """How much memory a stage will take, from shapes and precisions alone: no model is loaded and nothing is run.
 
-Memory that is held for the whole stage is exact: a count of parameters times their bytes. Temporary memory
-(activations, caches, logits) is counted for the largest pass that the recipe allows: answers of full length, none of
-them left out, and as many tokens as `policy.tokens_per_forward` allows. Not counted: saving a checkpoint, replayed
-episodes, the vectors of TRPO's conjugate gradients, other engines than lmgym's own, several processes.
+Memory that is held for the whole stage is exact: parameters times their bytes. Temporary memory (activations, caches,
+logits) is that of the largest pass that the recipe allows, with answers of full length. Not counted: saving a
+checkpoint, replayed episodes, TRPO's conjugate gradients, other engines than lmgym's own, several processes.
 
 For backward a layer keeps, per token, 4 inner + 6 width + 4 attention numbers (a Llama) or 2 inner + 4 width + 4
-attention (a GPT-2): what two norms need, what enters the linear layers, queries, keys, values and output of attention,
-and the MLP's products and activations. With activation checkpointing it is the width once, and one layer of the rest at
-a time.
+attention (a GPT-2): for two norms, the inputs of linear layers, queries, keys, values and output of attention, and the
+MLP. With activation checkpointing it is the width once, and one layer of the rest at a time.
 """
 
 import resource
@@ -31,10 +29,7 @@ UNRETURNED = 0.2  # of what comes and goes, what the C library's allocator keeps
 
 @dataclass(frozen=True)
 class Part:
-    """One thing that takes memory, and the phases in which it does.
-
-    Example: Part("gradients", 60_000_000)
-    """
+    """One thing that takes memory, and the phases in which it does. Example: Part("gradients", 60_000_000)"""
 
     name: str
     bytes: float
@@ -100,11 +95,9 @@ def estimate(
     teacher: Shapes | None = None,
     process: float = PROCESS,
 ) -> Estimate:
-    """The memory of a stage in bytes, with prompts of `prompt` tokens.
-
-    `compute` is the bytes of a number in the forward pass; `first` says that the adapters have not been trained by an
-    earlier stage, so that the reference is the model without them.
-    """
+    """The memory of a stage in bytes, with prompts of `prompt` tokens. `compute` is the bytes of a number in the
+    forward pass; `first` says that the adapters have not been trained by an earlier stage, so that the reference is the
+    model without them."""
     found = Estimate()
     found.add("Python and its libraries", process)
     _held(found, config, stage, shapes, first, compute, teacher)

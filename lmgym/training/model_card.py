@@ -26,9 +26,8 @@ def export(what: Path, to: Path, overrides: Sequence[str] = (), merge: bool = Fa
     """Write the model of a run folder (its newest), or of one of its checkpoints/, best/ or final/, to a new folder;
     with `push` ("owner/name"), to the Hub as well. Returns a sentence that says where it is.
 
-    Adapters are written in peft's format, or with `merge` added into the weights of their base. Raises LmgymError
-    before anything is written where it cannot work: a damaged checkpoint, a folder that is not empty, a repository that
-    exists, no token.
+    Adapters are written in peft's format, or with `merge` added to the weights of their base. Raises LmgymError before
+    anything is written: for a damaged checkpoint, a folder that is not empty, a repository that exists, no token.
 
     Example: export(Path("runs/quickstart"), Path("model"))
     """
@@ -100,9 +99,8 @@ def _stage_and_step(run: Path, source: Path, config: Config) -> tuple[str, int]:
     if (source / "state.json").is_file():
         state = checkpoint.read_state(source)
         return config.stages[state["stage"]].name, state["step"]
-    progress = (
-        json.loads((run / "summary.json").read_text(encoding="utf-8")) if (run / "summary.json").is_file() else {}
-    )
+    summary = run / "summary.json"
+    progress = json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {}
     if source.name == "best":
         latest, _ = checkpoint.newest(run / "checkpoints")
         progress = checkpoint.read_state(latest)["progress"] if latest else progress

@@ -21,8 +21,7 @@ from lmgym.types import Example, Message
 
 
 def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
-    """Raise LmgymError if the recipe and its examples (by stage) do not fit the model, as far as the model's
-    configuration and tokenizer tell."""
+    """Raise LmgymError if the recipe and its examples (by stage) do not fit the model's configuration and tokenizer."""
     facts = read_model_info(config.policy)
     if config.policy.context_start_token is not None:
         words = load_tokenizer(config.policy) if facts.encoder_decoder else None
@@ -44,8 +43,7 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
 
 
 def check_fit(config: Config, data: Data, policy: Policy, say: Callable[[str], None]) -> None:
-    """Raise LmgymError, naming the example, if a prompt or a reference is too long for the policy. `say` is told how
-    many will be cut."""
+    """Raise LmgymError, naming the example, if a prompt or reference is too long. `say` is told how many are cut."""
     stages = list(zip(config.stages, data.training, strict=True))
     asked = {f"stage {stage.name}": examples for stage, examples in stages}
     asked |= {f"evaluation on {split}": examples for split, examples in data.held_out.items()}
@@ -143,8 +141,7 @@ def cut_prompts(examples: Sequence[Example], section: PolicySection, policy: Pol
 
 
 def _plain_lengths(tokenizer: Any, prompts: Sequence[str | Sequence[Message]], encoder_decoder: bool) -> list[int]:
-    """The numbers of tokens that `source_ids` (`prompt_ids`) gives prompts without a chat template, many at a time:
-    a fast tokenizer then works on all cores."""
+    """The numbers of tokens of prompts without a chat template, many at a time: fast tokenizers then use all cores."""
     lengths = []
     for start in range(0, len(prompts), 1000):
         texts = [plain_text(messages_of(prompt)) for prompt in prompts[start : start + 1000]]

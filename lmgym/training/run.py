@@ -31,9 +31,7 @@ from lmgym.types import Example
 @dataclass(frozen=True)
 class Data:
     """All examples of a run: those that each stage trains on, and those of the evaluations by split.
-
-    Example: data.training[0][0].prompt, len(data.held_out["test"])
-    """
+    Example: data.training[0][0].prompt, len(data.held_out["test"])"""
 
     training: list[list[Example]]
     held_out: dict[str, list[Example]]
@@ -84,10 +82,7 @@ class Run:
 
 
 def lock_folder(folder: Path) -> IO[str]:
-    """Make a run folder and lock it for this process; the lock ends when the file is closed or the process dies.
-
-    Raises LmgymError if another process trains in it.
-    """
+    """Make a run folder and lock it until the file is closed or the process ends. LmgymError if it is locked."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / ".lock", "w")  # noqa: SIM115 (train closes it)

@@ -36,11 +36,8 @@ from lmgym.types import Example
 
 def start(config: Config, console: Console) -> Run:
     """Set up a run: load data and policy (from the newest whole checkpoint, if its folder has one), open the folder.
-
     Raises LmgymError for anything that the recipe has wrong, before the folder is made.
-
-    Example: run = start(load_config("lmgym/recipes/quickstart.yaml", ["out=runs/mine"]), Console())
-    """
+    Example: run = start(load_config("lmgym/recipes/quickstart.yaml", ["out=runs/mine"]), Console())"""
     folder = Path(config.out or "runs/run")
     machine = choose_machine(config, folder)  # threads and precision, chosen once
     data = load_data(config)  # examples of all stages and splits; rewards find their references
@@ -72,8 +69,7 @@ def training_examples(config: Config, stage: Stage) -> list[Example]:
 
 
 def held_out_examples(config: Config, split: str | None = None) -> list[Example]:
-    """The examples of an evaluation, of `evaluation.split` or of another split. Raises LmgymError if a stage trains on
-    that split."""
+    """The examples of an evaluation, of `evaluation.split` or another. Raises LmgymError if a stage trains on them."""
     section, task = config.evaluation, config.evaluation.task or config.stages[-1].task
     split = split or section.split
     for stage in config.stages:
@@ -110,11 +106,9 @@ def _arguments(section: Any) -> dict[str, Any]:
 
 
 def find_progress(config: Config, folder: Path, warn: Callable[[str], None]) -> tuple[Path | None, Progress]:
-    """The newest whole checkpoint of a run folder (None for a new run), and how far the run has come.
-
-    `warn` is told of newer checkpoints that are damaged. Raises LmgymError if all are, or if the recipe has fewer
-    stages than the run has begun.
-    """
+    """The newest whole checkpoint of a run folder (None for a new run), and how far the run has come. `warn` is told of
+    newer checkpoints that are damaged. Raises LmgymError if all are, or if the recipe has fewer stages than the run has
+    begun."""
     newest, complaints = checkpoint.newest(folder / "checkpoints")
     for complaint in complaints:
         warn(complaint)
@@ -139,8 +133,8 @@ def trained_policy(config: Config, folder: Path | None) -> Policy:
 
 
 def newest_model(folder: Path) -> Path:
-    """The folder of a run's newest weights: its newest whole checkpoint, else final/. (A run that was resumed with more
-    steps has checkpoints newer than its final/.)"""
+    """The folder of a run's newest weights: its newest whole checkpoint (in a resumed run newer than final/), or else
+    final/."""
     source, _ = checkpoint.newest(folder / "checkpoints")
     source = source or (folder / "final" if (folder / "final").is_dir() else None)
     if source is None:

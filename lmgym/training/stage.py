@@ -57,10 +57,7 @@ class StageRun:
     def actor(self) -> Actor:
         """The policy as it answers in evaluations."""
         run = self.run
-        return replace(
-            make_actor(run.config, run.policy, run.engine, run.progress.version),
-            opponent=self.opponent,
-        )
+        return replace(make_actor(run.config, run.policy, run.engine, run.progress.version), opponent=self.opponent)
 
     @property
     def training_actor(self) -> Actor:
@@ -81,10 +78,8 @@ class StageRun:
 
 
 def begin_stage(run: Run) -> StageRun:
-    """Build what the run's next stage needs; on resume, restore the optimizer and the algorithm's own state.
-
-    Raises LmgymError if the checkpoint's state does not fit the algorithm.
-    """
+    """Build what the run's next stage needs; on resume, restore the optimizer and the algorithm's own state. Raises
+    LmgymError if the checkpoint's state does not fit the algorithm."""
     index, config = run.progress.stage_index, run.config
     section = config.stages[index]
     algorithm = copy.deepcopy(section.algorithm)  # its state belongs to this run, not to the config

@@ -130,11 +130,8 @@ def constant_logprob_gradient(
     values: bool,
     dtype: torch.dtype,
 ) -> Tensor | None:
-    """The gradient of a first step's losses by each log-probability [N T], if it does not depend on them.
-
-    With a ratio of 1 it often does not. It is computed for two guesses at the log-probabilities; None if they lead to
-    different gradients.
-    """
+    """The gradient of a first step's losses by each log-probability [N T], if it does not depend on them (with a ratio
+    of 1 it often does not): None if two guesses at the log-probabilities lead to different gradients."""
     gradients = []
     for guess in (-0.5, -2.0):
         logprobs = torch.full(batch.tokens.shape, guess, dtype=dtype, device=batch.tokens.device, requires_grad=True)

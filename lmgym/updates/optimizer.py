@@ -46,9 +46,8 @@ class OptimizerSection(Section):
     def at(self, step: int, steps: int) -> float:
         """The learning rate of a step (counted from 0) of a stage of `steps`.
 
-        A pure function, so a resumed run needs no scheduler state. Resuming with more steps continues on the curve
-        of the longer stage: nothing changes for `constant`, while `linear` and `cosine` jump to where the longer
-        curve stands at that step.
+        A pure function, so a resumed run needs no scheduler state. Resuming with more steps continues on the longer
+        stage's curve: `constant` stays as it is, `linear` and `cosine` jump.
 
         Example:
             >>> [OptimizerSection(learning_rate=1.0, warmup=2, schedule="linear").at(s, 4) for s in range(4)]
@@ -64,8 +63,7 @@ class OptimizerSection(Section):
 
 
 class Optimizer:
-    """AdamW or RMSprop over a policy's parameters and its critic's, learning rates set per step, with clipping of the
-    gradient norm of all of them together."""
+    """AdamW or RMSprop over the parameters of policy and critic; learning rates per step, one gradient norm of all."""
 
     def __init__(
         self,
@@ -83,18 +81,13 @@ class Optimizer:
             for decays, decay in ((True, section.weight_decay), (False, 0.0))
         ]
         groups = [group for group in groups if group["params"]]
+        self.torch: torch.optim.Optimizer
+        rate, epsilon = section.learning_rate, section.epsilon
         if section.name == "rmsprop":
-            self.torch: torch.optim.Optimizer = torch.optim.RMSprop(
-                groups, lr=section.learning_rate, alpha=section.alpha, eps=section.epsilon
-            )
-            return
-        self.torch = torch.optim.AdamW(
-            groups,
-            lr=section.learning_rate,
-            betas=section.betas,
-            eps=section.epsilon,
-            fused=self.parameters[0].device.type in ("cpu", "cuda"),
-        )
+            self.torch = torch.optim.RMSprop(groups, lr=rate, alpha=section.alpha, eps=epsilon)
+        else:
+            fused = self.parameters[0].device.type in ("cpu", "cuda")
+            self.torch = torch.optim.AdamW(groups, lr=rate, betas=section.betas, eps=epsilon, fused=fused)
 
     def set_step(self, step: int, steps: int) -> float:
         """Set the learning rates of this training step, and return the policy's."""
@@ -107,10 +100,8 @@ class Optimizer:
         self.torch.zero_grad()
 
     def step(self) -> float:
-        """Clip, move the parameters, and return the gradient's L2 norm before clipping.
-
-        Raises LmgymError, with the parameters untouched, if the gradient is not finite.
-        """
+        """Clip, move the parameters, and return the gradient's L2 norm before clipping. Raises LmgymError, with the
+        parameters untouched, if the gradient is not finite."""
         for parameter in self.parameters:
             if parameter.grad is None:  # a step without any signal is still a step (momentum, decay)
                 parameter.grad = torch.zeros_like(parameter)
@@ -128,8 +119,6 @@ class Optimizer:
 
 def make_optimizer(algorithm: Algorithm, policy: TrainablePolicy, section: OptimizerSection) -> Optimizer:
     """The optimizer over those parameters of a policy and its critic that the algorithm leaves to it.
-
-    Example: make_optimizer(GRPO(), policy, OptimizerSection(learning_rate=1e-6))
-    """
+    Example: make_optimizer(GRPO(), policy, OptimizerSection(learning_rate=1e-6))"""
     own = policy.parameters() if "policy" in algorithm.optimized else []
     return Optimizer(own, section, policy.critic_parameters() if "critic" in algorithm.optimized else [])

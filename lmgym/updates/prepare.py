@@ -33,11 +33,9 @@ def prepare(batch: Batch, policy: TrainablePolicy, copies: Mapping[str, FrozenPo
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
-    """What can be said of a prepared batch without a forward pass.
-
-    `entropy` is the Monte-Carlo estimate -mean(log-probability of the sampled tokens): unbiased, free of cost (the
-    exact one replaces it where the algorithm asks for entropies).
-    """
+    """What can be said of a prepared batch without a forward pass. `entropy` is the Monte-Carlo estimate
+    -mean(log-probability of the sampled tokens): unbiased, free of cost (the exact one replaces it where the algorithm
+    asks for entropies)."""
     metrics = {"advantage/std": 0.0}
     if batch.advantages is not None:
         metrics["advantage/std"] = float(deviation(batch.advantages[batch.actions]))

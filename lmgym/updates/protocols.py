@@ -16,14 +16,11 @@ class FrozenPolicy(Protocol):
 
     def compute_logprobs_no_grad(self, batch: Batch) -> PolicyOutputs:
         """Log-probabilities of a whole batch, micro-batch by micro-batch, without gradient, on the CPU."""
-        ...
 
 
 class TrainablePolicy(Protocol):
-    """A policy whose parameters an update moves: its passes over a batch, and the parameters themselves.
-
-    N rows, T tokens, R actions, V tokens in the vocabulary.
-    """
+    """A policy whose parameters an update moves: its passes over a batch, and the parameters themselves. N rows, T
+    tokens, R actions, V tokens in the vocabulary."""
 
     @property
     def device(self) -> torch.device: ...
@@ -31,7 +28,6 @@ class TrainablePolicy(Protocol):
     @property
     def compute(self) -> torch.dtype:
         """The precision of a forward pass."""
-        ...
 
     @property
     def vocabulary(self) -> int: ...
@@ -39,23 +35,18 @@ class TrainablePolicy(Protocol):
     @property
     def head_chunk(self) -> int:
         """How many distributions over the vocabulary are held at a time."""
-        ...
 
     def parameters(self) -> list[nn.Parameter]:
         """The policy's own parameters that train."""
-        ...
 
     def head_parameters(self) -> list[nn.Parameter]:
         """The parameters of the LM head, whether they train or not."""
-        ...
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """The value function's own parameters."""
-        ...
 
     def micro_batches(self, batch: Batch) -> Sequence[Int[Tensor, " R"]]:
         """The rows of each forward pass."""
-        ...
 
     def compute_logprobs(
         self,
@@ -66,26 +57,20 @@ class TrainablePolicy(Protocol):
         logprob_gradient: Float[Tensor, "N T"] | None = None,
     ) -> PolicyOutputs:
         """Log-probabilities of the actions of a batch that fits one forward pass, with gradient."""
-        ...
 
     def compute_logprobs_no_grad(self, batch: Batch, values: bool = False, last_values: bool = False) -> PolicyOutputs:
         """The same of a whole batch, micro-batch by micro-batch, without gradient, on the CPU."""
-        ...
 
     def compute_values(self, batch: Batch) -> Float[Tensor, " R"]:
         """The value of the text before each action; its gradient reaches the critic's parameters only."""
-        ...
 
     def states(self, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> States:
         """Hidden states of the tokens at (row, column), with gradient."""
-        ...
 
     def action_logits(
         self, states: States, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]
     ) -> Float[Tensor, "R V"]:
         """Logits of the distributions that the actions at (row, column) were sampled from."""
-        ...
 
     def twice_differentiable(self) -> AbstractContextManager[None]:
         """Within it a forward pass has second derivatives."""
-        ...

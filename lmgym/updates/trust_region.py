@@ -37,10 +37,8 @@ def trust_region(algorithm: Algorithm, policy: TrainablePolicy, batch: Batch, op
 
 
 def policy_step(algorithm: TRPO, policy: TrainablePolicy, batch: Batch) -> dict[str, float]:
-    """Move the policy's parameters, or leave them exactly as they were; returns what happened.
-
-    Raises LmgymError, with the parameters untouched, if the gradient is not finite.
-    """
+    """Move the policy's parameters, or leave them exactly as they were; returns what happened. Raises LmgymError, with
+    the parameters untouched, if the gradient is not finite."""
     gradient, metrics = surrogate_gradient(policy, batch)
     norm = gradient.norm()
     if not bool(torch.isfinite(norm)):
@@ -57,10 +55,8 @@ def policy_step(algorithm: TRPO, policy: TrainablePolicy, batch: Batch) -> dict[
 
 
 def natural_step(algorithm: TRPO, policy: TrainablePolicy, batch: Batch, gradient: Vector) -> tuple[Vector, float]:
-    """The full step for a gradient of norm 1, and the norm of the conjugate gradient's residual.
-
-    The step does not depend on the gradient's length; at length 1 the solver's tolerance is a relative one.
-    """
+    """The full step for a gradient of norm 1, and the norm of the conjugate gradient's residual. The step does not
+    depend on the gradient's length; at length 1 the solver's tolerance is a relative one."""
     fisher = FisherProduct(policy, subsampled(batch, algorithm.subsample))
 
     def product(vector: Vector) -> Vector:
@@ -71,10 +67,8 @@ def natural_step(algorithm: TRPO, policy: TrainablePolicy, batch: Batch, gradien
 
 
 def line_search(algorithm: TRPO, policy: TrainablePolicy, batch: Batch, step: Vector) -> dict[str, float]:
-    """Take the longest of the shortened steps that improves within the divergence; returns what it was.
-
-    Without such a step the parameters are put back, and nothing is returned.
-    """
+    """Take the longest of the shortened steps that improves within the divergence; returns what it was. Without such a
+    step the parameters are put back, and nothing is returned."""
     parameters = policy.parameters()
     start = [parameter.detach().clone() for parameter in parameters]
     for power in range(algorithm.line_search_steps):

@@ -42,10 +42,8 @@ class FlexGroups(PackedGroups):
 
 
 def _mask(row: Int[Tensor, " L"], prompt: Int[Tensor, " L"]) -> BlockMask | Bool[Tensor, "1 1 L L"]:
-    """A token may see the tokens of its own row and of its prompt, up to itself.
-
-    `row` [L] is the row of each token, `prompt` [L] the row that is its prompt (for a prompt, its own row).
-    """
+    """A token may see the tokens of its own row and of its prompt, up to itself. `row` [L] is the row of each token,
+    `prompt` [L] the row that is its prompt (for a prompt, its own row)."""
 
     def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & ((row[key] == row[query]) | (row[key] == prompt[query]))

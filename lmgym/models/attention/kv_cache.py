@@ -67,10 +67,7 @@ class KeyValueCache:
             self.prompts.keep(slots)
 
     def unshare(self, lengths: Int[Tensor, " S"]) -> Int[Tensor, " S"]:
-        """Copy each slot's shared prompt in front of its own tokens, of which there are `lengths`.
-
-        Returns the new lengths, prompts included.
-        """
+        """Copy each slot's shared prompt in front of its own `lengths` tokens; returns the lengths with prompts."""
         prompts = self.prompts
         assert prompts is not None
         self.keys = [self._joined(*both, lengths) for both in zip_longest(prompts.cache.keys, self.keys)]
@@ -114,11 +111,9 @@ class SharedPrompts:
     def assign(
         self, prompts: Sequence[tuple[tuple[int, ...], Sequence[int]]], live: Sequence[int]
     ) -> tuple[Int[Tensor, " N"], Int[Tensor, " N"]]:
-        """Give prompts, as pairs (ids, slots of its answers), to their slots.
-
-        `live` are the other slots in use, whose prompts must stay. Returns which of these prompts are not cached yet,
-        as positions in `prompts`, and the indices to which their keys and values have to be written.
-        """
+        """Give prompts, as pairs (ids, slots of its answers), to their slots. `live` are the other slots in use, whose
+        prompts must stay. Returns which of these prompts are not cached yet, as positions in `prompts`, and the indices
+        to which their keys and values have to be written."""
         # 1. Free indices: neither these prompts nor those of live slots.
         cached = {self.index_of[ids] for ids, _ in prompts if ids in self.index_of}
         taken = cached | set(self.prompt_of_slot[list(live)].tolist())
@@ -197,10 +192,8 @@ class SharedPrompts:
 
 
 class PrefilledRows(PackedRows):
-    """PackedRows whose keys and values are also stored: those of row `source[i]` in slot `slots[i]` of the cache.
-
-    So a prompt is computed once and stored for each of its answers.
-    """
+    """PackedRows whose keys and values are also stored: those of row `source[i]` in slot `slots[i]` of the cache. So a
+    prompt is computed once and stored for each of its answers."""
 
     def __init__(
         self, lengths: Sequence[int], cache: KeyValueCache, source: Int[Tensor, " S"], slots: Int[Tensor, " S"]
@@ -215,11 +208,9 @@ class PrefilledRows(PackedRows):
 
 
 class ExtendedRows:
-    """New tokens of N cached sequences, packed as one row of L: the next prompts of conversations.
-
-    They are written behind the cached tokens, and attend to these and causally to themselves. `before` are the cached
-    tokens of each sequence, `lengths` its new ones, `slots` its slot in the cache.
-    """
+    """New tokens of N cached sequences, packed as one row of L: the next prompts of conversations. They are written
+    behind the cached tokens, and attend to these and causally to themselves. `before` are the cached tokens of each
+    sequence, `lengths` its new ones, `slots` its slot in the cache."""
 
     def __init__(
         self, cache: KeyValueCache, before: Int[Tensor, " N"], lengths: Sequence[int], slots: Int[Tensor, " N"]
@@ -253,9 +244,8 @@ class CachedRows:
     It is written to its slot and attends to all tokens before it, the shared prompt included. `lengths` are the tokens
     in each slot; attention reads the first `width` of each slot, which must be more than the longest length.
 
-    On a CPU the cache is fp32 whatever the keys are, and attention is plain matrix products: for a single query the
-    fused kernel is slower (bf16: 5.1 ms against 1.5, 64 rows of 228 tokens, 6 heads of 48), and bf16 products round
-    the scores.
+    On a CPU the cache is always fp32, and attention is plain matrix products: for a single query the fused kernel is
+    slower (bf16: 5.1 ms against 1.5, 64 rows of 228 tokens, 6 heads of 48), and bf16 products round the scores.
     """
 
     def __init__(self, cache: KeyValueCache, lengths: Int[Tensor, " S"], width: int) -> None:

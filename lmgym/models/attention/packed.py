@@ -27,7 +27,6 @@ class Layout(Protocol):
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """query [B H L D], key and value [B K L D] (K key-value heads) -> [B L H D]."""
-        ...
 
 
 def attend(
@@ -39,10 +38,8 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls in every layer.
-
-    The layout comes as `lmgym_layout`, which transformers passes on from the arguments of the model's forward.
-    """
+    """The function that transformers calls in every layer. The layout comes as `lmgym_layout`, which transformers
+    passes on from the arguments of the model's forward."""
     layout: Layout = kwargs["lmgym_layout"]
     return layout.attend(module.layer_idx, query, key, value, scaling), None
 
