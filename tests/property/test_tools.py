@@ -90,8 +90,8 @@ KERNEL = """
 import ctypes, os, signal, socket, subprocess, sys, threading
 here, folder, outside, readable = sys.argv[1:]
 sys.path.insert(0, here)
-import child
-layers = child.isolate(folder, readable.split("\\n"), 5.0, 512, 4)
+import snippet_process
+layers = snippet_process.isolate(folder, readable.split("\\n"), 5.0, 512, 4)
 libc = ctypes.CDLL(None, use_errno=True)
 
 def checked(result):
@@ -171,7 +171,7 @@ def processes() -> set[str]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_text()
-            if "/child.py" in command and str(os.getpid()) == (folder / "stat").read_text().split()[3]:
+            if "/snippet_process.py" in command and str(os.getpid()) == (folder / "stat").read_text().split()[3]:
                 found.add(f"{folder.name} {command}")
         except OSError:
             continue
@@ -199,7 +199,7 @@ def without_kernel(
     scratch: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
     """As on a machine whose kernel offers nothing: kernel.py cannot be imported."""
-    script = tmp_path_factory.mktemp("script") / "child.py"
+    script = tmp_path_factory.mktemp("script") / "snippet_process.py"
     script.write_text(runner.SCRIPT.read_text())
     monkeypatch.setattr(runner, "SCRIPT", script)
     protection.cache_clear()

@@ -37,9 +37,9 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.envs.tools.schema import cut
 
-SCRIPT = Path(__file__).with_name("child.py")
-NOT_ISOLATED = 117  # as in child.py
-LAYERS = ("network and folder", "files", "system calls")  # as in child.py
+SCRIPT = Path(__file__).with_name("snippet_process.py")
+NOT_ISOLATED = 117  # as in snippet_process.py
+LAYERS = ("network and folder", "files", "system calls")  # as in snippet_process.py
 SYSTEM = (
     "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo",
     "/dev/null", "/dev/urandom",

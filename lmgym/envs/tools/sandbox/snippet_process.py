@@ -1,6 +1,6 @@
 """The script that runner.py starts: a fresh interpreter that gives up its rights, then runs one snippet.
 
-It runs without lmgym and site-packages. It imports kernel.py, which is in the same folder, and as little of the
+It runs without lmgym and site-packages. It imports snippet_kernel.py, which is in the same folder, and as little of the
 standard library as it can, since imports take most of the time of a call.
 """
 
@@ -53,7 +53,7 @@ def isolate(folder: str, readable: list[str], seconds: float, memory_mib: int, f
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path.insert(0, here)
     try:
-        import kernel
+        import snippet_kernel as kernel
     except ImportError:  # a Python without ctypes
         kernel = None  # type: ignore[assignment]
     sys.path.remove(here)
@@ -67,7 +67,7 @@ def isolate(folder: str, readable: list[str], seconds: float, memory_mib: int, f
         layers["files"] = kernel.landlock(folder, readable)
         layers["system calls"] = kernel.system_calls()
     # The snippet gets no ready access to ctypes.
-    for name in [name for name in sys.modules if name.split(".")[0] in ("ctypes", "_ctypes", "kernel")]:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("ctypes", "_ctypes", "snippet_kernel")]:
         del sys.modules[name]
     return layers
 
