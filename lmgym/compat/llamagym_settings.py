@@ -15,13 +15,7 @@ from lmgym.core.registry import suggest
 from lmgym.inference.base import Sampling
 from lmgym.updates.optimizer import OptimizerSection
 
-GENERATION: Mapping[str, Any] = {
-    "max_new_tokens": 32,
-    "do_sample": True,
-    "top_p": 0.6,
-    "top_k": 0,
-    "temperature": 0.9,
-}
+GENERATION: Mapping[str, Any] = {"max_new_tokens": 32, "do_sample": True, "top_p": 0.6, "top_k": 0, "temperature": 0.9}
 """LlamaGym's defaults, which generate_config_dict overrides."""
 ALSO = ("min_new_tokens", "min_p", "stop_strings", "eos_token_id", "pad_token_id", "bos_token_id")
 NEUTRAL: Mapping[str, Any] = {

@@ -122,11 +122,7 @@ def soft_gate(
 
 
 def dppo_mask(
-    new: Float[Tensor, "N T"],
-    old: Float[Tensor, "N T"],
-    advantages: Float[Tensor, "N T"],
-    low: float,
-    high: float,
+    new: Float[Tensor, "N T"], old: Float[Tensor, "N T"], advantages: Float[Tensor, "N T"], low: float, high: float
 ) -> Bool[Tensor, "N T"]:
     """True for tokens whose probability has already risen by more than `high` (if A > 0) or fallen by more than `low`
     (if A < 0). |pi_new - pi_old| is the total variation between the two choices "this token" and "any other token".

@@ -36,10 +36,7 @@ def messages_of(prompt: str | Sequence[Message]) -> list[Message]:
 
 
 def prompt_ids(
-    tokenizer: Any,
-    prompt: str | Sequence[Message],
-    template: Mapping[str, Any] | None = None,
-    cut: Cut | None = None,
+    tokenizer: Any, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None, cut: Cut | None = None
 ) -> list[int]:
     """Token ids [P] of a first prompt, ready for the policy to answer.
 
@@ -104,10 +101,7 @@ def answer_ids(
 
 
 def source_ids(
-    tokenizer: Any,
-    prompt: str | Sequence[Message],
-    template: Mapping[str, Any] | None = None,
-    cut: Cut | None = None,
+    tokenizer: Any, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None, cut: Cut | None = None
 ) -> list[int]:
     """Token ids [S] of a prompt for an encoder, with all special tokens that the tokenizer adds.
 

@@ -103,10 +103,7 @@ POOLS: dict[str, Callable[[Section, Conversion], dict[str, Any]]] = {
     ),
     "totto": _renamed("totto", representation=("representation", str, "subtable")),
     "cnn_daily_mail": _renamed(
-        "cnn_daily_mail",
-        **AFFIXES,
-        truncate_article=("truncate_article", int, None),
-        max_size=("max_size", int, None),
+        "cnn_daily_mail", **AFFIXES, truncate_article=("truncate_article", int, None), max_size=("max_size", int, None)
     ),
     "narrative_qa": _renamed("narrative_qa"),
     "wmt16": _wmt,
