@@ -88,13 +88,8 @@ class Agent(agent.Agent):
         for name, value, valid in (("credit", credit, Credit), ("remainder", remainder, Remainder)):
             if value not in get_args(valid):
                 raise LmgymError(f"{type(self).__name__}: {name} is {value!r}; valid: {', '.join(get_args(valid))}")
-        self.model, self.tokenizer, self.device, self.credit, self.remainder = (
-            model,
-            tokenizer,
-            device,
-            credit,
-            remainder,
-        )
+        self.model, self.tokenizer, self.device = model, tokenizer, device
+        self.credit, self.remainder = credit, remainder
         self.generate_config_dict, self.ppo_config_dict = dict(generate_config_dict or {}), dict(ppo_config_dict or {})
         self._buffer: list[Episode] = []
         if model is None:

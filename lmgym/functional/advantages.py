@@ -61,8 +61,7 @@ def leave_one_out(
     first = first_rows(episode)
     _, inverse = torch.unique(group, return_inverse=True)
     counts = sums(first.to(score.dtype), inverse)[inverse]
-    centred = torch.where(_zero_variance(score, inverse), 0.0, score - group_means(score, episode, group))
-    return centred * counts / (counts - 1).clamp(min=1)
+    return group_centred(score, episode, group) * counts / (counts - 1).clamp(min=1)
 
 
 def deviation(values: Float[Tensor, " E"]) -> Float[Tensor, ""]:
@@ -88,12 +87,11 @@ def discounted_returns(
         >>> discounted_returns(torch.tensor([[0., 0., 0., 1.]]), torch.ones(1, 4, dtype=torch.bool), 0.99)
         tensor([[0.9703, 0.9801, 0.9900, 1.0000]])
     """
-    returns = torch.zeros_like(rewards)
-    following = torch.zeros_like(rewards[:, 0])
+    returns, following = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
     for t in reversed(range(rewards.shape[1])):
         current = rewards[:, t] + gamma * following
         following = torch.where(actions[:, t], current, following)
-        returns[:, t] = torch.where(actions[:, t], current, torch.zeros_like(current))
+        returns[:, t] = torch.where(actions[:, t], current, 0.0)
     return returns
 
 

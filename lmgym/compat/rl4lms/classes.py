@@ -14,7 +14,7 @@ RESERVED = {"task": {*TASK_OPTIONS, "seed", "name"}, "reward": {*REWARD_OPTIONS,
 
 
 class Maker:
-    """Makes instances of a user's class: one for each set of arguments, kept until the process ends.
+    """Makes instances of a user's class, one for each set of a recipe's arguments, kept until the process ends.
 
     Example: Maker("reward", "haiku_meter", HaikuMeter)({"conditional": True})
     """
@@ -24,6 +24,7 @@ class Maker:
         self.made: dict[str, Any] = {}
 
     def __call__(self, arguments: Mapping[str, Any]) -> Any:
+        arguments = class_arguments(self.cls, "reward", arguments)
         key = repr(sorted(arguments.items()))
         if key not in self.made:
             try:

@@ -9,23 +9,11 @@ from lmgym.core.errors import LmgymError
 from lmgym.tasks.base import load
 
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
-IDLE = (
-    "output_dir",
-    "overwrite_output_dir",
-    "logging_dir",
-    "logging_strategy",
-    "save_strategy",
-    "evaluation_strategy",
-    "eval_strategy",
-    "per_device_eval_batch_size",
-    "dataloader_num_workers",
-    "dataloader_drop_last",
-    "group_by_length",
-    "disable_tqdm",
-    "report_to",
-    "remove_unused_columns",
-    "ddp_find_unused_parameters",
-)
+IDLE = [
+    *("output_dir", "overwrite_output_dir", "logging_dir", "logging_strategy", "save_strategy", "disable_tqdm"),
+    *("evaluation_strategy", "eval_strategy", "per_device_eval_batch_size", "report_to", "group_by_length"),
+    *("dataloader_num_workers", "dataloader_drop_last", "remove_unused_columns", "ddp_find_unused_parameters"),
+]
 
 
 def supervised(alg: Section, task: dict[str, Any], conversion: Conversion) -> None:
@@ -64,9 +52,7 @@ def supervised(alg: Section, task: dict[str, Any], conversion: Conversion) -> No
     if (seed := arguments.take("seed", int)) is not None:
         conversion.recipe["seed"] = seed
     arguments.idle(conversion, *IDLE)
-    for key in arguments.leftovers():
-        conversion.warn(f"{key}: lmgym has no such argument, so it is left out")
-    arguments.rest()
+    arguments.leave_out(conversion)
 
 
 def _machine(arguments: Section, conversion: Conversion) -> None:

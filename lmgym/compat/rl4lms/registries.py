@@ -113,8 +113,7 @@ class PostProcessorRegistry:
     @classmethod
     def get(cls, post_processor_id: str) -> Callable[[str], str]:
         """The function, `three_sentence_summary` among them."""
-        function: Callable[[str], str] = registry.get("post_processor", post_processor_id)
-        return function
+        return registry.get("post_processor", post_processor_id)
 
 
 class AlgorithmRegistry:
@@ -133,8 +132,7 @@ class AlgorithmRegistry:
     @classmethod
     def get(cls, alg_id: str) -> type:
         """The class, of lmgym's own algorithms too."""
-        found: type = registry.get("algorithm", alg_id)
-        return found
+        return registry.get("algorithm", alg_id)
 
 
 class WrapperRegistry:
