@@ -227,9 +227,7 @@ def first_rows(episode: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
 def sums(values: Float[Tensor, " N"], inverse: Int[Tensor, " N"]) -> Float[Tensor, " G"]:
     """The sum of the values of each number in `inverse` [G].
 
-    Example:
-        >>> sums(torch.tensor([1., 2., 4.]), torch.tensor([0, 1, 0]))
-        tensor([5., 2.])
+    Example: sums(torch.tensor([1., 2., 4.]), torch.tensor([0, 1, 0])) -> tensor([5., 2.])
     """
     return torch.zeros(int(inverse.max()) + 1, dtype=values.dtype, device=values.device).index_add(0, inverse, values)
 

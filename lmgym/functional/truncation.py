@@ -98,9 +98,7 @@ def top_p(logits: Float[Tensor, "R V"], amount: float, least: int = 1) -> Bool[T
 def top_k(logits: Float[Tensor, "R V"], amount: int, least: int = 1) -> Bool[Tensor, "R V"]:
     """The `amount` most likely tokens, at least `least`; more only if the last ones are equally likely.
 
-    Example:
-        >>> top_k(torch.tensor([[.1, .5, .4]]).log(), 2).int()
-        tensor([[0, 1, 1]], dtype=torch.int32)
+    Example: top_k(torch.tensor([[.1, .5, .4]]).log(), 2).int() -> tensor([[0, 1, 1]], dtype=torch.int32)
     """
     count = min(max(amount, least, 1), logits.shape[1])
     return logits >= logits.topk(count, dim=-1).values[:, -1:]
@@ -130,9 +128,7 @@ def _crossing(logits: Float[Tensor, "R V"], amount: float, least: int) -> Float[
 def packed_bytes(vocabulary: int) -> int:
     """Bytes of a kept set that is stored as bits, one for each token of the vocabulary.
 
-    Example:
-        >>> packed_bytes(151_936)
-        18992
+    Example: packed_bytes(151_936) -> 18992
     """
     return -(-vocabulary // 8)
 

@@ -44,9 +44,7 @@ def prompt_ids(
     `{"enable_thinking": False}`). Without one, `plain_text` is tokenized, with the special tokens that the tokenizer
     adds in front (BOS) but not at the end (EOS). Raises LmgymError if a chat is longer than `cut` allows.
 
-    Example:
-        >>> prompt_ids(builtin_tokenizer("builtin:numbers"), "7 8")
-        [1, 10, 11]
+    Example: prompt_ids(builtin_tokenizer("builtin:numbers"), "7 8") -> [1, 10, 11]
     """
     ids = _whole_ids(tokenizer, prompt, template)
     if not getattr(tokenizer, "chat_template", None):

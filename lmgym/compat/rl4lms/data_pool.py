@@ -72,8 +72,7 @@ class TextGenPool:
 def task_of(id: str, cls: type) -> Callable[..., list[Example]]:
     """Turn a user's pool into a task; its arguments are those of `prepare` without the split.
 
-    Example:
-        >>> register("task", "sums")(task_of("sums", Sums))
+    Example: register("task", "sums")(task_of("sums", Sums))
     """
     if not isinstance(cls, type) or "TextGenPool" not in base_names(cls):
         raise LmgymError(f"task '{id}': RL4LMs' DataPoolRegistry.add() takes a subclass of TextGenPool, not {cls!r}")

@@ -19,9 +19,7 @@ BASES_OF_SB3 = ("BaseAlgorithm", "OnPolicyAlgorithm", "OffPolicyAlgorithm")
 def wrap_onpolicy_alg(alg_class: type) -> type:
     """Return the algorithm unchanged: the trainer does rollouts, KL penalty, reward normalisation and warm starts.
 
-    Example:
-        >>> wrap_onpolicy_alg(PPO) is PPO
-        True
+    Example: wrap_onpolicy_alg(PPO) is PPO -> True
     """
     return alg_class
 

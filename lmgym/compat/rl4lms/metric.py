@@ -50,8 +50,7 @@ def metric_of(id: str, cls: type) -> Callable[..., list[float]]:
     A metric that returns no values for each text is computed of each text alone; the value of all texts together is
     the attribute `corpus`, which evaluations report as "NAME/corpus".
 
-    Example:
-        >>> register("reward", "ended")(metric_of("ended", Ended))
+    Example: register("reward", "ended")(metric_of("ended", Ended))
     """
     check_class("metric", id, cls, "compute")
     make = Maker("metric", id, cls)

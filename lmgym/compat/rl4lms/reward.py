@@ -99,8 +99,7 @@ class BatchedRewardFunction(ABC):
 def reward_of(id: str, cls: type) -> Callable[..., list[list[float]]]:
     """Turn a user's class into a reward that pays token by token; its arguments are those of the class's __init__.
 
-    Example:
-        >>> register("reward", "punctuation")(reward_of("punctuation", Punctuation))
+    Example: register("reward", "punctuation")(reward_of("punctuation", Punctuation))
     """
     check_class("reward", id, cls, "__call__")
     make = Maker("reward", id, cls)
