@@ -134,11 +134,9 @@ class Agent(agent.Agent):
         self._game.episode.turns[-1].reward += float(reward)
 
     def terminate_episode(self, train: bool = True) -> dict[str, float]:
-        """End the episode, and train if a batch is full; returns the statistics of the training, else {}.
-
-        `train=False` discards the episode. Statistics are lmgym's metrics (docs/llamagym.md), averaged if several
-        batches were full; "updates" is a sum.
-        """
+        """End the episode, and train if a batch is full; returns the statistics of the training, else {}. `train=False`
+        discards the episode. Statistics are lmgym's metrics (docs/llamagym.md), averaged if several batches were full;
+        "updates" is a sum."""
         learner, game, self._game = self._ready("terminate_episode()"), self._game, None
         if game is not None:
             learner.engine.forget([game.key])

@@ -74,12 +74,8 @@ INSTEAD: Mapping[str, str] = dict.fromkeys(MEANINGLESS, "it has no meaning here"
 
 @dataclass(kw_only=True)
 class OwnLoopPPO(PPO):
-    """PPO whose ratio, for an episode kept from an earlier batch, is to the older weights that sampled it.
-
-    The old log-probabilities of an episode kept from an earlier batch are the sampler's, so that pi_new / pi_sampled,
-    which PPO clips, is its importance weight. They were taken at the same temperature and on the same kept sets as all
-    others.
-    """
+    """PPO in which an episode kept from an earlier batch has its sampler's log-probabilities as old ones (of the same
+    temperature and kept sets). So the ratio that PPO clips, pi_new / pi_sampled, is its importance weight."""
 
     version: int = field(default=0, init=False)
     """Number of updates of the weights; set before each batch."""
@@ -161,11 +157,9 @@ def _further_stops(given: Any, own: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
-    """The PPO and optimizer that a ppo_config_dict of TRL 0.7 describes.
-
-    Keys without a counterpart are named in a warning, with what happens instead. Raises LmgymError for a key that TRL
-    0.7 does not have either, and for values that lmgym's PPO refuses.
-    """
+    """The PPO and optimizer that a ppo_config_dict of TRL 0.7 describes. Keys without a counterpart are named in a
+    warning, with what happens instead. Raises LmgymError for a key that TRL 0.7 does not have either, and for values
+    that lmgym's PPO refuses."""
     known = [*DEFAULTS, "mini_batch_size", *INSTEAD]
     for key, value in given.items():
         if key not in known:

@@ -103,10 +103,8 @@ def suggest(word: str, valid: Iterable[str]) -> str:
 
 
 def load_plugin(plugin: str) -> None:
-    """Import a module (by dotted name) or a file (by path), so that its `@register` decorators run.
-
-    Raises LmgymError if there is no such module or file.
-    """
+    """Import a module (by dotted name) or a file (by path), so that its `@register` decorators run. Raises LmgymError
+    if there is no such module or file."""
     if plugin.endswith(".py"):
         path = Path(plugin)
         if not path.is_file():

@@ -67,9 +67,7 @@ def clipped_surrogate(
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) (PPO, arXiv 1707.06347, eq. 7; unequal bounds: DAPO, arXiv
     2503.14476, eq. 10); with `dual_clip` c never above -c A where A < 0 (arXiv 1912.09729).
 
-    Example:
-        >>> clipped_surrogate(torch.tensor([[1.5, 0.5]]), torch.tensor([[1., 1.]]), 0.2, 0.28)
-        tensor([[-1.2800, -0.5000]])
+    Example: clipped_surrogate(torch.tensor([[1.5, 0.5]]), torch.ones(1, 2), 0.2, 0.28) -> tensor([[-1.2800, -0.5000]])
     """
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
     if dual_clip is not None:

@@ -53,10 +53,8 @@ def draw_among(
 
 
 def _block_sums(logits: Float[Tensor, "R V"], temperature: float) -> tuple[Float[Tensor, "R 1"], Float[Tensor, "R B"]]:
-    """The highest logit of each row at this temperature, and the sum of exp(logit - highest) over each block.
-
-    On a CPU it works in tiles of rows, with one buffer for the exponentials that fits the processor's cache.
-    """
+    """The highest logit of each row at this temperature, and the sum of exp(logit - highest) over each block. On a CPU
+    it works in tiles of rows, with one buffer for the exponentials that fits the processor's cache."""
     rows, vocabulary = logits.shape
     count, tile = -(-vocabulary // BLOCK), rows if logits.device.type != "cpu" else max(TILE // vocabulary, 1)
     buffer = logits.new_zeros(min(tile, rows), count * BLOCK)  # the columns after the vocabulary stay 0

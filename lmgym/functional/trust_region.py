@@ -24,9 +24,7 @@ def conjugate_gradient(
     `tolerance` (the rule of RL4LMs and sb3-contrib), or if a direction has no positive curvature. It starts at zero
     and so is exact for a zero target (RL4LMs and sb3-contrib start from noise of 1e-4, so their step is random).
 
-    Example:
-        >>> conjugate_gradient(lambda v: torch.tensor([2.1, 1.1]) * v, torch.ones(2), iterations=10)[0]
-        tensor([0.4762, 0.9091])
+    Example: conjugate_gradient(lambda v: torch.tensor([4., 2.]) * v, torch.ones(2), 10)[0] -> tensor([0.2500, 0.5000])
     """
     solution = torch.zeros_like(target)
     residual, direction = target.clone(), target.clone()

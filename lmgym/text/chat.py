@@ -91,10 +91,8 @@ def answer_ids(
 def source_ids(
     tokenizer: Any, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None, cut: Cut | None = None
 ) -> list[int]:
-    """Token ids [S] of a prompt for an encoder, with all special tokens that the tokenizer adds.
-
-    These include the end-of-sequence token (of T5, for example), which `prompt_ids` leaves out.
-    """
+    """Token ids [S] of a prompt for an encoder, with all special tokens that the tokenizer adds. These include the
+    end-of-sequence token (of T5, for example), which `prompt_ids` leaves out."""
     if getattr(tokenizer, "chat_template", None):
         return prompt_ids(tokenizer, prompt, template, cut)
     return _fitted(tokenizer, prompt, list(tokenizer(plain_text(messages_of(prompt)))["input_ids"]), cut)
@@ -125,10 +123,8 @@ def _fitted(tokenizer: Any, prompt: str | Sequence[Message], ids: list[int], cut
 
 
 def decoder_answer_ids(tokenizer: Any, answer: str) -> list[int]:
-    """Token ids [A] of a reference answer for the decoder of an encoder-decoder: the text and the end of sequence.
-
-    A beginning-of-sequence id is not part of it; it belongs to the decoder's first tokens.
-    """
+    """Token ids [A] of a reference answer for the decoder of an encoder-decoder: the text and the end of sequence. A
+    beginning-of-sequence id is not part of it; it belongs to the decoder's first tokens."""
     return [*tokenizer(text_target=answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
 

@@ -84,10 +84,7 @@ def spelling(latex: str) -> str:
 
 
 def depth(latex: str) -> int:
-    """The depth to which braces, brackets and parentheses are nested.
-
-    Example: depth("{(1)}") -> 2
-    """
+    """The depth to which braces, brackets and parentheses are nested: depth("{(1)}") -> 2"""
     current = deepest = 0
     for character in latex:
         if character in "{([":

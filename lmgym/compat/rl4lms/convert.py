@@ -57,10 +57,8 @@ def convert(tree: Mapping[str, Any]) -> Conversion:
 
 
 def conversions(path: Path) -> dict[str, Conversion]:
-    """Convert a file: {"": conversion}, or for a sweep one for each combination of its values, by a short name.
-
-    Values of a sweep are written {expand: True, values: [...]}. Raises LmgymError as `convert` does, naming the file.
-    """
+    """Convert a file: {"": conversion}, or for a sweep one for each combination of its values, by a short name. Values
+    of a sweep are written {expand: True, values: [...]}. Raises LmgymError as `convert` does, naming the file."""
     found = {}
     for variant in expand(read_yaml(path)):
         try:

@@ -30,10 +30,7 @@ IDLE = ("verbose", "use_sde", "sde_sample_freq", "create_eval_env", "_init_setup
 
 @dataclass(frozen=True)
 class Counts:
-    """The size of a step, in answers and in tokens.
-
-    Example: Counts(answers=27, minibatches=20, tokens=1280)
-    """
+    """The size of a step, in answers and in tokens: Counts(answers=27, minibatches=20, tokens=1280)."""
 
     answers: int
     minibatches: int
@@ -45,9 +42,7 @@ def counts(n_steps: int, n_envs: int, batch_size: int | None, longest: int) -> C
     minibatches = n_steps * n_envs / batch_size, rounded up as stable-baselines3 does, but no more than there are
     answers, since one is never split.
 
-    Example: the IMDB recipes: 128 * 10 tokens are 27 answers of 48, and 20 minibatches of 64 tokens
-        >>> counts(128, 10, 64, 48)
-        Counts(answers=27, minibatches=20, tokens=1280)
+    Example, of the IMDB recipes: counts(128, 10, 64, 48) -> Counts(answers=27, minibatches=20, tokens=1280)
     """
     tokens = n_steps * n_envs
     for name, value in (("n_steps", n_steps), ("n_envs", n_envs), ("batch_size", batch_size), ("length", longest)):
@@ -59,11 +54,9 @@ def counts(n_steps: int, n_envs: int, batch_size: int | None, longest: int) -> C
 
 
 def algorithm(alg: Section, name: str, n_envs: int, longest: int, policy: Section, conversion: Conversion) -> None:
-    """Fill in `algorithm`, `prompts_per_step` and `optimizer`.
-
-    An algorithm of the user's that inherits from PPO, NLPO, A2C or TRPO takes the arguments of that one and its own
-    fields; any other takes its fields, n_steps, batch_size and n_epochs.
-    """
+    """Fill in `algorithm`, `prompts_per_step` and `optimizer`. An algorithm of the user's that inherits from PPO, NLPO,
+    A2C or TRPO takes the arguments of that one and its own fields; any other takes its fields, n_steps, batch_size and
+    n_epochs."""
     arguments, penalty = alg.section("args"), alg.section("kl_div")
     kind = family(name)
     defaults = DEFAULTS[kind or "ppo"]
@@ -91,9 +84,7 @@ def algorithm(alg: Section, name: str, n_envs: int, longest: int, policy: Sectio
 
 def family(name: str) -> str | None:
     """Which of RL4LMs' four algorithms this one is or inherits from; None for any other that the user has registered.
-
-    Raises LmgymError for an unknown name.
-    """
+    Raises LmgymError for an unknown name."""
     if name in DEFAULTS:
         return name
     if not is_added("algorithm", name):

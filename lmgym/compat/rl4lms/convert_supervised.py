@@ -17,11 +17,9 @@ IDLE = [
 
 
 def supervised(alg: Section, task: dict[str, Any], conversion: Conversion) -> None:
-    """Fill in `algorithm`, `optimizer`, `steps` and how often the run evaluates and saves.
-
-    RL4LMs trains on each reference as an example of its own, epoch by epoch; lmgym counts steps, and takes one of the
-    references of each example in turn.
-    """
+    """Fill in `algorithm`, `optimizer`, `steps` and how often the run evaluates and saves. RL4LMs trains on each
+    reference as an example of its own, epoch by epoch; lmgym counts steps, and takes one of the references of each
+    example in turn."""
     arguments = alg.section("training_args")
     batch = arguments.take("per_device_train_batch_size", int, 8)
     batch *= arguments.take("gradient_accumulation_steps", int, 1)

@@ -18,10 +18,7 @@ SPLITS = {"train": "train", "validation": "val", "test": "test"}  # lmgym's name
 
 @dataclass
 class Sample:
-    """One problem.
-
-    Example: Sample(id="train_0", prompt_or_input_text="2+2=", references=["4"], meta_data={"level": 1})
-    """
+    """One problem: Sample(id="train_0", prompt_or_input_text="2+2=", references=["4"], meta_data={"level": 1})."""
 
     id: str
     prompt_or_input_text: str
