@@ -16,7 +16,7 @@ from lmgym.core.validation import converted
 def is_rl4lms(tree: Mapping[str, Any]) -> bool:
     """Whether a file's tree follows RL4LMs' schema, whose roots no recipe has.
 
-    Example: is_rl4lms({"datapool": {"id": "imdb"}, "alg": {"id": "ppo"}}), is_rl4lms({"task": "gsm8k"}) -> (True, False)
+    Example: is_rl4lms({"datapool": {"id": "imdb"}, "alg": {}}), is_rl4lms({"task": "gsm8k"}) -> (True, False)
     """
     return "alg" in tree and "datapool" in tree and not {"task", "algorithm", "policy", "stages"} & set(tree)
 
