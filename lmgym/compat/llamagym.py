@@ -88,13 +88,8 @@ class Agent(agent.Agent):
         for name, value, valid in (("credit", credit, Credit), ("remainder", remainder, Remainder)):
             if value not in get_args(valid):
                 raise LmgymError(f"{type(self).__name__}: {name} is {value!r}; valid: {', '.join(get_args(valid))}")
-        self.model, self.tokenizer, self.device, self.credit, self.remainder = (
-            model,
-            tokenizer,
-            device,
-            credit,
-            remainder,
-        )
+        self.model, self.tokenizer, self.device = model, tokenizer, device
+        self.credit, self.remainder = credit, remainder
         self.generate_config_dict, self.ppo_config_dict = dict(generate_config_dict or {}), dict(ppo_config_dict or {})
         self._buffer: list[Episode] = []
         if model is None:
@@ -139,11 +134,9 @@ class Agent(agent.Agent):
         self._game.episode.turns[-1].reward += float(reward)
 
     def terminate_episode(self, train: bool = True) -> dict[str, float]:
-        """End the episode, and train if a batch is full; returns the statistics of the training, else {}.
-
-        `train=False` discards the episode. Statistics are lmgym's metrics (docs/llamagym.md), averaged if several
-        batches were full; "updates" is a sum.
-        """
+        """End the episode, and train if a batch is full; returns the statistics of the training, else {}. `train=False`
+        discards the episode. Statistics are lmgym's metrics (docs/llamagym.md), averaged if several batches were full;
+        "updates" is a sum."""
         learner, game, self._game = self._ready("terminate_episode()"), self._game, None
         if game is not None:
             learner.engine.forget([game.key])

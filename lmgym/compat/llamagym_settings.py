@@ -15,28 +15,14 @@ from lmgym.core.registry import suggest
 from lmgym.inference.base import Sampling
 from lmgym.updates.optimizer import OptimizerSection
 
-GENERATION: Mapping[str, Any] = {
-    "max_new_tokens": 32,
-    "do_sample": True,
-    "top_p": 0.6,
-    "top_k": 0,
-    "temperature": 0.9,
-}
+GENERATION: Mapping[str, Any] = {"max_new_tokens": 32, "do_sample": True, "top_p": 0.6, "top_k": 0, "temperature": 0.9}
 """LlamaGym's defaults, which generate_config_dict overrides."""
 ALSO = ("min_new_tokens", "min_p", "stop_strings", "eos_token_id", "pad_token_id", "bos_token_id")
 NEUTRAL: Mapping[str, Any] = {
-    "early_stopping": False,
-    "length_penalty": 1.0,
-    "min_length": 0,
-    "no_repeat_ngram_size": 0,
-    "num_beam_groups": 1,
-    "num_beams": 1,
-    "num_return_sequences": 1,
-    "output_scores": False,
-    "repetition_penalty": 1.0,
-    "return_dict_in_generate": False,
-    "typical_p": 1.0,
-    "use_cache": True,
+    **dict.fromkeys(("early_stopping", "output_scores", "return_dict_in_generate"), False),
+    **dict.fromkeys(("length_penalty", "repetition_penalty", "typical_p"), 1.0),
+    **dict.fromkeys(("num_beam_groups", "num_beams", "num_return_sequences"), 1),
+    **{"min_length": 0, "no_repeat_ngram_size": 0, "use_cache": True},
 }
 """Other keys, accepted with these values only, which change nothing."""
 
@@ -62,14 +48,18 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """Defaults of TRL 0.7's PPOConfig, with LlamaGym's batch_size; mini_batch_size defaults to batch_size."""
 ESTIMATORS = {"kl": "k1", "mse": "k2"}
-INSTEAD: Mapping[str, str] = {
+MEANINGLESS = [
+    *("compare_steps", "exp_name", "task_name", "model_name", "query_dataset", "reward_model", "world_size"),
+    *("tracker_kwargs", "tracker_project_name", "accelerator_kwargs", "project_kwargs", "push_to_hub_if_best_kwargs"),
+    *("backward_batch_size", "global_backward_batch_size", "global_batch_size"),
+]
+INSTEAD: Mapping[str, str] = dict.fromkeys(MEANINGLESS, "it has no meaning here") | {
     "ratio_threshold": "no minibatch is skipped for its mean ratio; the ratio is clipped (cliprange), and is exactly 1 "
     "on the first step of a fresh batch",
     "use_score_scaling": "rewards train as they are; scale them before assign_reward",
     "use_score_norm": "rewards train as they are; shift them before assign_reward",
     "whiten_rewards": "rewards train as they are; scale them before assign_reward",
     "score_clip": "rewards train as they are; clip them before assign_reward",
-    "compare_steps": "it has no meaning here",
     "steps": "it trains for as long as the loop runs",
     "forward_batch_size": "forward passes are cut by their number of tokens",
     "optimize_cuda_cache": "memory is bounded by the number of tokens of a forward pass",
@@ -78,36 +68,14 @@ INSTEAD: Mapping[str, str] = {
     "is_encoder_decoder": "the model says so itself",
     "is_peft_model": "the model says so itself",
     "remove_unused_columns": "there is no data set",
-} | dict.fromkeys(
-    (
-        "exp_name",
-        "task_name",
-        "model_name",
-        "query_dataset",
-        "reward_model",
-        "tracker_kwargs",
-        "tracker_project_name",
-        "accelerator_kwargs",
-        "project_kwargs",
-        "push_to_hub_if_best_kwargs",
-        "world_size",
-        "backward_batch_size",
-        "global_backward_batch_size",
-        "global_batch_size",
-    ),
-    "it has no meaning here",
-)
+}
 """Keys of TRL 0.7 without a counterpart, and what happens instead."""
 
 
 @dataclass(kw_only=True)
 class OwnLoopPPO(PPO):
-    """PPO whose ratio, for an episode kept from an earlier batch, is to the older weights that sampled it.
-
-    The old log-probabilities of an episode kept from an earlier batch are the sampler's, so that pi_new / pi_sampled,
-    which PPO clips, is its importance weight. They were taken at the same temperature and on the same kept sets as all
-    others.
-    """
+    """PPO in which an episode kept from an earlier batch has its sampler's log-probabilities as old ones (of the same
+    temperature and kept sets). So the ratio that PPO clips, pi_new / pi_sampled, is its importance weight."""
 
     version: int = field(default=0, init=False)
     """Number of updates of the weights; set before each batch."""
@@ -137,9 +105,7 @@ def sampling_of(given: Mapping[str, Any], tokenizer: Any, stop_ids: tuple[int, .
     `stop_ids` are the model's own. Raises LmgymError for a key or value that would change what is sampled in a way
     that cannot be honoured exactly.
 
-    Example:
-        >>> sampling_of({"generate/top_k": 50}, tokenizer, (2,)).top_k
-        50
+    Example: sampling_of({"generate/top_k": 50}, tokenizer, (2,)).top_k -> 50
     """
     own = {key.removeprefix("generate/"): value for key, value in given.items()}
     for key, value in own.items():
@@ -191,11 +157,9 @@ def _further_stops(given: Any, own: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
-    """The PPO and optimizer that a ppo_config_dict of TRL 0.7 describes.
-
-    Keys without a counterpart are named in a warning, with what happens instead. Raises LmgymError for a key that TRL
-    0.7 does not have either, and for values that lmgym's PPO refuses.
-    """
+    """The PPO and optimizer that a ppo_config_dict of TRL 0.7 describes. Keys without a counterpart are named in a
+    warning, with what happens instead. Raises LmgymError for a key that TRL 0.7 does not have either, and for values
+    that lmgym's PPO refuses."""
     known = [*DEFAULTS, "mini_batch_size", *INSTEAD]
     for key, value in given.items():
         if key not in known:

@@ -54,9 +54,8 @@ def build_config(tree: Mapping[str, Any]) -> Config:
     for key in tree:
         if key not in valid:
             raise LmgymError(f"unknown key '{key}'; {registry.suggest(str(key), valid)}")
-    stages = _stages(tree)
-    whole = {key: value for key, value in tree.items() if key not in {"runs", "stages"} | STAGE_KEYS}
-    config = build(Config, {**whole, "stages": stages}, "")
+    whole = {key: value for key, value in tree.items() if key not in {"runs"} | STAGE_KEYS}
+    config = build(Config, {**whole, "stages": _stages(tree)}, "")
     config.check()
     if "split" in (config.evaluation.task or {}):
         raise LmgymError("unknown key 'evaluation.task.split'; the split is evaluation.split")
@@ -65,8 +64,7 @@ def build_config(tree: Mapping[str, Any]) -> Config:
 
 def resolved(config: Config) -> dict[str, Any]:
     """The plain tree of a config with every default written out; itself a recipe."""
-    tree: dict[str, Any] = plain(config)
-    return tree
+    return plain(config)
 
 
 def dump(config: Config) -> str:

@@ -78,15 +78,9 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in over.items():
         old = {"name": merged[key]} if key in NAMED and isinstance(merged.get(key), str) else merged.get(key)
         new = {"name": value} if key in NAMED and isinstance(value, str) else value
-        if (
-            isinstance(old, dict)
-            and isinstance(new, dict)
-            and key != "rewards"
-            and new.get("name") in (None, old.get("name"))
-        ):
-            merged[key] = merge(old, new)
-        else:
-            merged[key] = new
+        merged[key] = new
+        if isinstance(old, dict) and isinstance(new, dict) and key != "rewards":
+            merged[key] = merge(old, new) if new.get("name") in (None, old.get("name")) else new
     return merged
 
 
@@ -131,12 +125,13 @@ class _StrictLoader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             key = key_node.value if key_node.tag.endswith(":merge") else self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable) and key in seen:
+            if not isinstance(key, Hashable):
+                continue
+            if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key '{key}' is given twice", key_node.start_mark
                 )
-            if isinstance(key, Hashable):
-                seen.add(key)
+            seen.add(key)
         return super().construct_mapping(node, deep)
 
 

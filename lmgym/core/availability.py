@@ -48,9 +48,7 @@ def availability_of(needs: str) -> Availability:
 
     A need that is not in `NEEDS` (of a plug-in) is treated as an argument that the recipe must give.
 
-    Example:
-        >>> availability_of("a model")
-        Availability(runs='given', how='model=')
+    Example: availability_of("a model") -> Availability(runs='given', how='model=')
     """
     missing, arguments = [], []
     for name in filter(None, needs.split(", ")):

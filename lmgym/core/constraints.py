@@ -27,10 +27,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class FormerKey:
-    """An earlier name of the field: recipes may still use it, with a warning.
-
-    Example: Annotated[float, FormerKey("drift_coefficient")]
-    """
+    """An earlier name of the field, with a warning for recipes that use it: Annotated[float, FormerKey("old_name")]."""
 
     name: str
 

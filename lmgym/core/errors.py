@@ -7,8 +7,5 @@ class LmgymError(Exception):
     It names the file, line or key and says what would be right. The command line prints it without a traceback and
     exits with status 1; in Python it is an ordinary exception.
 
-    Example:
-        >>> raise LmgymError("lmgym/recipes/a.yaml: unknown key 'stepz'; did you mean 'steps'?")
-        Traceback (most recent call last):
-        lmgym.core.errors.LmgymError: lmgym/recipes/a.yaml: unknown key 'stepz'; did you mean 'steps'?
+    Example: raise LmgymError("lmgym/recipes/a.yaml: unknown key 'stepz'; did you mean 'steps'?")
     """

@@ -48,9 +48,7 @@ def get(kind: str, name: str) -> Any:
 
     Raises LmgymError, with the nearest valid name, if there is none.
 
-    Example:
-        >>> get("algorithm", "grpo")
-        <class 'lmgym.algorithms.grpo.GRPO'>
+    Example: get("algorithm", "grpo") -> <class 'lmgym.algorithms.grpo.GRPO'>
     """
     _check_kind(kind)
     if ":" in name:
@@ -96,9 +94,7 @@ def describe(kind: str) -> list[dict[str, str]]:
 def suggest(word: str, valid: Iterable[str]) -> str:
     """The end of an error sentence: "did you mean 'x'?" and the valid words.
 
-    Example:
-        >>> suggest("stepz", ["steps", "seed"])
-        "did you mean 'steps'? Valid: seed, steps."
+    Example: suggest("stepz", ["steps", "seed"]) -> "did you mean 'steps'? Valid: seed, steps."
     """
     valid = sorted(valid)
     near = difflib.get_close_matches(word, valid, n=3)
@@ -107,10 +103,8 @@ def suggest(word: str, valid: Iterable[str]) -> str:
 
 
 def load_plugin(plugin: str) -> None:
-    """Import a module (by dotted name) or a file (by path), so that its `@register` decorators run.
-
-    Raises LmgymError if there is no such module or file.
-    """
+    """Import a module (by dotted name) or a file (by path), so that its `@register` decorators run. Raises LmgymError
+    if there is no such module or file."""
     if plugin.endswith(".py"):
         path = Path(plugin)
         if not path.is_file():

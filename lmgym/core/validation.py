@@ -94,9 +94,7 @@ def hints_of(thing: Any) -> dict[str, Any]:
 def converted(hint: Any, value: Any, key: str) -> Any:
     """The value as its type hint wants it ("1e-3" becomes a number); LmgymError naming `key` if it cannot be.
 
-    Example:
-        >>> converted(Annotated[float, Gt(0)], "1e-3", "optimizer.learning_rate")
-        0.001
+    Example: converted(Annotated[float, Gt(0)], "1e-3", "optimizer.learning_rate") -> 0.001
     """
     from pydantic import PydanticUserError, ValidationError
 

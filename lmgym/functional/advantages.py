@@ -31,9 +31,7 @@ def group_centred(
     "batch": of all scores (arXiv 2508.08221). Deviations are unbiased, epsilon is TRL's. A group of one, or of equal
     scores, gets exactly zero.
 
-    Example:
-        >>> group_centred(torch.tensor([1., .5, 0., .5]), torch.arange(4), torch.zeros(4, dtype=torch.long))
-        tensor([ 0.5000,  0.0000, -0.5000,  0.0000])
+    Example: group_centred(torch.tensor([1., 0.]), torch.arange(2), torch.zeros(2).long()) -> tensor([ 0.5000, -0.5000])
     """
     first = first_rows(episode)
     _, inverse = torch.unique(group, return_inverse=True)
@@ -54,15 +52,12 @@ def leave_one_out(
 
     Equals group_centred times n / (n - 1).
 
-    Example:
-        >>> leave_one_out(torch.tensor([1., .5, 0., .5]), torch.arange(4), torch.zeros(4, dtype=torch.long))
-        tensor([ 0.6667,  0.0000, -0.6667,  0.0000])
+    Example: leave_one_out(torch.tensor([1., 0.]), torch.arange(2), torch.zeros(2).long()) -> tensor([ 1., -1.])
     """
     first = first_rows(episode)
     _, inverse = torch.unique(group, return_inverse=True)
     counts = sums(first.to(score.dtype), inverse)[inverse]
-    centred = torch.where(_zero_variance(score, inverse), 0.0, score - group_means(score, episode, group))
-    return centred * counts / (counts - 1).clamp(min=1)
+    return group_centred(score, episode, group) * counts / (counts - 1).clamp(min=1)
 
 
 def deviation(values: Float[Tensor, " E"]) -> Float[Tensor, ""]:
@@ -88,12 +83,11 @@ def discounted_returns(
         >>> discounted_returns(torch.tensor([[0., 0., 0., 1.]]), torch.ones(1, 4, dtype=torch.bool), 0.99)
         tensor([[0.9703, 0.9801, 0.9900, 1.0000]])
     """
-    returns = torch.zeros_like(rewards)
-    following = torch.zeros_like(rewards[:, 0])
+    returns, following = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
     for t in reversed(range(rewards.shape[1])):
         current = rewards[:, t] + gamma * following
         following = torch.where(actions[:, t], current, following)
-        returns[:, t] = torch.where(actions[:, t], current, torch.zeros_like(current))
+        returns[:, t] = torch.where(actions[:, t], current, 0.0)
     return returns
 
 
@@ -208,9 +202,7 @@ def explained_variance(
 
     1: the critic is exact up to a constant; 0: as good as a constant; below 0: worse. NaN if all returns are equal.
 
-    Example:
-        >>> explained_variance(torch.tensor([0., 1.]), torch.tensor([0., 2.]), torch.ones(2, dtype=torch.bool))
-        tensor(0.7500)
+    Example: explained_variance(torch.tensor([0., 1.]), torch.tensor([0., 2.]), torch.ones(2).bool()) -> tensor(0.7500)
     """
     masked_returns, errors = returns[mask], (returns - values)[mask]
     if not len(masked_returns) or masked_returns.min() == masked_returns.max():
@@ -229,9 +221,7 @@ def first_rows(episode: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
 def sums(values: Float[Tensor, " N"], inverse: Int[Tensor, " N"]) -> Float[Tensor, " G"]:
     """The sum of the values of each number in `inverse` [G].
 
-    Example:
-        >>> sums(torch.tensor([1., 2., 4.]), torch.tensor([0, 1, 0]))
-        tensor([5., 2.])
+    Example: sums(torch.tensor([1., 2., 4.]), torch.tensor([0, 1, 0])) -> tensor([5., 2.])
     """
     return torch.zeros(int(inverse.max()) + 1, dtype=values.dtype, device=values.device).index_add(0, inverse, values)
 

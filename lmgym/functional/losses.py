@@ -67,9 +67,7 @@ def clipped_surrogate(
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) (PPO, arXiv 1707.06347, eq. 7; unequal bounds: DAPO, arXiv
     2503.14476, eq. 10); with `dual_clip` c never above -c A where A < 0 (arXiv 1912.09729).
 
-    Example:
-        >>> clipped_surrogate(torch.tensor([[1.5, 0.5]]), torch.tensor([[1., 1.]]), 0.2, 0.28)
-        tensor([[-1.2800, -0.5000]])
+    Example: clipped_surrogate(torch.tensor([[1.5, 0.5]]), torch.ones(1, 2), 0.2, 0.28) -> tensor([[-1.2800, -0.5000]])
     """
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
     if dual_clip is not None:
@@ -96,9 +94,7 @@ def clipped_weight(ratio: Float[Tensor, "N T"], clip_low: float, clip_high: floa
     """clip(r, 1 - clip_low, 1 + clip_high) without gradient: CISPO's weight of a token's policy gradient (MiniMax-M1,
     arXiv 2506.13585, eq. 4 and 5). The paper has no lower bound: clip_low 1.
 
-    Example:
-        >>> clipped_weight(torch.tensor([[7., 0.5]]), 1.0, 4.0)
-        tensor([[5.0000, 0.5000]])
+    Example: clipped_weight(torch.tensor([[7., 0.5]]), 1.0, 4.0) -> tensor([[5.0000, 0.5000]])
     """
     return ratio.detach().clamp(1 - clip_low, 1 + clip_high)
 
@@ -122,11 +118,7 @@ def soft_gate(
 
 
 def dppo_mask(
-    new: Float[Tensor, "N T"],
-    old: Float[Tensor, "N T"],
-    advantages: Float[Tensor, "N T"],
-    low: float,
-    high: float,
+    new: Float[Tensor, "N T"], old: Float[Tensor, "N T"], advantages: Float[Tensor, "N T"], low: float, high: float
 ) -> Bool[Tensor, "N T"]:
     """True for tokens whose probability has already risen by more than `high` (if A > 0) or fallen by more than `low`
     (if A < 0). |pi_new - pi_old| is the total variation between the two choices "this token" and "any other token".

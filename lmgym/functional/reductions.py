@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lmgym.functional.advantages import sums
+
 Reduction = Literal["token", "sequence", "constant"]
 
 
@@ -33,10 +35,7 @@ def totals(actions: Bool[Tensor, "N T"], episode: Int[Tensor, " N"]) -> Totals:
 def tokens_of_episode(actions: Bool[Tensor, "N T"], episode: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
     """The number of actions in each row's whole episode (all of its rows), float64 [N]."""
     _, inverse = torch.unique(episode, return_inverse=True)
-    counts = actions.sum(1).to(torch.float64)
-    return torch.zeros(int(inverse.max()) + 1, dtype=torch.float64, device=counts.device).index_add(0, inverse, counts)[
-        inverse
-    ]
+    return sums(actions.sum(1).to(torch.float64), inverse)[inverse]
 
 
 def weights(

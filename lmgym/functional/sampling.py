@@ -18,9 +18,7 @@ def draw(
     Each row has one uniform number in [0, 1), so its token does not depend on the other rows. Two levels (first sums of
     blocks of the vocabulary, then one block) avoid a cumulative sum over the whole vocabulary.
 
-    Example:
-        >>> draw(torch.tensor([[.25, .75]]).log(), 1.0, torch.tensor([.5]))
-        (tensor([1]), tensor([-0.2877]))
+    Example: draw(torch.tensor([[.25, .75]]).log(), 1.0, torch.tensor([.5])) -> (tensor([1]), tensor([-0.2877]))
     """
     if temperature == 0:
         tokens = logits.argmax(-1)
@@ -55,10 +53,8 @@ def draw_among(
 
 
 def _block_sums(logits: Float[Tensor, "R V"], temperature: float) -> tuple[Float[Tensor, "R 1"], Float[Tensor, "R B"]]:
-    """The highest logit of each row at this temperature, and the sum of exp(logit - highest) over each block.
-
-    On a CPU it works in tiles of rows, with one buffer for the exponentials that fits the processor's cache.
-    """
+    """The highest logit of each row at this temperature, and the sum of exp(logit - highest) over each block. On a CPU
+    it works in tiles of rows, with one buffer for the exponentials that fits the processor's cache."""
     rows, vocabulary = logits.shape
     count, tile = -(-vocabulary // BLOCK), rows if logits.device.type != "cpu" else max(TILE // vocabulary, 1)
     buffer = logits.new_zeros(min(tile, rows), count * BLOCK)  # the columns after the vocabulary stay 0

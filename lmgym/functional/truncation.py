@@ -86,9 +86,7 @@ def top_p(logits: Float[Tensor, "R V"], amount: float, least: int = 1) -> Bool[T
     Nucleus sampling, arXiv 1904.09751, section 3.1; the token that crosses `amount` is included. Equally likely tokens
     are kept or dropped together.
 
-    Example:
-        >>> top_p(torch.tensor([[.05, .4, .3, .15, .07, .03]]).log(), 0.6).int()
-        tensor([[0, 1, 1, 0, 0, 0]], dtype=torch.int32)
+    Example: top_p(torch.tensor([[.1, .4, .3, .2]]).log(), 0.6).int() -> tensor([[0, 1, 1, 0]], dtype=torch.int32)
     """
     if amount >= 1:  # by rounding, the cumulative sum could reach 1 too early
         return torch.ones_like(logits, dtype=torch.bool)
@@ -98,20 +96,16 @@ def top_p(logits: Float[Tensor, "R V"], amount: float, least: int = 1) -> Bool[T
 def top_k(logits: Float[Tensor, "R V"], amount: int, least: int = 1) -> Bool[Tensor, "R V"]:
     """The `amount` most likely tokens, at least `least`; more only if the last ones are equally likely.
 
-    Example:
-        >>> top_k(torch.tensor([[.1, .5, .4]]).log(), 2).int()
-        tensor([[0, 1, 1]], dtype=torch.int32)
+    Example: top_k(torch.tensor([[.1, .5, .4]]).log(), 2).int() -> tensor([[0, 1, 1]], dtype=torch.int32)
     """
     count = min(max(amount, least, 1), logits.shape[1])
     return logits >= logits.topk(count, dim=-1).values[:, -1:]
 
 
 def _crossing(logits: Float[Tensor, "R V"], amount: float, least: int) -> Float[Tensor, " R"]:
-    """The logit of the least likely token that top_p keeps.
-
-    In a trained model few tokens have most of the probability. So the top FEW are sorted first, then 8 times more as
-    long as these are not enough: sorting a vocabulary of 50,000 would cost as much as a small model's forward pass.
-    """
+    """The logit of the least likely token that top_p keeps. In a trained model few tokens have most of the probability.
+    So the top FEW are sorted first, then 8 times more as long as these are not enough: sorting a vocabulary of 50,000
+    would cost as much as a small model's forward pass."""
     normaliser = logits.logsumexp(-1, keepdim=True)
     lowest = torch.empty_like(logits[:, 0])
     rows, count = torch.arange(len(logits), device=logits.device), FEW  # rows that are not finished
@@ -128,12 +122,7 @@ def _crossing(logits: Float[Tensor, "R V"], amount: float, least: int) -> Float[
 
 
 def packed_bytes(vocabulary: int) -> int:
-    """Bytes of a kept set that is stored as bits, one for each token of the vocabulary.
-
-    Example:
-        >>> packed_bytes(151_936)
-        18992
-    """
+    """Bytes of a kept set that is stored as bits, one for each token of the vocabulary: packed_bytes(20) -> 3"""
     return -(-vocabulary // 8)
 
 

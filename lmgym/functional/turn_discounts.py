@@ -55,9 +55,7 @@ def per_turn(turn: Int[Tensor, "E L"], factor: float) -> Float[Tensor, "E L"]:
 
     The last column is `factor`: the discount of the state after the episode.
 
-    Example:
-        >>> per_turn(torch.tensor([[0, 0, 1]]), 0.5)
-        tensor([[1.0000, 0.5000, 0.5000]])
+    Example: per_turn(torch.tensor([[0, 0, 1]]), 0.5) -> tensor([[1.0000, 0.5000, 0.5000]])
     """
     ends = torch.ones_like(turn, dtype=torch.bool)
     ends[:, :-1] = turn[:, 1:] != turn[:, :-1]

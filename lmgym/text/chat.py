@@ -36,10 +36,7 @@ def messages_of(prompt: str | Sequence[Message]) -> list[Message]:
 
 
 def prompt_ids(
-    tokenizer: Any,
-    prompt: str | Sequence[Message],
-    template: Mapping[str, Any] | None = None,
-    cut: Cut | None = None,
+    tokenizer: Any, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None, cut: Cut | None = None
 ) -> list[int]:
     """Token ids [P] of a first prompt, ready for the policy to answer.
 
@@ -47,22 +44,17 @@ def prompt_ids(
     `{"enable_thinking": False}`). Without one, `plain_text` is tokenized, with the special tokens that the tokenizer
     adds in front (BOS) but not at the end (EOS). Raises LmgymError if a chat is longer than `cut` allows.
 
-    Example:
-        >>> prompt_ids(builtin_tokenizer("builtin:numbers"), "7 8")
-        [1, 10, 11]
+    Example: prompt_ids(builtin_tokenizer("builtin:numbers"), "7 8") -> [1, 10, 11]
     """
-    if getattr(tokenizer, "chat_template", None):
-        text = _template(tokenizer, messages_of(prompt), True, template)
-        ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-        if cut is not None and len(ids) > cut.tokens:
-            raise LmgymError(
-                f"a chat prompt has {len(ids)} tokens, more than policy.max_prompt_tokens ({cut.tokens}), and what a "
-                "chat template writes is not cut; shorten the prompt, or raise or remove policy.max_prompt_tokens"
-            )
-        return ids
-    ids = list(tokenizer(plain_text(messages_of(prompt)))["input_ids"])
-    ended = bool(ids) and ids[-1] == tokenizer.eos_token_id
-    return _fitted(tokenizer, prompt, ids[:-1] if ended else ids, cut)
+    ids = _whole_ids(tokenizer, prompt, template)
+    if not getattr(tokenizer, "chat_template", None):
+        return _fitted(tokenizer, prompt, ids, cut)
+    if cut is not None and len(ids) > cut.tokens:
+        raise LmgymError(
+            f"a chat prompt has {len(ids)} tokens, more than policy.max_prompt_tokens ({cut.tokens}), and what a "
+            "chat template writes is not cut; shorten the prompt, or raise or remove policy.max_prompt_tokens"
+        )
+    return ids
 
 
 def plain_text(messages: Sequence[Message]) -> str:
@@ -90,29 +82,17 @@ def answer_ids(
         raise LmgymError(
             "the tokenizer has no end-of-sequence token; set one (tokenizer.eos_token) before training on references"
         )
-    before = prompt_ids(tokenizer, prompt, template)
-    if getattr(tokenizer, "chat_template", None):
-        text = _template(tokenizer, messages_of(prompt), True, template)
-        both = list(tokenizer(text + answer, add_special_tokens=False)["input_ids"])
-    else:
-        both = list(tokenizer(plain_text(messages_of(prompt)) + answer)["input_ids"])
-        if both and both[-1] == tokenizer.eos_token_id:
-            both.pop()
+    before, both = (_whole_ids(tokenizer, prompt, template, text) for text in ("", answer))
     if both[: len(before)] == before and len(both) > len(before):
         return [*both[len(before) :], tokenizer.eos_token_id]
-    return [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    return [*_bare_ids(tokenizer, answer), tokenizer.eos_token_id]
 
 
 def source_ids(
-    tokenizer: Any,
-    prompt: str | Sequence[Message],
-    template: Mapping[str, Any] | None = None,
-    cut: Cut | None = None,
+    tokenizer: Any, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None, cut: Cut | None = None
 ) -> list[int]:
-    """Token ids [S] of a prompt for an encoder, with all special tokens that the tokenizer adds.
-
-    These include the end-of-sequence token (of T5, for example), which `prompt_ids` leaves out.
-    """
+    """Token ids [S] of a prompt for an encoder, with all special tokens that the tokenizer adds. These include the
+    end-of-sequence token (of T5, for example), which `prompt_ids` leaves out."""
     if getattr(tokenizer, "chat_template", None):
         return prompt_ids(tokenizer, prompt, template, cut)
     return _fitted(tokenizer, prompt, list(tokenizer(plain_text(messages_of(prompt)))["input_ids"]), cut)
@@ -123,7 +103,7 @@ def _fitted(tokenizer: Any, prompt: str | Sequence[Message], ids: list[int], cut
     if cut is None or len(ids) <= cut.tokens:
         return ids
     # 1. Find the ids of the text alone among all ids.
-    text_ids = list(tokenizer(plain_text(messages_of(prompt)), add_special_tokens=False)["input_ids"])
+    text_ids = _bare_ids(tokenizer, plain_text(messages_of(prompt)))
     around = len(ids) - len(text_ids)
     start = next((index for index in range(around + 1) if ids[index : index + len(text_ids)] == text_ids), None)
     if start is None:
@@ -143,10 +123,8 @@ def _fitted(tokenizer: Any, prompt: str | Sequence[Message], ids: list[int], cut
 
 
 def decoder_answer_ids(tokenizer: Any, answer: str) -> list[int]:
-    """Token ids [A] of a reference answer for the decoder of an encoder-decoder: the text and the end of sequence.
-
-    A beginning-of-sequence id is not part of it; it belongs to the decoder's first tokens.
-    """
+    """Token ids [A] of a reference answer for the decoder of an encoder-decoder: the text and the end of sequence. A
+    beginning-of-sequence id is not part of it; it belongs to the decoder's first tokens."""
     return [*tokenizer(text_target=answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
 
@@ -165,16 +143,15 @@ def appended_ids(
     """
     # 1. Without a template: a blank line, then the messages.
     if not getattr(tokenizer, "chat_template", None):
-        return list(tokenizer("\n\n" + plain_text(new), add_special_tokens=False)["input_ids"])
+        return _bare_ids(tokenizer, "\n\n" + plain_text(new))
     # 2. Render the conversation with a placeholder as the answer; what follows it is to be appended.
     answered = [*history, {"role": "assistant", "content": ANSWER}]
-    text = _template(tokenizer, [*answered, *new], True, template)
+    text = _template(tokenizer, [*answered, *new], template)
     if text.count(ANSWER) != 1:
         raise LmgymError(
             "the chat template drops or repeats an earlier answer, so a conversation cannot be appended to"
         )
-    suffix = text.split(ANSWER)[1]
-    ids = list(tokenizer(suffix, add_special_tokens=False)["input_ids"])
+    ids = _bare_ids(tokenizer, text.split(ANSWER)[1])
     # 3. Drop the end mark if the answer already ends with it.
     if last in ids:
         mark = ids.index(last)
@@ -188,10 +165,10 @@ def continued_ids(tokenizer: Any, text: str) -> list[int]:
     if not text:
         return []
     # Tokenize behind a line break, then remove the ids of the line break.
-    anchor, both = (list(tokenizer(before, add_special_tokens=False)["input_ids"]) for before in ("\n", "\n" + text))
+    anchor, both = _bare_ids(tokenizer, "\n"), _bare_ids(tokenizer, "\n" + text)
     if both[: len(anchor)] == anchor and len(both) > len(anchor):
         return both[len(anchor) :]
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return _bare_ids(tokenizer, text)
 
 
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
@@ -199,17 +176,32 @@ def decode(tokenizer: Any, ids: Sequence[int]) -> str:
     return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def _template(tokenizer: Any, messages: Sequence[Message], generate: bool, template: Mapping[str, Any] | None) -> str:
+def _bare_ids(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text, without special tokens."""
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _whole_ids(
+    tokenizer: Any, prompt: str | Sequence[Message], template: Mapping[str, Any] | None, answer: str = ""
+) -> list[int]:
+    """Token ids of a prompt, and of an answer directly behind it, without an end of sequence."""
+    if getattr(tokenizer, "chat_template", None):
+        return _bare_ids(tokenizer, _template(tokenizer, messages_of(prompt), template) + answer)
+    ids = list(tokenizer(plain_text(messages_of(prompt)) + answer)["input_ids"])
+    return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
+
+
+def _template(tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any] | None) -> str:
     """The messages rendered by the chat template; if it refuses them, merged by `merge_roles`, with a warning."""
     try:
-        return _render(tokenizer, messages, generate, template)
+        return _render(tokenizer, messages, template)
     except Exception as error:  # jinja raises whatever the template's author chose
         roles = ", ".join(message["role"] for message in messages)
         fewer = merge_roles(messages)
         if len(fewer) == len(messages):
             raise LmgymError(f"the tokenizer's chat template refuses the messages ({roles}): {error}") from error
         try:
-            text = _render(tokenizer, fewer, generate, template)
+            text = _render(tokenizer, fewer, template)
         except Exception:
             raise LmgymError(f"the tokenizer's chat template refuses the messages ({roles}): {error}") from error
         warnings.warn(
@@ -220,10 +212,9 @@ def _template(tokenizer: Any, messages: Sequence[Message], generate: bool, templ
         return text
 
 
-def _render(tokenizer: Any, messages: Sequence[Message], generate: bool, template: Mapping[str, Any] | None) -> str:
-    return tokenizer.apply_chat_template(
-        [dict(message) for message in messages], tokenize=False, add_generation_prompt=generate, **(template or {})
-    )
+def _render(tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any] | None) -> str:
+    plain = [dict(message) for message in messages]
+    return tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True, **(template or {}))
 
 
 def merge_roles(messages: Sequence[Message]) -> list[Message]:

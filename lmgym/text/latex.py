@@ -22,9 +22,7 @@ SPACE = re.compile(r"(?<!\w)\s+|\s+(?!\w)")  # except between two letters or dig
 def boxes(text: str) -> list[tuple[int, int]]:
     r"""Start and end of the contents of each \boxed{...} or \fbox{...} that is closed, in the order of their ends.
 
-    Example:
-        >>> [text[start:end] for start, end in boxes(text := r"\boxed{\frac{1}{2}} or \boxed{3")]
-        ['\\frac{1}{2}']
+    Example: [text[start:end] for start, end in boxes(text := r"\boxed{\frac{1}{2}} or \boxed{3")] -> ['\\frac{1}{2}']
     """
     if "box" not in text:
         return []
@@ -51,9 +49,7 @@ def last_boxed(text: str) -> str | None:
     Also None if the last one has no braces (\boxed 5) or is not closed: an answer that was cut off does not count, even
     if there is an earlier box. Source: the reward of LLM_RL, after Hendrycks et al. 2021 (arXiv 2103.03874).
 
-    Example:
-        >>> last_boxed(r"so \boxed{\frac{1}{2}}."), last_boxed(r"\boxed{4}, no, \boxed{5")
-        ('\\frac{1}{2}', None)
+    Example: last_boxed(r"so \boxed{\frac{1}{2}}."), last_boxed(r"\boxed{4}, no, \boxed{5") -> ('\\frac{1}{2}', None)
     """
     begin = _last_box(text)
     if begin is None:
@@ -69,9 +65,7 @@ def tidied(latex: str) -> str:
     Removed: dollars around it, punctuation at its end, LaTeX's own spaces, phantoms, sizes of brackets and commas
     between thousands. The arguments of fractions get braces.
 
-    Example:
-        >>> tidied(r"$\dfrac \pi4 + 5{,}525.$")
-        '\\frac{\\pi}{4} + 5525'
+    Example: tidied(r"$\dfrac \pi4 + 5{,}525.$") -> '\\frac{\\pi}{4} + 5525'
     """
     latex = APPROXIMATELY.sub("", latex.strip(TRAILING))
     for left, right in DELIMITERS:
@@ -84,20 +78,13 @@ def tidied(latex: str) -> str:
 def spelling(latex: str) -> str:
     """The answer without white space that has no meaning, to compare answers.
 
-    Example:
-        >>> spelling(r"( 1, \\frac{1} {2} )")
-        '(1,\\\\frac{1}{2})'
+    Example: spelling(r"( 1, \\frac{1} {2} )") -> '(1,\\\\frac{1}{2})'
     """
     return SPACE.sub("", latex.strip())
 
 
 def depth(latex: str) -> int:
-    """The depth to which braces, brackets and parentheses are nested.
-
-    Example:
-        >>> depth("{(1)}")
-        2
-    """
+    """The depth to which braces, brackets and parentheses are nested: depth("{(1)}") -> 2"""
     current = deepest = 0
     for character in latex:
         if character in "{([":

@@ -14,7 +14,7 @@ RESERVED = {"task": {*TASK_OPTIONS, "seed", "name"}, "reward": {*REWARD_OPTIONS,
 
 
 class Maker:
-    """Makes instances of a user's class: one for each set of arguments, kept until the process ends.
+    """Makes instances of a user's class, one for each set of a recipe's arguments, kept until the process ends.
 
     Example: Maker("reward", "haiku_meter", HaikuMeter)({"conditional": True})
     """
@@ -24,6 +24,7 @@ class Maker:
         self.made: dict[str, Any] = {}
 
     def __call__(self, arguments: Mapping[str, Any]) -> Any:
+        arguments = class_arguments(self.cls, "reward", arguments)
         key = repr(sorted(arguments.items()))
         if key not in self.made:
             try:
@@ -59,9 +60,7 @@ def class_arguments(function: Callable[..., Any], kind: str, arguments: Mapping[
 def recipe_arguments(kind: str, id: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of an added class, as RL4LMs' files have them, under the names of a recipe.
 
-    Example: a pool with a seed of its own
-        >>> recipe_arguments("task", "shuffled", {"seed": 4, "largest": 9})
-        {'own_seed': 4, 'largest': 9}
+    Example: recipe_arguments("task", "pool_with_a_seed", {"seed": 4, "largest": 9}) -> {"own_seed": 4, "largest": 9}
     """
     known = inspect.signature(registry.get(kind, id)).parameters
     return {f"own_{name}" if f"own_{name}" in known else name: value for name, value in arguments.items()}
@@ -75,11 +74,9 @@ def imitate(
     kind: str,
     also: Sequence[str] = (),
 ) -> None:
-    """Give an adapter the name, the docstring and the arguments of the user's class.
-
-    Its arguments are `given` (positional), `also` (default None), then those of `source`, which is the class itself or
-    its `prepare`; a reserved name gets "own_" before it.
-    """
+    """Give an adapter the name, the docstring and the arguments of the user's class. Its arguments are `given`
+    (positional), `also` (default None), then those of `source`, which is the class itself or its `prepare`; a reserved
+    name gets "own_" before it."""
     adapter.__name__, adapter.__qualname__, adapter.__module__ = cls.__name__, cls.__qualname__, cls.__module__
     adapter.__doc__ = cls.__doc__
     adapter.__annotations__ = {}

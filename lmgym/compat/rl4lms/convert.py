@@ -57,10 +57,8 @@ def convert(tree: Mapping[str, Any]) -> Conversion:
 
 
 def conversions(path: Path) -> dict[str, Conversion]:
-    """Convert a file: {"": conversion}, or for a sweep one for each combination of its values, by a short name.
-
-    Values of a sweep are written {expand: True, values: [...]}. Raises LmgymError as `convert` does, naming the file.
-    """
+    """Convert a file: {"": conversion}, or for a sweep one for each combination of its values, by a short name. Values
+    of a sweep are written {expand: True, values: [...]}. Raises LmgymError as `convert` does, naming the file."""
     found = {}
     for variant in expand(read_yaml(path)):
         try:
@@ -93,7 +91,7 @@ def _on_policy(name: str, alg: Section, root: Section, conversion: Conversion) -
     generation = own.section("generation_kwargs")
     asked = root.section("train_evaluation")
     own_decoding = asked.peek().get("generation_kwargs") is not None
-    decoding = asked.section("generation_kwargs") if own_decoding else _copy(generation)
+    decoding = asked.section("generation_kwargs") if own_decoding else Section(generation.peek(), generation.key)
     asked.take("generation_kwargs", Any)
     size = lengths(generation, longest, seq2seq, conversion)
     conversion.recipe["sampling"] = rollout(generation, size, masked, conversion)
@@ -141,11 +139,6 @@ def _supervised(name: str, alg: Section, root: Section, conversion: Conversion) 
         conversion.warn("alg.model_type causal: the loss is on the reference; RL4LMs trains on the prompt too")
     supervised(alg, conversion.recipe["task"], conversion)
     _evaluate(asked, conversion)
-
-
-def _copy(section: Section) -> Section:
-    """A copy of the rollouts' generation_kwargs, for an evaluation that has none of its own."""
-    return Section(section.peek(), section.key)
 
 
 def _policy_kind(kind: str, algorithm: str, conversion: Conversion) -> tuple[bool, bool]:

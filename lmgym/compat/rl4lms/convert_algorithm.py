@@ -30,10 +30,7 @@ IDLE = ("verbose", "use_sde", "sde_sample_freq", "create_eval_env", "_init_setup
 
 @dataclass(frozen=True)
 class Counts:
-    """The size of a step, in answers and in tokens.
-
-    Example: Counts(answers=27, minibatches=20, tokens=1280)
-    """
+    """The size of a step, in answers and in tokens: Counts(answers=27, minibatches=20, tokens=1280)."""
 
     answers: int
     minibatches: int
@@ -45,9 +42,7 @@ def counts(n_steps: int, n_envs: int, batch_size: int | None, longest: int) -> C
     minibatches = n_steps * n_envs / batch_size, rounded up as stable-baselines3 does, but no more than there are
     answers, since one is never split.
 
-    Example: the IMDB recipes: 128 * 10 tokens are 27 answers of 48, and 20 minibatches of 64 tokens
-        >>> counts(128, 10, 64, 48)
-        Counts(answers=27, minibatches=20, tokens=1280)
+    Example, of the IMDB recipes: counts(128, 10, 64, 48) -> Counts(answers=27, minibatches=20, tokens=1280)
     """
     tokens = n_steps * n_envs
     for name, value in (("n_steps", n_steps), ("n_envs", n_envs), ("batch_size", batch_size), ("length", longest)):
@@ -59,11 +54,9 @@ def counts(n_steps: int, n_envs: int, batch_size: int | None, longest: int) -> C
 
 
 def algorithm(alg: Section, name: str, n_envs: int, longest: int, policy: Section, conversion: Conversion) -> None:
-    """Fill in `algorithm`, `prompts_per_step` and `optimizer`.
-
-    An algorithm of the user's that inherits from PPO, NLPO, A2C or TRPO takes the arguments of that one and its own
-    fields; any other takes its fields, n_steps, batch_size and n_epochs.
-    """
+    """Fill in `algorithm`, `prompts_per_step` and `optimizer`. An algorithm of the user's that inherits from PPO, NLPO,
+    A2C or TRPO takes the arguments of that one and its own fields; any other takes its fields, n_steps, batch_size and
+    n_epochs."""
     arguments, penalty = alg.section("args"), alg.section("kl_div")
     kind = family(name)
     defaults = DEFAULTS[kind or "ppo"]
@@ -78,7 +71,12 @@ def algorithm(alg: Section, name: str, n_envs: int, longest: int, policy: Sectio
         section = {key: value for key, value in section.items() if key in known}
         section |= {key: arguments.take(key, Any) for key in known & set(arguments.peek())}
     conversion.recipe |= {"prompts_per_step": size.answers, "algorithm": {"name": name, **section}}
-    _say_counts(kind, n_steps, n_envs, batch_size, longest, size, conversion)
+    conversion.note(
+        f"alg.args.n_steps {n_steps} * env.n_envs {n_envs} = {size.tokens} tokens an iteration -> prompts_per_step "
+        f"{size.answers}: answers of {longest} tokens, rounded up. Shorter answers make smaller batches here"
+    )
+    if batch_size is not None:
+        _say_minibatches("critic_minibatches" if kind == "trpo" else "minibatches", batch_size, size, conversion)
     _optimizer(kind or "ppo", arguments, policy, conversion)
     _machine(arguments, conversion)
     arguments.idle(conversion, *IDLE)
@@ -86,9 +84,7 @@ def algorithm(alg: Section, name: str, n_envs: int, longest: int, policy: Sectio
 
 def family(name: str) -> str | None:
     """Which of RL4LMs' four algorithms this one is or inherits from; None for any other that the user has registered.
-
-    Raises LmgymError for an unknown name.
-    """
+    Raises LmgymError for an unknown name."""
     if name in DEFAULTS:
         return name
     if not is_added("algorithm", name):
@@ -110,19 +106,18 @@ def _section(
         return section
     epochs = arguments.take("n_epochs", int, DEFAULTS[kind]["n_epochs"] if kind else 1)
     section |= {"epochs": epochs, "minibatches": size.minibatches, **_clip(arguments)}
-    section |= _optional(arguments, ("target_kl", float, "target_kl"))
+    section |= arguments.renamed(target_kl=("target_kl", float, None))
     _whitening(arguments, section, "minibatch", True)
     return section
 
 
 def _shared(arguments: Section, penalty: Section, conversion: Conversion) -> dict[str, Any]:
     """The arguments of all four: discounts, coefficients, and the KL penalty."""
-    section = _optional(
-        arguments,
-        ("gamma", float, "gamma"),
-        ("gae_lambda", float, "gae_lambda"),
-        ("ent_coef", float, "entropy_coefficient"),
-        ("vf_coef", float, "value_coefficient"),
+    section = arguments.renamed(
+        gamma=("gamma", float, None),
+        gae_lambda=("gae_lambda", float, None),
+        ent_coef=("entropy_coefficient", float, None),
+        vf_coef=("value_coefficient", float, None),
     )
     coefficient, target = penalty.take("coeff", float, 0.0), penalty.take("target_kl", float)
     section |= {"kl_coefficient": coefficient, "norm_reward": penalty.take("norm_reward", bool, False)}
@@ -133,17 +128,11 @@ def _shared(arguments: Section, penalty: Section, conversion: Conversion) -> dic
     return section
 
 
-def _optional(arguments: Section, *keys: tuple[str, Any, str]) -> dict[str, Any]:
-    """The arguments that are given, each as (RL4LMs' name, type, lmgym's name)."""
-    taken = {ours: arguments.take(theirs, hint) for theirs, hint, ours in keys}
-    return {ours: value for ours, value in taken.items() if value is not None}
-
-
 def _clip(arguments: Section) -> dict[str, Any]:
     """The clip ranges; "lin_0.2" falls linearly to 0, as stable-baselines3's own recipes write it."""
     value, falls = _scheduled(arguments, "clip_range", 0.2)
     section = {"clip_low": value, "clip_high": value, **({"clip_final_fraction": 0.0} if falls else {})}
-    return section | _optional(arguments, ("clip_range_vf", float, "value_clip"))
+    return section | arguments.renamed(clip_range_vf=("value_clip", float, None))
 
 
 def _scheduled(arguments: Section, name: str, default: float) -> tuple[float, bool]:
@@ -158,14 +147,13 @@ def _whitening(arguments: Section, section: dict[str, Any], over: str, default: 
 
 
 def _trpo(arguments: Section, minibatches: int) -> dict[str, Any]:
-    section = {"critic_minibatches": minibatches} | _optional(
-        arguments,
-        ("target_kl", float, "delta"),
-        ("cg_max_steps", int, "iterations"),
-        ("cg_damping", float, "damping"),
-        ("line_search_shrinking_factor", float, "line_search_factor"),
-        ("line_search_max_iter", int, "line_search_steps"),
-        ("n_critic_updates", int, "critic_epochs"),
+    section = {"critic_minibatches": minibatches} | arguments.renamed(
+        target_kl=("delta", float, None),
+        cg_max_steps=("iterations", int, None),
+        cg_damping=("damping", float, None),
+        line_search_shrinking_factor=("line_search_factor", float, None),
+        line_search_max_iter=("line_search_steps", int, None),
+        n_critic_updates=("critic_epochs", int, None),
     )
     every = arguments.take("sub_sampling_factor", int, 1)
     return section | ({"subsample": 1 / every} if every > 1 else {})
@@ -204,7 +192,7 @@ def _optimizer(name: str, arguments: Section, policy: Section, conversion: Conve
         "schedule": "linear" if falls else "constant",
         "warmup": 0,
     }
-    section |= _optional(own, ("betas", tuple[float, float], "betas"), ("alpha", float, "alpha"))
+    section |= own.renamed(betas=("betas", tuple[float, float], None), alpha=("alpha", float, None))
     conversion.recipe["optimizer"] = section
 
 
@@ -219,22 +207,8 @@ def _machine(arguments: Section, conversion: Conversion) -> None:
         conversion.note("alg.args.tensorboard_log -> logs.sinks: the event files lie in the run folder's tensorboard/")
 
 
-def _say_counts(
-    kind: str | None,
-    n_steps: int,
-    n_envs: int,
-    batch_size: int | None,
-    longest: int,
-    size: Counts,
-    conversion: Conversion,
-) -> None:
-    conversion.note(
-        f"alg.args.n_steps {n_steps} * env.n_envs {n_envs} = {size.tokens} tokens an iteration -> prompts_per_step "
-        f"{size.answers}: answers of {longest} tokens, rounded up. Shorter answers make smaller batches here"
-    )
-    if batch_size is None:
-        return
-    key, wanted = ("critic_minibatches" if kind == "trpo" else "minibatches"), math.ceil(size.tokens / batch_size)
+def _say_minibatches(key: str, batch_size: int, size: Counts, conversion: Conversion) -> None:
+    wanted = math.ceil(size.tokens / batch_size)
     text = f"alg.args.batch_size {batch_size} tokens -> algorithm.{key} {size.minibatches}"
     if wanted > size.minibatches:
         conversion.warn(f"{text}, one answer each: {wanted} minibatches would split answers")

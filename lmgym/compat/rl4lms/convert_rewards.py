@@ -27,9 +27,8 @@ def rewards(value: Any, conversion: Conversion) -> dict[str, Any]:
         shaping = arguments.take("shaping_fn", str)
         found = REWARDS[name](arguments, conversion)
         if shaping is not None:
-            shaped = {"id": shaping, "args": {}}
-            found |= rewards(shaped, conversion)
-        _unread(arguments, conversion)
+            found |= rewards({"id": shaping}, conversion)
+        arguments.leave_out(conversion)
     if not found:
         raise LmgymError(f"reward_fn.id '{name}' has no counterpart in lmgym, so there is nothing to train on")
     return {key: {"weight": 1.0, **arguments} for key, arguments in found.items()}
@@ -47,14 +46,13 @@ def metrics(values: list[Any], given: Mapping[str, Any], conversion: Conversion)
         if (own := MetricRegistry.name(name)) or is_added("reward", name):
             found: Named = {own or name: recipe_arguments("reward", own or name, arguments.rest())}
         elif name == "causal_perplexity":
-            likelihood = _perplexity(arguments, conversion)
-            found = {}
+            found, likelihood = {}, _perplexity(arguments, conversion)
         elif name not in METRICS:
             known = {*METRICS, "causal_perplexity", *registry.names("reward")}
             raise LmgymError(f"{key}.id is '{name}'; {registry.suggest(name, known)}")
         else:
             found = METRICS[name](arguments, conversion)
-            _unread(arguments, conversion)
+            arguments.leave_out(conversion)
         for reward, settings in found.items():
             _add(reward, {"weight": 0.0, **settings}, section, given, key, conversion)
     return section, likelihood
@@ -75,16 +73,11 @@ def _add(
     section[name] = settings
 
 
-def _unread(arguments: Section, conversion: Conversion) -> None:
-    for key in arguments.leftovers():
-        conversion.warn(f"{key}: lmgym has no such argument, so it is left out")
-
-
 def _perplexity(arguments: Section, conversion: Conversion) -> bool:
     """Whether the policy's own likelihood of the references is asked for."""
     model_type = arguments.take("model_type", str, "causal")
     arguments.idle(conversion, "stride", "tokenizer_id", "use_text_from_meta_data")
-    _unread(arguments, conversion)
+    arguments.leave_out(conversion)
     if model_type != "causal":
         conversion.warn(f"{arguments.key}.model_type: only causal models have this metric, in RL4LMs too")
         return False

@@ -9,31 +9,17 @@ from lmgym.core.errors import LmgymError
 from lmgym.tasks.base import load_task
 
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
-IDLE = (
-    "output_dir",
-    "overwrite_output_dir",
-    "logging_dir",
-    "logging_strategy",
-    "save_strategy",
-    "evaluation_strategy",
-    "eval_strategy",
-    "per_device_eval_batch_size",
-    "dataloader_num_workers",
-    "dataloader_drop_last",
-    "group_by_length",
-    "disable_tqdm",
-    "report_to",
-    "remove_unused_columns",
-    "ddp_find_unused_parameters",
-)
+IDLE = [
+    *("output_dir", "overwrite_output_dir", "logging_dir", "logging_strategy", "save_strategy", "disable_tqdm"),
+    *("evaluation_strategy", "eval_strategy", "per_device_eval_batch_size", "report_to", "group_by_length"),
+    *("dataloader_num_workers", "dataloader_drop_last", "remove_unused_columns", "ddp_find_unused_parameters"),
+]
 
 
 def supervised(alg: Section, task: dict[str, Any], conversion: Conversion) -> None:
-    """Fill in `algorithm`, `optimizer`, `steps` and how often the run evaluates and saves.
-
-    RL4LMs trains on each reference as an example of its own, epoch by epoch; lmgym counts steps, and takes one of the
-    references of each example in turn.
-    """
+    """Fill in `algorithm`, `optimizer`, `steps` and how often the run evaluates and saves. RL4LMs trains on each
+    reference as an example of its own, epoch by epoch; lmgym counts steps, and takes one of the references of each
+    example in turn."""
     arguments = alg.section("training_args")
     batch = arguments.take("per_device_train_batch_size", int, 8)
     batch *= arguments.take("gradient_accumulation_steps", int, 1)
@@ -64,9 +50,7 @@ def supervised(alg: Section, task: dict[str, Any], conversion: Conversion) -> No
     if (seed := arguments.take("seed", int)) is not None:
         conversion.recipe["seed"] = seed
     arguments.idle(conversion, *IDLE)
-    for key in arguments.leftovers():
-        conversion.warn(f"{key}: lmgym has no such argument, so it is left out")
-    arguments.rest()
+    arguments.leave_out(conversion)
 
 
 def _machine(arguments: Section, conversion: Conversion) -> None:

@@ -49,8 +49,7 @@ def _renamed(name: str, **keys: tuple[str, Any, Any]) -> Callable[[Section, Conv
     """A reader of a pool that only renames arguments: {RL4LMs' name: (lmgym's name, type, default)}."""
 
     def make(arguments: Section, conversion: Conversion) -> dict[str, Any]:
-        taken = {ours: arguments.take(theirs, hint, default) for theirs, (ours, hint, default) in keys.items()}
-        return {"name": name, **{key: value for key, value in taken.items() if value is not None}}
+        return {"name": name, **arguments.renamed(**keys)}
 
     return make
 
@@ -58,10 +57,6 @@ def _renamed(name: str, **keys: tuple[str, Any, Any]) -> Callable[[Section, Conv
 AFFIXES: dict[str, tuple[str, Any, Any]] = {
     "prompt_prefix": ("prompt_prefix", str, None),
     "prompt_suffix": ("prompt_suffix", str, None),
-}
-LANGUAGES: dict[str, tuple[str, Any, Any]] = {
-    "source_language": ("source_language", str, "en"),
-    "target_language": ("target_language", str, "de"),
 }
 
 
@@ -75,7 +70,8 @@ def _wmt(arguments: Section, conversion: Conversion) -> dict[str, Any]:
     which = arguments.take("wmt_id", str, "wmt16")
     if which not in ("wmt14", "wmt16"):
         raise LmgymError(f"datapool.args.wmt_id is '{which}'; lmgym has wmt14 and wmt16, and 'parallel' for any files")
-    return _renamed(which, **LANGUAGES, **AFFIXES)(arguments, conversion)
+    source, target = ("source_language", str, "en"), ("target_language", str, "de")
+    return _renamed(which, source_language=source, target_language=target, **AFFIXES)(arguments, conversion)
 
 
 def _wmt14_processed(arguments: Section, conversion: Conversion) -> dict[str, Any]:
@@ -103,10 +99,7 @@ POOLS: dict[str, Callable[[Section, Conversion], dict[str, Any]]] = {
     ),
     "totto": _renamed("totto", representation=("representation", str, "subtable")),
     "cnn_daily_mail": _renamed(
-        "cnn_daily_mail",
-        **AFFIXES,
-        truncate_article=("truncate_article", int, None),
-        max_size=("max_size", int, None),
+        "cnn_daily_mail", **AFFIXES, truncate_article=("truncate_article", int, None), max_size=("max_size", int, None)
     ),
     "narrative_qa": _renamed("narrative_qa"),
     "wmt16": _wmt,

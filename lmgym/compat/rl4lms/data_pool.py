@@ -18,10 +18,7 @@ SPLITS = {"train": "train", "validation": "val", "test": "test"}  # lmgym's name
 
 @dataclass
 class Sample:
-    """One problem.
-
-    Example: Sample(id="train_0", prompt_or_input_text="2+2=", references=["4"], meta_data={"level": 1})
-    """
+    """One problem: Sample(id="train_0", prompt_or_input_text="2+2=", references=["4"], meta_data={"level": 1})."""
 
     id: str
     prompt_or_input_text: str
@@ -72,8 +69,7 @@ class TextGenPool:
 def task_of(id: str, cls: type) -> Callable[..., list[Example]]:
     """Turn a user's pool into a task; its arguments are those of `prepare` without the split.
 
-    Example:
-        >>> register("task", "sums")(task_of("sums", Sums))
+    Example: register("task", "sums")(task_of("sums", Sums))
     """
     if not isinstance(cls, type) or "TextGenPool" not in base_names(cls):
         raise LmgymError(f"task '{id}': RL4LMs' DataPoolRegistry.add() takes a subclass of TextGenPool, not {cls!r}")

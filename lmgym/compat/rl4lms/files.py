@@ -61,9 +61,7 @@ def run_converted(given: argparse.Namespace, path: Path) -> int:
 
 def printed(path: Path) -> str:
     """The recipe of a file as YAML, or the recipes of a sweep as several YAML documents; each is checked to load.
-
-    Raises LmgymError as `conversions` does.
-    """
+    Raises LmgymError as `conversions` does."""
     texts = []
     for label, conversion in conversions(path).items():
         try:

@@ -1,9 +1,8 @@
 """Algorithms, wrappers and policies of the user's: check that lmgym can use them, else raise one sentence.
 
-RL4LMs' own are built on stable-baselines3: an algorithm there owns environments of one token a step, a rollout buffer
-and a policy with four forward passes of its own. lmgym samples whole answers, scores them once and hands an algorithm
-columns of tensors, so such a class cannot run here. Its advantages and its loss are a few lines of an lmgym algorithm
-(docs/contract.md).
+An algorithm of RL4LMs, built on stable-baselines3, owns its environments (one token a step), rollout buffer and policy.
+lmgym hands an algorithm columns of tensors of whole answers, so such a class cannot run here. Its advantages and its
+loss are a few lines of an lmgym algorithm (docs/contract.md).
 """
 
 import inspect
@@ -19,9 +18,7 @@ BASES_OF_SB3 = ("BaseAlgorithm", "OnPolicyAlgorithm", "OffPolicyAlgorithm")
 def wrap_onpolicy_alg(alg_class: type) -> type:
     """Return the algorithm unchanged: the trainer does rollouts, KL penalty, reward normalisation and warm starts.
 
-    Example:
-        >>> wrap_onpolicy_alg(PPO) is PPO
-        True
+    Example: wrap_onpolicy_alg(PPO) is PPO -> True
     """
     return alg_class
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lmgym.compat.rl4lms.classes import Maker, check_class, class_arguments, imitate
+from lmgym.compat.rl4lms.classes import Maker, check_class, imitate
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
 from lmgym.text.chat import messages_of, plain_text
@@ -50,8 +50,7 @@ def metric_of(id: str, cls: type) -> Callable[..., list[float]]:
     A metric that returns no values for each text is computed of each text alone; the value of all texts together is
     the attribute `corpus`, which evaluations report as "NAME/corpus".
 
-    Example:
-        >>> register("reward", "ended")(metric_of("ended", Ended))
+    Example: register("reward", "ended")(metric_of("ended", Ended))
     """
     check_class("metric", id, cls, "compute")
     make = Maker("metric", id, cls)
@@ -59,21 +58,19 @@ def metric_of(id: str, cls: type) -> Callable[..., list[float]]:
     def metric(texts: list[str], examples: list[Example], *, part: str | None = None, **arguments: Any) -> list[float]:
         if not texts:
             return []
-        own = make(class_arguments(cls, "reward", arguments))
-        each, _ = _value(id, _computed(id, own, texts, examples), part)
+        own = make(arguments)
+        each, _ = _value(id, own, texts, examples, part)
         if each is not None:
             return list(each)
-        pairs = zip(texts, examples, strict=True)
-        return [_value(id, _computed(id, own, [text], [example]), part)[1] for text, example in pairs]
+        return [_value(id, own, [text], [example], part)[1] for text, example in zip(texts, examples, strict=True)]
 
     def corpus(texts: list[str], examples: list[Example], *, part: str | None = None, **arguments: Any) -> float:
         if not texts:
             return math.nan
-        own = make(class_arguments(cls, "reward", arguments))
-        return float(_value(id, _computed(id, own, texts, examples), part)[1])
+        return float(_value(id, make(arguments), texts, examples, part)[1])
 
     def check(examples: Sequence[Example], *, part: str | None = None, **arguments: Any) -> None:
-        make(class_arguments(cls, "reward", arguments))
+        make(arguments)
 
     imitate(metric, cls, ("texts", "examples"), cls, "reward", also=("part",))
     metric.corpus, metric.check = corpus, check  # type: ignore[attr-defined]
@@ -89,8 +86,11 @@ def _computed(id: str, metric: Any, texts: Sequence[str], examples: Sequence[Exa
     return found
 
 
-def _value(id: str, found: Values, part: str | None) -> tuple[Sequence[float] | None, float]:
+def _value(
+    id: str, metric: Any, texts: Sequence[str], examples: Sequence[Example], part: str | None
+) -> tuple[Sequence[float] | None, float]:
     """The values for each text, and the value of all, of one part."""
+    found = _computed(id, metric, texts, examples)
     if part is None:
         part = next(iter(found))
         if len(found) > 1:

@@ -44,8 +44,7 @@ class DataPoolRegistry:
 class RewardFunctionRegistry:
     """Classes of rewards, step by step or batched.
 
-    Example:
-        >>> RewardFunctionRegistry.add("punctuation", Punctuation)
+    Example: RewardFunctionRegistry.add("punctuation", Punctuation)
     """
 
     added: ClassVar[dict[str, type]] = {}
@@ -71,8 +70,7 @@ class MetricRegistry:
     """Classes of metrics. In a recipe a metric is a reward of weight 0, so a metric with the id of a reward is called
     `ID_metric` there.
 
-    Example:
-        >>> MetricRegistry.add("ended", Ended)
+    Example: MetricRegistry.add("ended", Ended)
     """
 
     added: ClassVar[dict[str, type]] = {}
@@ -99,8 +97,7 @@ class MetricRegistry:
 class PostProcessorRegistry:
     """Functions from a text to the text that is judged instead: option `post_process` of any reward.
 
-    Example:
-        >>> PostProcessorRegistry.add("first_line", lambda text: text.split("\\n")[0])
+    Example: PostProcessorRegistry.add("first_line", lambda text: text.split("\\n")[0])
     """
 
     @classmethod
@@ -113,15 +110,13 @@ class PostProcessorRegistry:
     @classmethod
     def get(cls, post_processor_id: str) -> Callable[[str], str]:
         """The function, `three_sentence_summary` among them."""
-        function: Callable[[str], str] = registry.get("post_processor", post_processor_id)
-        return function
+        return registry.get("post_processor", post_processor_id)
 
 
 class AlgorithmRegistry:
     """Subclasses of lmgym's Algorithm, as algorithms.
 
-    Example:
-        >>> AlgorithmRegistry.add("my_ppo", MyPPO)     # class MyPPO(lmgym.algorithms.actor_critic.PPO)
+    Example: AlgorithmRegistry.add("my_ppo", MyPPO)     # class MyPPO(lmgym.algorithms.actor_critic.PPO)
     """
 
     @classmethod
@@ -133,8 +128,7 @@ class AlgorithmRegistry:
     @classmethod
     def get(cls, alg_id: str) -> type:
         """The class, of lmgym's own algorithms too."""
-        found: type = registry.get("algorithm", alg_id)
-        return found
+        return registry.get("algorithm", alg_id)
 
 
 class WrapperRegistry:
@@ -142,8 +136,7 @@ class WrapperRegistry:
     collect text and pay the KL penalty, which lmgym's trainer does for every algorithm: it is accepted and changes
     nothing.
 
-    Example:
-        >>> WrapperRegistry.add("my_ppo", wrap_onpolicy_alg)     # before or behind AlgorithmRegistry.add
+    Example: WrapperRegistry.add("my_ppo", wrap_onpolicy_alg)     # before or behind AlgorithmRegistry.add
     """
 
     added: ClassVar[dict[str, Callable[[type], type]]] = {}
@@ -173,8 +166,7 @@ class PolicyRegistry:
     """Policies: settings of a recipe's `policy:` section under a name, or a class of transformers' for models of its
     own architecture.
 
-    Example:
-        >>> PolicyRegistry.add("two_trunks", {"critic": "separate"})
+    Example: PolicyRegistry.add("two_trunks", {"critic": "separate"})
     """
 
     added: ClassVar[dict[str, Any]] = {}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmgym.compat.rl4lms.classes import Maker, base_names, check_class, class_arguments, imitate
+from lmgym.compat.rl4lms.classes import Maker, base_names, check_class, imitate
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.token_credit import each_token, token_prefixes
 from lmgym.text.chat import messages_of, plain_text
@@ -99,8 +99,7 @@ class BatchedRewardFunction(ABC):
 def reward_of(id: str, cls: type) -> Callable[..., list[list[float]]]:
     """Turn a user's class into a reward that pays token by token; its arguments are those of the class's __init__.
 
-    Example:
-        >>> register("reward", "punctuation")(reward_of("punctuation", Punctuation))
+    Example: register("reward", "punctuation")(reward_of("punctuation", Punctuation))
     """
     check_class("reward", id, cls, "__call__")
     make = Maker("reward", id, cls)
@@ -108,10 +107,10 @@ def reward_of(id: str, cls: type) -> Callable[..., list[list[float]]]:
 
     @each_token
     def reward(episodes: list[Episode], tokenizer: Any, **arguments: Any) -> list[list[float]]:
-        return pay(make(class_arguments(cls, "reward", arguments)), episodes, tokenizer)
+        return pay(make(arguments), episodes, tokenizer)
 
     def check(examples: Sequence[Example], **arguments: Any) -> None:
-        make(class_arguments(cls, "reward", arguments))
+        make(arguments)
 
     imitate(reward, cls, ("episodes", "tokenizer"), cls, "reward")
     reward.check = check  # type: ignore[attr-defined]
@@ -136,12 +135,8 @@ def _step_by_step(function: Any, episodes: Sequence[Episode], tokenizer: Any) ->
     rows = []
     for episode in episodes:
         shown, ids = observations(episode, tokenizer), episode.turns[-1].action_ids
-        rows.append(
-            [
-                function(shown[n], id, shown[n + 1], n == len(ids) - 1, shown[n + 1].meta_info)
-                for n, id in enumerate(ids)
-            ]
-        )
+        steps = zip(shown[:-1], ids, shown[1:], strict=True)
+        rows.append([function(before, id, now, now is shown[-1], now.meta_info) for before, id, now in steps])
     return rows
 
 

@@ -26,8 +26,7 @@ def _same(*names: str, **keys: tuple[str, Any, Any]) -> Reader:
     """A reader for these rewards that only renames arguments: {RL4LMs' name: (lmgym's name, type, default)}."""
 
     def read(arguments: Section, conversion: Conversion) -> Named:
-        taken = {ours: arguments.take(theirs, hint, default) for theirs, (ours, hint, default) in keys.items()}
-        taken = {key: value for key, value in taken.items() if value is not None}
+        taken = arguments.renamed(**keys)
         return {name: dict(taken) for name in names}
 
     return read
@@ -178,13 +177,6 @@ def _convolution(arguments: Section, conversion: Conversion) -> Named:
     return {}
 
 
-CHRF: dict[str, tuple[str, Any, Any]] = {
-    "char_order": ("char_order", int, None),
-    "word_order": ("word_order", int, None),
-    "beta": ("beta", float, None),
-    "lowercase": ("lowercase", bool, None),
-}
-TER: dict[str, tuple[str, Any, Any]] = {"case_sensitive": ("case_sensitive", bool, None)}
 BOTH: dict[str, Reader] = {
     "increasing_numbers": _same("increasing_numbers", min_tokens=("min_tokens", int, None)),
     "learned_reward": _learned,
@@ -192,8 +184,14 @@ BOTH: dict[str, Reader] = {
     "meteor": _same("meteor"),
     "bleu": _same("bleu"),
     "sacre_bleu": _sacre_bleu,
-    "ter": _same("ter", **TER),
-    "chrf": _same("chrf", **CHRF),
+    "ter": _same("ter", case_sensitive=("case_sensitive", bool, None)),
+    "chrf": _same(
+        "chrf",
+        char_order=("char_order", int, None),
+        word_order=("word_order", int, None),
+        beta=("beta", float, None),
+        lowercase=("lowercase", bool, None),
+    ),
     "bert_score": _bert_score,
     "bleurt": _bleurt,
     "rouge_l_max": _rouge_l_max,

@@ -16,9 +16,7 @@ from lmgym.core.validation import converted
 def is_rl4lms(tree: Mapping[str, Any]) -> bool:
     """Whether a file's tree follows RL4LMs' schema, whose roots no recipe has.
 
-    Example:
-        >>> is_rl4lms({"datapool": {"id": "imdb"}, "alg": {"id": "ppo"}, "tokenizer": {}}), is_rl4lms({"task": "gsm8k"})
-        (True, False)
+    Example: is_rl4lms({"datapool": {"id": "imdb"}, "alg": {}}), is_rl4lms({"task": "gsm8k"}) -> (True, False)
     """
     return "alg" in tree and "datapool" in tree and not {"task", "algorithm", "policy", "stages"} & set(tree)
 
@@ -71,6 +69,11 @@ class Section:
         value = self._left.pop(name, None)
         return default if value is None else converted(hint, value, f"{self.key}.{name}")
 
+    def renamed(self, **keys: tuple[str, Any, Any]) -> dict[str, Any]:
+        """Take several keys, {RL4LMs' name: (lmgym's name, type, default)}; None is left out."""
+        taken = {ours: self.take(theirs, hint, default) for theirs, (ours, hint, default) in keys.items()}
+        return {name: value for name, value in taken.items() if value is not None}
+
     def need(self, name: str, hint: Any) -> Any:
         """As `take`, for a key that RL4LMs requires: LmgymError if it is left out."""
         value = self.take(name, hint)
@@ -103,6 +106,11 @@ class Section:
             if name in self._left:
                 del self._left[name]
                 conversion.idle.append(f"{self.key}.{name}")
+
+    def leave_out(self, conversion: Conversion) -> None:
+        """Remove all keys that have not been read, each with a warning."""
+        for name in self.rest():
+            conversion.warn(f"{self.key}.{name}: lmgym has no such argument, so it is left out")
 
     def leftovers(self) -> list[str]:
         """Dotted keys that have not been read, also of the sections inside."""
