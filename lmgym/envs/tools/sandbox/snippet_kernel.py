@@ -1,7 +1,7 @@
 """Limits that the kernel enforces on the snippet's process (Linux on x86-64 and ARM-64); the process asks for them.
 
-snippet_process.py imports it in an interpreter without lmgym and site-packages, so it uses only the standard library. Each
-function returns True if the kernel agreed, and False instead of an error if it did not.
+snippet_process.py imports it in an interpreter without lmgym and site-packages, so it uses only the standard library.
+Each function returns True if the kernel agreed, and False instead of an error if it did not.
 
 - `namespaces`: separate user, mount, network and IPC namespaces; the working folder becomes a file system in memory of
   limited size, which ends with the process.
