@@ -1,5 +1,6 @@
 """What loads torch and what does not; the table of built-ins against the decorators."""
 
+import ast
 import importlib
 import subprocess
 import sys
@@ -53,6 +54,21 @@ def test_the_root_holds_the_public_names_and_the_two_nouns_only() -> None:
         "batch.py",
         "types.py",
     ]
+
+
+def test_what_an_algorithm_may_ask_of_a_policy_and_a_run_is_typed() -> None:
+    """In these folders no parameter or field that holds a policy, a run or an algorithm is `Any`."""
+    nouns, untyped = {"policy", "run", "algorithm", "context", "stage", "engine", "reference", "teacher", "mask"}, []
+    for folder in ("algorithms", "updates", "inference", "functional", "training", "rollouts"):
+        for file in (ROOT / "lmgym" / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                name = node.arg if isinstance(node, ast.arg) else None
+                if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                    name = node.target.id
+                annotation = getattr(node, "annotation", None)
+                if name in nouns and annotation is not None and "Any" in ast.unparse(annotation).split(" | "):
+                    untyped.append(f"{file.name}:{node.lineno} {name}")
+    assert untyped == []
 
 
 def test_importing_lmgym_and_its_command_line_loads_nothing_heavy() -> None:
