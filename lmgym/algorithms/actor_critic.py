@@ -138,7 +138,8 @@ class A2C(ActorCritic):
 
         loss = -mean over tokens of A_t log pi(y_t) + value loss - entropy bonus
 
-    The presets `rl4lms` and `nanorl` hold the defaults of those systems; nanorl's policy term is a sum over tokens.
+    The presets `rl4lms` and `nanorl` hold the defaults of those systems; with `nanorl` the policy term is a sum
+    over tokens.
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {

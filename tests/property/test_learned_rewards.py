@@ -151,7 +151,7 @@ def test_only_the_template_writes_control_tokens(text: str, arguments: dict[str,
     )
 
 
-@given(text=texts, second=texts)
+@given(text=texts, behind=texts)
 def test_only_the_tokenizer_writes_separators(text: str, behind: str, arguments: dict[str, dict[str, Any]]) -> None:
     scorer = scorers.load_scorer("bleurt", "classifier", arguments["bleurt"]["model"])
     control = set(scorer.tokenizer.convert_tokens_to_ids(tiny.SPECIAL))

@@ -99,10 +99,8 @@ def rouge_combined(
 
 @register("reward", "rouge_l_max")
 def rouge_l_max(texts: list[str], examples: list[Example], *, stemmer: bool = True) -> list[float]:
-    """The highest ROUGE-L over the references: NarrativeQA's metric in UnifiedQA and RL4LMs. It equals rougeL, under
-    the name that these use.
-
-    They compute it with the library py-rouge, which splits words differently; so the third digit may differ.
+    """The highest ROUGE-L over the references, which is rougeL under another name. Source: NarrativeQA's metric in
+    UnifiedQA and RL4LMs, which use the library py-rouge: it splits words differently, so the third digit may differ.
 
     Example:
         >>> rouge_l_max(["in a house"], [Example("a/0", "?", references=("at home", "the house"))])     # P 1/3, R 1/2
