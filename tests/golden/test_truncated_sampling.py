@@ -87,7 +87,8 @@ def test_sets_by_hand(rules: dict[str, Any], expected: set[int]) -> None:
     spread=st.sampled_from([0.3, 2.0, 8.0]),
     temperature=st.sampled_from([0.7, 1.0, 1.9]),
     top_k=st.none() | st.integers(1, 300),
-    top_p=st.none() | st.floats(0.01, 1.0),
+    # A sum of up to 900 probabilities rounds by up to 900 * 2^-52 = 2e-13: nearer to 1 the order of adding decides.
+    top_p=st.none() | st.just(1.0) | st.floats(0.01, 1.0 - 1e-12),
     min_p=st.none() | st.floats(0.0, 1.0),
     barred=st.booleans(),
 )
