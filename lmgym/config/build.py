@@ -185,7 +185,7 @@ def _named(kind: str, value: Any, key: str) -> Any:
     if kind == "algorithm":
         own = with_present_keys(thing, arguments, key + ".")
         return build(thing, _with_preset(thing, tree["name"], own, key), key + ".")
-    # What `tasks.base.load`, `parts.make_envs` and the run itself take.
+    # What `load_task`, `make_envs` and the run itself take.
     also: tuple[str, ...] = {"task": (*OPTIONS, "split"), "env": tuple(ENV_OPTIONS)}.get(kind, ())
     own = {k: v for k, v in arguments.items() if k not in also}
     for option, hint in ENV_OPTIONS.items() if kind == "env" else ():

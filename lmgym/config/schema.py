@@ -163,6 +163,9 @@ class Config(Section):
                 raise LmgymError(f"two stages are called '{name}'; give each its own 'name'")
         for stage in self.stages:
             stage.check(f"stage '{stage.name}': " if len(self.stages) > 1 else "")
+            registry.get("driver", stage.algorithm.driver)  # raises where there is none of this name
+        if isinstance(self.logs.predictions, str):
+            registry.load_attribute(self.logs.predictions, "logs.predictions")
         for stage in self.stages:
             self.evaluation.decoding(stage.sampling)  # raises where the two do not go together
             if stage.algorithm.requirements.values and self.policy.critic == "none":
