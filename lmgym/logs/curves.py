@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lmgym.core.errors import LmgymError
-from lmgym.logs.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, STYLE, plot_text, running_mean
+from lmgym.logs.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, STYLE, is_finite, plot_text, running_mean
 from lmgym.logs.writer import disk_errors, read_records
 from lmgym.stats.intervals import student_t
 
@@ -91,7 +91,7 @@ def _curves(path: Path, metric: str) -> dict[str, Curve]:
         names = [name for name in record if name == "reward" or name.startswith("loss")] if train else [metric]
         for name in names:
             value = record.get(name)
-            if isinstance(value, int | float) and np.isfinite(value) and (train or record.get("split") == split):
+            if is_finite(value) and (train or record.get("split") == split):
                 steps, values = points.setdefault(name if train else "held out", ([], []))
                 steps.append(record["step"])
                 values.append(float(value))
