@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -263,6 +264,7 @@ def _load(section: PolicySection, model: str, tokenizer: str, packing: dict[str,
     try:
         loaded = kind.from_pretrained(model, revision=revision, **(packing or {"dtype": torch.float32}))
         text_tokenizer = AutoTokenizer.from_pretrained(tokenizer, revision=revision if tokenizer == model else None)
+        text_tokenizer("a")  # a value of a wrong type in its configuration shows no earlier
     except Exception as error:  # transformers, the Hub client, safetensors and tokenizers have no common exception
         raise _cannot_load(model, error) from error
     if packing is not None:
@@ -282,7 +284,10 @@ def _load_critic(policy: Policy, section: PolicySection, seed: int, folder: Path
     if (folder / VALUE_HEAD).is_file():
         add_critic(policy, separate=False)
         assert policy.value_head is not None
-        weight = load_file(folder / VALUE_HEAD)["weight"].clone()
+        try:
+            weight = load_file(folder / VALUE_HEAD)["weight"].reshape(policy.value_head.weight.shape).clone()
+        except (SafetensorError, KeyError, RuntimeError) as error:
+            raise LmgymError(f"{folder / VALUE_HEAD} is not the value head of this model ({error})") from error
         policy.value_head.weight.data = weight.to(policy.device)
     if (folder / "critic").is_dir():
         compute: Any = str(policy.compute).removeprefix("torch.")

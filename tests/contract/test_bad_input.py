@@ -14,9 +14,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 
 from lmgym.cli.main import main
+from lmgym.core.errors import LmgymError
 from lmgym.models.builtin import builtin_model, byte_tokenizer
+from lmgym.models.critic import add_critic
+from lmgym.models.load import PolicySection, load_policy
 from lmgym.types import Example
 from tests import runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
@@ -341,6 +345,10 @@ def without_tokenizer(folder: Path) -> None:
         file.unlink()
 
 
+def tokenizer_of_wrong_types(folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", model_max_length="long")
+
+
 def config_of_nonsense(folder: Path) -> None:
     (folder / "config.json").write_text("{nonsense")
 
@@ -362,6 +370,7 @@ def encoder_decoder_without_weights(folder: Path) -> None:
         (half_of_the_weights, r"could not load"),
         (without_tokenizer, r"could not load"),
         (config_of_nonsense, r"could not load"),
+        (tokenizer_of_wrong_types, r"could not load"),
         (sizes_that_do_not_fit, r"could not load .*hidden size \(16\) is not a multiple"),
         (encoder_decoder_without_weights, r"could not load"),
     ],
@@ -374,6 +383,21 @@ def test_a_model_folder_that_cannot_be_trained(
     said = complaint(capsys, "train", recipe, f"out={tmp_path / 'run'}")
     assert said.startswith("policy.model: ") and str(tmp_path / "model") in said
     assert re.search(sentence, said), said
+
+
+@pytest.mark.parametrize("tensors", [None, {"bias": torch.zeros(1)}, {"weight": torch.zeros(1, 3)}])
+def test_a_value_head_of_something_else_is_named(tensors: dict[str, torch.Tensor] | None, tmp_path: Path) -> None:
+    section = PolicySection(model="builtin:tiny", device="cpu", architecture=runs.ARCHITECTURE)
+    policy = load_policy(section)
+    add_critic(policy, separate=False)
+    policy.save(tmp_path)
+    load_policy(section, 0, tmp_path)
+    if tensors is None:
+        os.truncate(tmp_path / "value_head.safetensors", 20)
+    else:
+        save_file(tensors, tmp_path / "value_head.safetensors")
+    with pytest.raises(LmgymError, match=rf"^{tmp_path}/value_head.safetensors is not the value head of this model \("):
+        load_policy(section, 0, tmp_path)
 
 
 @pytest.mark.parametrize(
