@@ -218,7 +218,7 @@ def _path(value: Any, location: Sequence[Any]) -> list[Any]:
     path = []
     for part in location:
         if (isinstance(value, Mapping) and part in value) or (
-            isinstance(value, list | tuple) and isinstance(part, int)
+            isinstance(value, list | tuple) and isinstance(part, int) and part < len(value)
         ):
             value = value[part]
             path.append(part)
