@@ -34,6 +34,7 @@ from tests.torture.trials import Mutant, Outcome
 KINDS = ("recipe", "data", "folder")
 MEMORY = 12 * 2**30  # bytes of addresses that the process may have; what wants more gets a MemoryError
 STUCK = 120  # seconds without a result after which the process is ended
+PRELUDE = "import bitsandbytes, datasets, peft, pyarrow.parquet, reasoning_gym\n"  # what a command may import at last
 CLASSES = {"recipe": recipes.RecipeMutant, "data": data.DataMutant, "folder": folders.FolderMutant}
 
 
@@ -198,7 +199,7 @@ def _command_line(given: argparse.Namespace) -> None:
     place = given.out / "place" / "here"
     shell_folder = given.out / "shell"
     shell_folder.mkdir(exist_ok=True)
-    shell = runs.Shell(shell_folder)
+    shell = runs.Shell(shell_folder, PRELUDE)
     try:
         for number in range(given.mutants, given.mutants + given.command_line):
             kind = _kind(given, number)

@@ -227,6 +227,7 @@ def set_up(config: Config, deep: bool) -> None:
         with begin_stage(run) as stage:
             section = stage.config
             answers = section.prompts_per_step * getattr(stage.algorithm, "group_size", 1) * section.max_draws
+            answers *= getattr(stage.algorithm, "epochs", 1)
             small = answers <= CHEAP and section.sampling.max_new_tokens <= CHEAP
             if deep and small and stage.step < section.steps:
                 take_step(stage)
