@@ -566,6 +566,26 @@ def test_other_damage_in_a_run_folder(folder: Path, capsys: pytest.CaptureFixtur
     assert "holds no model yet" in complaint(capsys, "eval", folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("metrics.jsonl", r'"reward": [^,]+,', '"reward": "high",'),
+        ("metrics.jsonl", r'"count": [^,]+,', '"size": 8,'),
+        ("summary.json", r'"newest"', '"oldest"'),
+    ],
+)
+def test_records_that_no_run_writes_are_not_exported(
+    name: str, before: str, after: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(folder / "checkpoints")
+    changed, count = re.subn(before, after, (folder / name).read_text())
+    assert count
+    (folder / name).write_text(changed)
+    said = complaint(capsys, "export", folder, "--to", folder.parent / "model")
+    assert re.search(r"run: metrics\.jsonl or summary\.json holds something else than a run writes \(.*; p", said)
+    assert not (folder.parent / "model").exists()
+
+
 def test_stages_that_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stages = [{"name": "one", "steps": 1}, {"name": "two", "steps": 1}]
     folder = runs.run(tmp_path / "run", stages=stages)
