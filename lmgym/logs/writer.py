@@ -159,6 +159,11 @@ class StepClock:
         return self.start(stage) + step
 
 
+def at_once(path: str, flags: int) -> int:
+    """An `opener` for `open`, with which a pipe is empty or, if nobody reads it, an OSError: no endless wait."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
     """Turn an OSError while writing `path` into an LmgymError with a remedy.
@@ -191,7 +196,7 @@ def _scalars(record: Record) -> dict[str, float]:
 def _open(path: Path) -> Any:
     """Open a file without a buffer: after write() returns, a kill cannot lose or cut the line."""
     with disk_errors(path):
-        file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by Writer.close)
+        file = open(path, "ab", buffering=0, opener=at_once)  # noqa: SIM115 (closed by Writer.close)
         if path.is_file():
             file.truncate(sum(len(line) for line, _ in _lines(path)))
         return file
@@ -241,7 +246,7 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, Record]]:
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=at_once) as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return  # incomplete: the run was killed during this write

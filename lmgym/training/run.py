@@ -22,7 +22,7 @@ from lmgym.config.schema import Config
 from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Engine
 from lmgym.logs.console import Console
-from lmgym.logs.writer import Writer, disk_errors
+from lmgym.logs.writer import Writer, at_once, disk_errors
 from lmgym.models.load import PolicySection
 from lmgym.models.policy import Policy
 from lmgym.types import Example
@@ -85,7 +85,7 @@ def lock_folder(folder: Path) -> IO[str]:
     """Make a run folder and lock it until the file is closed or the process ends. LmgymError if it is locked."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / ".lock", "w")  # noqa: SIM115 (train closes it)
+        file = open(folder / ".lock", "w", opener=at_once)  # noqa: SIM115 (train closes it)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -586,6 +586,19 @@ def test_records_that_no_run_writes_are_not_exported(
     assert not (folder.parent / "model").exists()
 
 
+@pytest.mark.parametrize("name", [".lock", "rollouts.jsonl"])
+@pytest.mark.timeout(60)  # it hung for ever
+def test_a_pipe_in_the_run_folder_is_no_endless_wait(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    if main(["train", str(folder), "steps=4"]) == 1:
+        assert re.search(r"run.*: cannot be written \(No such device", capsys.readouterr().err)
+    else:  # the records are written anew
+        assert name == "rollouts.jsonl" and (folder / name).is_file()
+
+
 def test_stages_that_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stages = [{"name": "one", "steps": 1}, {"name": "two", "steps": 1}]
     folder = runs.run(tmp_path / "run", stages=stages)

@@ -223,7 +223,7 @@ def _try_data(mutant: data.DataMutant, folder: Path, deep: bool) -> None:
 def _check_example(example: Example) -> None:
     """An example that was accepted can be written down and encoded."""
     prompt_ids(byte_tokenizer(), example.prompt)
-    json.dumps([example.prompt, example.references, dict(example.meta)], ensure_ascii=False).encode()
+    json.dumps([example.prompt, example.references, dict(example.meta)], ensure_ascii=False, default=str).encode()
 
 
 def _try_folder(mutant: folders.FolderMutant, run: Path) -> None:
