@@ -1,8 +1,11 @@
 """One stage of a run: what `begin_stage` builds for it, and its checkpoints."""
 
 import copy
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from lmgym.algorithms.base import Algorithm
 from lmgym.config.schema import Stage
@@ -120,13 +123,22 @@ def save_checkpoint(stage: StageRun) -> None:
         "version": progress.version,
         "progress": progress.evaluations,
         "copies": stage.frozen_models.taken if begun else {},
+        "records": dict(run.writer.counts),
     }
-    stage.frozen_models.save()
+    if begun:
+        stage.frozen_models.save()
+    run.writer.sync()  # the records are on the disk before the checkpoint that counts them
     optimizer = stage.optimizer.torch if begun else None
     algorithm = stage.algorithm.state_dict() if begun else {}
-    saved = checkpoint.save(run.folder / "checkpoints", run.policy, optimizer, algorithm, state)
-    checkpoint.prune(saved, run.config.checkpoint.keep)
-    stage.frozen_models.prune(map(checkpoint.read_state, checkpoint.all_checkpoints(saved.parent)))
+    saved = checkpoint.save(run.folder / "checkpoints", run.policy, optimizer, algorithm, state, run.fingerprint)
+    stage.frozen_models.prune(_readable_states(checkpoint.prune(saved, run.config.checkpoint.keep)))
+
+
+def _readable_states(saved: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """The states of checkpoints, without those of damaged ones, which no run can go on from."""
+    for path in saved:
+        with suppress(LmgymError):
+            yield checkpoint.read_state(path)
 
 
 def _restore(stage: StageRun, saved: Path) -> None:
