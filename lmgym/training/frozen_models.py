@@ -37,6 +37,7 @@ class FrozenModels:
         self.copies: dict[str, Policy] = {}
         self.taken: dict[str, int] = {}
         self.unsaved: set[str] = set()
+        self.teacher: str | None = None  # the checksum of a teacher's weights, which no checkpoint holds
 
     def take(self, name: str, policy: Policy, step: int) -> None:
         """Copy the policy as it is now. Models that sample are kept in the precision of the forward pass."""

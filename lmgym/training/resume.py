@@ -92,7 +92,10 @@ def check_resumable(saved: Path | None, now: Fingerprint, progress: Progress) ->
     before = read_fingerprint(saved)
     if before is None:
         return Differences(unknown=True)
-    found = differences(before, now, progress)
+    try:
+        found = differences(before, now, progress)
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        raise LmgymError(f"{saved / 'fingerprint.json'} is no fingerprint of a run ({error!r:.100})") from error
     if found.refused:
         folder = saved.parent.parent
         raise LmgymError(

@@ -18,6 +18,7 @@ from lmgym.rewards.base import Reward, build_rewards
 from lmgym.rollouts.rollout import Actor
 from lmgym.tasks.stream import Stream
 from lmgym.training import checkpoint
+from lmgym.training.fingerprint import checksum
 from lmgym.training.frozen_models import FrozenModels
 from lmgym.training.preflight import teacher_section
 from lmgym.training.run import Run
@@ -123,6 +124,7 @@ def save_checkpoint(stage: StageRun) -> None:
         "version": progress.version,
         "progress": progress.evaluations,
         "copies": stage.frozen_models.taken if begun else {},
+        "teacher": stage.frozen_models.teacher if begun else None,
         "records": dict(run.writer.counts),
     }
     if begun:
@@ -166,7 +168,14 @@ def _frozen_models(run: Run, section: Stage, algorithm: Algorithm) -> FrozenMode
     if required.teacher:
         teacher = load_policy(teacher_section(run.section, required.teacher), run.config.seed)
         frozen.models["teacher"] = teacher.frozen_copy()
-    taken = checkpoint.read_state(run.resume_from)["copies"] if progress.step > 0 and run.resume_from else {}
+        frozen.teacher = checksum(teacher.model.parameters())
+    saved = checkpoint.read_state(run.resume_from) if progress.step > 0 and run.resume_from else {}
+    if saved.get("teacher") not in (None, frozen.teacher):
+        raise LmgymError(
+            f"{run.resume_from} cannot be gone on from: algorithm.teacher '{required.teacher}' has other weights than "
+            "it had; put back what was there"
+        )
+    taken = saved.get("copies", {})
     opponent = "frozen" in (section.env.get("opponent"), section.env.get("user"))
     wanted = {"reference": required.reference, "mask": required.mask, "opponent": opponent}
     for name in (name for name, is_wanted in wanted.items() if is_wanted):

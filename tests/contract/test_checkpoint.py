@@ -1,5 +1,6 @@
 """Checkpoints are whole or not there, come back bit for bit, and a damaged one is noticed, whatever the damage."""
 
+import errno
 import json
 import os
 import shutil
@@ -296,6 +297,53 @@ def test_a_save_that_fails_leaves_the_earlier_one(tmp_path: Path) -> None:
         checkpoint.save(tmp_path, broken, None, {}, STATE, {"recipe": {}})
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_every_call_of_a_save_fails_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """The n-th call that Python makes, for all n; tests/torture/io_faults.py has those of other languages too."""
+    one, left, failed = policy(), 0, 0
+
+    def failing(real):
+        def call(*arguments, **named):
+            nonlocal left, failed
+            left -= 1
+            if left == 0:
+                failed += 1
+                raise OSError(number, os.strerror(number))
+            return real(*arguments, **named)
+
+        return call
+
+    for owner, name in (
+        *((os, name) for name in ("fsync", "replace", "mkdir", "unlink", "rmdir")),
+        (Path, "write_text"),
+        (checkpoint, "save_file"),
+    ):
+        monkeypatch.setattr(owner, name, failing(getattr(owner, name)))
+    sentences = 0
+    for n in range(1, 1000):
+        folder = tmp_path / str(n) / "checkpoints"
+        left = 0
+        checkpoint.save(folder, one, None, {}, STATE | {"mean": 0.0}, {})  # it is saved again, with another mean
+        left, before = n, failed
+        try:
+            checkpoint.prune(checkpoint.save(folder, one, None, {}, STATE, {}), keep=1)
+        except LmgymError as error:
+            sentences += 1
+            assert "stage-0-step-000003" in str(error)
+        if failed == before:  # the save makes fewer calls
+            break
+        left = 0
+        checkpoint.put_back(folder.parent)
+        found, complaints = checkpoint.newest(folder, resumes=True)
+        assert found == folder / "stage-0-step-000003" and not complaints
+        assert checkpoint.read_state(found)["mean"] in (0.0, 1 / 3)
+        checkpoint.prune(checkpoint.save(folder, one, None, {}, STATE, {}), keep=1)
+        assert [path.name for path in folder.iterdir()] == [found.name]
+        assert checkpoint.read_state(found)["mean"] == 1 / 3
+    assert sentences >= 15 and n > sentences
 
 
 def test_another_format_is_refused_by_name(tmp_path: Path) -> None:

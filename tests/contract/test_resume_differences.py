@@ -174,6 +174,27 @@ def test_another_base_below_the_adapters_is_refused(tmp_path: Path, capsys: pyte
     assert contents(folder) == before
 
 
+def test_a_teacher_with_other_weights_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    teacher = tmp_path / "teacher"
+    model = models.llama()
+    model.save_pretrained(teacher)
+    models.tokenizer().save_pretrained(teacher)
+    algorithm = {"name": "distill", "teacher": str(teacher)}
+    policy = {"model": str(teacher), "device": "cpu"}
+    folder = runs.run(tmp_path / "run", algorithm=algorithm, policy=policy, rewards=None, **SHORT)
+    assert "no longer" not in resume(capsys, folder, "steps=3")
+    with torch.no_grad():
+        next(model.parameters())[0, 0] += 2**-10
+    model.save_pretrained(teacher)
+    said = complaint(capsys, "train", folder, "steps=4")
+    assert f"algorithm.teacher '{teacher}' has other weights than it had" in said, said
+
+
+def test_a_fingerprint_that_is_none_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rewrite_fingerprint(folder, lambda tree: tree.pop("data"))
+    assert "fingerprint.json is no fingerprint of a run (KeyError('data'))" in complaint(capsys, "train", folder)
+
+
 def test_an_environment_without_data_stands_on_its_section(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The examples are numbers; what is asked comes from the environment's arguments, and from files that it names."""
     folder = runs.run(tmp_path / "run", task=None, rewards=None, env={"name": "guess_number"}, **SHORT)
