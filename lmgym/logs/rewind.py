@@ -1,11 +1,10 @@
 """Taking the records of a run folder back to a checkpoint, and saying which of them are missing."""
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from lmgym.logs.writer import METRICS, ROLLOUTS, Record, disk_errors, flush, lines
+from lmgym.logs.writer import METRICS, ROLLOUTS, Record, disk_errors, lines
 
 
 def rewind(folder: Path, stage: int, step: int, counted: Mapping[str, int] | None = None) -> list[str]:
@@ -24,30 +23,32 @@ def rewind(folder: Path, stage: int, step: int, counted: Mapping[str, int] | Non
     sentences = []
     for name in (METRICS, ROLLOUTS):
         expected = None if counted is None else counted.get(name, 0)
-        kept = _rewind(Path(folder) / name, stage, step, expected)
-        sentences += _missing(name, kept, stage, step, expected)
+        count, trained = _rewind(Path(folder) / name, stage, step, expected)
+        gaps = _gaps(trained, stage, step) if name == METRICS else []
+        sentences += _missing(name, 0 if expected is None else expected - count, expected, gaps)
     return sentences
 
 
-def _rewind(path: Path, stage: int, step: int, expected: int | None) -> list[Record]:
-    """Rewrite one file; returns the records that were kept, without what only rollouts.jsonl holds."""
-    kept: list[Record] = []
+def _rewind(path: Path, stage: int, step: int, expected: int | None) -> tuple[int, set[tuple[int, int]]]:
+    """Rewrite one file; returns the number of records that were kept, and the (stage, step) of the train records."""
+    count, trained = 0, set[tuple[int, int]]()
     if not path.is_file():
-        return kept
+        return count, trained
     temporary = path.with_name(path.name + ".tmp")
     try:
         with disk_errors(path):
             with open(temporary, "wb") as file:
                 for line, record in _before(path, stage, step, expected):
                     file.write(line)
-                    kept.append({name: record.get(name) for name in ("kind", "stage", "step", "split")})
+                    count += 1
+                    if record["kind"] == "train":
+                        trained.add((record["stage"], record["step"]))
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
-            flush(path.parent)  # else a crash may bring the old file back, without what is appended from now on
+            os.replace(temporary, path)  # Writer flushes the name
     finally:
         temporary.unlink(missing_ok=True)  # on a full disk an incomplete copy would take up space
-    return kept
+    return count, trained
 
 
 def _before(path: Path, stage: int, step: int, expected: int | None) -> Iterable[tuple[bytes, Record]]:
@@ -69,20 +70,17 @@ def _belongs(record: Record, stage: int, step: int) -> bool:
     return position < (stage, step) or (record["kind"] == "evaluation" and position == (stage, step) and step > 0)
 
 
-def _missing(name: str, kept: list[Record], stage: int, step: int, expected: int | None) -> list[str]:
+def _missing(name: str, lacking: int, expected: int | None, gaps: list[str]) -> list[str]:
     """What a file lacks, as a sentence: train records of metrics.jsonl by their steps, all others by their number."""
-    gaps = _gaps(kept, stage, step) if name == METRICS else []
     which = f"train records of {', '.join(gaps)}" if gaps else ""
-    lacking = 0 if expected is None else expected - len(kept)
     if lacking > 0:
         count = f"{lacking:,} of the {expected:,} records that the checkpoint counts"
         return [f"{name} lacks {count}{f' ({which})' if gaps else ''}; the run goes on without them"]
     return [f"{name} lacks {which}; the run goes on without them"] if gaps else []
 
 
-def _gaps(kept: list[Record], stage: int, step: int) -> list[str]:
+def _gaps(seen: set[tuple[int, int]], stage: int, step: int) -> list[str]:
     """The steps without a train record, stage by stage, as words: "stage 0 steps 3 to 5"."""
-    seen = Counter((record["stage"], record["step"]) for record in kept if record["kind"] == "train")
     # An earlier stage may have stopped early: it has ended where its records end.
     ends = {own: max((at for where, at in seen if where == own), default=-1) + 1 for own in range(stage)}
     ends[stage] = step
