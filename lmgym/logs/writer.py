@@ -59,7 +59,7 @@ class Writer:
         for name in (METRICS, ROLLOUTS):
             self._files[name], self.counts[name] = _open(self.folder / name)
         with disk_errors(self.folder):
-            flush(self.folder)  # the names of new files, and of those that `rewind` has replaced: what follows is theirs
+            flush(self.folder)  # the names of new files, and of those that `rewind` has replaced
         self._sinks = {name: open_sink(name, self.folder) for name in sinks}
         self._clock = StepClock()
         if self._sinks:  # they count steps through all stages, so a resumed run needs the earlier records
