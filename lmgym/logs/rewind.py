@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from lmgym.logs.writer import METRICS, ROLLOUTS, Record, disk_errors, lines
@@ -46,8 +47,10 @@ def _rewind(path: Path, stage: int, step: int, expected: int | None) -> tuple[in
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)  # Writer flushes the name
-    finally:
-        temporary.unlink(missing_ok=True)  # on a full disk an incomplete copy would take up space
+    except BaseException:
+        with suppress(OSError):  # on a full disk an incomplete copy would take up space
+            temporary.unlink()
+        raise
     return count, trained
 
 

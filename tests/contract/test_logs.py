@@ -1,6 +1,7 @@
 """The run folder's records survive kills, full disks and odd numbers; the console shows what it was given."""
 
 import contextlib
+import errno
 import io
 import json
 import math
@@ -254,6 +255,42 @@ def test_what_the_checkpoint_counts_is_there_or_is_named(tmp_path: Path) -> None
     gap = "metrics.jsonl lacks train records of stage 0 step 1; the run goes on without them"
     assert rewind(tmp_path, 0, 2) == [gap]
     assert rewind(tmp_path / "nowhere", 0, 0, {}) == []
+
+
+def test_every_call_of_a_rewind_fails_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files are as they were or as they should be; whatever fails, the reason is a sentence."""
+    counted, left, failed = written(tmp_path, steps=4), 0, 0
+    before = {name: (tmp_path / name).read_bytes() for name in counted}
+
+    def failing(real):
+        def call(*arguments, **named):
+            nonlocal left, failed
+            left -= 1
+            if left == 0:
+                failed += 1
+                raise OSError(errno.EIO, "Input/output error")
+            return real(*arguments, **named)
+
+        return call
+
+    for name in ("fsync", "replace", "unlink"):
+        monkeypatch.setattr(os, name, failing(getattr(os, name)))
+    for n in range(1, 100):
+        for name, text in before.items():
+            (tmp_path / name).write_bytes(text)
+        left, already = n, failed
+        try:
+            rewind(tmp_path, 0, 2, counted)
+        except LmgymError as error:
+            assert "jsonl: cannot be written (Input/output error)" in str(error)
+        for name, count in counted.items():
+            text = (tmp_path / name).read_bytes()
+            assert text == before[name] or text.count(b"\n") == count
+        if failed == already:
+            break
+        left = 0
+        assert rewind(tmp_path, 0, 2, counted) == []
+    assert n > 4
 
 
 @pytest.mark.parametrize("torn", [b"\x00" * 4096, b'{"kind": "tra\n', b'{"kind": "tra', b"[" * 100_000 + b"\n"])
