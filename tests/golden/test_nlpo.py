@@ -174,11 +174,12 @@ def test_excluded_tokens_have_no_gradient(seed: int, size: int) -> None:
     assert bool((gradient != 0).all())  # RL4LMs: the excluded ones are pushed down all the same
 
 
-def test_the_last_number_below_one_draws_a_kept_token() -> None:
+@pytest.mark.parametrize("uniform", [1 - 2.0**-53, 1.0], ids=["fp64", "as a GPU without fp64 rounds it"])
+def test_the_last_number_below_one_draws_a_kept_token(uniform: float) -> None:
     """Rounding of u * mass must not reach into the blocks of the vocabulary where nothing is kept."""
     logits = torch.full((64, 1000), float("-inf"))
     logits[:, 3:9] = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
-    tokens, logprobs = draw(logits, 1.0, torch.full((64,), 1 - 2.0**-53, dtype=torch.float64))
+    tokens, logprobs = draw(logits, 1.0, torch.full((64,), uniform, dtype=torch.float64))
     assert set(tokens.tolist()) == {8} and bool(logprobs.isfinite().all())
 
 

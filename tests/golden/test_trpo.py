@@ -26,7 +26,15 @@ from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.fisher import FisherProduct, joined
 from lmgym.updates.optimizer import Optimizer, OptimizerSection, make_optimizer
-from lmgym.updates.trust_region import compare, critic_steps, policy_step, subsampled, surrogate_gradient, trust_region
+from lmgym.updates.trust_region import (
+    compare,
+    critic_steps,
+    line_search,
+    policy_step,
+    subsampled,
+    surrogate_gradient,
+    trust_region,
+)
 from tests import models, rounding
 
 WORDS = 19
@@ -293,6 +301,20 @@ def test_a_step_too_long_is_refused_and_leaves_no_trace() -> None:
     assert all(torch.equal(number, before[name]) for name, number in policy.model.state_dict().items())
     assert metrics["updates"] == metrics["trpo/line_search"] == metrics["kl/old"] == metrics["trpo/step_norm"] == 0
     assert metrics["gradient_norm"] > 0 and metrics["trpo/residual"] > 0 and metrics["gradient_norm/critic"] > 0
+
+
+def test_a_step_that_makes_things_worse_is_refused_however_small() -> None:
+    """The step of an accepted update, turned around: the divergence is within bounds, the improvement is negative."""
+    policy = policy_of("gpt2, tied")
+    batch, algorithm = batch_of(policy), TRPO(delta=1e-4)
+    start, before = weights_of(policy), copy.deepcopy(policy.model.state_dict())
+    assert policy_step(algorithm, policy, batch)["trpo/line_search"] == 1
+    step = weights_of(policy) - start
+    policy.model.load_state_dict(before)
+    assert line_search(algorithm, policy, batch, 0.5 * step)["trpo/line_search"] == 1
+    policy.model.load_state_dict(before)
+    assert line_search(algorithm, policy, batch, -0.5 * step) == {}
+    assert all(torch.equal(number, before[name]) for name, number in policy.model.state_dict().items())
 
 
 def test_without_a_gradient_only_the_critic_moves() -> None:
