@@ -224,8 +224,14 @@ def test_dppos_bounds_are_one_for_each_direction() -> None:
     old = torch.full((2, 4), 0.5).log()
     new = torch.tensor([[0.7, 0.9, 0.3, 0.1]] * 2).log()
     credit = torch.tensor([[1.0], [-1.0]]).expand(2, 4)
-    assert losses.dppo_mask(new, old, credit, 0.1, 0.3).tolist() == [[False, True, False, False], [False, False, True, True]]
-    assert losses.dppo_mask(new, old, credit, 0.3, 0.1).tolist() == [[True, True, False, False], [False, False, False, True]]
+    assert losses.dppo_mask(new, old, credit, 0.1, 0.3).tolist() == [
+        [False, True, False, False],
+        [False, False, True, True],
+    ]
+    assert losses.dppo_mask(new, old, credit, 0.3, 0.1).tolist() == [
+        [True, True, False, False],
+        [False, False, False, True],
+    ]
     inputs = Inputs(3)
     batch = ours(preset("dppo"), inputs)[2]
     counts = [
