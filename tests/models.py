@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.functional.reductions import tokens_of_episode, totals, weights
@@ -55,12 +56,12 @@ def bits_of(sets: Tensor) -> Tensor:
 
 
 def in_double(model: Any) -> Any:
-    """The model in fp64 throughout. Llama's norms go through fp32 whatever the model's precision (which would blur
-    gradients by 1e-7), so torch's own take their place: the same formula, in fp64."""
+    """The model in fp64 throughout. Norms of Llama and T5 go through fp32 whatever the model's precision (which would
+    blur gradients by 1e-7), so torch's own take their place: the same formula, in fp64."""
     model = model.double()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if isinstance(child, LlamaRMSNorm):
+            if isinstance(child, LlamaRMSNorm | T5LayerNorm):
                 norm = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, dtype=torch.float64)
                 norm.weight = child.weight
                 setattr(module, name, norm)

@@ -82,6 +82,11 @@ def weights(agent: Any) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in agent.model.parameters()])
 
 
+def largest_gap(agent: Any) -> float:
+    """What rounding makes of the mean gap between sampler and policy, in rows of up to 512 tokens."""
+    return rounding.typical_tolerance(agent.model, tokens=512)
+
+
 def play(agent: Any, answers: int, rewards: Any = 1.0) -> None:
     """An episode of so many answers, not ended; rewards for each, or one for the last."""
     for number in range(answers):
@@ -173,7 +178,7 @@ def test_statistics_are_finite_floats_and_the_model_moves() -> None:
     for record in records:
         assert all(isinstance(value, float) and value == value for value in record.values())
         assert {"reward", "loss/policy", "loss/value", "kl/reference", "kl/coefficient", "ratio/mean"} <= record.keys()
-        assert record["sampler_logprob_gap"] < 1e-4 or record["answers/older"]
+        assert record["sampler_logprob_gap"] < largest_gap(agent) or record["answers/older"]
     assert not torch.equal(before, weights(agent))
 
 
@@ -309,7 +314,7 @@ def test_answers_train_one_by_one_under_llamagyms_credit(credit: Any) -> None:
     record = agent.terminate_episode()
     assert record["reward"] == 1.0  # as the environment paid it
     assert record["value/mean"] == 0.0
-    assert record["sampler_logprob_gap"] < 1e-4
+    assert record["sampler_logprob_gap"] < largest_gap(agent)
 
 
 # Evaluation and files

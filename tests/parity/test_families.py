@@ -117,6 +117,23 @@ def test_scores_and_gradients_equal_hugging_faces(family: str) -> None:
         assert rounding.near(model, parts, expected.sum(1))
 
 
+@every_family
+def test_small_mistakes_are_far_beyond_rounding(family: str) -> None:
+    """That `rounding.near` can say no: to a temperature of 0.98, to another first token of each row, to bf16."""
+    model, batch, policy = model_of(family), batch_of_rows(), policy_of(family)
+    changed = batch.tokens.clone()
+    changed[:, 0] = (changed[:, 0] + 1) % 250 + 3
+    expected = policy.compute_logprobs_no_grad(batch).logprobs
+    for other, wrong in (
+        (policy, batch.replace(temperature=0.98)),
+        (policy, batch.replace(tokens=changed)),
+        (policy_of(family, compute=torch.bfloat16), batch),
+    ):
+        gaps = (other.compute_logprobs_no_grad(wrong).logprobs - expected)[batch.actions]
+        assert float(gaps.square().mean().sqrt()) > 50 * rounding.typical_tolerance(model)
+        assert not rounding.near(model, gaps, torch.zeros_like(gaps))
+
+
 def generated(model: Any, prompt: tuple[int, ...], eos: list[int]) -> list[int]:
     """Hugging Face's greedy answer to one prompt, up to and with the first EOS."""
     return model.generate(
@@ -149,9 +166,7 @@ def test_greedy_answers_equal_generate(family: str) -> None:
             reported = torch.tensor([logprob for answer in answers for logprob in answer.logprobs])
             turns = [Turn([*prompt], ids) for prompt, ids in zip(PROMPTS, free, strict=True)]
             batch = models.batch_of([Episode(Example("x", "?"), n, n, [turn]) for n, turn in enumerate(turns)])
-            assert torch.allclose(
-                policy.compute_logprobs_no_grad(batch).logprobs[batch.actions], reported, rtol=0, atol=1e-4
-            )
+            assert rounding.near(model, reported, policy.compute_logprobs_no_grad(batch).logprobs[batch.actions])
     longest = max(free, key=lambda ids: len(set(ids)))
     ending = next(token for token in longest[3:] if token not in longest[:3])
     stopped = [generated(model, prompt, [models.EOS, ending]) for prompt in PROMPTS]

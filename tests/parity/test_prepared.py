@@ -80,8 +80,7 @@ def test_answers_are_those_of_layers_that_are_not_prepared(family: str, monkeypa
     expected = Sampler(one).generate(asked, sampling)
     assert [answer.ids for answer in found] == [answer.ids for answer in expected]
     for ours, theirs in zip(found, expected, strict=True):
-        loose = rounding.tolerance(one.model, theirs.logprobs)
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=loose)
+        assert rounding.near(one.model, ours.logprobs, theirs.logprobs)
 
 
 @needs_mkl
