@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist workste
 help:
 	@echo "make quickstart   install lmgym into .venv and train a tiny model (about 5 minutes on two cores)"
 	@echo "make test         install what the tests need and run all of them"
-	@echo "make fast         run the tests that take half a second or less each (under two minutes on two cores)"
+	@echo "make fast         run the tests that take half a second or less each (about 80 seconds on two cores)"
 	@echo "make lint         ruff"
 	@echo "make types        mypy"
 	@echo "make contracts    which module may import which"
