@@ -13,7 +13,8 @@ from lmgym.envs.base import Step
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.rollouts.rollout import Actor, collect, demonstrate
-from lmgym.text.chat import answer_ids, decode, merge_roles, plain_text, prompt_ids
+from lmgym.text.chat import answer_ids, decode, plain_text, prompt_ids
+from lmgym.text.template import merge_roles
 from lmgym.types import Episode, Example, Message
 from tests import models
 
