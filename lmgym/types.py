@@ -91,7 +91,8 @@ class Example:
             {'id': 'a/0', 'prompt': '2+2=', 'references': ['4'], 'meta': {}}
         """
         prompt = self.prompt if isinstance(self.prompt, str) else [dict(message) for message in self.prompt]
-        tree = {"id": self.id, "prompt": prompt, "references": list(self.references), "meta": dict(self.meta)}
+        tree: dict[str, Any] = {"id": self.id, "prompt": prompt, "references": list(self.references)}
+        tree["meta"] = dict(self.meta)
         if spans := recipe_spans(self.prompt):
             tree["recipe_spans"] = spans
         json.dumps(tree)

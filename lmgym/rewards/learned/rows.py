@@ -93,8 +93,8 @@ def _row_apart(scorer: Scorer, text: str, pair: str | None, truncation: Truncati
     while scorer.longest is not None and sum(len(ids) for ids, _, _ in parts) > scorer.longest:
         ids, kinds, _ = max((part for part in parts if part[2]), key=lambda part: len(part[0]))
         del ids[0 if truncation == "left" else -1], kinds[-1]
-    joined = [tuple(value for part in parts for value in part[kind]) for kind in (0, 1)]
-    return Row(joined[0], None if whole.types is None else joined[1])
+    joined = tuple(id for ids, _, _ in parts for id in ids)
+    return Row(joined, None if whole.types is None else tuple(kind for _, kinds, _ in parts for kind in kinds))
 
 
 def plain_ids(tokenizer: Any, text: str) -> list[int]:
