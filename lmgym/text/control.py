@@ -105,13 +105,24 @@ def split_text(tokenizer: Any, text: str, control: ControlTokens | None = None) 
         for begin, end in foreign
         for first, last in _spelled(tokenizer, text[begin:end], control)
     ]
+    pieces = _cut(text, found)
     # 2. A name of which the recipe wrote a half: then all that it did not write is set apart.
-    if written and not found:
-        made = [id for id in bare_ids(tokenizer, text) if id in control.ids]
-        own = [id for begin, end in written for id in bare_ids(tokenizer, text[begin:end]) if id in control.ids]
-        found = foreign if made != own else []
-    edges = [0, *(edge for span in found for edge in span), len(text)]
+    if written:
+        own = [text[begin:end] for begin, end in written]
+        wanted, given = (_control_in(tokenizer, texts, control) for texts in (own, pieces[::2]))
+        pieces = pieces if wanted == given else _cut(text, foreign)
+    return pieces
+
+
+def _cut(text: str, spans: Sequence[Span]) -> list[str]:
+    edges = [0, *(edge for span in spans for edge in span), len(text)]
     return [text[begin:end] for begin, end in pairwise(edges)]
+
+
+def _control_in(tokenizer: Any, texts: Sequence[str], control: ControlTokens) -> list[int]:
+    """The control tokens that the tokenizer reads in some texts, in order."""
+    read = [(text, bare_ids(tokenizer, text)) for text in texts if text]
+    return [id for text, ids in read for id in ids if id in control.ids and control.made_of(text, [id])]
 
 
 def ids_of_pieces(tokenizer: Any, pieces: Sequence[str]) -> list[int]:

@@ -23,6 +23,7 @@ from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.envs.stepwise import StepwiseEnv
 from lmgym.inference.base import Completion, Request, Sampling
+from lmgym.models.builtin import builtin_tokenizer
 from lmgym.rewards.learned.rows import chat_ids, plain_ids, text_rows
 from lmgym.rewards.learned.scorers import Scorer
 from lmgym.rollouts.rollout import Actor, collect, demonstrate
@@ -260,6 +261,14 @@ def test_many_names_take_no_long() -> None:
     assert decode(tokenizer, continued_ids(tokenizer, text)) == text
 
 
+def test_numbers_know_no_names() -> None:
+    """A name is a word like others that are no numbers, and refused as they are."""
+    numbers = builtin_tokenizer("builtin:numbers")
+    for text in ("7 <eos> 8", "7 <bos>", "<pad>"):
+        with pytest.raises(LmgymError, match="knows the whole numbers 0 to 99 and no other word"):
+            prompt_ids(numbers, text)
+
+
 # Templates that look into messages
 
 REASONING = (
@@ -343,8 +352,20 @@ def test_the_recipes_own_texts_make_control_tokens(chat: bool) -> None:
 
 def test_half_a_name_in_the_recipe_is_not_completed_by_data() -> None:
     tokenizer = tokenizer_of("bytes", chat=False)
-    (example,) = examples_from_prompts(["eos> a"], {"name": "x", "prompt_prefix": "<"})
-    assert made(tokenizer, prompt_ids(tokenizer, example.prompt)) == ["<bos>"]
+    for text in ("eos> a", "eos> a<eos>", "<eos><e"):
+        section = {"name": "x", "prompt_prefix": "<", "prompt_suffix": "os>"}
+        (example,) = examples_from_prompts([text], section)
+        ids = prompt_ids(tokenizer, example.prompt)
+        assert made(tokenizer, ids) == ["<bos>"] and tokenizer.decode(ids) == f"<bos><{text}os>"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_a_recipes_prefix_leaves_the_ids_of_the_data_alone(kind: str, data: st.DataObject) -> None:
+    tokenizer = tokenizer_of(kind, chat=False)
+    (example,) = examples_from_prompts([data.draw(benign(kind)) or "cat"], {"name": "x", "prompt_prefix": "the user "})
+    ids = tokenizer(str(example.prompt))["input_ids"]
+    assert source_ids(tokenizer, example.prompt) == ids
 
 
 def test_few_shot_answers_of_the_data_make_none(tmp_path: Path) -> None:

@@ -53,14 +53,14 @@ def _timed(kind: Any, deadline: float) -> Any:
             problem: OSError = OSError(f"{address[0]} has no address")
             for *_, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
                 try:
-                    return socket.create_connection(place[:2], _left(deadline), source)
+                    return socket.create_connection((str(place[0]), address[1]), _left(deadline), source)
                 except OSError as error:
                     problem = error
             raise problem
 
         def connect(self) -> None:
             super().connect()
-            self.sock = _Socket(self.sock, deadline)
+            self.sock: Any = _Socket(self.sock, deadline)
 
     return Timed
 

@@ -234,9 +234,9 @@ def readable() -> tuple[list[str], list[str]]:
     python = [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")]  # not those of a venv
     libraries = [str(Path(prefix) / "lib") for prefix in (sys.base_prefix, sys.base_exec_prefix)]
     roots = list(dict.fromkeys(os.path.realpath(p) for p in (*python, *libraries, *SYSTEM) if Path(p).exists()))
-    own = [sysconfig.get_path(name) for name in ("purelib", "platlib")] + site.getsitepackages()
-    found = [path for root in roots for place in PACKAGES for path in Path(root).glob(place)]
-    return roots, list(dict.fromkeys(os.path.realpath(path) for path in (*own, *found) if Path(path).is_dir()))
+    packages = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+    packages += [str(path) for root in roots for place in PACKAGES for path in Path(root).glob(place)]
+    return roots, list(dict.fromkeys(os.path.realpath(path) for path in packages if Path(path).is_dir()))
 
 
 def _delete(folder: str) -> None:
