@@ -14,7 +14,7 @@ from lmgym.core import registry, seeds
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
 from lmgym.core.validation import check_arguments
-from lmgym.types import Example, Message
+from lmgym.types import Example, Message, RecipeText
 
 OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix")  # of any task, see `load_task`
 SPLITS = ("train", "validation", "test")
@@ -244,9 +244,10 @@ def _with_options(
 
 def _wrap(example: Example, prefix: str, suffix: str) -> Example:
     if isinstance(example.prompt, str):
-        return replace(example, prompt=prefix + example.prompt + suffix)
+        return replace(example, prompt=RecipeText.join(RecipeText(prefix), example.prompt, RecipeText(suffix)))
     *before, last = example.prompt
-    return replace(example, prompt=[*before, {**last, "content": prefix + last["content"] + suffix}])
+    content = RecipeText.join(RecipeText(prefix), last["content"], RecipeText(suffix))
+    return replace(example, prompt=[*before, {**last, "content": content}])
 
 
 def _chat(example: Example, system: str | None, shots: Sequence[Example]) -> list[Message]:
@@ -256,7 +257,7 @@ def _chat(example: Example, system: str | None, shots: Sequence[Example]) -> lis
         raise LmgymError(
             f"task.system_prompt is given, but the prompt of '{example.id}' has a system message of its own"
         )
-    system = own_system if system is None else system
+    system = own_system if system is None else RecipeText(system)
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     for shot in shots:
         if not shot.references:

@@ -16,6 +16,7 @@ from lmgym.models.builtin import is_builtin
 from lmgym.models.load import PolicySection, check_start_token, load_tokenizer, read_model_info
 from lmgym.models.policy import Policy
 from lmgym.text.chat import answer_ids, decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids
+from lmgym.text.control import control_tokens
 from lmgym.training.run import Data
 from lmgym.types import Example, Message
 
@@ -142,10 +143,14 @@ def cut_prompts(examples: Sequence[Example], section: PolicySection, policy: Pol
 
 def _plain_lengths(tokenizer: Any, prompts: Sequence[str | Sequence[Message]], encoder_decoder: bool) -> list[int]:
     """The numbers of tokens of prompts without a chat template, many at a time: fast tokenizers then use all cores."""
-    lengths = []
+    lengths, names = [], control_tokens(tokenizer).names
     for start in range(0, len(prompts), 1000):
-        texts = [plain_text(messages_of(prompt)) for prompt in prompts[start : start + 1000]]
-        for ids in tokenizer(texts)["input_ids"]:
+        some = prompts[start : start + 1000]
+        texts = [str(plain_text(messages_of(prompt))) for prompt in some]
+        for prompt, text, ids in zip(some, texts, tokenizer(texts)["input_ids"], strict=True):
+            if names.search(text):  # which takes more tokens as text than as a control token
+                lengths.append(len((source_ids if encoder_decoder else prompt_ids)(tokenizer, prompt)))
+                continue
             ended = bool(ids) and ids[-1] == tokenizer.eos_token_id and not encoder_decoder
             lengths.append(len(ids) - ended)
     return lengths
@@ -159,8 +164,7 @@ def cut_references(examples: Sequence[Example], section: PolicySection, policy: 
     limit, texts = section.max_reference_tokens, [text for example in examples for text in example.references]
     if limit is None or not texts:
         return ""
-    ids_of = policy.tokenizer(text_target=texts, add_special_tokens=False)["input_ids"]
-    longer = sum(len(ids) + 1 > limit for ids in ids_of)
+    longer = sum(len(decoder_answer_ids(policy.tokenizer, text)) > limit for text in texts)
     return (
         f"{longer:,} of {len(texts):,} references are longer than policy.max_reference_tokens ({limit}); these lose "
         "their end"
