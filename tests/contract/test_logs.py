@@ -22,7 +22,8 @@ from lmgym.logs import sinks
 from lmgym.logs.console import Console, Pace, Sample
 from lmgym.logs.formatting import duration, shorten, status, visible
 from lmgym.logs.plots import running_mean, training_plot
-from lmgym.logs.writer import StepClock, Writer, read_records, rewind
+from lmgym.logs.rewind import rewind
+from lmgym.logs.writer import StepClock, Writer, read_records
 from lmgym.stats.intervals import Interval, wilson
 
 ROOT = Path(__file__).parents[2]
@@ -224,6 +225,49 @@ def test_rewind_keeps_the_evaluation_of_the_checkpoint_and_drops_its_train_step(
     rewind(tmp_path / "empty", stage=0, step=0)  # nothing there, nothing to do
 
 
+def written(folder: Path, steps: int) -> dict[str, int]:
+    """The records of a run of so many steps; returns their numbers after the second one."""
+    counts = {}
+    with Writer(folder) as writer:
+        writer.metrics(evaluation(0, 0))
+        for step in range(steps):
+            writer.metrics(train(0, step))
+            writer.rollouts([train(0, step, text="a"), train(0, step, text="b")])
+            if step == 1:
+                counts = dict(writer.counts)
+    return counts
+
+
+def test_what_the_checkpoint_counts_is_there_or_is_named(tmp_path: Path) -> None:
+    counted = written(tmp_path, steps=4)
+    assert counted == {"metrics.jsonl": 3, "rollouts.jsonl": 4}
+    assert rewind(tmp_path, 0, 2, counted) == []
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if '"step": 1' not in line))
+    (tmp_path / "rollouts.jsonl").unlink()
+    assert rewind(tmp_path, 0, 2, counted) == [
+        "metrics.jsonl lacks 1 of the 3 records that the checkpoint counts (train records of stage 0 step 1); the run "
+        "goes on without them",
+        "rollouts.jsonl lacks 4 of the 4 records that the checkpoint counts; the run goes on without them",
+    ]
+    # A folder of an older version does not count, but its steps are known.
+    gap = "metrics.jsonl lacks train records of stage 0 step 1; the run goes on without them"
+    assert rewind(tmp_path, 0, 2) == [gap]
+    assert rewind(tmp_path / "nowhere", 0, 0, {}) == []
+
+
+@pytest.mark.parametrize("torn", [b"\x00" * 4096, b'{"kind": "tra\n', b'{"kind": "tra', b"[" * 100_000 + b"\n"])
+def test_what_comes_after_the_counted_records_is_not_read(tmp_path: Path, torn: bytes) -> None:
+    """A power failure may leave anything where nothing was flushed."""
+    counted = written(tmp_path, steps=2)
+    whole = {name: (tmp_path / name).read_bytes() for name in counted}
+    for name in counted:
+        with open(tmp_path / name, "ab") as file:
+            file.write(torn + json.dumps(train(0, 2)).encode() + b"\n")
+    assert rewind(tmp_path, 0, 2, counted) == []
+    assert {name: (tmp_path / name).read_bytes() for name in counted} == whole
+
+
 @pytest.mark.parametrize("damage", ["{broken", "[]", '{"kind": "train", "stage": 0}', "\x00\x00"])
 def test_a_damaged_line_in_the_middle_is_named_and_nothing_is_lost(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -321,7 +365,8 @@ def test_tensorboard_reads_what_was_written_and_a_resume_purges_what_it_repeats(
 TRACKED = """
 import json, sys
 from pathlib import Path
-from lmgym.logs.writer import Writer, rewind
+from lmgym.logs.rewind import rewind
+from lmgym.logs.writer import Writer
 from trackio.sqlite_storage import SQLiteStorage
 folder = Path(sys.argv[1])
 with Writer(folder, sinks=["trackio"]) as writer:
