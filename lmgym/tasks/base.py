@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lmgym.core import registry, seeds
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, describe, place
 from lmgym.core.registry import suggest
 from lmgym.core.validation import check_arguments
 from lmgym.types import Example, Message
@@ -150,12 +150,18 @@ def hash_fraction(text: str) -> float:
 def _examples(name: str, split: str, arguments: Mapping[str, Any]) -> list[Example]:
     """Call the task and check every example that it returns."""
     task = registry.get("task", name)
-    produced = task(split, **check_arguments(task, arguments, "task", given=1, also=OPTIONS))
-    if not isinstance(produced, Iterable):
-        raise LmgymError(
-            f"task '{name}' returned {type(produced).__name__} for split '{split}', not a list of Examples"
-        )
-    examples, ids = list(produced), set()
+    arguments = check_arguments(task, arguments, "task", given=1, also=OPTIONS)
+    try:
+        produced = task(split, **arguments)
+        if not isinstance(produced, Iterable):
+            raise LmgymError(
+                f"task '{name}' returned {type(produced).__name__} for split '{split}', not a list of Examples"
+            )
+        examples, ids = list(produced), set()
+    except (LmgymError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # SystemExit, too
+        raise LmgymError(f"task '{name}', split '{split}', raised {describe(error)}{place(error, __file__)}") from error
     if not examples:
         where = f"; task.path is {arguments['path']}" if arguments.get("path") else ""
         raise LmgymError(f"task '{name}' has no examples in split '{split}'{where}")
