@@ -51,6 +51,14 @@ def reason(error: BaseException, limit: int = LONGEST_MESSAGE // 2) -> str:
     return shortened(lines[0], limit) if lines else ""
 
 
+def represent(value: object, limit: int = LONGEST_MESSAGE // 4) -> str:
+    """The `repr` of a value, `limit` characters at most; its type's name if `__repr__` raises."""
+    try:
+        return shortened(repr(value), limit)
+    except Exception:  # any code may define __repr__
+        return f"a {type(value).__name__}"
+
+
 def place(error: BaseException, *calling: str) -> str:
     """Where a foreign exception was raised: " at FILE:LINE", empty if that is not known.
 

@@ -93,8 +93,8 @@ class ProcessPool:
         """The function's value for each item, in order, or a Failure.
 
         Each call may take `seconds` of processor time, so that a busy machine fails no call, and ten times as long by
-        the clock; with `by_clock`, `seconds` by the clock. An item whose worker was killed from outside is tried once more. Raises LmgymError if the function
-        cannot be imported or prepared.
+        the clock; with `by_clock`, `seconds` by the clock. An item whose worker was killed from outside is tried once
+        more. Raises LmgymError if the function cannot be imported or prepared.
         """
         if not 0 < seconds < math.inf:
             raise LmgymError(f"a call in a worker process needs a limit above 0 seconds, not {seconds}")
@@ -104,6 +104,12 @@ class ProcessPool:
             except BaseException:  # for example a signal: the next call must not get the reply to this one
                 self._end()
                 raise
+
+    def start_early(self) -> None:
+        """Start a worker now, without waiting for it, if there is none."""
+        with self._lock:
+            if not self._processes:
+                self.start()
 
     def start(self) -> "WorkerProcess":
         """Start one more worker, for a caller that sends it requests and reads the replies with `wait`."""
@@ -209,9 +215,10 @@ class WorkerProcess:
         # The supervisor enforces the limits. The deadline is for a supervisor that does not reply at all.
         self._allowed = len(items) * seconds + GRACE
         self.deadline = time.monotonic() + self._allowed + (0.0 if self._ready else STARTUP_SECONDS)
-        request = {"seconds": seconds, "processor_seconds": processor_seconds, "items": items}
+        # The supervisor reads no more than the first line.
+        request = f"{seconds}\n{json.dumps({'processor_seconds': processor_seconds, 'items': items})}"
         with suppress(OSError):  # if the supervisor is gone, reading its reply will notice it
-            self.pipe.send_bytes(json.dumps(request).encode())
+            self.pipe.send_bytes(request.encode())
 
     def reply(self) -> Reply | None:
         """Read the reply; None if the supervisor only says that it can begin. Raises LmgymError if the function cannot

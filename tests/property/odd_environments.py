@@ -53,8 +53,8 @@ class Odd:
             own.append(subprocess.Popen(["sleep", "1000"]).pid)
         if example.prompt == "hang detached":  # a session of its own, and a parent that is gone
             script = "import subprocess; print(subprocess.Popen(['sleep', '1000'], stdout=2).pid)"
-            run = subprocess.run([sys.executable, "-c", script], start_new_session=True, stdout=subprocess.PIPE, text=True)
-            own.append(int(run.stdout))
+            command = [sys.executable, "-c", script]
+            own.append(int(subprocess.check_output(command, start_new_session=True, text=True)))
         if note := example.meta.get("note"):
             Path(note).write_text(" ".join(map(str, own)))
         if example.id == "reset":
