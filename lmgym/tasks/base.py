@@ -12,11 +12,13 @@ from typing import Any, Literal
 
 from lmgym.core import registry, seeds
 from lmgym.core.errors import LmgymError, describe, place
+from lmgym.core.files import read_text
 from lmgym.core.registry import suggest
 from lmgym.core.validation import check_arguments
 from lmgym.types import Example, Message
 
 OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix")  # of any task, see `load_task`
+LONGEST_SYSTEM_PROMPT = 2**20  # bytes
 SPLITS = ("train", "validation", "test")
 
 
@@ -196,8 +198,8 @@ def _system_text(system_prompt: str | None) -> str | None:
         return system_prompt
     path = Path(system_prompt.removeprefix("file:")).expanduser()
     try:
-        return path.read_text(encoding="utf-8").removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(path, LONGEST_SYSTEM_PROMPT).removesuffix("\n")
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null character
         raise LmgymError(f"task.system_prompt: cannot read {path} as UTF-8 text ({error})") from error
 
 
