@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, describe
 from lmgym.envs.base import Env, Step
 from lmgym.types import Example, Message
 
@@ -155,13 +155,13 @@ def catch_failure(call: Callable[[], Any]) -> Any:
     """The result of the call; if it raises, an EnvFailure with the error and its line. An LmgymError is raised."""
     try:
         return call()
-    except LmgymError:
+    except (LmgymError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # SystemExit, too
         frames = traceback.extract_tb(error.__traceback__)
         frame = next((frame for frame in reversed(frames) if frame.filename != __file__), None)  # not this module's
         location = f" (at {frame.filename}:{frame.lineno})" if frame else ""
-        return EnvFailure(f"{type(error).__name__}: {error}".split("\n")[0].removesuffix(": ") + location)
+        return EnvFailure(describe(error) + location)
 
 
 def _check_messages(messages: Any) -> None:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lmgym.core import registry, seeds
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, describe, place
+from lmgym.core.files import read_text
 from lmgym.core.registry import suggest
 from lmgym.core.validation import check_arguments
 from lmgym.types import Example, Message, RecipeText
 
 OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix")  # of any task, see `load_task`
+LONGEST_SYSTEM_PROMPT = 2**20  # bytes
 SPLITS = ("train", "validation", "test")
 
 
@@ -150,12 +152,18 @@ def hash_fraction(text: str) -> float:
 def _examples(name: str, split: str, arguments: Mapping[str, Any]) -> list[Example]:
     """Call the task and check every example that it returns."""
     task = registry.get("task", name)
-    produced = task(split, **check_arguments(task, arguments, "task", given=1, also=OPTIONS))
-    if not isinstance(produced, Iterable):
-        raise LmgymError(
-            f"task '{name}' returned {type(produced).__name__} for split '{split}', not a list of Examples"
-        )
-    examples, ids = list(produced), set()
+    arguments = check_arguments(task, arguments, "task", given=1, also=OPTIONS)
+    try:
+        produced = task(split, **arguments)
+        if not isinstance(produced, Iterable):
+            raise LmgymError(
+                f"task '{name}' returned {type(produced).__name__} for split '{split}', not a list of Examples"
+            )
+        examples, ids = list(produced), set()
+    except (LmgymError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # SystemExit, too
+        raise LmgymError(f"task '{name}', split '{split}', raised {describe(error)}{place(error, __file__)}") from error
     if not examples:
         where = f"; task.path is {arguments['path']}" if arguments.get("path") else ""
         raise LmgymError(f"task '{name}' has no examples in split '{split}'{where}")
@@ -190,8 +198,8 @@ def _system_text(system_prompt: str | None) -> str | None:
         return system_prompt
     path = Path(system_prompt.removeprefix("file:")).expanduser()
     try:
-        return path.read_text(encoding="utf-8").removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(path, LONGEST_SYSTEM_PROMPT).removesuffix("\n")
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null character
         raise LmgymError(f"task.system_prompt: cannot read {path} as UTF-8 text ({error})") from error
 
 

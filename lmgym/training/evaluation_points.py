@@ -77,6 +77,8 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
         results["reference_nll"] = reference_nll(examples, stage.actor, run.policy, seed, stage.held_out_envs)
     position = {"stage": stage.index, "stage_name": stage.config.name, "step": stage.step, "split": split}
     record: dict[str, Any] = {"kind": "evaluation", **position, "count": len(examples)}
+    if unlimited := [reward.name for reward in rewards if reward.unlimited]:
+        record["rewards_without_limit"] = unlimited
     for name, interval in results.items():
         record |= {name: interval.mean, f"{name}/low": interval.low, f"{name}/high": interval.high}
     run.writer.metrics(record)

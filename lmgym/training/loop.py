@@ -172,6 +172,8 @@ def log_step(
         "memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else peak_memory_gib(),
     }
     required = stage.algorithm.requirements
+    if unlimited := [reward.name for reward in stage.rewards if reward.unlimited]:
+        record["rewards_without_limit"] = unlimited
     if required.answers == "references" or not (stage.rewards or required.reward):
         del record["reward"]  # no reward has judged the answers
     run.writer.metrics(record)

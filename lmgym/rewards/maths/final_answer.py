@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from lmgym.core.registry import register
+from lmgym.rewards.base import linear_time
 from lmgym.rewards.text.references import reference_check, references_of
 from lmgym.text.latex import boxes
 from lmgym.types import Example
@@ -133,6 +134,7 @@ def reference_answer(reference: str) -> str:
 
 
 @register("reward", "final_answer")
+@linear_time
 def final_answer(texts: list[str], examples: list[Example], *, strict: bool = False) -> list[float]:
     """1 if the text's final answer equals that of one of the references, else 0.
 
@@ -161,6 +163,7 @@ final_answer.check = reference_check("final_answer")  # type: ignore[attr-define
 
 
 @register("reward", "answer_format")
+@linear_time
 def answer_format(texts: list[str], examples: list[Example]) -> list[float]:
     """1 if the text announces a final answer, right or wrong, in one of the forms that `extract_answer` knows.
 
