@@ -25,6 +25,7 @@ from lmgym.logs.console import Console
 from lmgym.logs.writer import Writer, disk_errors
 from lmgym.models.load import PolicySection
 from lmgym.models.policy import Policy
+from lmgym.training.sampler_gap import GapLimits
 from lmgym.types import Example
 
 
@@ -69,6 +70,7 @@ class Run:
     lock: IO[str]  # until it is closed, no other process may train in this folder
     progress: Progress
     resume_from: Path | None  # the checkpoint whose optimizer and algorithm the first stage takes over
+    gap_limits: GapLimits
     interrupted: bool = False
 
     @property
