@@ -196,9 +196,8 @@ def skeleton(section: PolicySection) -> Any:
         with torch.device("meta"):
             return builtin_model(section.model, load_tokenizer(section), section.architecture, 0)
     config = _config(section.model, section.revision)
-    kind: Any = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
     with torch.device("meta"):
-        return kind.from_config(config, dtype=torch.float32)
+        return _auto_class(config, section.model).from_config(config, dtype=torch.float32)
 
 
 def load_tokenizer(section: PolicySection) -> Any:
@@ -248,6 +247,20 @@ def _config(model: str, revision: str | None) -> Any:
     return config
 
 
+def _auto_class(config: Any, model: str) -> Any:
+    """transformers' class of causal or of encoder-decoder LMs that has a model for this configuration. (Some causal
+    models, those that also hear, are listed with the encoder-decoders.) Raises LmgymError if neither has."""
+    kinds = (AutoModelForCausalLM, AutoModelForSeq2SeqLM)
+    preferred = kinds[::-1] if getattr(config, "is_encoder_decoder", False) else kinds
+    for kind in preferred:
+        if type(config) in kind._model_mapping:
+            return kind
+    raise LmgymError(
+        f"policy.model: {model} is a {config.model_type}, of which transformers has no causal and no encoder-decoder "
+        "language model; take another model"
+    )
+
+
 def _cannot_load(model: str, error: Exception) -> LmgymError:
     reason = " ".join(str(error).split())[:300]
     return LmgymError(
@@ -259,7 +272,7 @@ def _load(section: PolicySection, model: str, tokenizer: str, packing: dict[str,
     """A model and its tokenizer, from a folder or the Hub: parameters in fp32, unless `packing` quantizes them."""
     revision = section.revision if model == section.model else None
     config = _config(model, revision)
-    kind: Any = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
+    kind = _auto_class(config, model)
     try:
         loaded = kind.from_pretrained(model, revision=revision, **(packing or {"dtype": torch.float32}))
         text_tokenizer = AutoTokenizer.from_pretrained(tokenizer, revision=revision if tokenizer == model else None)
