@@ -16,6 +16,7 @@ from lmgym.core.registry import suggest
 LONGEST_RECIPE = 2**17  # bytes; reading takes about a second for so many
 MOST_EXPANDED = 10**6
 MOST_BITS = 1024  # of a whole number
+DEEPEST = 50  # levels of sections and lists; whatever walks a recipe may then do so by recursion
 NAMED = ("algorithm", "env", "task")  # sections that may be written as a name alone
 
 
@@ -174,6 +175,24 @@ class _StrictLoader(yaml.SafeLoader):
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Refuses a node that is too deep, before it has been read."""
+        self.depth = getattr(self, "depth", 0) + 1
+        if self.depth > DEEPEST:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, f"it is more than {DEEPEST} levels deep", mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Refuses what its tag does not allow, such as `!!int x`, for which the library raises just anything."""
+        try:
+            return super().construct_object(node, deep)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(None, None, f"this is no {kind}", node.start_mark) from error
 
 
 _StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_yaml_int)
