@@ -123,7 +123,7 @@ def spelling(latex: str) -> str:
 
     Example: spelling(r"( 1, \\frac{1} {2} )") -> '(1,\\\\frac{1}{2})'
     """
-    return SPACE.sub("", latex.strip())
+    return SPACE.sub("", re.sub(r"\s+", " ", latex.strip()))
 
 
 def depth(latex: str) -> int:

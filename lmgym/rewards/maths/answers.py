@@ -1,6 +1,6 @@
 r"""Which part of a text is its answer: the last box, the announced answer, or the last formula or number.
 
-No function raises, or takes more than linear time on what stands behind the last 2,000 characters of a line.
+No function raises, or takes more than linear time: formulas are looked for in 2,000 characters at most.
 """
 
 import re
@@ -33,6 +33,7 @@ COMMAND = re.compile(
 WORD = re.compile(r"[A-Za-z]{2,}")
 AND = re.compile(r"\s*,?\s*(?P<word>\b(?:and|or)\b)\s*|\s*[,;]\s*")  # between the formulas of one answer
 IS = re.compile(r"\b(?:is|are|equals?|be) (?:(?:then|thus|therefore|exactly|equal to) )?+")
+VERBS = 10  # how many of them are tried, from the last one back
 SENTENCE_END = re.compile(r"[.!?]\s+(?=[A-Z])")
 ITEM = r"(?:[A-Za-z]\s?=\s?)?[-\u2212]?\$?[0-9]++(?:,[0-9]{3}(?![0-9]))*+(?:[./][0-9]++)?+%?"
 LIST = re.compile(rf"{ITEM}(?:(?:\s*+,\s*+(?:(?:and|or)\s++)?+|\s++(?:and|or)\s++){ITEM})++[.!]?\s*")  # "2, 3 and 5"
@@ -68,10 +69,13 @@ def reference_of(reference: str) -> str:
     announced = next(_announced(reference), None)
     if announced is not None:
         return announced
-    run = _run_from(reference.strip(), 0)
-    if run is not None and run.end == len(reference.strip()):
+    reference = reference.strip()
+    run = _run_from(reference, 0) if len(reference) <= LONGEST else None
+    if run is not None and run.end == len(reference):
         return run.content
-    return reference if "\\" in reference and "\n" not in reference.strip() else reference_answer(reference)
+    factorial = reference.endswith("!") and not WORKED.search(reference)
+    whole = "\n" not in reference and ("\\" in reference or factorial)
+    return reference if whole else reference_answer(reference)
 
 
 def _announced(text: str) -> Iterator[str]:
@@ -95,7 +99,7 @@ def _in_line(line: str) -> str:
         return sentence
     # 2. "The largest $n$ is 34": what stands after the last "is", if the line has formulas before it.
     first = next(_formulas(sentence), None)
-    for verb in reversed([] if first is None else [*IS.finditer(sentence, first.end)]):
+    for verb in [] if first is None else [*IS.finditer(sentence, first.end)][: -VERBS - 1 : -1]:
         rest = sentence[verb.end() :].lstrip(DECORATION)
         run = _run_from(rest, 0)
         if run is not None or NUMBER.match(rest):
@@ -145,8 +149,9 @@ def _formulas(text: str) -> Iterator[Span]:
 
 def _run_from(text: str, start: int) -> Span | None:
     """The formula at a place, with those that "and" or "or" links to it: "$2$, $3$ and $5$" says "2, 3, 5"."""
-    runs = _runs(text[start:])
-    first = next(runs, None)
+    if text[start : start + 1] not in ("$", "\\"):
+        return None
+    first = next(_runs(text[start:]), None)
     if first is None or first.start != 0:
         return None
     return Span(start, start + first.end, first.content)

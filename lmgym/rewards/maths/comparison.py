@@ -6,6 +6,7 @@ The answers are in the normal form of `text.latex.tidied`.
 import re
 from fractions import Fraction
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 from lmgym.rewards.maths.final_answer import normalise_number
@@ -17,10 +18,12 @@ MOST_PARTS = 20  # of an answer that is a list
 PERCENT = re.compile(r"(?:\\?%|percent|percentage|pct)\s*[.}]?\s*$")
 TEXT = re.compile(r"\\(?:text|textbf|textit|textnormal|mathrm|mathbf|mbox|operatorname)\{([^{}\\]*)\}")
 CHOICE = re.compile(r"\(?(?P<letter>[A-J])(?:\)?[.:]|\))\s*(?!.*\b(?:or|and)\b).+")  # "C. x = 42"
+WORD = re.compile(r"[A-Za-z]{4,}")
 LETTER = re.compile(r"\(?([A-J])\)?")
 REVERSED = re.compile(r"(?P<value>[^=<>]+)=\s*(?P<name>[A-Za-z])")  # "2 = x"
 LETTERS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 APART = re.compile(r"(?<!\^)[0-9]\s+[0-9]")  # two numbers with only a space between: no product, and no number
+ASSIGNMENT = re.compile(r"\s*[A-Za-z]\s*=")
 SEPARATOR = re.compile(r"\\text\{\s*(?:and|or)\s*\}|(?<![\\A-Za-z])(?:and|or)(?![A-Za-z])|;")
 
 
@@ -32,7 +35,11 @@ def easily_equal(answer: str, right: str) -> bool | None:
     words = _words(answer), _words(right)
     if words[0] == words[1] or _chosen(*words) or _chosen(*reversed(words)):
         return True
-    first, second = normalise_number(answer), normalise_number(right)
+    if all(WORD.fullmatch(one) for one in words):  # math-verify would read a product of letters: listen = silent
+        return words[0].casefold() == words[1].casefold()
+    if (_is_set(answer) and _in_parentheses(right)) or (_is_set(right) and _in_parentheses(answer)):
+        return False
+    first, second = _number(answer), _number(right)
     if first is None or second is None:
         return None
     # 50% equals 50 and also 0.5.
@@ -44,18 +51,18 @@ def easily_equal(answer: str, right: str) -> bool | None:
 
 
 def equal(answer: str, right: str) -> bool:
-    """Equal by algebra: as a whole, or part by part if both are lists of as many parts, in any order."""
-    if verified(answer, right):
-        return True
-    ours, theirs = parts(answer), parts(right)
-    if not 1 < len(ours) == len(theirs) <= MOST_PARTS:
-        return False
-    for one in ours:
-        place = next((index for index, other in enumerate(theirs) if _parts_equal(one, other)), None)
-        if place is None:
-            return False
-        del theirs[place]
-    return True
+    """Equal by algebra: part by part if both are lists of as many parts, or as a whole. Lists have no order, tuples
+    have one, and a list beside a tuple is taken as one. Runs in a worker."""
+    pair = (answer, right)
+    tuples = [one for one in pair if _in_parentheses(one)]
+    ours, theirs = (parts(one[1:-1] if one in tuples else one) for one in pair)
+    several = 1 < len(ours) == len(theirs) <= MOST_PARTS
+    if len(tuples) == 2:
+        same_ends = answer[0] + answer[-1] == right[0] + right[-1]
+        return (several and same_ends and _equal_in_order(ours, theirs)) or verified(answer, right)
+    if len(tuples) == 1 and all(len(one) > 1 for one in (ours, theirs)):
+        return several and tuples[0][0] + tuples[0][-1] == "()" and _equal_in_order(ours, theirs)
+    return (several and _equal_in_any_order(ours, theirs)) or verified(answer, right)
 
 
 def parts(latex: str) -> list[str]:
@@ -63,13 +70,13 @@ def parts(latex: str) -> list[str]:
 
     Example: parts(r"x=1, (2,3) \text{ and } 1,000") -> ['x=1', '(2,3)', '1,000']
     """
-    if latex.startswith(r"\{") and latex.endswith(r"\}"):
+    if _is_set(latex):
         latex = latex[2:-2]
-    elif (text := TEXT.fullmatch(latex)) or (latex.startswith("{") and latex.endswith("}")):
+    elif (text := TEXT.fullmatch(latex)) or (latex.startswith("{") and _closes_at_end(latex)):
         latex = text[1] if text else latex[1:-1]
     found = []
     for piece in _split(latex, SEPARATOR):
-        found += [piece] if normalise_number(piece) is not None else _split(piece, re.compile(","))
+        found += [piece] if _number(piece) is not None else _split(piece, re.compile(","))
     return [piece.strip() for piece in found if piece.strip()]
 
 
@@ -96,6 +103,41 @@ def verified(answer: str, right: str) -> bool:
 def _parts_equal(answer: str, right: str) -> bool:
     easy = easily_equal(answer, right)
     return verified(answer, right) if easy is None else easy
+
+
+def _equal_in_any_order(ours: list[str], theirs: list[str]) -> bool:
+    left = list(theirs)
+    for one in ours:
+        place = next((index for index, other in enumerate(left) if _parts_equal(one, other)), None)
+        if place is None:
+            return False
+        del left[place]
+    return True
+
+
+def _equal_in_order(ours: list[str], theirs: list[str]) -> bool:
+    """Are two lists equal one by one? Those of values with names (y=1, x=2) are put into the order of the names."""
+    one, other = (sorted(some) if all(ASSIGNMENT.match(part) for part in some) else some for some in (ours, theirs))
+    return len(one) == len(other) <= MOST_PARTS and all(_parts_equal(*pair) for pair in zip(one, other, strict=True))
+
+
+def _number(latex: str) -> Fraction | None:
+    """The value of an answer that is a number, with or without a unit; 5! is none."""
+    return None if latex.endswith("!") else normalise_number(latex)
+
+
+def _is_set(latex: str) -> bool:
+    return latex.startswith(r"\{") and latex.endswith(r"\}")
+
+
+def _in_parentheses(latex: str) -> bool:
+    """One tuple or interval: "(1, 2]", but not "(1, 2), (3, 4)"."""
+    return latex[:1] in ("(", "[") and _closes_at_end(latex)
+
+
+def _closes_at_end(latex: str) -> bool:
+    levels = accumulate((one in "([{") - (one in ")]}") for one in latex)
+    return next((place for place, level in enumerate(levels) if level == 0), None) == len(latex) - 1
 
 
 def _split(latex: str, separator: re.Pattern[str]) -> list[str]:
@@ -167,10 +209,15 @@ def _near(first: Any, second: Any) -> bool:
         return all(any(_near(one, other) for other in second) for one in first)
     if isinstance(first, sympy.Tuple | sympy.Set) and type(first) is type(second):
         return all(_near(*pair) for pair in zip(first.args, second.args, strict=False))
-    if not (getattr(first, "is_number", False) and getattr(second, "is_number", False)):
+    if not all(getattr(one, "is_number", False) and _finite(one) for one in (first, second)):
         return True
     gap, size = abs((first - second).evalf(15)), max(abs(first.evalf(15)), abs(second.evalf(15)))
     return bool(gap <= size * float(RELATIVE)) or bool((first - second).equals(0))
+
+
+def _finite(number: Any) -> bool:
+    value = abs(number.evalf(15))
+    return bool(value.is_comparable and value.is_finite)
 
 
 def _equal_numbers(first: Any, second: Any) -> bool:
