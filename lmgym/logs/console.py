@@ -154,7 +154,8 @@ class Console:
             self.say(f"warning: {sentence}", style="yellow")
 
     def before_after(self, rows: Sequence[tuple[str, Interval, Interval]]) -> None:
-        """Print a table of (metric, before, after): means with 95% intervals, and whether the intervals overlap."""
+        """Print a table of (metric, before, after): means with 95% intervals, and whether the intervals overlap ("-"
+        where one of them has no bounds)."""
         self._finish_line()
         counts = {interval.count for _, *pair in rows for interval in pair}
         prompts = f" on {counts.pop()} prompts" if len(counts) == 1 else ""
@@ -165,7 +166,8 @@ class Console:
             table.add_column(heading, no_wrap=heading != "overlap")
         for metric, before, after in rows:
             apart = do_not_overlap(before, after)
-            cells = (metric, str(before), str(after), "no" if apart else "yes")
+            known = before.has_bounds and after.has_bounds
+            cells = (metric, str(before), str(after), ("no" if apart else "yes") if known else "-")
             table.add_row(*map(self._text, cells), style="bold" if apart else "")
         self._print(table)
 

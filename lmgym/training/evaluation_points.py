@@ -107,7 +107,7 @@ def _measures_references(stage: StageRun, examples: Sequence[Example]) -> bool:
 
 def reference_nll(examples: Sequence[Example], actor: Actor, policy: Policy, seed: int, envs: Envs) -> Interval:
     """Mean negative log-likelihood (nats per token) of the held-out references, or of what the environments' own
-    demonstrators say; the interval is a bootstrap over examples of their per-token means."""
+    demonstrators say; the interval is over examples, of their per-token means."""
     episodes = demonstrate(list(enumerate(examples)), actor, (seed, "evaluation"), envs)
     batch = collate(episodes, policy.pad_id)
     logprobs = policy.compute_logprobs_no_grad(batch).logprobs

@@ -530,12 +530,13 @@ def test_ppo_keys_are_taken_over_or_named() -> None:
     settings = settings_of({**given, "adap_kl_ctrl": False, "early_stopping": True, "target_kl": 0.1})
     assert (settings.batch_size, settings.ppo.minibatches, settings.seed) == (8, 2, 3)
     assert (settings.optimizer.max_gradient_norm, settings.ppo.kl_target, settings.ppo.target_kl) == (0.5, None, 0.1)
-    assert settings_of({"kl_penalty": "mse"}).ppo.kl_estimator == "k2"
+    assert settings_of({"kl_penalty": "kl"}).ppo.kl_estimator == "k1"
     with pytest.warns(UserWarning, match="ratio_threshold is not taken over: no minibatch is skipped"):
         settings_of({"ratio_threshold": 10.0})
     for keys, sentence in (
         ({"learning_rte": 1.0}, "unknown key 'learning_rte'; did you mean 'learning_rate'"),
-        ({"kl_penalty": "full"}, "kl_penalty is 'full'; lmgym has 'kl' and 'mse'"),
+        ({"kl_penalty": "full"}, "kl_penalty is 'full'; lmgym has 'kl', the only one of TRL's four"),
+        ({"kl_penalty": "mse"}, "kl_penalty is 'mse'; lmgym has 'kl', the only one of TRL's four"),
         ({"batch_size": 0}, "at least 1"),
         ({"gamma": 2.0}, "gamma is 2.0"),
     ):

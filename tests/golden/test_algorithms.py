@@ -120,6 +120,20 @@ def test_mean_none_and_self_critical_baselines() -> None:
     assert Reinforce(baseline="scst").requirements == Requirements(greedy=True)
 
 
+def test_a_self_critical_difference_has_no_penalty_on_one_side() -> None:
+    """Rennie et al. (arXiv 1612.00563) subtract the greedy answer's reward from the sampled one's, by one function."""
+    with pytest.raises(LmgymError, match="scst, the difference of two answers' scores, and a KL penalty in the reward"):
+        Reinforce(baseline="scst", kl_coefficient=0.1)
+    algorithm = Reinforce(baseline="scst", kl_coefficient=0.1, kl_in="loss")
+    batch = batch_of([0.9, 0.6]).replace(baseline=tensor([0.7, 0.8]))
+    batch = batch.replace(logprobs_old=-1.0 * batch.actions, logprobs_ref=-3.0 * batch.actions)
+    assert per_row(algorithm.advantages(batch)) == pytest.approx([0.2, -0.2])
+    assert set(algorithm.loss(batch.replace(advantages=batch.rewards), PolicyOutputs(batch.rewards))[0]) == {
+        "policy",
+        "kl",
+    }
+
+
 def test_the_mean_baseline_ignores_groups_and_rloo_does_not() -> None:
     batch = batch_of([1.0, 0.0, 5.0, 3.0], groups=[0, 0, 1, 1])
     assert per_row(Reinforce().advantages(batch)) == pytest.approx([-1.25, -2.25, 2.75, 0.75])

@@ -62,6 +62,19 @@ def test_stepwise_returns_of_llm_rl(rewards: list[float], gamma: float, expected
     assert flat == pytest.approx([*wanted, 0.7, 0.7], rel=0, abs=loose)
 
 
+def test_two_turns_without_a_token_between_them_are_two_steps() -> None:
+    """As reinforce_stable.md says: an environment may hear a line and say nothing. What continues an unfinished line
+    (behind a calculator's result, say) belongs to it."""
+    first, silent = Turn([9], [5, 5]), Turn([], [5], reward=1.0)
+    for unfinished, returns, lengths in ((False, [0.5, 0.5, 1.0], [2, 2, 1]), (True, [1.0] * 3, [3] * 3)):
+        first.unfinished = unfinished
+        batch = in_double(Episode(Example("x", "?"), 0, 0, [first, silent], score=1.0))
+        assert batch.actions.tolist() == [[False, True, True, True]]
+        algorithm = ReinforceStable(gamma=0.5, kl_coefficient=0.0)
+        assert on_actions(batch, algorithm.advantages(batch).advantages) == [returns]
+        assert on_actions(batch, turn_lengths(batch.actions, batch.turn, batch.episode)) == [lengths]
+
+
 @given(seed=st.integers(0, 2**31), gamma=st.floats(0, 1))
 def test_turn_returns_and_lengths_are_those_of_the_episodes(seed: int, gamma: float) -> None:
     """Against Python lists, over conversations with and without rewritten prompts."""
@@ -201,7 +214,7 @@ def test_a_penalty_in_the_reward_reaches_what_led_to_it() -> None:
     batch = in_double(conversation([(2, 0.0), (1, 1.0)]))
     old = tensor([[0.0, -1.0, -2.0, 0.0, -1.0]], dtype=torch.float64)
     batch = batch.replace(logprobs_old=old, logprobs_ref=old - tensor([[0.0, 0.4, 0.2, 0.0, 0.1]], dtype=torch.float64))
-    algorithm = ReinforceStable(gamma=0.5, kl_in="reward", kl_estimator="k1", kl_coefficient=2.0)
+    algorithm = ReinforceStable(gamma=0.5, kl_in="reward", kl_coefficient=2.0)
     found = on_actions(batch, algorithm.advantages(batch).advantages)[0]
     assert found == pytest.approx([0.5 - 2 * (0.4 + 0.2 + 0.5 * 0.1), 0.5 - 2 * (0.2 + 0.5 * 0.1), 1 - 2 * 0.1])
 
