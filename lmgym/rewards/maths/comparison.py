@@ -209,15 +209,12 @@ def _near(first: Any, second: Any) -> bool:
         return all(any(_near(one, other) for other in second) for one in first)
     if isinstance(first, sympy.Tuple | sympy.Set) and type(first) is type(second):
         return all(_near(*pair) for pair in zip(first.args, second.args, strict=False))
-    if not all(getattr(one, "is_number", False) and _finite(one) for one in (first, second)):
+    if not (getattr(first, "is_number", False) and getattr(second, "is_number", False)):
         return True
-    gap, size = abs((first - second).evalf(15)), max(abs(first.evalf(15)), abs(second.evalf(15)))
-    return bool(gap <= size * float(RELATIVE)) or bool((first - second).equals(0))
-
-
-def _finite(number: Any) -> bool:
-    value = abs(number.evalf(15))
-    return bool(value.is_comparable and value.is_finite)
+    gap, sizes = _size(first - second), [_size(first), _size(second)]
+    if gap is None or None in sizes:
+        return True
+    return bool(gap <= max(sizes) * float(RELATIVE)) or bool((first - second).equals(0))
 
 
 def _equal_numbers(first: Any, second: Any) -> bool:
@@ -230,5 +227,12 @@ def _equal_numbers(first: Any, second: Any) -> bool:
     if {letter.name for letter in letters} == {"i"}:
         return bool(sympy.simplify((first - second).subs(dict.fromkeys(letters, sympy.I))) == 0)
     if first.is_number and second.is_number and (first.has(sympy.Float) or second.has(sympy.Float)):
-        return bool(abs((first - second).evalf(15)) < 0.5 / 10**PLACES) and _near(first, second)
+        gap = _size(first - second)
+        return gap is not None and bool(gap < 0.5 / 10**PLACES) and _near(first, second)
     return False
+
+
+def _size(number: Any) -> Any:
+    """Its absolute value as a sympy float, which has no smallest or largest; None if it is infinite or undefined."""
+    value = abs(number.doit().evalf(15))
+    return value if value.is_comparable and value.is_finite else None

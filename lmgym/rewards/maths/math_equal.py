@@ -38,14 +38,16 @@ def math_equal(
 ) -> list[float]:
     r"""1 if the text's final answer is mathematically equal to the reference's answer, else 0.
 
-    The text's answer is the content of its last \boxed{} or \fbox{}; if that box is not closed, there is no answer.
-    Without a box it is the announced answer ("#### 18", "The answer is $\frac12$"). Without an announcement, and unless
-    `strict`, it is the last formula or number of the text, or the whole text if that is one bare line. The reference's
-    answer is the example's meta["answer"] if it has one, else it is found in the reference.
+    The text's answer is the content of its last \boxed{} or \fbox{}, or of several that "and", "or" or a comma link
+    ("\boxed{2} and \boxed{3}"); if the last box is not closed, there is no answer. Without a box it is the announced
+    answer ("#### 18", "The answer is $\frac12$", "Final Answer: The largest $n$ is 34"). Without an announcement, and
+    unless `strict`, it is the last formula or number of the text, or the whole text if that is one bare line. The
+    reference's answer is the example's meta["answer"] if it has one, else it is found in the reference.
 
     Equal are: numbers of equal value (decimals to six places; 50\% equals 0.5 and also 50); expressions that simplify
-    to the same; equal sets, intervals and matrices; texts that differ only in white space. Units and currencies are
-    ignored. An answer of more than 1,000 characters or 30 nested brackets is wrong.
+    to the same; equal tuples, intervals and matrices; sets and lists with equal parts in any order; texts that differ
+    only in white space. Units and currencies are ignored. A comma separates parts or thousands, never decimals. An
+    answer of more than 1,000 characters or 30 nested brackets is wrong.
 
     A comparison may take `seconds` of CPU time, in one of `workers` processes (default: one per core, at most 8). If it
     takes longer, or crashes, the answer counts as wrong, with a warning. The values do not depend on the order of the
