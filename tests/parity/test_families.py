@@ -155,10 +155,12 @@ def greedy(policy: Policy, rows: int, **settings: Any) -> list[Completion]:
 @every_family
 def test_greedy_answers_equal_generate(family: str) -> None:
     """Prompts of different lengths, one of them twice; then again with an EOS that does occur, at different places."""
-    model = model_of(family)
+    paths = [policy_of(family), policy_of(family, fast=False)][: 1 + (family in FAST)]
+    if family != "gemma2":  # Hugging Face's soft caps overflow in fp64
+        paths = [models.exact(policy) for policy in paths]
+    model = paths[0].model
     free = [generated(model, prompt, [models.EOS]) for prompt in PROMPTS]
     assert len({tuple(ids) for ids in free}) >= 4
-    paths = [policy_of(family), policy_of(family, fast=False)][: 1 + (family in FAST)]
     for policy in paths:
         for rows in (64, 2):
             answers = greedy(policy, rows)

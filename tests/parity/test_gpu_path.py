@@ -90,7 +90,7 @@ def test_steps_of_fixed_shapes_sample_the_same_answers(
     step = cuda_graphs.CapturedSteps._step
     monkeypatch.setattr(cuda_graphs, "WIDTH", 8)
     monkeypatch.setattr(cuda_graphs.CapturedSteps, "_step", lambda self, width: widths.add(width) or step(self, width))
-    asked, policy = requests(16), policy_of(family)
+    asked, policy = requests(16), models.exact(policy_of(family))
     if conversations:
         asked = [replace(request, conversation=number) for number, request in enumerate(asked)]
     usual, fixed = generated(policy, asked, rows), generated(policy, asked, rows, captured=True)

@@ -94,7 +94,7 @@ def test_log_probabilities_are_those_of_the_policy(kind: str, fast: bool, settin
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_completion_depends_on_its_request_only(fast: bool, temperature: float) -> None:
     """Alone, among others, in another order, with few or many rows, with small or large prefills: the same answer."""
-    policy = policy_of(fast=fast)
+    policy = models.exact(policy_of(fast=fast))
     sampling = Sampling(max_new_tokens=12, temperature=temperature, stop_ids=tuple(range(50, 70)))
     asked = requests(24)
     answers = Sampler(policy, 64).generate(asked, sampling)
@@ -122,7 +122,7 @@ def test_a_shared_prompt_is_read_as_ones_own_is(
     """Prompts stored once for all their answers, of which some leave early and others come, until few are left, against
     slots that hold their prompts themselves, as those of conversations do."""
     monkeypatch.setattr("lmgym.inference.decoder.WORTH_SHARING", worth)
-    policy, sampling = policy_of(kind), Sampling(max_new_tokens=14, stop_ids=tuple(range(50, 70)))
+    policy, sampling = models.exact(policy_of(kind)), Sampling(max_new_tokens=14, stop_ids=tuple(range(50, 70)))
     shared = requests(20)
     own = [replace(request, conversation=n) for n, request in enumerate(shared)]
     together, apart = Sampler(policy, rows).generate(shared, sampling), Sampler(policy, rows).generate(own, sampling)
@@ -133,7 +133,7 @@ def test_a_shared_prompt_is_read_as_ones_own_is(
 
 
 def test_the_key_decides() -> None:
-    policy, sampling = policy_of(), Sampling(max_new_tokens=12)
+    policy, sampling = models.exact(policy_of()), Sampling(max_new_tokens=12)
     prompt = PROMPTS[0]
     same, other = ([Request(prompt, key) for key in keys] for keys in ([5, 5], [5, 6]))
     first, second = Sampler(policy).generate(same, sampling)

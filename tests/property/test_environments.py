@@ -28,7 +28,8 @@ PLUGIN = "tests.property.failing_environments"
 
 
 def policy() -> Policy:
-    return Policy(models.sharpen(models.llama(max_position_embeddings=512), 0.12), models.byte_tokenizer())
+    model = models.sharpen(models.llama(max_position_embeddings=512), 0.12)
+    return models.exact(Policy(model, models.byte_tokenizer()))
 
 
 def played(rows: int, envs: Any, count: int = 16, **sampling: Any) -> list[Episode]:
