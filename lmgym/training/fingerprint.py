@@ -16,7 +16,7 @@ from lmgym.config.schema import Config
 from lmgym.models import lora
 from lmgym.models.policy import Policy
 from lmgym.training import manifest
-from lmgym.training.machine import Machine, own_commit
+from lmgym.training.machine import Machine, own_source
 from lmgym.training.run import Data
 from lmgym.types import Example
 
@@ -116,8 +116,8 @@ def _own_version() -> str:
         version = importlib.metadata.version("lmgym")
     except importlib.metadata.PackageNotFoundError:  # run from its source, not installed
         version = "unknown"
-    commit = own_commit()
-    return f"{version} ({commit})" if commit else version
+    _, contents = own_source()
+    return f"{version} ({contents[:12]})" if contents else version
 
 
 def _processor() -> str:

@@ -68,16 +68,16 @@ def _this_machine(threads: int) -> Machine:
         torch=torch.__version__,
         transformers=importlib.metadata.version("transformers"),
         platform=platform.platform(),
-        commit=own_commit(),
+        commit=own_source()[0],
     )
 
 
-def own_commit() -> str | None:
-    """The last commit that changed lmgym, if it runs from its repository."""
-    package = Path(__file__).parents[1]
-    command = ["git", "-C", str(package), "log", "-1", "--format=%H", "--", "."]
+def own_source() -> tuple[str | None, str | None]:
+    """The commit of lmgym's repository, and git's name for the contents of the package there; None where it is
+    installed."""
+    command = ["git", "-C", str(Path(__file__).parents[1]), "rev-parse", "HEAD", "HEAD:./"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:  # no git here
-        return None
-    return found or None  # empty in a repository that only holds the installed package
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError):  # no git, or a repository that does not hold the package
+        return None, None
+    return found[0], found[1]

@@ -121,9 +121,9 @@ def find_progress(config: Config, folder: Path, warn: Callable[[str], None]) -> 
     """The newest whole checkpoint of a run folder (None for a new run), and how far the run has come. `warn` is told of
     newer checkpoints that are damaged. Raises LmgymError if all are, or if the recipe has fewer stages than the run has
     begun."""
-    if folder.is_dir():
+    if (folder / ".lock").is_file():
         lock_folder(folder).close()  # another process may be saving there just now
-        checkpoint.put_back(folder)
+    checkpoint.put_back(folder)
     newest, complaints = checkpoint.newest(folder / "checkpoints", resumes=True)
     for complaint in complaints:
         warn(complaint)
