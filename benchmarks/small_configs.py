@@ -57,10 +57,16 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "longcat_flash": {"head_dim": 8, "qk_head_dim": 16},
     "mamba2": {"num_heads": 8, "head_dim": 8},
     "ministral": TEXT,
+    "nemo_speechlm": {"text_config": {"num_key_value_heads": 2}},
     "nemotron": {"num_key_value_heads": 2},
     "qwen3_asr": {"eos_token_id": 2},
-    "qwen4_exp_text": {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
-                       "indexer_compress_ratio": 4},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 4,
+    },
     "recurrent_gemma": {"num_hidden_layers": 3, "block_types": None},
     "reformer": {"attn_layers": ["local", "lsh"], "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 16]},
     "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 1},
@@ -103,7 +109,8 @@ def small_fields(usual: PretrainedConfig) -> dict[str, Any]:
         fields["num_key_value_heads"] = fields["num_attention_heads"]
     types = vars(usual).get("layer_types")
     if types and len(set(types)) > 1:
-        fields["layer_types"] = list(dict.fromkeys(types))
+        # Attention to everything last: a cache whose first layers are recurrent may not know how much it has read.
+        fields["layer_types"] = sorted(dict.fromkeys(types), key=lambda kind: kind == "full_attention")
         fields["num_hidden_layers"] = len(fields["layer_types"])
     if "is_decoder" in vars(usual):
         fields["is_decoder"] = True

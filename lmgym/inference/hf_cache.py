@@ -5,6 +5,7 @@ first tokens, `step(tokens)` the logits of the tokens after these.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -38,8 +39,8 @@ class PlainReader:
             self.ids = torch.cat([self.ids, tokens[:, None]], 1)
         fresh = self.ids if self.cache is None else self.ids[:, -1:]
         index = torch.arange(self.ids.shape[1], device=self.ids.device)[-fresh.shape[1] :].expand(fresh.shape)
-        cache = {"past_key_values": self.cache} if self.cache is not None else {}
-        output = self.model(input_ids=fresh, **self.policy.positions(index), **cache, use_cache=self.use_cache)
+        inputs: dict[str, Any] = {"input_ids": fresh, **self.policy.positions(index), "use_cache": self.use_cache}
+        output = self.model(**inputs, **({} if self.cache is None else {"past_key_values": self.cache}))
         self.cache = getattr(output, "past_key_values", None)
         return output.logits[:, -1].float()
 

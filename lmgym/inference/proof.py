@@ -9,7 +9,7 @@ formula of the bound and a table of all families.
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -25,7 +25,7 @@ from lmgym.models.distributions import logprobs_of_logits
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
 
-LENGTHS = (9, 2, 5, 5)  # tokens of the prompts; two are of one length, so that some rows share a pass
+LENGTHS = (9, 4, 4)  # tokens of the prompts; two are of one length, so that some rows share a pass
 ANSWERS = 2  # to each prompt, so that its keys and values are shared
 NEW = 8  # tokens of an answer
 QUANTILE = 0.95
@@ -44,7 +44,8 @@ class Gap:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.mean:.2g} nats a token (0.95 quantile {self.high:.2g})"
+        high = f" (0.95 quantile {self.high:.2g})" if math.isfinite(self.high) else ""
+        return f"{self.mean:.2g} nats a token{high}"
 
 
 @dataclass(frozen=True)
@@ -107,17 +108,19 @@ def prove(policy: Policy, engine: Engine, most: float | None = None) -> Proof:
     family = str(policy.model.config.model_type)
     compute = str(policy.compute).removeprefix("torch.")
     kind = f"{family} in {compute}"
-    batch = _attempt(kind, "sampled", lambda: sample(policy, engine))
-    scored = _attempt(kind, "scored", lambda: policy.compute_logprobs_no_grad(batch).logprobs)
-    own, spread = _attempt(kind, "run", lambda: own_logprobs(policy, batch))
+    try:
+        batch = _attempt(kind, "sampled", lambda: sample(policy, engine))
+        scored = _attempt(kind, "scored", lambda: policy.compute_logprobs_no_grad(batch).logprobs)
+        own, spread = _attempt(kind, "run", lambda: own_logprobs(policy, batch))
+    except LmgymError:
+        _check_finite(policy.model)  # the likelier reason
+        raise
     if not bool(own.isfinite().all()):
-        raise LmgymError(
-            f"policy.model: the forward pass of this {kind} gives log-probabilities that are no numbers; its weights "
-            "are damaged, so take another copy of it"
-        )
-    gaps = [_gap(ours, own, batch) for ours in (batch.require("logprobs_sampler"), scored)]
-    proof = Proof(family, compute, int(batch.actions.sum()), *gaps, bound_of(policy, spread, most))
-    return proof if proof.holds else Proof(**{**vars(proof), "causal": is_causal(policy, batch, own, proof.bound)})
+        _check_finite(policy.model)
+    sampled = _gap(batch.require("logprobs_sampler"), own, batch)
+    bound = bound_of(policy, spread, most)
+    proof = Proof(family, compute, int(batch.actions.sum()), sampled, _gap(scored, own, batch), bound)
+    return proof if proof.holds else replace(proof, causal=is_causal(policy, batch, own, bound))
 
 
 def proofs_of(
@@ -238,6 +241,16 @@ def _prompts(policy: Policy) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 def _gap(ours: Float[Tensor, "N T"], own: Float[Tensor, "N T"], batch: Batch) -> Gap:
     difference = (ours.float().cpu() - own)[batch.actions.cpu()].abs()
     return Gap(float(difference.mean()), float(difference.quantile(QUANTILE)))
+
+
+def _check_finite(model: nn.Module) -> None:
+    """Raise LmgymError, naming the first of them, if weights are no numbers."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
+            raise LmgymError(
+                f"policy.model: {name} holds numbers that are infinite or none at all (NaN), so the model is damaged; "
+                "take another copy of it"
+            )
 
 
 def _attempt(kind: str, done: str, function: Callable[[], T]) -> T:

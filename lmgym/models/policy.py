@@ -73,12 +73,13 @@ class Policy:
         return context_length(self.model)
 
     @cached_property
-    def _first_position(self) -> int | None:
+    def first_position(self) -> int | None:
+        """The position of a row's first token; None if the model takes no positions."""
         return first_position(self.model)
 
     def positions(self, index: Int[Tensor, "N T"]) -> dict[str, Tensor]:
         """The argument `position_ids` for tokens with these indices in their rows; empty if the model takes none."""
-        return {} if self._first_position is None else {"position_ids": index + self._first_position}
+        return {} if self.first_position is None else {"position_ids": index + self.first_position}
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
