@@ -131,7 +131,8 @@ def demonstrate_step(env: Any) -> str:
 
 
 def _can_be_trained_on(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and bool(value <= LARGEST_REWARD and -value <= LARGEST_REWARD)  # nan is neither
+    size: Any = abs(value) if isinstance(value, numbers.Real) else None
+    return size is not None and bool(size <= LARGEST_REWARD)  # False for nan too
 
 
 def check_step(step: Any) -> Step:
