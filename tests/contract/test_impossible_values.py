@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from lmgym.algorithms.supervised import Supervised
+from lmgym.batch import collate
 from lmgym.cli.main import main
 from lmgym.core.constraints import LARGEST_REWARD
 from lmgym.core.errors import LmgymError
@@ -22,6 +24,7 @@ from lmgym.stats.intervals import mean_interval
 from lmgym.stats.paired import compare_paired
 from lmgym.training.preflight import check_new_tokens
 from lmgym.types import Episode, Example, Turn
+from lmgym.updates.prepare import prepare
 from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
@@ -133,6 +136,14 @@ def test_a_token_that_only_the_tokenizer_has_is_refused_where_a_text_holds_it(fo
     assert engine.generate([request, Request((5,), key=2)], Sampling(max_new_tokens=2))[0].ids
     with pytest.raises(LmgymError, match=rf"a prompt holds '<added>' \(id {added}\), and the model has the ids 0 to"):
         engine.generate([Request((5, added), key=1)], Sampling(max_new_tokens=2))
+
+
+def test_a_reference_with_a_token_that_the_model_lacks() -> None:
+    policy = load_policy(section())
+    batch = collate([Episode(Example("x", "?"), 0, 0, [Turn([1], [policy.vocabulary + 3])])])
+    said = rf"holds the token id {policy.vocabulary + 3}, and the model has the ids 0 to {policy.vocabulary - 1} only"
+    with pytest.raises(LmgymError, match=said):
+        prepare(batch, policy, {}, Supervised())
 
 
 # ---------------------------------------------------------------- max_new_tokens
