@@ -175,6 +175,21 @@ def table(
         print(f"| {count} | {' | '.join(shown)} |", flush=True)
 
 
+def exact_table() -> None:
+    """The lowest coverage with one sample a prompt, from the binomial distribution: nothing is drawn."""
+    every = np.geomspace(1e-4, 0.5, 800)[:, None]
+    print("\nRight or wrong, one sample a prompt, exactly\n\n| prompts | lmgym | Wilson |\n|---|---|---|")
+    for prompts in PROMPTS:
+        right = np.arange(prompts + 1)
+        outcomes = (np.arange(prompts) < right[:, None]) * 1.0
+        chances, shown = stats.binom.pmf(right, prompts, every), []
+        for method in (of_shares, wilson):
+            low, high = method(outcomes, 1)
+            covered = (chances * ((low <= every + 1e-12) & (every <= high + 1e-12))).sum(1)
+            shown.append(f"{covered.min():.3f} (at {every[covered.argmin(), 0]:.4f})")
+        print(f"| {prompts} | {' | '.join(shown)} |")
+
+
 def corpus_table(draws: int) -> None:
     """A figure of sums like BLEU: the geometric mean of two shares of counts."""
 
@@ -215,6 +230,7 @@ def main() -> None:
     }
     table("Right or wrong, one sample a prompt", shares, of_rates, (1,), draws)
     table("Right or wrong, four or eight samples a prompt", shares, of_rates, (4, 8), draws)
+    exact_table()
     of_scores = {"Student's t (lmgym)": of_values, "percentile bootstrap": percentile, "bootstrap-t": bootstrap_t}
     table("Symmetric values (normal, uniform)", values, of_scores, ("symmetric",), draws)
     table("Skewed values (exponential, lengths cut at 256)", values, of_scores, ("skewed",), draws)

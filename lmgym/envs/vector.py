@@ -4,7 +4,6 @@
 time limit. Each environment has a number: the index of its episode in the rollout.
 """
 
-import math
 import numbers
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from lmgym.core.constraints import LARGEST_REWARD
 from lmgym.core.errors import LmgymError, describe
 from lmgym.envs.base import Env, Step
 from lmgym.types import Example, Message
@@ -130,14 +130,23 @@ def demonstrate_step(env: Any) -> str:
     return text
 
 
+def _can_be_trained_on(value: Any) -> bool:
+    size: Any = abs(value) if isinstance(value, numbers.Real) else None
+    return size is not None and bool(size <= LARGEST_REWARD)  # False for nan too
+
+
 def check_step(step: Any) -> Step:
     """The step itself. Raises TypeError or ValueError, with one sentence, for a step that a rollout cannot use."""
     if not isinstance(step, Step):
         raise TypeError(f"step() returned {type(step).__name__}; it must return a Step")
-    if isinstance(step.reward, bool) or not isinstance(step.reward, numbers.Real) or not math.isfinite(step.reward):
-        raise ValueError(f"step() returned the reward {step.reward!r}; it must be a finite number")
-    if not all(isinstance(value, numbers.Real) and math.isfinite(value) for value in step.others.values()):
-        raise ValueError(f"step() pays the others {dict(step.others)!r}; they must be finite numbers")
+    if isinstance(step.reward, bool) or not _can_be_trained_on(step.reward):
+        raise ValueError(
+            f"step() returned the reward {step.reward!r}; it must be a finite number within {LARGEST_REWARD:g}"
+        )
+    if not all(_can_be_trained_on(value) for value in step.others.values()):
+        raise ValueError(
+            f"step() pays the others {dict(step.others)!r}; they must be finite numbers within {LARGEST_REWARD:g}"
+        )
     _check_messages(step.messages)
     if step.over:
         return step

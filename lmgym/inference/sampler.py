@@ -12,7 +12,7 @@ import torch
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.inference.base import Completion, Decoding, Request, Sampling
-from lmgym.inference.completions import check_request
+from lmgym.inference.completions import check_memory, check_request
 from lmgym.inference.conversation_cache import ConversationCache
 from lmgym.inference.decoder import Decoder
 from lmgym.inference.hf_generate import generate
@@ -90,6 +90,7 @@ class Sampler:
         vocabulary or the restriction."""
         for request in requests:
             check_request(self.policy, request)
+        check_memory(self.policy, sampling)
         sampling.check_vocabulary(self.policy.vocabulary)
         if self._restriction is not None:
             sampling.check_untruncated("the algorithm")

@@ -18,6 +18,7 @@ from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_b
 from lmgym.models.critic import add_critic
 from lmgym.models.device import choose_compute, choose_device
 from lmgym.models.hooks import layers_of
+from lmgym.models.integrity import check_finite, check_vocabulary
 from lmgym.models.policy import VALUE_HEAD, Policy
 from lmgym.text.chat import Cut
 
@@ -127,6 +128,7 @@ def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = Non
     elif folder is None and section.lora_rank is not None:
         alpha = section.lora_alpha or 2 * section.lora_rank
         lora.add_lora(model, section.lora_rank, alpha, section.lora_targets, seeds.key(seed, "lora"))
+    check_finite(model, section.model if folder is None else str(folder))
     # 3. End of sequence, precision and device.
     if section.eos_token is not None:
         if section.eos_token not in tokenizer.get_vocab():
@@ -137,6 +139,7 @@ def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = Non
             f"policy.model: the tokenizer of {section.model} has no end-of-sequence token, so no answer could "
             "ever end; name one of its tokens with policy.eos_token"
         )
+    check_vocabulary(section.model, model, tokenizer)
     compute = compute or choose_compute(section.compute, device, sum(p.numel() for p in model.parameters()))
     start = _decoder_start(section, model, tokenizer)
     if not quantization.is_quantised(model):  # a quantized model is on its device already

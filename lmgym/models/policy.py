@@ -61,7 +61,8 @@ class Policy:
         self.device = next(model.parameters()).device
         self.tokens_per_forward = choose_tokens_per_forward(tokens_per_forward, self.device.type)
         self.vocabulary, self.hidden_size = map(int, model.get_output_embeddings().weight.shape)
-        self.pad_id = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
+        pads = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)  # one that only the tokenizer has cannot be read
+        self.pad_id = next(i for i in pads if i is not None and i < self.vocabulary)
         self.encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
         self.decoder_start = decoder_start or (default_decoder_start(model) if self.encoder_decoder else ())
         self.value_head: nn.Linear | None = None  # on this model's own hidden states

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from lmgym.core import registry
 from lmgym.core.availability import availability_of
+from lmgym.core.constraints import LARGEST_REWARD
 from lmgym.core.errors import LmgymError, describe, place, represent
 from lmgym.core.registry import suggest
 from lmgym.core.validation import check_arguments, converted
@@ -319,6 +320,16 @@ def _as_list(values: Any) -> list[Any] | str:
     if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__len__"):
         return type(values).__name__
     return list(values)
+
+
+def check_size(reward: Reward, episode: Episode) -> None:
+    """Raise LmgymError if what a reward gave an episode is finite, and too large to train on."""
+    value = episode.reward_components[reward.name]
+    if max(abs(value), abs(reward.weight * value)) > LARGEST_REWARD:
+        raise LmgymError(
+            f"reward '{reward.name}' gave {value:g} (weight {reward.weight:g}) for example '{episode.example.id}'; "
+            f"training computes in fp32, so keep rewards and their weighted values within {LARGEST_REWARD:g}"
+        )
 
 
 def finite_number(name: str, value: Any, index: int, episodes: Sequence[Episode]) -> float:

@@ -99,7 +99,7 @@ def share_interval(shares: Sequence[float], confidence: float = 0.95) -> Interva
     count, added = len(shares), student_t([*shares, 0.0, 1.0], confidence)
     if not count:
         raise LmgymError("there are no prompts to average over; the evaluation set is empty")
-    mean = math.fsum(shares) / count
+    mean = _mean(shares)
     if count == 1:
         return Interval(mean, math.nan, math.nan, 1)
     return Interval(mean, max(0.0, added.low), min(1.0, added.high), count)
@@ -120,8 +120,8 @@ def student_t(values: Sequence[float], confidence: float = 0.95) -> Interval:
     _check_confidence(confidence)
     if not len(values):
         raise LmgymError("there are no values to average over; a table over seeds needs at least one finished run")
-    count, mean = len(values), math.fsum(values) / len(values)
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(count - 1, 1))
+    count, mean = len(values), _mean(values)
+    deviation = math.hypot(*(value - mean for value in values)) / math.sqrt(max(count - 1, 1))
     return _bounded(mean, deviation / math.sqrt(count), max(map(abs, values)), count, confidence)
 
 
@@ -198,8 +198,8 @@ def do_not_overlap(a: Interval, b: Interval) -> bool:
 
 def _bounded(mean: float, error: float, size: float, count: int, confidence: float) -> Interval:
     """mean -+ t error, t with count - 1 degrees of freedom; without bounds (NaN) for a single unit, or if the standard
-    error is no more than rounding of numbers of this size, or undefined."""
-    if count == 1 or not error > ROUNDING * size:
+    error is no more than rounding of numbers of this size, or not finite."""
+    if count == 1 or not ROUNDING * size < error < math.inf:
         return Interval(mean, math.nan, math.nan, count)
     half = _t_quantile((1 + confidence) / 2, count - 1) * error
     return Interval(mean, mean - half, mean + half, count)
@@ -239,7 +239,15 @@ def _prompt_means(values: Sequence[Sequence[float]]) -> list[float]:
     for number, samples in enumerate(values):
         if not len(samples):
             raise LmgymError(f"prompt {number} has no samples; each prompt needs at least one value")
-    return [math.fsum(samples) / len(samples) for samples in values]
+    return [_mean(samples) for samples in values]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean, rounded once: the order of the values does not matter."""
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:  # a metric may return 1e308
+        return math.fsum(value / len(values) for value in values)
 
 
 def _check_confidence(confidence: float) -> None:

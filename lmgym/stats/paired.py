@@ -196,6 +196,8 @@ def sign_flip(differences: Sequence[float], resamples: int = 9999, seed: int = 0
         0.25
     """
     values = np.array([value for value in differences if value], dtype=np.float64)
+    if len(values):  # sums of huge values must not overflow; a power of two changes no digit
+        values = np.ldexp(values, -int(np.frexp(abs(values).max())[1]))
     observed = abs(values.sum()) * (1 - 1e-12)  # sums in another order may be lower by rounding
     if len(values) <= EXACT:
         signs = np.array(list(product((-1.0, 1.0), repeat=len(values)))).reshape(2 ** len(values), len(values))

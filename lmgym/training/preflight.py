@@ -12,6 +12,8 @@ from typing import Any
 from lmgym.config.schema import Config, Stage
 from lmgym.core.errors import LmgymError
 from lmgym.functional.truncation import packed_bytes
+from lmgym.inference.base import Sampling
+from lmgym.inference.completions import check_memory
 from lmgym.models.builtin import is_builtin
 from lmgym.models.load import PolicySection, check_start_token, load_tokenizer, read_model_info
 from lmgym.models.policy import Policy
@@ -46,6 +48,9 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
 def check_fit(config: Config, data: Data, policy: Policy, say: Callable[[str], None]) -> None:
     """Raise LmgymError, naming the example, if a prompt or reference is too long. `say` is told how many are cut."""
     stages = list(zip(config.stages, data.training, strict=True))
+    for stage in config.stages:
+        for sampling in (stage.sampling, config.evaluation.decoding(stage.sampling)):
+            check_new_tokens(sampling, policy)
     asked = {f"stage {stage.name}": examples for stage, examples in stages}
     asked |= {f"evaluation on {split}": examples for split, examples in data.held_out.items()}
     for where, examples in asked.items():
@@ -58,6 +63,18 @@ def check_fit(config: Config, data: Data, policy: Policy, say: Callable[[str], N
     for stage, examples in stages:
         for own in (examples, *data.held_out.values()):
             check_lengths(own, config, stage, policy)
+
+
+def check_new_tokens(sampling: Sampling, policy: Policy) -> None:
+    """Raise LmgymError if no answer can have `max_new_tokens`: the model's context ends before, or the memory does."""
+    most, context = sampling.max_new_tokens, policy.context
+    if context is not None and most > context:
+        included = "" if policy.encoder_decoder else ", prompt included"
+        raise LmgymError(
+            f"{sampling.section}.max_new_tokens is {most:,}, and the model reads {context:,} tokens at most{included}; "
+            "lower it, or take a model with a longer context"
+        )
+    check_memory(policy, sampling)
 
 
 def check_sampling(config: Config, stage: Stage, vocabulary: int) -> None:

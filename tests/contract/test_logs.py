@@ -21,7 +21,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.logs import sinks
 from lmgym.logs.console import Console, Pace, Sample
 from lmgym.logs.formatting import duration, shorten, status, visible
-from lmgym.logs.plots import running_mean, training_plot
+from lmgym.logs.plots import mean_and_interval, running_mean, training_plot
 from lmgym.logs.rewind import rewind
 from lmgym.logs.writer import StepClock, Writer, read_records
 from lmgym.stats.intervals import Interval, share_interval
@@ -583,6 +583,12 @@ def test_warnings_stand_above_the_live_line(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 # ---------------------------------------------------------------- plots
+
+
+def test_a_title_says_which_points_have_an_interval() -> None:
+    assert mean_and_interval([True, True]) == "mean and 95% interval"
+    assert mean_and_interval([True, False]) == "mean and 95% interval where there is one"
+    assert mean_and_interval([False]) == mean_and_interval([]) == "mean (no interval)"
 
 
 def write_run(path: Path, records: list[dict]) -> Path:

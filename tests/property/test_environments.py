@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmgym.batch import Batch, collate
+from lmgym.core.constraints import LARGEST_REWARD
 from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
 from lmgym.envs.env_processes import EnvProcesses
@@ -186,7 +187,7 @@ def test_an_example_that_cannot_be_sent_is_refused() -> None:
 messages = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "tool"]), "content": st.text()}))
 
 
-@given(messages, st.floats(allow_nan=False, allow_infinity=False), st.none() | st.text(max_size=9), st.booleans())
+@given(messages, st.floats(-LARGEST_REWARD, LARGEST_REWARD), st.none() | st.text(max_size=9), st.booleans())
 def test_a_step_goes_on_in_one_way(said: list[Message], reward: float, continuation: str | None, over: bool) -> None:
     step = Step(said, reward, terminated=over, continuation=continuation)
     if over or (continuation is not None) != bool(said):
