@@ -17,6 +17,7 @@ import atexit
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -238,6 +239,7 @@ class WorkerProcess:
         """Close the pipe, so that the supervisor ends its child and itself; if it does not, kill it. Returns its exit
         status."""
         self.pipe.close()
+        self.process.send_signal(signal.SIGCONT)  # a call may have stopped it
         with suppress(subprocess.TimeoutExpired):
             return self.process.wait(2 * ENDING)
         self.process.kill()
