@@ -170,8 +170,8 @@ PROGRAMS = {
 BY_ALARM = ("sleep", "loop", "backtrack", "lock", "child", "pipe", "fifo", "connect", "poll", "pause", "power")
 LIMITS = {
     "reward": Limit([*KINDS], 1.0, of_reward),
-    "parallel": Limit([*KINDS], 4.0, of_parallel),  # 0.2 s ten times by the clock, for a piece, then for a text
-    "pool": Limit([*KINDS], 2.0, of_pool),
+    "parallel": Limit([*KINDS], 2.0, of_parallel),  # 0.2 s of processor time, ten times as long by the clock
+    "pool": Limit([*KINDS], 2.0, of_pool),  # as above
     **{
         f"env.{call}": Limit([*KINDS], 1.0, lambda kind, call=call: of_env(call, kind))
         for call in ("reset", "step", "demonstrate", "close")
