@@ -103,9 +103,7 @@ def test_no_format_reads_a_pipe(suffix: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["data.jsonl", "data.csv", "data.csv.gz", "data.json", "data.xml"])
-def test_a_line_or_a_file_without_an_end_is_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_or_a_file_without_an_end_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("lmgym.core.files.LONGEST_LINE", "lmgym.tasks.files.LONGEST_JSON", "lmgym.tasks.files.LONGEST_XML"):
         monkeypatch.setattr(limit, 1000)
     path = tmp_path / name
