@@ -171,7 +171,8 @@ class Config(Section):
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     logs: LogsSection = field(default_factory=LogsSection)
     reward_timeout: Annotated[float, Gt(0), Rule("it must be above 0 seconds")] = 60.0
-    """Seconds after which a reward function that has not returned ends the run."""
+    """Seconds after which a reward function that has not returned ends the run (docs/rewards.md says for which rewards
+    this can be enforced)."""
     stages: list[Stage] = field(default_factory=lambda: [Stage()])
 
     def check(self) -> None:

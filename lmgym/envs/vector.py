@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from lmgym.core.constraints import LARGEST_REWARD
-from lmgym.core.errors import LmgymError, describe
+from lmgym.core.errors import LmgymError, describe, represent
+from lmgym.core.validation import check_text
 from lmgym.envs.base import Env, Step
 from lmgym.types import Example, Message
 
@@ -109,7 +110,9 @@ class InProcess:
 def reset_env(env: Env, example: Example, seed: int) -> Opening:
     """Reset an environment. Raises TypeError for a prompt that is neither text nor messages."""
     prompt = env.reset(example, seed)
-    if not isinstance(prompt, str):
+    if isinstance(prompt, str):
+        check_text(prompt, "the prompt")
+    else:
         _check_messages(prompt)
     stop, template = tuple(getattr(env, "stop", ())), dict(getattr(env, "template", {}))
     players = getattr(env, "players", 1)
@@ -126,7 +129,8 @@ def demonstrate_step(env: Any) -> str:
         )
     text = env.demonstrate()
     if not isinstance(text, str) or not text:
-        raise TypeError(f"demonstrate() returned {text!r}; it must return a text")
+        raise TypeError(f"demonstrate() returned {represent(text)}; it must return a text")
+    check_text(text, "what demonstrate() returned")
     return text
 
 
@@ -141,13 +145,16 @@ def check_step(step: Any) -> Step:
         raise TypeError(f"step() returned {type(step).__name__}; it must return a Step")
     if isinstance(step.reward, bool) or not _can_be_trained_on(step.reward):
         raise ValueError(
-            f"step() returned the reward {step.reward!r}; it must be a finite number within {LARGEST_REWARD:g}"
+            f"step() returned the reward {represent(step.reward)}; it must be a finite number within {LARGEST_REWARD:g}"
         )
     if not all(_can_be_trained_on(value) for value in step.others.values()):
         raise ValueError(
-            f"step() pays the others {dict(step.others)!r}; they must be finite numbers within {LARGEST_REWARD:g}"
+            f"step() pays the others {represent(dict(step.others))}; they must be finite numbers within "
+            f"{LARGEST_REWARD:g}"
         )
     _check_messages(step.messages)
+    if step.continuation is not None:
+        check_text(step.continuation, "the continuation")
     if step.over:
         return step
     # An episode that goes on has either messages or a continuation.
@@ -175,9 +182,10 @@ def catch_failure(call: Callable[[], Any]) -> Any:
 
 def _check_messages(messages: Any) -> None:
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        raise TypeError(f"messages are {messages!r}; they must be a list of {{role, content}}")
+        raise TypeError(f"messages are {represent(messages)}; they must be a list of {{role, content}}")
     for message in messages:
         if not (isinstance(message, Mapping) and isinstance(message.get("content"), str)):
-            raise TypeError(f"a message is {message!r}; it must hold a role and a text as content")
+            raise TypeError(f"a message is {represent(message)}; it must hold a role and a text as content")
         if message.get("role") not in ROLES:
-            raise ValueError(f"a message has the role {message.get('role')!r}; valid: {', '.join(ROLES)}")
+            raise ValueError(f"a message has the role {represent(message.get('role'))}; valid: {', '.join(ROLES)}")
+        check_text(message["content"], "a message")

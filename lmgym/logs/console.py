@@ -19,7 +19,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lmgym.core import errors
 from lmgym.core.errors import shortened
 from lmgym.core.output import SurvivingOutput
 from lmgym.logs.formatting import decimal, number, shorten, status, visible
@@ -224,7 +223,7 @@ class Console:
         self._rich.print(what, soft_wrap=soft_wrap)
         if self._output.lost and not self._told_of_loss:
             self._told_of_loss = True
-            why = errors.reason(self._output.lost)
+            why = self._output.lost.strerror
             SurvivingOutput(sys.stderr).write(
                 f"lmgym: standard output cannot be written ({why}); the run goes on, and its folder has all records\n"
             )

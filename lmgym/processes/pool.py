@@ -16,9 +16,12 @@ calls the function. The owner is the process that has the pool.
 import atexit
 import json
 import math
+import mmap
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter, deque
@@ -29,7 +32,7 @@ from multiprocessing import connection
 from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
-from lmgym.processes.supervisor import CLOSED, ENDING, LONGEST_WAIT, READY, STARTUP_SECONDS
+from lmgym.processes.supervisor import CLOSED, ENDING, LONGEST_WAIT, PROGRESS, READY, STARTUP_SECONDS
 
 MAX_PROCESSES = 8  # unless a pool is told otherwise
 MAX_STARTUP_FAILURES = 3  # in a row, after which the pool gives up
@@ -132,7 +135,7 @@ class ProcessPool:
             late = process.pipe not in ready
             if late and time.monotonic() < process.deadline:
                 continue
-            reply = Failure("time", f"its worker did not answer (status {process.end()})") if late else process.reply()
+            reply = process.give_up() if late else process.reply()
             if reply is None:
                 continue
             replies.append((process, reply))
@@ -196,25 +199,34 @@ class WorkerProcess:
 
     def __init__(self, function: str, setup: Sequence[Any], memory_gib: float | None) -> None:
         self.pipe, far_end = connection.Pipe()
-        given = {"function": function, "setup": setup, "memory_gib": memory_gib, "pipe": far_end.fileno()}
         path = [entry or os.getcwd() for entry in sys.path]
-        with far_end:
+        with far_end, tempfile.TemporaryFile() as progress:
+            progress.truncate(PROGRESS)
+            self._progress: memoryview[float] = memoryview(mmap.mmap(progress.fileno(), PROGRESS)).cast("d")
+            given = {"function": function, "setup": setup, "memory_gib": memory_gib}
+            given |= {"pipe": far_end.fileno(), "progress": progress.fileno()}
             self.process = subprocess.Popen(
                 [sys.executable, "-c", BOOT, json.dumps({"path": path, **given})],
                 stdin=subprocess.DEVNULL,
                 # The same order of sets in every run, and one thread in each worker.
                 env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
-                pass_fds=(far_end.fileno(),),
+                pass_fds=(far_end.fileno(), progress.fileno()),
             )
-        self.deadline, self._allowed, self._ready = 0.0, 0.0, False
+        self._sent, self._seconds, self._ready = 0.0, 0.0, False
+
+    @property
+    def deadline(self) -> float:
+        """When, by `time.monotonic`, to give up a supervisor that does not report that a call took too long."""
+        began = max(self._sent, self._progress[1]) + (0.0 if self._ready else STARTUP_SECONDS)
+        return began + self._seconds + GRACE
 
     def send(self, items: Sequence[Any], seconds: float, processor_seconds: float = 0.0) -> None:
         """Request the values of some items. Each may take `seconds` by the clock and `processor_seconds` of processor
         time (0: no limit)."""
         # The supervisor enforces the limits. The deadline is for a supervisor that does not reply at all.
-        self._allowed = len(items) * seconds + GRACE
-        self.deadline = time.monotonic() + self._allowed + (0.0 if self._ready else STARTUP_SECONDS)
+        self._sent, self._seconds = time.monotonic(), seconds
+        self._progress[0] = self._progress[1] = 0.0
         # The supervisor reads no more than the first line.
         request = f"{seconds}\n{json.dumps({'processor_seconds': processor_seconds, 'items': items})}"
         with suppress(OSError):  # if the supervisor is gone, reading its reply will notice it
@@ -226,18 +238,23 @@ class WorkerProcess:
         try:
             answer = json.loads(self.pipe.recv_bytes())
         except CLOSED:
-            return Failure("lost", f"its worker ended with status {self.end()}")
+            return Failure("lost", f"its worker ended with status {self.end()}", int(self._progress[0]))
         if answer == READY:
-            self._ready, self.deadline = True, time.monotonic() + self._allowed
+            self._ready, self._sent = True, time.monotonic()
             return None
         if isinstance(answer, dict) and answer["kind"] == "start":
             raise LmgymError(answer["message"])
         return answer if isinstance(answer, list) else Failure(**answer)
 
+    def give_up(self) -> Failure:
+        """End a worker whose deadline is over."""
+        return Failure("time", f"its worker did not answer (status {self.end()})", int(self._progress[0]))
+
     def end(self) -> int:
         """Close the pipe, so that the supervisor ends its child and itself; if it does not, kill it. Returns its exit
         status."""
         self.pipe.close()
+        self.process.send_signal(signal.SIGCONT)  # a call may have stopped it
         with suppress(subprocess.TimeoutExpired):
             return self.process.wait(2 * ENDING)
         self.process.kill()

@@ -27,6 +27,7 @@ from lmgym.core.output import SurvivingOutput
 STARTUP_SECONDS = 120  # limit for a supervisor to import its function
 LONGEST_WAIT = 3600.0  # seconds that one system call waits; for a longer limit it is repeated
 ENDING = 1.0  # seconds that a process gets to end after its pipe is closed
+PROGRESS = 16  # bytes: two floating-point numbers
 READY = "ready"  # the first message to the owner: the function is imported
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent dies
 PR_SET_CHILD_SUBREAPER = 36  # descendants whose parent has died become children of this process, not of init
@@ -34,7 +35,7 @@ CLOSED = (EOFError, OSError)  # what a pipe raises when the other side is gone
 Call = Callable[[Any], Any]
 
 
-def supervise(function: str, setup: Sequence[Any], memory_gib: float | None, pipe: int) -> None:
+def supervise(function: str, setup: Sequence[Any], memory_gib: float | None, pipe: int, progress: int) -> None:
     """Import and prepare a function; then let a child answer the requests, until the owner closes the pipe."""
     for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C is for the owner; this process ends with it
         signal.signal(number, signal.SIG_IGN)
@@ -55,7 +56,7 @@ def supervise(function: str, setup: Sequence[Any], memory_gib: float | None, pip
                 _failure("start", f"worker processes for '{function}' cannot start: {describe(error)}")
             )
         owner.send_bytes(json.dumps(READY).encode())
-        answer_requests(owner, call, memory_gib)
+        answer_requests(owner, call, memory_gib, memoryview(mmap.mmap(progress, PROGRESS)).cast("d"))
 
 
 @contextmanager
@@ -81,12 +82,12 @@ def _ending_with(owner: Connection) -> Iterator[None]:
         os.close(stopped)
 
 
-def answer_requests(owner: Connection, call: Call, memory_gib: float | None) -> None:
+def answer_requests(owner: Connection, call: Call, memory_gib: float | None, progress: "memoryview[float]") -> None:
     """Send each request to a child and its reply to the owner. After a failure the next request gets a fresh child."""
     child = None
     try:
         while request := owner.recv_bytes():
-            child = child or Child(call, memory_gib, owner)
+            child = child or Child(call, memory_gib, owner, progress)
             if not (reply := child.ask(request, owner)):
                 return
             if reply.startswith(b"{"):  # a failure: the child is gone
@@ -100,12 +101,12 @@ def answer_requests(owner: Connection, call: Call, memory_gib: float | None) -> 
 class Child:
     """The process that calls the function, seen from the supervisor.
 
-    `progress` is memory that both share: the position of the present item, and its start time. So the answers to a
-    request can be sent together, while each call has its own time limit.
+    `progress` is memory that both share, and the owner too: the position of the present item, and its start time. So
+    the answers to a request can be sent together, while each call has its own time limit.
     """
 
-    def __init__(self, call: Call, memory_gib: float | None, owner: Connection) -> None:
-        self.progress: memoryview[float] = memoryview(mmap.mmap(-1, 16)).cast("d")
+    def __init__(self, call: Call, memory_gib: float | None, owner: Connection, progress: "memoryview[float]") -> None:
+        self.progress = progress
         self.pipe, far_end = Pipe()
         supervisor = os.getpid()
         self.process = os.fork()

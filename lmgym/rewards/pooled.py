@@ -96,7 +96,8 @@ def pooled_values(name: str, pooled: Pooled, episodes: Sequence[Episode], timeou
     try:
         examples = [[replace(example, meta={}).to_json(), packed(dict(example.meta))] for example in table]
     except TypeError as error:
-        return _stays(name, f"an example's meta holds {error}, which cannot be sent to another process")
+        _stays(name, f"an example's meta holds {error}, which cannot be sent to another process")
+        return None
     item = {
         **vars(pooled),
         "arguments": packed(dict(pooled.arguments)),
@@ -117,7 +118,8 @@ def pooled_values(name: str, pooled: Pooled, episodes: Sequence[Episode], timeou
         if "refused" in answer:
             raise LmgymError(answer["refused"])
         if "stays" in answer:
-            return _stays(name, answer["stays"])
+            _stays(name, answer["stays"])
+            return None
     values: list[float] = answer["values"]
     return values
 

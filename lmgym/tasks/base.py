@@ -14,7 +14,7 @@ from lmgym.core import registry, seeds
 from lmgym.core.errors import LmgymError, describe, place
 from lmgym.core.files import read_text
 from lmgym.core.registry import suggest
-from lmgym.core.validation import check_arguments
+from lmgym.core.validation import check_arguments, check_text
 from lmgym.types import Example, Message, RecipeText
 
 OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix")  # of any task, see `load_task`
@@ -176,8 +176,24 @@ def _examples(name: str, split: str, arguments: Mapping[str, Any]) -> list[Examp
             raise LmgymError(f"task '{name}', split '{split}': the prompt of '{example.id}' is empty")
         if not (isinstance(example.references, tuple) and all(isinstance(text, str) for text in example.references)):
             raise LmgymError(f"task '{name}', split '{split}': references of '{example.id}' must be a tuple of texts")
+        _check_texts(example, f"task '{name}', split '{split}'")
         ids.add(example.id)
     return examples
+
+
+def _check_texts(example: Example, where: str) -> None:
+    """Raise LmgymError for a prompt that is neither a text nor messages, and for text that no tokenizer can encode."""
+    messages = [] if isinstance(example.prompt, str) else list(example.prompt)
+    if not all(isinstance(one, Mapping) and isinstance(one.get("content"), str) for one in messages):
+        raise LmgymError(
+            f"{where}: the prompt of '{example.id}' is no text, and no list of messages with role and content"
+        )
+    prompt = [example.prompt] if isinstance(example.prompt, str) else [one["content"] for one in messages]
+    try:
+        for text in (*prompt, *example.references):
+            check_text(text, f"{where}: the prompt or a reference of '{example.id}'")
+    except ValueError as error:
+        raise LmgymError(str(error)) from error
 
 
 def _few_shot(few_shot: FewShot | dict[str, Any] | None) -> FewShot | None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -215,7 +215,8 @@ def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
     stages = [{"name": str(algorithm["name"]), "algorithm": algorithm, "steps": 1} for algorithm in algorithms]
     env = f"{__name__}:Unreliable"
     stages.append({"name": "turns", "algorithm": "rloo", "env": env, "prompts_per_step": 8, "steps": 1})
-    evaluation = {"every": 0, "examples": 4, "samples": 2, "temperature": 1.0, "metrics": {"distinct_1": 0}}
+    evaluation: dict[str, Any] = {"every": 0, "examples": 4, "samples": 2, "temperature": 1.0}
+    evaluation["metrics"] = {"distinct_1": {"pool": False}}
     folder = runs.run(tmp_path / "run", stages=stages, steps=None, algorithm=None, evaluation=evaluation)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     seen = {key.removesuffix("/low").removesuffix("/high") for line in lines for key in line}

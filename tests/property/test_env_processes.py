@@ -77,7 +77,8 @@ def test_what_an_environment_has_started_ends_with_it(tmp_path: Path) -> None:
 
 def test_one_of_many_that_fails_in_one_request_costs_the_others_nothing() -> None:
     envs = odd()
-    hows = ["fine", "hang", "fine", "crash", "exit", "fine", "hang elsewhere"]
+    hows = ["fine", "hang", "fine", "crash", "supervisor killed", "exit", "fine", "hang elsewhere"]
+    hows += ["supervisor stopped", "fine"]
     opened = envs.begin([(index, Example("step", how), 0) for index, how in enumerate(hows)])
     assert opened == [Opening("go")] * len(hows)
     for how, step in zip(hows, envs.step([(index, "", "eos") for index in range(len(hows))]), strict=True):
