@@ -1,6 +1,6 @@
 """The plot of one run, drawn from its metrics.jsonl."""
 
-import math
+import sys
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
@@ -97,10 +97,10 @@ class _Run:
         evaluated = [name for record in final for name in record if f"{name}/low" in record]
         of_task = [name for name in evaluated if name not in ALWAYS_EVALUATED]
         self.metric = metric or next(iter(of_task or evaluated), "")
-        self.held_out = any(is_finite(record.get(self.metric)) for _, record in self.evaluations)
+        self.held_out = any(_finite(record.get(self.metric)) for _, record in self.evaluations)
 
     def has(self, name: str) -> bool:
-        return any(is_finite(record.get(name)) for _, record in self.train)
+        return any(_finite(record.get(name)) for _, record in self.train)
 
     def column(self, name: str) -> np.ndarray:
         return _floats([record.get(name) for _, record in self.train])
@@ -261,16 +261,13 @@ def _rows_by_stage(run: _Run) -> list[np.ndarray]:
     return [np.flatnonzero(stages == stage) for stage in dict.fromkeys(stages.tolist())]
 
 
-def is_finite(value: Any) -> bool:
+def _finite(value: Any) -> bool:
     """True for a number that can be drawn: neither NaN, nor infinite, nor a whole number beyond the floats."""
-    try:
-        return isinstance(value, int | float) and math.isfinite(value)
-    except OverflowError:
-        return False
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def _floats(values: Sequence[Any]) -> np.ndarray:
-    return np.array([float(value) if is_finite(value) else np.nan for value in values])
+    return np.array([float(value) if _finite(value) else np.nan for value in values])
 
 
 def _dot(values: np.ndarray) -> str:
