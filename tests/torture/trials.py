@@ -49,6 +49,7 @@ from tests.torture.damage import at_path
 SECONDS = 5.0  # that a mutant may take
 LONGEST = 1000  # characters of a message
 CHEAP = 64  # answers of a step that is tried, too
+REWARDS = ("final_answer", "exact_match", "bleu", "rougeL", "chrf", "length")  # that read references
 Mutant = recipes.RecipeMutant | data.DataMutant | folders.FolderMutant
 
 
@@ -259,8 +260,9 @@ def _try_data(mutant: data.DataMutant, folder: Path, deep: bool) -> None:
             _check_example(example)
     if deep:
         task = {"name": mutant.task, **arguments}
-        evaluation = {"examples": 1, "split": "test"}
-        set_up(build_config(runs.tiny(task=task, evaluation=evaluation, out=str(folder / "run"))), deep=False)
+        changes = {"rewards": dict.fromkeys(REWARDS, 1.0), "evaluation": {"examples": 1, "split": "test"}}
+        changes["policy"] = runs.TINY["policy"] | {"cut": "left", "max_prompt_tokens": 64}
+        set_up(build_config(runs.tiny(task=task, out=str(folder / "run"), **changes)), deep=True)
 
 
 def _check_example(example: Example) -> None:
