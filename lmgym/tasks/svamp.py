@@ -11,7 +11,6 @@ from lmgym.tasks.jsonl import column
 from lmgym.tasks.sources import Row, load_rows, local_rows, split_of, text_of
 from lmgym.types import Example
 
-
 # What Fraction reads, with as many digits as a word problem may have: of 1e9999999 it would make ten million.
 NUMBER = re.compile(r"[+-]?[\d_./]{1,100}(?:[eE][+-]?\d{1,3})?")
 
