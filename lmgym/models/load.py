@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Le
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
@@ -48,7 +49,7 @@ class PolicySection(Section):
     critic: Literal["head", "separate", "none"] = "head"
     """Value function, for algorithms that need one. head: a linear head on the policy's own hidden states; separate: a
     copy of the model, with such a head, that is trained separately."""
-    lora_rank: PositiveInt | None = None
+    lora_rank: Annotated[int, Ge(1), Le(65536)] | None = None
     """Train LoRA adapters (arXiv 2106.09685) of this rank instead of the model's own weights; needs lmgym[lora]."""
     lora_alpha: NonNegativeFloat | None = None
     """The product of the adapters is scaled by alpha / rank. Default: 2 * rank."""
