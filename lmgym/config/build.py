@@ -212,7 +212,7 @@ def _with_preset(thing: Any, name: str, arguments: Mapping[str, Any], key: str) 
         return given
     if own and preset != own:
         raise LmgymError(f"'{key}.preset' is {preset!r}, and {own} is a preset of {first} itself; write name: {first}")
-    if preset not in thing.presets:
+    if not isinstance(preset, str) or preset not in thing.presets:
         raise LmgymError(f"'{key}.preset' is {preset!r}; {registry.suggest(str(preset), thing.presets)}")
     return {**thing.presets[preset], **given}
 

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-from annotated_types import Gt
+from annotated_types import Ge, Gt, Le
 
 from lmgym.algorithms.base import Algorithm
 from lmgym.core import registry
@@ -161,7 +161,7 @@ class Config(Section):
     """What all random numbers of the run come from."""
     out: str | None = None
     """Run folder; without it runs/<recipe's name>, numbered where that exists."""
-    threads: PositiveInt | None = None
+    threads: Annotated[int, Ge(1), Le(4096)] | None = None
     """CPU threads; without it torch's own choice. Written to the run folder, and kept when resuming."""
     plugins: list[str] = field(default_factory=list)
     """Modules or .py files that register the user's own algorithms, rewards, tasks."""

@@ -38,6 +38,8 @@ class FormerKey:
 PositiveInt = Annotated[int, Ge(1)]
 NonNegativeInt = Annotated[int, Ge(0)]
 PositiveFloat = Annotated[float, Gt(0)]
+ExampleCount = Annotated[int, Le(10_000_000)]
+"""How many examples a task makes; all are in memory, a few kilobytes each."""
 NonNegativeFloat = Annotated[float, Ge(0), FINITE]
 Coefficient = Annotated[float, Ge(0), Rule("it must be 0 or more")]
 """The weight of a term."""

@@ -1,5 +1,6 @@
 """One plot of several runs of a recipe: a thin line for each run, a bold mean with a band for each setting."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, "#E69F00", "#56B4E9", "#000000", GREY)
+LARGEST = sys.float_info.max  # a whole number beyond it, NaN and infinity are not drawn
 Curve = tuple[np.ndarray, np.ndarray]  # steps, values; both [points]
 
 
@@ -94,7 +96,7 @@ def _curves(path: Path, metric: str) -> dict[str, Curve]:
         names = [name for name in record if name == "reward" or name.startswith("loss")] if train else [metric]
         for name in names:
             value = record.get(name)
-            if isinstance(value, int | float) and np.isfinite(value) and (train or record.get("split") == split):
+            if isinstance(value, int | float) and abs(value) <= LARGEST and (train or record.get("split") == split):
                 steps, values = points.setdefault(name if train else "held out", ([], []))
                 steps.append(record["step"])
                 values.append(float(value))

@@ -1,5 +1,6 @@
 """The plot of one run, drawn from its metrics.jsonl."""
 
+import sys
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
@@ -262,7 +263,8 @@ def _rows_by_stage(run: _Run) -> list[np.ndarray]:
 
 
 def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and bool(np.isfinite(value))
+    """True for a number that can be drawn: neither NaN, nor infinite, nor a whole number beyond the floats."""
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def _floats(values: Sequence[Any]) -> np.ndarray:

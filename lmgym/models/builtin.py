@@ -103,9 +103,24 @@ def builtin_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.key(seed, "initial weights") & 0x7FFFFFFFFFFFFFFF)
         try:
-            return family.model(family.config(**fields))
+            model = family.model(family.config(**fields))
+            if architecture and model.device.type != "meta":
+                _check_runs(model)
+            return model
         except Exception as error:  # various exceptions of the library, for sizes that do not fit together
             raise LmgymError(f"policy.architecture: {' '.join(str(error).split())[:300]}") from error
+
+
+def _check_runs(model: PreTrainedModel) -> None:
+    """Let the model read one token: sizes that do not fit together may show no earlier."""
+    ids = torch.zeros(1, 1, dtype=torch.long)
+    training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(input_ids=ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}))
+    except Exception as error:
+        raise ValueError(f"the model cannot run: {error}") from error
+    model.train(training)
 
 
 def builtin_tokenizer(name: str = "builtin:bytes") -> PreTrainedTokenizerFast:

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Le
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -48,7 +50,7 @@ class PolicySection(Section):
     critic: Literal["head", "separate", "none"] = "head"
     """Value function, for algorithms that need one. head: a linear head on the policy's own hidden states; separate: a
     copy of the model, with such a head, that is trained separately."""
-    lora_rank: PositiveInt | None = None
+    lora_rank: Annotated[int, Ge(1), Le(65536)] | None = None
     """Train LoRA adapters (arXiv 2106.09685) of this rank instead of the model's own weights; needs lmgym[lora]."""
     lora_alpha: NonNegativeFloat | None = None
     """The product of the adapters is scaled by alpha / rank. Default: 2 * rank."""
@@ -279,6 +281,7 @@ def _load(section: PolicySection, model: str, tokenizer: str, packing: dict[str,
     try:
         loaded = kind.from_pretrained(model, revision=revision, **(packing or {"dtype": torch.float32}))
         text_tokenizer = AutoTokenizer.from_pretrained(tokenizer, revision=revision if tokenizer == model else None)
+        text_tokenizer("a")  # a value of a wrong type in its configuration shows no earlier
     except Exception as error:  # transformers, the Hub client, safetensors and tokenizers have no common exception
         raise _cannot_load(model, error) from error
     if packing is not None:
@@ -298,7 +301,10 @@ def _load_critic(policy: Policy, section: PolicySection, seed: int, folder: Path
     if (folder / VALUE_HEAD).is_file():
         add_critic(policy, separate=False)
         assert policy.value_head is not None
-        weight = load_file(folder / VALUE_HEAD)["weight"].clone()
+        try:
+            weight = load_file(folder / VALUE_HEAD)["weight"].reshape(policy.value_head.weight.shape).clone()
+        except (SafetensorError, KeyError, RuntimeError) as error:
+            raise LmgymError(f"{folder / VALUE_HEAD} is not the value head of this model ({error})") from error
         policy.value_head.weight.data = weight.to(policy.device)
     if (folder / "critic").is_dir():
         compute: Any = str(policy.compute).removeprefix("torch.")

@@ -33,13 +33,17 @@ def alarm(timeout: float | None) -> Iterator[None]:
             raise TimeUp
 
     began = time.monotonic()
+    left, interval = signal.getitimer(signal.ITIMER_REAL)
     handler = signal.signal(signal.SIGALRM, ring)
-    # It rings again every second, for a body that swallows the first one (a bare `except:`, a destructor).
-    left, interval = signal.setitimer(signal.ITIMER_REAL, timeout, 1.0)
+    # A short limit is over before the body begins, or while it is taken back: the outer `finally` holds then.
     try:
-        yield
+        try:
+            # It rings again every second, for a body that swallows the first one (a bare `except:`, a destructor).
+            signal.setitimer(signal.ITIMER_REAL, timeout, 1.0)
+            yield
+        finally:
+            running = False
     finally:
-        running = False
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, handler)
         if left:  # another timer was running before: set it again to the time that it has left

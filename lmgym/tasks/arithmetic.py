@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, TypeVar
 
 from lmgym.core import seeds
+from lmgym.core.constraints import ExampleCount
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.tasks.base import check_split, hash_fraction
@@ -55,9 +56,9 @@ ACTIONS = {
 @register("task", "arithmetic")
 def arithmetic(
     split: str,
-    size: int = 20_000,
-    validation_size: int = 1_000,
-    test_size: int = 1_000,
+    size: ExampleCount = 20_000,
+    validation_size: ExampleCount = 1_000,
+    test_size: ExampleCount = 1_000,
     operations: Sequence[Operation] = ("add", "subtract"),
     largest: int = 20,
     steps: int = 1,

@@ -139,6 +139,8 @@ def test_builtin_tiny_is_the_llama() -> None:
         ("builtin:tiny", {"hidden_sise": 8}, r"policy.architecture.hidden_sise'; did you mean 'hidden_size'\?"),
         ("builtin:tiny", {"d_model": 8}, r"unknown key 'policy.architecture.d_model'"),
         ("builtin:tiny_gpt2", {"n_head": 5}, r"policy.architecture: .*divisible by num_heads"),
+        ("builtin:tiny", {"num_key_value_heads": 3}, r"policy.architecture: the model cannot run: .* size of tensor a"),
+        ("builtin:tiny_t5", {"relative_attention_num_buckets": 0}, r"policy.architecture: .* cannot run: div"),
         ("builtin:tiny_gpt2", {"n_emb": 8}, r"policy.architecture.n_emb'; did you mean 'n_embd'\?"),
         ("builtin:tiny_t5", {"hidden_size": 8}, r"unknown key 'policy.architecture.hidden_size'"),
         ("builtin:tiny_t5", {"d_modell": 8}, r"did you mean 'd_model'\?"),

@@ -628,6 +628,7 @@ def made_up_run(evaluations: bool = True, nulls: bool = False, warm_start: int =
         made_up_run(evaluations=False, nulls=True, warm_start=0),
         [record for record in made_up_run() if record["stage"] == 0],
         [record for record in made_up_run() if record["kind"] == "evaluation"],
+        [train(0, 0, reward=10**400, entropy="high"), train(0, 1, reward=2**70, entropy=None)],
         [
             train(0, 0, stage_name="$a_{b$ \x1b[0m", reward=1.0),
             evaluation(0, 1, split="_$x$", a=1.0, **{"a/low": None}),
@@ -638,6 +639,7 @@ def made_up_run(evaluations: bool = True, nulls: bool = False, warm_start: int =
         "nulls and no evaluation",
         "supervised only",
         "evaluations only",
+        "numbers beyond the floats",
         "one step, odd names",
     ],
 )

@@ -489,6 +489,7 @@ def without(row: dict[str, Any], name: str) -> dict[str, Any]:
         ("multi30k", "de", "there is no column 'de'"),
         ("daily_dialog", "act", "there is no column 'act'"),
         ("daily_dialog", {"dialog": []}, r"each utterance must be a text, got \[\]"),
+        ("daily_dialog", {"act": ["9" * 5000] * 7}, "'act' must be one of 1"),
         ("daily_dialog", {"act": [1]}, "1 codes in 'act' for 7 utterances"),
         ("daily_dialog", {"emotion": [0, 1, 2, 3, 4, 5, 7]}, r"'emotion' must be one of 0 \(no_emotion\), .* got 7"),
     ],
