@@ -16,10 +16,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lmgym.core.errors import LmgymError
 from lmgym.processes.pool import Failure, ProcessPool, shared
 from lmgym.processes.supervisor import STARTUP_SECONDS
-from lmgym.types import Episode, Example
+from lmgym.types import Episode, Example, Turn
 
 WORKER = "lmgym.rewards.reward_worker:run"
 AFTER_THE_ALARM = 1.0  # seconds between the worker's own alarm, which knows the line, and the end of the process
@@ -95,8 +97,9 @@ def pooled_values(name: str, pooled: Pooled, episodes: Sequence[Episode], timeou
     table, numbers = _distinct([episode.example for episode in episodes])
     try:
         examples = [[replace(example, meta={}).to_json(), packed(dict(example.meta))] for example in table]
+        shown = [_episode_json(episode) if pooled.takes_episodes else episode.text for episode in episodes]
     except TypeError as error:
-        _stays(name, f"an example's meta holds {error}, which cannot be sent to another process")
+        _stays(name, f"an example or an episode holds {error}, which cannot be sent to another process")
         return None
     item = {
         **vars(pooled),
@@ -104,17 +107,14 @@ def pooled_values(name: str, pooled: Pooled, episodes: Sequence[Episode], timeou
         "name": name,
         "timeout": timeout,
         "examples": examples,
-        "rows": [
-            [number, _episode_json(episode) if pooled.takes_episodes else episode.text]
-            for number, episode in zip(numbers, episodes, strict=True)
-        ],
+        "rows": list(zip(numbers, shown, strict=True)),
     }
     pool = _pool()
     # Importing is not part of the call. A worker imports a function once.
     for limit, asked in ((STARTUP_SECONDS, {**item, "examples": [], "rows": []}), (timeout, item)):
         [answer] = pool.map([asked], limit + AFTER_THE_ALARM, by_clock=True)
         if isinstance(answer, Failure):
-            raise LmgymError(_failed(name, answer, item, pool))
+            raise LmgymError(_failed(name, answer, asked, pool))
         if "refused" in answer:
             raise LmgymError(answer["refused"])
         if "stays" in answer:
@@ -137,7 +137,7 @@ def packed(value: Any) -> Any:
         return [kind.__name__, *map(packed, value)]
     if kind is dict:
         return ["dict", *([packed(key), packed(item)] for key, item in value.items())]
-    if kind in (str, int, float, bool, types.NoneType):
+    if value is None or isinstance(value, str | int | float):  # np.float64 is a float
         return value
     raise TypeError(f"a value of type {kind.__name__}")
 
@@ -153,13 +153,10 @@ def unpacked(tree: Any) -> Any:
     return tuple(values) if kind == "tuple" else values
 
 
-def episode_from_json(tree: Mapping[str, Any], example: Example) -> Episode:
+def episode_from_json(sent: list[Any], example: Example) -> Episode:
     """The episode that `pooled_values` has sent to a worker."""
-    import numpy as np
-
-    from lmgym.types import Turn
-
-    turns = [dict(turn) for turn in tree["turns"]]
+    tree = unpacked(sent)
+    turns = tree["turns"]
     for turn in turns:
         if turn["kept"] is not None:
             data, kind, shape = turn["kept"]
@@ -167,14 +164,15 @@ def episode_from_json(tree: Mapping[str, Any], example: Example) -> Episode:
     return Episode(example, **{**tree, "turns": [Turn(**turn) for turn in turns]})
 
 
-def _episode_json(episode: Episode) -> dict[str, Any]:
+def _episode_json(episode: Episode) -> list[Any]:
     tree = {key: value for key, value in vars(episode).items() if key != "example"}
     turns = [dict(vars(turn)) for turn in episode.turns]
     for turn in turns:
         if turn["kept"] is not None:
             kept = turn["kept"]
             turn["kept"] = [base64.b64encode(kept.tobytes()).decode(), str(kept.dtype), list(kept.shape)]
-    return {**tree, "turns": turns}
+    sent: list[Any] = packed({**tree, "turns": turns})
+    return sent
 
 
 def _pool() -> ProcessPool:
@@ -184,6 +182,8 @@ def _pool() -> ProcessPool:
 def _failed(name: str, failure: Failure, item: Mapping[str, Any], pool: ProcessPool) -> str:
     """The sentence about a worker that has ended or was ended."""
     count = len(item["rows"])
+    if not count:
+        return f"reward '{name}': a process that imports it failed: {failure.message}"
     if failure.kind == "time":
         return f"reward '{name}' did not return within {item['timeout']:g} s for {count} episodes, and was killed"
     if failure.kind == "error":

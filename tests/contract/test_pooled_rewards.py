@@ -128,7 +128,7 @@ def test_a_reward_that_imports_torch_stays_here_with_a_warning() -> None:
 def test_meta_that_cannot_be_sent_keeps_the_reward_here() -> None:
     example = Example("a/0", "?", meta={"array": np.zeros(2)})
     shown = [Episode(example, 0, 0, [Turn([1], [2], text="x")])]
-    with pytest.warns(UserWarning, match="meta holds a value of type ndarray, which cannot be sent"):
+    with pytest.warns(UserWarning, match="holds a value of type ndarray, which cannot be sent"):
         assert call_reward(odd("calls"), shown) == [len(odd_rewards._calls)]
 
 
