@@ -3,12 +3,12 @@
     python -m tests.torture.io_faults                      all calls; about an hour on one core
     python -m tests.torture.io_faults --every 40 --images 1
 
-A small run (a frozen reference, a best model, a checkpoint each step) is trained from its start, and resumed from its
-middle. In the first part the n-th call fails, with EIO or with ENOSPC from there on, for all n: the run has to end in
-one sentence (or to go on, where the call does not matter), and the next one has to end as the run that nothing happened
-to, bit for bit. In the second part the power fails after call n: what was not flushed is kept or lost at random
-(crash_images.py). The run is resumed from what is left, at no older a checkpoint than had been written, and has to end
-the same.
+A small run (a frozen reference, a best model, a checkpoint each step) is trained from its start, resumed from its
+middle, and resumed from its end, where it saves its last checkpoint once more. In the first part the n-th call fails,
+with EIO or with ENOSPC from there on, for all n: the run has to end in one sentence (or to go on, where the call does
+not matter), and the next one has to end as the run that nothing happened to, bit for bit. In the second part the power
+fails after call n: what was not flushed is kept or lost at random (crash_images.py). The run is resumed from what is
+left, at no older a checkpoint than had been written, and has to end the same.
 
 Needs Linux on x86-64 and a C compiler: Rust and C++ write as well, so the calls are caught below them, by a preloaded
 library. Failures are listed, and the exit status is then 1.
@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ RECIPE: dict[str, Any] = {
     "evaluation": {"every": 2, "examples": 4, "keep_best": "reward"},
     "checkpoint": {"every": 1, "keep": 1},
 }
+RUNS = ("from the start", "resumed", "finished, resumed")
 FAULTS = {"EIO": (errno.EIO, False), "ENOSPC from there on": (errno.ENOSPC, True)}
 DRIVER = """
 import ctypes, json, os, sys
@@ -226,16 +227,23 @@ def check_kept(machine: Machine, safe: tuple[int, int] | None) -> None:
 
 
 def torture(
-    machine: Machine, every: int, images: int, seed: int, say: Callable[[str], None] = print
+    machine: Machine,
+    every: int,
+    images: int,
+    seed: int,
+    say: Callable[[str], None] = print,
+    chosen: Sequence[str] = RUNS,
 ) -> Counter[str]:
-    """Both parts, for every so many calls (all: 1), of a run from its start and of one that is resumed."""
+    """Both parts, for every so many calls (all: 1) of the chosen runs."""
     total: Counter[str] = Counter()
     machine.put(None)
     assert machine.train(steps=2) == 0, machine.said
     half = machine.keep("half")
     assert machine.train() == 0, machine.said
     whole = machine.keep("whole")
-    for name, begin in (("from the start", None), ("resumed", half)):
+    for name, begin in (("from the start", None), ("resumed", half), ("finished, resumed", whole)):
+        if name not in chosen:
+            continue
         machine.put(begin)
         assert machine.train() == 0, machine.said
         check_equal(machine, whole)
@@ -257,11 +265,12 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="try every so many calls (default: all)")
     parser.add_argument("--images", type=int, default=3, help="power failures at each call (default: 3)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS, help="which runs (default: all)")
     given = parser.parse_args()
     if compiler() is None:
         sys.exit("io_faults needs Linux on x86-64 and a C compiler")
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as place, Machine(Path(place)) as machine:
-        found = torture(machine, given.every, given.images, given.seed)
+        found = torture(machine, given.every, given.images, given.seed, chosen=given.runs)
     sys.exit(any("FAILED" in what for what in found))
 
 
