@@ -24,6 +24,7 @@ from lmgym.core.registry import suggest
 
 BUILTIN = "builtin:tiny"
 PREFIX = "builtin:"
+LARGEST_SIZE, MOST_LAYERS = 2**17, 1000  # of a built-in model's architecture: beyond, it would be built for minutes
 SPECIAL = ["<pad>", "<bos>", "<eos>"]  # ids 0, 1 and 2 of every built-in tokenizer
 DERIVED = ("dense_act_fn", "is_gated_act", "scale_decoder_outputs", "tie_word_embeddings")  # computed by T5Config
 
@@ -89,9 +90,12 @@ def builtin_model(
         raise LmgymError(f"policy.model: there is no '{name}'; {suggest(name, MODELS)}")
     family = MODELS[name]
     valid = set(family.config().to_dict()) - set(DERIVED if family.config is T5Config else ())
-    for key in architecture:
+    for key, value in architecture.items():
         if key not in valid:
             raise LmgymError(f"unknown key 'policy.architecture.{key}'; {suggest(str(key), valid)}")
+        most = MOST_LAYERS if "layer" in key else LARGEST_SIZE
+        if isinstance(value, int) and value > most:
+            raise LmgymError(f"policy.architecture.{key} is {value}; a built-in model is small: at most {most}")
     fields = {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,

@@ -141,6 +141,8 @@ def test_builtin_tiny_is_the_llama() -> None:
         ("builtin:tiny_gpt2", {"n_head": 5}, r"policy.architecture: .*divisible by num_heads"),
         ("builtin:tiny", {"num_key_value_heads": 3}, r"policy.architecture: the model cannot run: .* size of tensor a"),
         ("builtin:tiny_t5", {"relative_attention_num_buckets": 0}, r"policy.architecture: .* cannot run: div"),
+        ("builtin:tiny", {"num_hidden_layers": 2**31}, r"num_hidden_layers is 2147483648; a built-in .* at most 1000"),
+        ("builtin:tiny_gpt2", {"n_embd": 10**9}, r"policy.architecture.n_embd is 1000000000; .* at most 131072"),
         ("builtin:tiny_gpt2", {"n_emb": 8}, r"policy.architecture.n_emb'; did you mean 'n_embd'\?"),
         ("builtin:tiny_t5", {"hidden_size": 8}, r"unknown key 'policy.architecture.hidden_size'"),
         ("builtin:tiny_t5", {"d_modell": 8}, r"did you mean 'd_model'\?"),
