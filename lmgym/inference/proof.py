@@ -22,6 +22,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Engine, Request, Sampling
 from lmgym.models import scoring
 from lmgym.models.distributions import logprobs_of_logits
+from lmgym.models.integrity import check_finite
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
 
@@ -113,10 +114,10 @@ def prove(policy: Policy, engine: Engine, most: float | None = None) -> Proof:
         scored = _attempt(kind, "scored", lambda: policy.compute_logprobs_no_grad(batch).logprobs)
         own, spread = _attempt(kind, "run", lambda: own_logprobs(policy, batch))
     except LmgymError:
-        _check_finite(policy.model)  # the likelier reason
+        check_finite(policy.model, policy.model.name_or_path)  # the likelier reason
         raise
     if not bool(own.isfinite().all()):
-        _check_finite(policy.model)
+        check_finite(policy.model, policy.model.name_or_path)
     sampled = _gap(batch.require("logprobs_sampler"), own, batch)
     bound = bound_of(policy, spread, most)
     proof = Proof(family, compute, int(batch.actions.sum()), sampled, _gap(scored, own, batch), bound)
@@ -241,16 +242,6 @@ def _prompts(policy: Policy) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 def _gap(ours: Float[Tensor, "N T"], own: Float[Tensor, "N T"], batch: Batch) -> Gap:
     difference = (ours.float().cpu() - own)[batch.actions.cpu()].abs()
     return Gap(float(difference.mean()), float(difference.quantile(QUANTILE)))
-
-
-def _check_finite(model: nn.Module) -> None:
-    """Raise LmgymError, naming the first of them, if weights are no numbers."""
-    for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
-            raise LmgymError(
-                f"policy.model: {name} holds numbers that are infinite or none at all (NaN), so the model is damaged; "
-                "take another copy of it"
-            )
 
 
 def _attempt(kind: str, done: str, function: Callable[[], T]) -> T:
