@@ -44,7 +44,8 @@ MAY_CHANGE = {  # a key of a recipe, or a section: those of a stage without the 
     "sampling": RECORDED,
     "max_draws": RECORDED,
 }
-SHOWN = 8  # differences in one sentence
+SHOWN = 4  # differences of which a sentence says more than the name
+LONGEST = 700  # characters of a list of differences
 DATA_KEYS = ("task", "split", "final_split", "examples")  # of `evaluation:`, which say what its data is
 
 
@@ -126,9 +127,10 @@ def report(
 
 
 def listed(sentences: list[str]) -> str:
-    """Several sentences as one, cut to the first few."""
-    more = len(sentences) - SHOWN
-    return "; ".join(sentences[:SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    """Several sentences as one: the first few as they are, of the others what they are about."""
+    names = [sentence.split(" was ")[0] for sentence in sentences[SHOWN:]]
+    text = "; ".join(sentences[:SHOWN]) + (f"; also {', '.join(names)}" if names else "")
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(sentences)} in all)"
 
 
 def _compare_recipes(
