@@ -281,7 +281,7 @@ def _load(section: PolicySection, model: str, tokenizer: str, packing: dict[str,
     try:
         loaded = kind.from_pretrained(model, revision=revision, **(packing or {"dtype": torch.float32}))
         text_tokenizer = AutoTokenizer.from_pretrained(tokenizer, revision=revision if tokenizer == model else None)
-        text_tokenizer("a")  # a value of a wrong type in its configuration shows no earlier
+        text_tokenizer("")  # a value of a wrong type in its configuration shows no earlier
     except Exception as error:  # transformers, the Hub client, safetensors and tokenizers have no common exception
         raise _cannot_load(model, error) from error
     if packing is not None:

@@ -330,7 +330,7 @@ def test_evaluation_trains_nothing_and_disturbs_nothing() -> None:
     found = [other.evaluate(env, 10) for _ in range(2)]
     assert found[0] == found[1]
     assert found[0].count == 10
-    assert found[0].low <= found[0].mean <= found[0].high
+    assert not found[0].has_bounds or found[0].low <= found[0].mean <= found[0].high  # none if ten games ended alike
     assert other.evaluate(env, 3, greedy=False).count == 3
     assert torch.equal(before, weights(other))
     for _ in range(2):  # the episode that was under way, and the next one
