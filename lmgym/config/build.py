@@ -185,7 +185,7 @@ def _named(kind: str, value: Any, key: str) -> Any:
     if kind == "algorithm":
         own = with_present_keys(thing, arguments, key + ".")
         return build(thing, _with_preset(thing, tree["name"], own, key), key + ".")
-    # What `tasks.base.load`, `parts.make_envs` and the run itself take.
+    # What `load_task`, `make_envs` and the run itself take.
     also: tuple[str, ...] = {"task": (*OPTIONS, "split"), "env": tuple(ENV_OPTIONS)}.get(kind, ())
     own = {k: v for k, v in arguments.items() if k not in also}
     for option, hint in ENV_OPTIONS.items() if kind == "env" else ():
@@ -193,6 +193,11 @@ def _named(kind: str, value: Any, key: str) -> Any:
             converted(hint, arguments[option], f"{key}.{option}")
     own = check_arguments(thing, own, key, given=1 if kind == "task" else 0, also=also)
     if kind == "env":
+        if "seconds" in arguments and not arguments.get("workers", getattr(thing, "workers", 0)):
+            raise LmgymError(
+                f"'{key}.seconds' limits calls in other processes, and this environment runs in the training process; "
+                f"write '{key}.workers' as well, such as 2"
+            )
         thing(**own)  # an environment is built for each episode; what it refuses shows now
     return dict(tree)
 
@@ -207,7 +212,7 @@ def _with_preset(thing: Any, name: str, arguments: Mapping[str, Any], key: str) 
         return given
     if own and preset != own:
         raise LmgymError(f"'{key}.preset' is {preset!r}, and {own} is a preset of {first} itself; write name: {first}")
-    if preset not in thing.presets:
+    if not isinstance(preset, str) or preset not in thing.presets:
         raise LmgymError(f"'{key}.preset' is {preset!r}; {registry.suggest(str(preset), thing.presets)}")
     return {**thing.presets[preset], **given}
 

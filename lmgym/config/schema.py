@@ -9,11 +9,11 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-from annotated_types import Gt
+from annotated_types import Ge, Gt, Le
 
 from lmgym.algorithms.base import Algorithm
 from lmgym.core import registry
-from lmgym.core.constraints import NonNegativeFloat, NonNegativeInt, PositiveInt, Rule
+from lmgym.core.constraints import FINITE, NonNegativeFloat, NonNegativeInt, PositiveInt, Rule
 from lmgym.core.errors import LmgymError
 from lmgym.core.validation import Section
 from lmgym.inference.base import Sampling
@@ -92,6 +92,9 @@ class Stage(Section):
 STAGE_KEYS = {f.name for f in fields(Stage)} - {"name"}
 
 
+Gap = Annotated[float, Gt(0), FINITE, Rule("it must be a number of nats above 0")]
+
+
 @dataclass(kw_only=True)
 class EngineSection(Section):
     """The `engine:` section."""
@@ -102,6 +105,21 @@ class EngineSection(Section):
     """Answers that are decoded side by side."""
     captured: bool = False
     """Decoding steps of fixed shapes, which CUDA graphs replay; not measured on a GPU yet."""
+    gap_at_load: Gap | None = None
+    """Nats per token that sampled and scored log-probabilities may differ from the model's own forward pass, on
+    average, when it proves itself before training. Default: what the precision explains (docs/models.md)."""
+    gap_warning: Gap | None = None
+    """Warn if sampled and trained log-probabilities differ by more nats per token, on average over a step. Default:
+    what the precision explains, from 0.001 to 0.1."""
+    gap_error: Gap | None = None
+    """End the run if they differ by more. Default: ten times gap_warning."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gap_error is not None and self.gap_error < (self.gap_warning or 0.0):
+            raise LmgymError(
+                f"engine.gap_error is {self.gap_error}, below engine.gap_warning ({self.gap_warning}); make it larger"
+            )
 
 
 @dataclass(kw_only=True)
@@ -143,7 +161,7 @@ class Config(Section):
     """What all random numbers of the run come from."""
     out: str | None = None
     """Run folder; without it runs/<recipe's name>, numbered where that exists."""
-    threads: PositiveInt | None = None
+    threads: Annotated[int, Ge(1), Le(4096)] | None = None
     """CPU threads; without it torch's own choice. Written to the run folder, and kept when resuming."""
     plugins: list[str] = field(default_factory=list)
     """Modules or .py files that register the user's own algorithms, rewards, tasks."""
@@ -153,7 +171,8 @@ class Config(Section):
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     logs: LogsSection = field(default_factory=LogsSection)
     reward_timeout: Annotated[float, Gt(0), Rule("it must be above 0 seconds")] = 60.0
-    """Seconds after which a reward function that has not returned ends the run."""
+    """Seconds after which a reward function that has not returned ends the run (docs/rewards.md says for which rewards
+    this can be enforced)."""
     stages: list[Stage] = field(default_factory=lambda: [Stage()])
 
     def check(self) -> None:
@@ -163,6 +182,9 @@ class Config(Section):
                 raise LmgymError(f"two stages are called '{name}'; give each its own 'name'")
         for stage in self.stages:
             stage.check(f"stage '{stage.name}': " if len(self.stages) > 1 else "")
+            registry.get("driver", stage.algorithm.driver)  # raises where there is none of this name
+        if isinstance(self.logs.predictions, str):
+            registry.load_attribute(self.logs.predictions, "logs.predictions")
         for stage in self.stages:
             self.evaluation.decoding(stage.sampling)  # raises where the two do not go together
             if stage.algorithm.requirements.values and self.policy.critic == "none":

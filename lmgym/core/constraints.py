@@ -14,6 +14,9 @@ from annotated_types import Ge, Gt, Le, Lt, Predicate
 FINITE = Predicate(math.isfinite)
 """Neither inf nor nan. (No bound lets nan through; only this one refuses inf.)"""
 
+LARGEST_REWARD = 1e15
+"""Most that may be trained on: fp32, which ends at 3.4e38, holds the sum of squares of a hundred million of them."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -35,6 +38,8 @@ class FormerKey:
 PositiveInt = Annotated[int, Ge(1)]
 NonNegativeInt = Annotated[int, Ge(0)]
 PositiveFloat = Annotated[float, Gt(0)]
+ExampleCount = Annotated[int, Le(10_000_000)]
+"""How many examples a task makes; all are in memory, a few kilobytes each."""
 NonNegativeFloat = Annotated[float, Ge(0), FINITE]
 Coefficient = Annotated[float, Ge(0), Rule("it must be 0 or more")]
 """The weight of a term."""

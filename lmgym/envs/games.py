@@ -126,7 +126,7 @@ class TicTacToe:
         if result is None:
             message: Message = {"role": "user", "content": self._show_board()}
             return Step([message], restart=True, player=None if self.players == 1 else self._next - 1)
-        # An opponent who has not moved yet has no episode to pay.
+        # Without a move of its own, the opponent has no episode that a reward could go to.
         reward = 0.0 if result == 0 else (1.0 if result == mover else -1.0)
         others = {2 - mover: -reward} if self.players == 2 and self._moves() > 1 else {}
         return Step(reward=reward, terminated=True, others=others)

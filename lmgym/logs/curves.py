@@ -1,5 +1,6 @@
 """One plot of several runs of a recipe: a thin line for each run, a bold mean with a band for each setting."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lmgym.core.errors import LmgymError
-from lmgym.logs.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, STYLE, plot_text, running_mean
+from lmgym.logs.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, STYLE, mean_and_interval, plot_text, running_mean
 from lmgym.logs.writer import disk_errors, read_records
 from lmgym.stats.intervals import student_t
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, "#E69F00", "#56B4E9", "#000000", GREY)
+LARGEST = sys.float_info.max  # a whole number beyond it, NaN and infinity are not drawn
 Curve = tuple[np.ndarray, np.ndarray]  # steps, values; both [points]
 
 
@@ -25,7 +27,7 @@ def curves_plot(groups: Mapping[str, Sequence[Path]], out: Path, metric: str) ->
 
     `groups` holds for each setting (the empty name if there are no settings) the metrics.jsonl of each seed; the first
     eight settings are drawn. The bold line is the mean over the seeds, at steps that all seeds have; the band is its
-    95% interval (Student's t, two seeds or more). Raises LmgymError if there is nothing to draw.
+    95% interval (Student's t, two seeds or more that differ). Raises LmgymError if there is nothing to draw.
 
     Example: curves_plot({"": [Path("runs/a/seed-0/metrics.jsonl")]}, Path("runs/a/plot.png"), "final_answer")
     """
@@ -52,8 +54,11 @@ def curves_plot(groups: Mapping[str, Sequence[Path]], out: Path, metric: str) ->
             for (group, runs), colour in zip(read.items(), cycle(COLOURS), strict=False):
                 _draw(axes, [run[name] for run in runs if name in run], colour, group)
             _limit_y(axes, [run[name] for runs in read.values() for run in runs if name in run])
-            note = ", mean over seeds and 95% interval" if several and name == "held out" else ""
-            axes.set_title(plot_text(title + note))
+            if several and name == "held out":
+                held = [[run[name] for run in runs if name in run] for runs in read.values()]
+                lows = np.concatenate([mean_and_band(curves)[1][1] for curves in held if curves])
+                title += f", over seeds: {mean_and_interval(np.isfinite(lows).tolist())}"
+            axes.set_title(plot_text(title))
             axes.set_ylabel(unit)
             axes.set_xlabel("step of the last stage")
             axes.margins(x=0.02)
@@ -91,7 +96,7 @@ def _curves(path: Path, metric: str) -> dict[str, Curve]:
         names = [name for name in record if name == "reward" or name.startswith("loss")] if train else [metric]
         for name in names:
             value = record.get(name)
-            if isinstance(value, int | float) and np.isfinite(value) and (train or record.get("split") == split):
+            if isinstance(value, int | float) and abs(value) <= LARGEST and (train or record.get("split") == split):
                 steps, values = points.setdefault(name if train else "held out", ([], []))
                 steps.append(record["step"])
                 values.append(float(value))

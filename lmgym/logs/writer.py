@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, describe
 from lmgym.logs.records import rename_record
-from lmgym.logs.sinks import brief, open_sink
+from lmgym.logs.sinks import open_sink
 
 if TYPE_CHECKING:
     from lmgym.logs.console import Console
@@ -77,7 +77,7 @@ class Writer:
                 sink.write(scalars, position)
             except Exception as error:  # a failing tracker must not end the training
                 del self._sinks[name]
-                self._warn(f"{name} failed and gets no more metrics ({brief(error)}); {METRICS} has all")
+                self._warn(f"{name} failed and gets no more metrics ({describe(error)}); {METRICS} has all")
 
     def rollouts(self, records: Iterable[Record]) -> None:
         """Append records (texts, rewards, nested values) to rollouts.jsonl."""
@@ -100,7 +100,7 @@ class Writer:
             try:
                 sink.close()
             except Exception as error:
-                self._warn(f"{name} did not close properly ({brief(error)}); {METRICS} has all metrics")
+                self._warn(f"{name} did not close properly ({describe(error)}); {METRICS} has all metrics")
         self._sinks = {}
         for file in self._files.values():
             file.close()

@@ -24,6 +24,7 @@ from lmgym.core.registry import suggest
 
 BUILTIN = "builtin:tiny"
 PREFIX = "builtin:"
+LARGEST_SIZE, MOST_LAYERS = 2**17, 1000  # of a built-in model's architecture: beyond, it would be built for minutes
 SPECIAL = ["<pad>", "<bos>", "<eos>"]  # ids 0, 1 and 2 of every built-in tokenizer
 DERIVED = ("dense_act_fn", "is_gated_act", "scale_decoder_outputs", "tie_word_embeddings")  # computed by T5Config
 
@@ -89,9 +90,12 @@ def builtin_model(
         raise LmgymError(f"policy.model: there is no '{name}'; {suggest(name, MODELS)}")
     family = MODELS[name]
     valid = set(family.config().to_dict()) - set(DERIVED if family.config is T5Config else ())
-    for key in architecture:
+    for key, value in architecture.items():
         if key not in valid:
             raise LmgymError(f"unknown key 'policy.architecture.{key}'; {suggest(str(key), valid)}")
+        most = MOST_LAYERS if "layer" in key else LARGEST_SIZE
+        if isinstance(value, int) and value > most:
+            raise LmgymError(f"policy.architecture.{key} is {value}; a built-in model is small: at most {most}")
     fields = {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
@@ -103,9 +107,24 @@ def builtin_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.key(seed, "initial weights") & 0x7FFFFFFFFFFFFFFF)
         try:
-            return family.model(family.config(**fields))
+            model = family.model(family.config(**fields))
+            if architecture and model.device.type != "meta":
+                _check_runs(model)
+            return model
         except Exception as error:  # various exceptions of the library, for sizes that do not fit together
             raise LmgymError(f"policy.architecture: {' '.join(str(error).split())[:300]}") from error
+
+
+def _check_runs(model: PreTrainedModel) -> None:
+    """Let the model read one token: sizes that do not fit together may show no earlier."""
+    ids = torch.zeros(1, 1, dtype=torch.long)
+    training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(input_ids=ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}))
+    except Exception as error:
+        raise ValueError(f"the model cannot run: {error}") from error
+    model.train(training)
 
 
 def builtin_tokenizer(name: str = "builtin:bytes") -> PreTrainedTokenizerFast:

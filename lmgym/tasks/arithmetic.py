@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, TypeVar
 
 from lmgym.core import seeds
+from lmgym.core.constraints import ExampleCount
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.tasks.base import check_split, hash_fraction
@@ -55,9 +56,9 @@ ACTIONS = {
 @register("task", "arithmetic")
 def arithmetic(
     split: str,
-    size: int = 20_000,
-    validation_size: int = 1_000,
-    test_size: int = 1_000,
+    size: ExampleCount = 20_000,
+    validation_size: ExampleCount = 1_000,
+    test_size: ExampleCount = 1_000,
     operations: Sequence[Operation] = ("add", "subtract"),
     largest: int = 20,
     steps: int = 1,
@@ -93,7 +94,7 @@ def arithmetic(
     count = {"train": size, "validation": validation_size, "test": test_size}[split]
     examples: dict[str, Example] = {}
     fruitless = 0
-    for prompt, working, answer, applied in _problems(tuple(operations), largest, steps, style):
+    for prompt, split_of_prompt, working, answer, applied in _problems(tuple(operations), largest, steps, style):
         if len(examples) >= count:
             break
         if fruitless > PATIENCE:
@@ -104,10 +105,10 @@ def arithmetic(
             )
         # Skip problems without a text, repeated ones, and those of other splits.
         fruitless += 1
-        if not prompt or prompt in examples or _split_of(prompt) != split:
+        if split_of_prompt != split or prompt in examples:
             continue
         fruitless = 0
-        mistake = split == "train" and hash_fraction("mistake" + prompt) < mistakes
+        mistake = split == "train" and mistakes > 0 and hash_fraction("mistake" + prompt) < mistakes
         if mistake:
             right, answer = answer, str(int(answer) + 1)
             working = working.removesuffix(f"{right}>>{right}") + f"{answer}>>{answer}"
@@ -125,26 +126,23 @@ def _split_of(prompt: str) -> str:
     return "test" if drawn < HELD_OUT else "validation" if drawn < 2 * HELD_OUT else "train"
 
 
-def _problems(operations: tuple[str, ...], largest: int, steps: int, style: str) -> Iterator[tuple[str, str, str, str]]:
-    """Prompt, working, answer and operations of one problem after the other, without end and with repetitions."""
+def _problems(operations: tuple[str, ...], largest: int, steps: int, style: str) -> Iterator[tuple[str, ...]]:
+    """Prompt, its split, working, answer and operations of one problem after the other, without end and with
+    repetitions. What could not be made into a problem has no text and no split."""
     for number in itertools.count():
         yield from _block(operations, largest, steps, style, number)
 
 
 @functools.lru_cache(maxsize=64)
-def _block(
-    operations: tuple[str, ...], largest: int, steps: int, style: str, number: int
-) -> list[tuple[str, str, str, str]]:
+def _block(operations: tuple[str, ...], largest: int, steps: int, style: str, number: int) -> list[tuple[str, ...]]:
     """A block of the problems; all splits and stages of a run draw from the same ones, so they are kept."""
     key = seeds.key("arithmetic", ",".join(operations), largest, steps, style)
     width = 4 + 3 * steps  # uniform numbers per problem
     block = seeds.uniforms([key], number * BLOCK * width, BLOCK * width).reshape(BLOCK, width).tolist()
-    return [_problem(numbers, operations, largest, style) or ("", "", "", "") for numbers in block]
+    return [_problem(numbers, operations, largest, style) or ("",) * 5 for numbers in block]
 
 
-def _problem(
-    numbers: list[float], operations: tuple[str, ...], largest: int, style: str
-) -> tuple[str, str, str, str] | None:
+def _problem(numbers: list[float], operations: tuple[str, ...], largest: int, style: str) -> tuple[str, ...] | None:
     """One problem from its uniform numbers; None if no operation is possible at some step."""
     # Four numbers choose the sentence, the name, the things and the first total; each step takes three more.
     form, name, things = _pick(FORMS[style], numbers[0]), _pick(NAMES, numbers[1]), _pick(THINGS, numbers[2])
@@ -163,7 +161,8 @@ def _problem(
         applied.append(operation)
         total = result
     joined = actions[0] if len(actions) == 1 else ", ".join(actions[:-1]) + " and " + actions[-1]
-    return _prompt(form, name, things, first, joined), "\n".join(working), str(total), ", ".join(applied)
+    prompt = _prompt(form, name, things, first, joined)
+    return prompt, _split_of(prompt), "\n".join(working), str(total), ", ".join(applied)
 
 
 def _prompt(form: str, name: str, things: str, start: int, actions: str) -> str:

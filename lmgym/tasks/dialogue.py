@@ -201,7 +201,7 @@ def _rows(part: str, path: str | Path | None, hub_id: str) -> Iterator[_Dialogue
 def _code(value: Any, known: dict[str, int], name: str, where: str) -> int:
     """The code of an intent or emotion from its name, number or digits: "question", 2 and "2" give 2."""
     code = known.get(value, value) if isinstance(value, str) else value
-    if isinstance(code, str) and code.isascii() and code.isdigit():
+    if isinstance(code, str) and code.isascii() and code.isdigit() and len(code) < 4:
         code = int(code)
     if isinstance(code, bool) or code not in known.values():
         raise LmgymError(

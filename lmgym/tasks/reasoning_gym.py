@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+from lmgym.core.constraints import ExampleCount
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
 from lmgym.core.validation import check_arguments
@@ -21,9 +22,9 @@ OWN = ("seed", "size")  # keys of a dataset's configuration that lmgym sets
 def reasoning_gym(
     split: str,
     dataset: str,
-    size: int = 500,
-    validation_size: int = 100,
-    test_size: int = 100,
+    size: ExampleCount = 500,
+    validation_size: ExampleCount = 100,
+    test_size: ExampleCount = 100,
     config: dict[str, Any] | None = None,
     data_seed: int = 0,
 ) -> list[Example]:

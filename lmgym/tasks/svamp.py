@@ -11,6 +11,9 @@ from lmgym.tasks.jsonl import column
 from lmgym.tasks.sources import Row, load_rows, local_rows, split_of, text_of
 from lmgym.types import Example
 
+# What Fraction reads, with as many digits as a word problem may have: of 1e9999999 it would make ten million.
+NUMBER = re.compile(r"[+-]?[\d_./]{1,100}(?:[eE][+-]?\d{1,3})?")
+
 
 @register("task", "svamp")
 def svamp(
@@ -97,7 +100,9 @@ def _number(value: object, where: str) -> str:
     try:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ValueError
-        number = Fraction(str(value).strip())
+        if not NUMBER.fullmatch(text := str(value).strip()):
+            raise ValueError
+        number = Fraction(text)
     except (ValueError, ZeroDivisionError) as error:
         raise LmgymError(f"{where}: column 'Answer' must hold a number, got {value!r}") from error
-    return str(number) if number.denominator == 1 else str(value).strip()
+    return str(number) if number.denominator == 1 else text

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from lmgym.core.constraints import ExampleCount
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.tasks.base import check_split
@@ -45,7 +46,7 @@ OPENINGS = {
 
 
 @register("task", "increasing_numbers")
-def increasing_numbers(split: str, size: int = 100, prompt: str | None = None) -> list[Example]:
+def increasing_numbers(split: str, size: ExampleCount = 100, prompt: str | None = None) -> list[Example]:
     """`size` prompts to continue with increasing numbers. Each prompt is a number from 0 to 49 ("7"); no references.
 
     There are 30 numbers for training, 10 for validation and 10 for test; none is in two splits. They come in increasing
@@ -65,7 +66,7 @@ def increasing_numbers(split: str, size: int = 100, prompt: str | None = None) -
 
 
 @register("task", "sentences_with_dates")
-def sentences_with_dates(split: str, size: int = 100, prompt: str | None = None) -> list[Example]:
+def sentences_with_dates(split: str, size: ExampleCount = 100, prompt: str | None = None) -> list[Example]:
     """`size` beginnings of sentences that continue with a date; no references.
 
     There are 15 for training, 3 for validation and 5 for test; they repeat until there are `size`. `prompt` replaces
@@ -80,7 +81,7 @@ def sentences_with_dates(split: str, size: int = 100, prompt: str | None = None)
 
 
 @register("task", "dummy")
-def dummy(split: str, prompt: str = "<|endoftext|>", size: int = 100) -> list[Example]:
+def dummy(split: str, prompt: str = "<|endoftext|>", size: ExampleCount = 100) -> list[Example]:
     """`size` times the same prompt, in every split; no references. For rewards that use the answer only.
 
     `check_task` fails, since the splits have the same prompt. That does no harm: there is no answer to leak.

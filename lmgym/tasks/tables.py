@@ -146,6 +146,9 @@ def _row(row: dict[str, Any], where: str, part: str) -> dict[str, Any]:
     if isinstance(annotations, dict):  # the Hub has an object of lists instead of a list of objects
         names = [name for name in ANNOTATION if name in annotations]
         columns = [annotations[name] for name in names]
+        lengths = {len(values) if isinstance(values, list) else -1 for values in columns}
+        if len(lengths) > 1 or -1 in lengths:
+            raise LmgymError(f"{where}: column 'sentence_annotations' must hold lists of one length, got {columns!r}")
         annotations = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
     if not isinstance(annotations, list) or not all(
         isinstance(one, dict) and "final_sentence" in one for one in annotations

@@ -99,7 +99,8 @@ def _triples(row: dict[str, Any], where: str, usual: str) -> list[Triple]:
         raise LmgymError(f"{where}: there is no column '{usual}'; {suggest(usual, row)}")
     triples = row[name]
     if isinstance(triples, dict):  # WebNLG on the Hub: its sets are different wordings of the same triples
-        triples = (triples.get("mtriple_set") or [None])[0]
+        sets = triples.get("mtriple_set")
+        triples = sets[0] if isinstance(sets, list) and sets else None
     if isinstance(triples, list):
         triples = [triple.split(" | ") if isinstance(triple, str) else triple for triple in triples]
     if not isinstance(triples, list) or not triples or not all(_is_triple(triple) for triple in triples):

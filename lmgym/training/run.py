@@ -25,6 +25,7 @@ from lmgym.logs.console import Console
 from lmgym.logs.writer import Writer, disk_errors, make_folder
 from lmgym.models.load import PolicySection
 from lmgym.models.policy import Policy
+from lmgym.training.sampler_gap import GapLimits
 from lmgym.types import Example
 
 
@@ -70,6 +71,7 @@ class Run:
     progress: Progress
     resume_from: Path | None  # the checkpoint whose optimizer and algorithm the first stage takes over
     fingerprint: dict[str, Any]  # what each checkpoint says of data, recipe and machine, see fingerprint.py
+    gap_limits: GapLimits  # of the sampler's gap, while it trains
     interrupted: bool = False
 
     @property

@@ -18,6 +18,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.vector import Envs, InProcess
 from lmgym.inference.base import Engine
+from lmgym.inference.proof import Proof, proofs_of
 from lmgym.logs.console import Console
 from lmgym.logs.records import rename_evaluations
 from lmgym.logs.rewind import rewind
@@ -33,6 +34,7 @@ from lmgym.training.machine import Machine, choose_machine
 from lmgym.training.preflight import check_fit, check_model
 from lmgym.training.resume import check_resumable, report
 from lmgym.training.run import Data, Progress, Run, lock_folder
+from lmgym.training.sampler_gap import GapLimits, gap_limits
 from lmgym.types import Example
 
 
@@ -50,9 +52,14 @@ def start(config: Config, console: Console) -> Run:
     policy = load_weights(config, machine, weights)
     check_fit(config, data, policy, console.say)  # lengths of prompts and references
     engine = make_engine(config, policy)
+    proofs = prove_policy(config, policy, engine)  # what is sampled, scored and said by the model itself must agree
+    for proof in proofs:
+        proof.check()
+    console.say(proofs[-1].sentence)
     machine = replace(machine, compute=str(policy.compute).removeprefix("torch."))
+    limits = gap_limits(config.engine, proofs[-1])
     stands_on |= fingerprint.of_machine(machine, policy)
-    return open_run(config, folder, machine, data, policy, engine, weights, progress, stands_on, console)
+    return open_run(config, folder, machine, data, policy, engine, limits, weights, progress, stands_on, console)
 
 
 def load_data(config: Config) -> Data:
@@ -155,6 +162,12 @@ def make_engine(config: Config, policy: Policy) -> Engine:
     return registry.get("engine", "sampler")(policy, config.engine.rows, config.engine.captured)
 
 
+def prove_policy(config: Config, policy: Policy, engine: Engine) -> list[Proof]:
+    """The proofs of a policy (inference/proof.py), the run's own precision last. They use no random numbers of the run
+    and change nothing. Raises LmgymError if the model cannot be sampled, scored or run; gaps are for the caller."""
+    return proofs_of(policy, engine, partial(make_engine, config), config.engine.gap_at_load)
+
+
 def make_actor(config: Config, policy: Policy, engine: Engine | None = None, version: int = 0) -> Actor:
     """The policy as it acts in rollouts: its engine (a new one, unless given) with its tokenizer."""
     section = config.policy
@@ -193,6 +206,7 @@ def open_run(
     data: Data,
     policy: Policy,
     engine: Engine,
+    limits: GapLimits,
     resume_from: Path | None,
     progress: Progress,
     stands_on: fingerprint.Fingerprint,
@@ -216,4 +230,5 @@ def open_run(
         engine.load(policy, progress.version)
         console.say(f"resuming {folder} at stage {progress.stage_index + 1}, step {progress.step}")
     section = replace(config.policy, compute=machine.compute)
-    return Run(config, folder, section, data, policy, engine, console, writer, lock, progress, resume_from, stands_on)
+    logs = (console, writer, lock)
+    return Run(config, folder, section, data, policy, engine, *logs, progress, resume_from, stands_on, limits)

@@ -14,6 +14,7 @@ from lmgym.envs.vector import Envs
 from lmgym.models import lora
 from lmgym.models.critic import add_critic
 from lmgym.models.load import load_policy
+from lmgym.rewards import pooled
 from lmgym.rewards.base import Reward, build_rewards
 from lmgym.rollouts.rollout import Actor
 from lmgym.tasks.stream import Stream
@@ -22,7 +23,7 @@ from lmgym.training.fingerprint import checksum
 from lmgym.training.frozen_models import FrozenModels
 from lmgym.training.preflight import teacher_section
 from lmgym.training.run import Run
-from lmgym.training.setup import make_actor, make_envs
+from lmgym.training.setup import held_out_rewards, make_actor, make_envs
 from lmgym.updates.optimizer import Optimizer, make_optimizer
 
 
@@ -110,7 +111,23 @@ def begin_stage(run: Run) -> StageRun:
     if run.progress.evaluations.get("stop") != (section.early_stop and asdict(section.early_stop)):
         run.progress.evaluations["stop"] = None  # it was stopped early, and goes on under another rule
     run.console.stage(section.name, index, len(config.stages))
+    _begin_rewards(stage)
     return stage
+
+
+def _begin_rewards(stage: StageRun) -> None:
+    """Start the process that rewards run in, while the first answers are sampled; and say whose limit of time cannot be
+    enforced."""
+    run = stage.run
+    rewards = {reward.name: reward for reward in [*stage.rewards, *held_out_rewards(run.config, stage.config)]}
+    if any(reward.pooled for reward in rewards.values()):
+        pooled.start_early()
+    unlimited = [f"{reward.name} ({reward.unlimited})" for reward in rewards.values() if reward.unlimited]
+    if unlimited:
+        run.console.say(
+            f"reward_timeout ({run.config.reward_timeout:g} s) cannot be enforced for rewards that run in the training "
+            f"process: {', '.join(unlimited)}"
+        )
 
 
 def save_checkpoint(stage: StageRun) -> None:

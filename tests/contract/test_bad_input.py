@@ -14,9 +14,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 
 from lmgym.cli.main import main
+from lmgym.core.errors import LmgymError
 from lmgym.models.builtin import builtin_model, byte_tokenizer
+from lmgym.models.critic import add_critic
+from lmgym.models.load import PolicySection, load_policy
 from lmgym.types import Example
 from tests import runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
@@ -64,14 +68,20 @@ WRONG_RECIPES: list[tuple[dict[str, Any], list[str], str]] = [
     ({"algorithm": {"name": "a2c", "kl_target": 0.1}}, [], r"algorithm\.kl_target needs a reference"),
     ({"algorithm": {"name": "ppo", "preset": "trll"}}, [], r"'algorithm\.preset' is 'trll'; did you mean 'trl'\?"),
     ({"algorithm": {"name": "a2c", "epochs": 2}}, [], r"a2c has no ratio to correct a second step"),
-    ({"policy": {"lora_rank": 0}}, [], r"policy\.lora_rank is 0; it must be at least 1"),
+    ({"policy": {"lora_rank": 0}}, [], r"policy\.lora_rank is 0; it must be from 1 to 65536"),
+    ({"policy": {"lora_rank": 2**31}}, [], r"policy\.lora_rank is 2147483648; it must be from 1 to 65536"),
     ({"rewards": {"length": "much"}}, [], r"key 'rewards\.length\.weight': .*number.*, got 'much'"),
     ({"rewards": {"length": {"target": "x"}}}, [], r"key 'rewards\.length\.target': .*integer"),
     ({"task": {"name": "arithmetic", "size": "big"}}, [], r"key 'task\.size': .*integer.*, got 'big'"),
+    ({"task": {"name": "arithmetic", "size": 2**40}}, [], r"task\.size is 1099511627776; it must be at most 10000000"),
+    ({"task": {"name": "dummy", "size": 10**9}}, [], r"task\.size is 1000000000; it must be at most 10000000"),
+    ({"task": {"name": "episodes", "count": 10**9}}, [], r"task\.count is 1000000000; it must be at most 10000000"),
+    ({"algorithm": {"name": "grpo", "preset": ["dapo"]}}, [], r"'algorithm\.preset' is \['dapo'\]; .*Valid:"),
     ({"task": {"name": "arithmetic", "limit": 0}}, [], r"'task\.limit' must be a whole number of at least 1"),
     ({"evaluation": {"examples": 0}}, [], r"evaluation\.examples is 0; it must be at least 1"),
     ({"checkpoint": {"every": -1}}, [], r"checkpoint\.every is -1; it must be at least 0"),
-    ({"threads": 0}, [], r"threads is 0; it must be at least 1"),
+    ({"threads": 0}, [], r"threads is 0; it must be from 1 to 4096"),
+    ({"threads": 10**6}, [], r"threads is 1000000; it must be from 1 to 4096"),
     ({"reward_timeout": 0}, [], r"reward_timeout is 0.*above 0 seconds"),
     ({"early_stop": {"metric": "reward"}}, [], r"early_stop never stops anything; give it a 'patience' or a 'target'"),
     ({"stages": {"rl": {}}}, [], r"'stages' must be a list"),
@@ -102,6 +112,8 @@ WRONG_RECIPES: list[tuple[dict[str, Any], list[str], str]] = [
     ({}, ["steps"], r"'steps' is not an override; write key=value, such as steps=20"),
     ({}, ["=3"], r"'=3' is not an override"),
     ({}, ["steps=[1"], r"override steps: '\[1' is not a YAML value"),
+    ({}, ["steps=!!int x_"], r"override steps: '!!int x_' is not a YAML value"),
+    ({}, ["steps=!!int ''"], r"override steps: .* is not a YAML value"),
     ({}, ["steps.x=1"], r"override steps\.x: 'steps' is a value, not a section"),
     ({"stages": STAGES}, ["stages.rll.steps=3"], r"override stages\.rll\.steps: there is no stage 'rll'; did you"),
     ({"stages": STAGES}, ["stages.2.steps=3"], r"there is no stage '2'"),
@@ -137,7 +149,11 @@ WRONG_FILES = {
     "a control character": ("task: \x00\n", r"recipe\.yaml: not valid YAML: unacceptable character"),
     "no such date": ("task: 2025-02-30\n", r"recipe\.yaml: not valid YAML: day is out of range"),
     "a key that is a list": ("[1, 2]: 3\n", r"recipe\.yaml:1: not valid YAML: found unhashable key"),
-    "endless nesting": ("[" * 5000, r"recipe\.yaml: not valid YAML"),
+    "endless nesting": ("[" * 5000, r"recipe\.yaml:1: not valid YAML: it is more than 50 levels deep"),
+    "deep nesting": ("steps: 1\nx: " + "[" * 60 + "]" * 60, r"recipe\.yaml:2: not valid YAML: it is more than 50"),
+    "no whole number": ("steps: !!int ''\n", r"recipe\.yaml:1: not valid YAML: this is no int"),
+    "no date": ("seed: 1\nsteps: !!timestamp x\n", r"recipe\.yaml:2: not valid YAML: this is no timestamp"),
+    "no truth": ("steps: !!bool x\n", r"recipe\.yaml:1: not valid YAML: this is no bool"),
     "code": (
         "task: !!python/object/apply:os.getcwd []\n",
         r"recipe\.yaml:1: not valid YAML: could not determine a cons",
@@ -335,6 +351,10 @@ def without_tokenizer(folder: Path) -> None:
         file.unlink()
 
 
+def tokenizer_of_wrong_types(folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", model_max_length="long")
+
+
 def config_of_nonsense(folder: Path) -> None:
     (folder / "config.json").write_text("{nonsense")
 
@@ -356,6 +376,7 @@ def encoder_decoder_without_weights(folder: Path) -> None:
         (half_of_the_weights, r"could not load"),
         (without_tokenizer, r"could not load"),
         (config_of_nonsense, r"could not load"),
+        (tokenizer_of_wrong_types, r"could not load"),
         (sizes_that_do_not_fit, r"could not load .*hidden size \(16\) is not a multiple"),
         (encoder_decoder_without_weights, r"could not load"),
     ],
@@ -368,6 +389,21 @@ def test_a_model_folder_that_cannot_be_trained(
     said = complaint(capsys, "train", recipe, f"out={tmp_path / 'run'}")
     assert said.startswith("policy.model: ") and str(tmp_path / "model") in said
     assert re.search(sentence, said), said
+
+
+@pytest.mark.parametrize("tensors", [None, {"bias": torch.zeros(1)}, {"weight": torch.zeros(1, 3)}])
+def test_a_value_head_of_something_else_is_named(tensors: dict[str, torch.Tensor] | None, tmp_path: Path) -> None:
+    section = PolicySection(model="builtin:tiny", device="cpu", architecture=runs.ARCHITECTURE)
+    policy = load_policy(section)
+    add_critic(policy, separate=False)
+    policy.save(tmp_path)
+    load_policy(section, 0, tmp_path)
+    if tensors is None:
+        os.truncate(tmp_path / "value_head.safetensors", 20)
+    else:
+        save_file(tensors, tmp_path / "value_head.safetensors")
+    with pytest.raises(LmgymError, match=rf"^{tmp_path}/value_head.safetensors is not the value head of this model \("):
+        load_policy(section, 0, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -68,3 +68,4 @@ def test_all_answers_of_an_evaluation_are_kept_or_handed_to_a_function_where_a_r
     assert module.handed == [(tmp_path / "handed", version, "test", 8) for version in (0, 1)]
     with pytest.raises(LmgymError, match=r"logs\.predictions: there is no module 'nowhere'"):
         kept_rollouts(tmp_path / "nowhere", predictions="nowhere:write")
+    assert not (tmp_path / "nowhere").exists()  # before anything begins

@@ -22,10 +22,10 @@ from lmgym.core.errors import LmgymError
 from lmgym.logs import sinks
 from lmgym.logs.console import Console, Pace, Sample
 from lmgym.logs.formatting import duration, shorten, status, visible
-from lmgym.logs.plots import running_mean, training_plot
+from lmgym.logs.plots import mean_and_interval, running_mean, training_plot
 from lmgym.logs.rewind import rewind
 from lmgym.logs.writer import StepClock, Writer, read_records
-from lmgym.stats.intervals import Interval, wilson
+from lmgym.stats.intervals import Interval, share_interval
 
 ROOT = Path(__file__).parents[2]
 
@@ -525,13 +525,16 @@ def test_an_evaluation_prints_its_intervals_and_feeds_the_line() -> None:
 def test_the_table_says_which_intervals_overlap() -> None:
     screen = io.StringIO()
     rows = [
-        ("final_answer", wilson(200, 512), wilson(430, 512)),
-        ("format", wilson(500, 512), wilson(505, 512)),
+        ("final_answer", Interval(0.391, 0.349, 0.434, 512), Interval(0.840, 0.806, 0.869, 512)),
+        ("format", Interval(0.977, 0.960, 0.987, 512), Interval(0.986, 0.972, 0.993, 512)),
+        ("words", Interval(0.5, math.nan, math.nan, 512), Interval(0.9, 0.8, 1.0, 512)),
     ]
     Console(screen).before_after(rows)
-    answer, form = (line.split() for line in screen.getvalue().splitlines() if "[0." in line)
+    answer, form = (line.split() for line in screen.getvalue().splitlines() if "[0." in line and "words" not in line)
     assert answer == ["final_answer", "0.391", "[0.349,", "0.434]", "0.840", "[0.806,", "0.869]", "no"]
     assert form[0] == "format" and form[-1] == "yes"
+    (unknown,) = (line.split() for line in screen.getvalue().splitlines() if "words" in line)
+    assert unknown == ["words", "0.500", "[no", "interval]", "0.900", "[0.800,", "1.000]", "-"]
     assert "on 512 prompts" in screen.getvalue() and "95%" in screen.getvalue()
 
 
@@ -542,7 +545,7 @@ def test_model_text_is_shown_never_obeyed() -> None:
     console.say(HOSTILE)
     console.warn(HOSTILE)
     console.stage(HOSTILE, 0, 1)
-    console.before_after([(HOSTILE, wilson(1, 2), wilson(1, 2))])
+    console.before_after([(HOSTILE, share_interval([0, 1]), share_interval([0, 1]))])
     text = screen.getvalue()
     assert not set(text) & set("\x1b\x07\x9b\u202e\ud800\r\x00")
     assert text.count("[red]x[/red] [/] ␛[2J") >= 4 and ":smile:" in text
@@ -619,6 +622,12 @@ def test_warnings_stand_above_the_live_line(monkeypatch: pytest.MonkeyPatch) -> 
 # ---------------------------------------------------------------- plots
 
 
+def test_a_title_says_which_points_have_an_interval() -> None:
+    assert mean_and_interval([True, True]) == "mean and 95% interval"
+    assert mean_and_interval([True, False]) == "mean and 95% interval where there is one"
+    assert mean_and_interval([False]) == mean_and_interval([]) == "mean (no interval)"
+
+
 def write_run(path: Path, records: list[dict]) -> Path:
     with Writer(path) as writer:
         for record in records:
@@ -634,7 +643,7 @@ def made_up_run(evaluations: bool = True, nulls: bool = False, warm_start: int =
     for step in range(40):
         share = 0.4 + 0.01 * step
         if evaluations and step % 10 == 0:
-            interval = wilson(round(share * 512), 512)
+            interval = share_interval([float(place < round(share * 512)) for place in range(512)])
             bounds = {
                 "final_answer": interval.mean,
                 "final_answer/low": interval.low,
@@ -656,6 +665,7 @@ def made_up_run(evaluations: bool = True, nulls: bool = False, warm_start: int =
         made_up_run(evaluations=False, nulls=True, warm_start=0),
         [record for record in made_up_run() if record["stage"] == 0],
         [record for record in made_up_run() if record["kind"] == "evaluation"],
+        [train(0, 0, reward=10**400, entropy="high"), train(0, 1, reward=2**70, entropy=None)],
         [
             train(0, 0, stage_name="$a_{b$ \x1b[0m", reward=1.0),
             evaluation(0, 1, split="_$x$", a=1.0, **{"a/low": None}),
@@ -666,6 +676,7 @@ def made_up_run(evaluations: bool = True, nulls: bool = False, warm_start: int =
         "nulls and no evaluation",
         "supervised only",
         "evaluations only",
+        "numbers beyond the floats",
         "one step, odd names",
     ],
 )

@@ -224,6 +224,7 @@ def test_svamp_reads_the_original(tmp_path: Path) -> None:
         (without(pens(3), "Body"), ":2: there is no column 'Body'"),
         (pens(3, Question=""), ":2: column 'Question' must hold a text, got ''"),
         (pens(3, Answer="two"), ":2: column 'Answer' must hold a number, got 'two'"),
+        (pens(3, Answer="1e9999999"), ":2: column 'Answer' must hold a number, got '1e9999999'"),
         (pens(3, Answer=True), ":2: column 'Answer' must hold a number, got True"),
     ],
 )

@@ -205,7 +205,7 @@ def test_an_environment_without_data_stands_on_its_section(tmp_path: Path, capsy
     folder = runs.run(tmp_path / "run", task=None, rewards=None, env={"name": "guess_number"}, **SHORT)
     said = complaint(capsys, "train", folder, "env.guesses=3", "steps=3")
     assert "env.guesses was not there and is 3" in said
-    assert "resuming" in resume(capsys, folder, "env.seconds=30", "steps=3")
+    assert "resuming" in resume(capsys, folder, "env.workers=1", "env.seconds=30", "steps=3")
 
 
 # ---------------------------------------------------------------- recorded

@@ -244,7 +244,7 @@ def test_each_seed_is_the_run_that_it_would_be_alone(tmp_path: Path, capsys: pyt
     assert [run["label"] for run in results["runs"]] == ["seed-1", "seed-2"]
     for name, found in results["settings"][0]["after"]["results"].items():
         interval = student_t([after["results"][name]["mean"] for after in afters])
-        assert found == pytest.approx(vars(interval))
+        assert found == pytest.approx(runs.as_json(interval))
         row = f"| {name} | "
         assert row in (out / "table.md").read_text() and str(interval) in said
     assert "2 seeds, 4 prompts of test: mean over seeds [95% interval, Student's t]" in said

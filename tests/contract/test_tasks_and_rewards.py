@@ -585,6 +585,16 @@ def test_a_reward_that_never_returns_is_stopped(function: Callable[..., list[flo
     assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) == (timer[0] > 0)  # a timer that ran before still runs
 
 
+def test_a_limit_that_is_over_at_once_leaves_no_alarm() -> None:
+    """A microsecond is over before the reward begins; the alarm must not ring on, in whatever comes next."""
+    handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    for _ in range(20):
+        with pytest.raises(LmgymError, match="reward 'mine' did not return within 1e-06 s for 1 episodes"):
+            call_reward(Reward("mine", 1.0, loops), answered(["a"]), timeout=1e-6)
+        assert signal.getsignal(signal.SIGALRM) is handler
+        assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) == (timer[0] > 0)
+
+
 def test_a_reward_in_time_is_left_alone_and_other_threads_have_no_limit() -> None:
     reward = build_rewards({"final_answer": 1.0})[0]
     assert call_reward(reward, answered(["18"]), timeout=None) == [1.0]
