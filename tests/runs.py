@@ -87,11 +87,12 @@ class Shell:
         -9
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, prelude: str = "") -> None:
+        """`prelude` is Python that runs first, for example further imports."""
         self.output = folder / "output.txt"
         self.process = 0
-        pipe = subprocess.PIPE
-        self.driver = subprocess.Popen([sys.executable, "-c", DRIVER], cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+        pipe, command = subprocess.PIPE, [sys.executable, "-c", prelude + DRIVER]
+        self.driver = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
 
     def start(self, *arguments: object) -> None:
         assert self.driver.stdin is not None

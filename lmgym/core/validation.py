@@ -21,6 +21,7 @@ from lmgym.core.constraints import FINITE, Rule
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
 
+LARGEST_FLOAT = (2 - 2**-23) * 2.0**127  # of fp32, in which models compute
 COLLECTIONS = (list, tuple, set, frozenset, dict, Sequence, Mapping)
 
 
@@ -171,11 +172,13 @@ def _cached_adapter(hint: Any, bounded: bool) -> Any:
 
 
 def _without_booleans(hint: Any) -> Any:
-    """The hint with numbers that refuse booleans, at any depth, which pydantic would take for 0 and 1."""
-    from pydantic import BeforeValidator
+    """The hint with numbers that refuse booleans, at any depth, which pydantic would take for 0 and 1, and floats that
+    refuse what fp32 cannot hold."""
+    from pydantic import AfterValidator, BeforeValidator
 
     refusal = BeforeValidator(_refuse_boolean)
-    return _changed(hint, lambda part: Annotated[part, refusal] if part in (int, float) else part)
+    kinds = {int: Annotated[int, refusal], float: Annotated[float, refusal, AfterValidator(_refuse_beyond_fp32)]}
+    return _changed(hint, lambda part: kinds[part] if part in (int, float) else part)
 
 
 def _without_metadata(hint: Any) -> Any:
@@ -200,6 +203,14 @@ def _refuse_boolean(value: Any) -> Any:
 
     if isinstance(value, bool):
         raise PydanticCustomError("boolean", "must be a number")
+    return value
+
+
+def _refuse_beyond_fp32(value: float) -> float:
+    from pydantic_core import PydanticCustomError
+
+    if math.isfinite(value) and abs(value) > LARGEST_FLOAT:
+        raise PydanticCustomError("too large", "must be from -3.4e38 to 3.4e38, the range of fp32")
     return value
 
 
@@ -235,7 +246,7 @@ def _path(value: Any, location: Sequence[Any]) -> list[Any]:
     path = []
     for part in location:
         if (isinstance(value, Mapping) and part in value) or (
-            isinstance(value, list | tuple) and isinstance(part, int)
+            isinstance(value, list | tuple) and isinstance(part, int) and part < len(value)
         ):
             value = value[part]
             path.append(part)

@@ -16,6 +16,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.validation import Section
 from lmgym.types import Restriction
 
+COLDEST = 1e-6  # lowest temperature above 0; logits divided by a much lower one are no numbers of fp32
 Temperature = Annotated[float, Ge(0), Rule("it must be 0 (greedy) or more")]
 StopString = Annotated[str, MinLen(1), Rule("an empty string would end every answer at once; remove it")]
 TopK = Annotated[int, Ge(1), Rule("it must be at least 1; to draw from the whole vocabulary, leave it out")]
@@ -62,6 +63,10 @@ class Sampling(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if 0 < self.temperature < COLDEST:
+            raise LmgymError(
+                f"{self.section}.temperature is {self.temperature}; it must be 0 (greedy) or at least {COLDEST}"
+            )
         if self.min_new_tokens > self.max_new_tokens:
             raise LmgymError(
                 f"{self.section}.min_new_tokens is {self.min_new_tokens}; it must lie between 0 and max_new_tokens "

@@ -3,7 +3,9 @@
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
+
+from annotated_types import Le
 
 from lmgym.core import seeds
 from lmgym.core.constraints import ExampleCount
@@ -60,7 +62,7 @@ def arithmetic(
     validation_size: ExampleCount = 1_000,
     test_size: ExampleCount = 1_000,
     operations: Sequence[Operation] = ("add", "subtract"),
-    largest: int = 20,
+    largest: Annotated[int, Le(1_000_000_000)] = 20,
     steps: int = 1,
     style: Literal["short", "story"] = "short",
     explain: bool = False,

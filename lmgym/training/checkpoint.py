@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from lmgym.core.errors import LmgymError
@@ -195,11 +196,13 @@ def read_algorithm(path: Path) -> dict[str, Any]:
 
 def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
     """Put the saved moments back, bit for bit; rates, betas and the like stay as the recipe has them now."""
-    tensors = load_file(path / "optimizer.safetensors")
-    state: dict[int, dict[str, Any]] = {}
-    for name, tensor in tensors.items():
-        index, _, key = name.partition(".")
-        state.setdefault(int(index), {})[key] = tensor.clone()  # off the mapped file, which will be deleted
+    file, state = path / "optimizer.safetensors", dict[int, dict[str, Any]]()
+    try:
+        for name, tensor in load_file(file).items():
+            index, _, key = name.partition(".")
+            state.setdefault(int(index), {})[key] = tensor.clone()  # off the mapped file, which will be deleted
+    except (SafetensorError, OSError, ValueError) as error:
+        raise LmgymError(f"{file} holds no state of an optimizer ({error}); take the checkpoint before it") from error
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

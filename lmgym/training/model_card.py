@@ -63,14 +63,21 @@ def model_card(config: Config, run: Path, source: Path, machine: Machine, adapte
     header: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "tags": ["lmgym"]}
     if hub:
         header |= {"base_model": base, "base_model_relation": "adapter" if adapter else "finetune"}
-    stage_name, step = _stage_and_step(run, source, config)
+    try:
+        stage_name, step = _stage_and_step(run, source, config)
+        results = [*_results(config, run, stage_name, step)]
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise LmgymError(
+            f"{run}: metrics.jsonl or summary.json holds something else than a run writes ({type(error).__name__}: "
+            f"{error}); put them back"
+        ) from error
     lines = [f"---\n{write_yaml(header)}---\n", f"# {Path(config.out or run).name}\n"]
     lines += [
         f"{'Adapters (LoRA) beside' if adapter else 'Trained from'} {named} by "
         f"reinforcement learning with lmgym, after {step} steps of stage '{stage_name}'.\n"
     ]
     lines += ["## Training\n", *_stages(config), ""]
-    lines += ["## Results\n", *_results(config, run, stage_name, step), ""]
+    lines += ["## Results\n", *results, ""]
     lines += ["## Recipe\n", f"```yaml\n{write_yaml(_public(resolved(config)))}```\n"]
     known = {"python": machine.python, "torch": machine.torch, "transformers": machine.transformers}
     versions = ", ".join(f"{name} {version}" for name, version in known.items() if version)

@@ -56,11 +56,17 @@ WRONG_RECIPES: list[tuple[dict[str, Any], list[str], str]] = [
     ({"sampling": 7}, [], r"'sampling' must be a section of keys and values, not 7"),
     ({"sampling": {"stop": "x"}}, [], r"key 'sampling\.stop': .*tuple.*, got 'x'"),
     ({"sampling": {"temperature": -1}}, [], r"sampling\.temperature is -1"),
+    ({"sampling": {"temperature": 5e-324}}, [], r"sampling\.temperature is 5e-324; it must be 0 \(greedy\) or at le"),
+    ({"evaluation": {"temperature": 1e-9}}, [], r"evaluation\.temperature is 1e-09; it must be 0 \(greedy\) or at"),
+    ({"rewards": {"length": 1e39}}, [], r"key 'rewards\.length\.weight': must be from -3\.4e38 to 3\.4e38, .* got 1e"),
+    ({"algorithm": {"name": "grpo", "clip_high": "1e300"}}, [], r"key 'algorithm\.clip_high': must be from -3\.4e38"),
+    ({"optimizer": {"betas": [0.9, -1e300]}}, [], r"key 'optimizer\.betas\.1': must be from .* got -1e\+300"),
     ({"sampling": {"temperature": 0}}, [], r"sampling\.temperature is 0; training needs answers that differ"),
     ({"sampling": {"min_new_tokens": 9, "max_new_tokens": 8}}, [], r"sampling\.min_new_tokens is 9; it must lie betw"),
     ({"optimizer": {"schedule": "cosin"}}, [], r"key 'optimizer\.schedule': .*'constant', 'linear' or 'cosine'"),
     ({"optimizer": {"learning_rate": -0.1}}, [], r"optimizer\.learning_rate is -0\.1; it must be at least 0"),
     ({"optimizer": {"learning_rate": math.nan}}, [], r"optimizer\.learning_rate is nan"),
+    ({"optimizer": {"betas": [0.9]}}, [], r"key 'optimizer\.betas': field required, got \[0\.9\]"),
     ({"optimizer": {"betas": [0.9, 1.0]}}, [], r"optimizer\.betas are \(0\.9, 1\.0\)"),
     ({"algorithm": {"name": "grpo", "group_size": 1}}, [], r"algorithm\.group_size is 1; grpo needs at least 2"),
     ({"algorithm": "ppo", "policy": {"critic": "none"}}, [], r"ppo needs a value function, and policy\.critic is none"),
@@ -74,6 +80,7 @@ WRONG_RECIPES: list[tuple[dict[str, Any], list[str], str]] = [
     ({"rewards": {"length": {"target": "x"}}}, [], r"key 'rewards\.length\.target': .*integer"),
     ({"task": {"name": "arithmetic", "size": "big"}}, [], r"key 'task\.size': .*integer.*, got 'big'"),
     ({"task": {"name": "arithmetic", "size": 2**40}}, [], r"task\.size is 1099511627776; it must be at most 10000000"),
+    ({"task": {"name": "arithmetic", "largest": 2**63}}, [], r"task\.largest is 9223372036854775808; it must be at m"),
     ({"task": {"name": "dummy", "size": 10**9}}, [], r"task\.size is 1000000000; it must be at most 10000000"),
     ({"task": {"name": "episodes", "count": 10**9}}, [], r"task\.count is 1000000000; it must be at most 10000000"),
     ({"algorithm": {"name": "grpo", "preset": ["dapo"]}}, [], r"'algorithm\.preset' is \['dapo'\]; .*Valid:"),
@@ -557,6 +564,26 @@ def test_other_damage_in_a_run_folder(folder: Path, capsys: pytest.CaptureFixtur
     shutil.rmtree(folder / "checkpoints")
     shutil.rmtree(folder / "final")
     assert "holds no model yet" in complaint(capsys, "eval", folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("metrics.jsonl", r'"reward": [^,]+,', '"reward": "high",'),
+        ("metrics.jsonl", r'"count": [^,]+,', '"size": 8,'),
+        ("summary.json", r'"newest"', '"oldest"'),
+    ],
+)
+def test_records_that_no_run_writes_are_not_exported(
+    name: str, before: str, after: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(folder / "checkpoints")
+    changed, count = re.subn(before, after, (folder / name).read_text())
+    assert count
+    (folder / name).write_text(changed)
+    said = complaint(capsys, "export", folder, "--to", folder.parent / "model")
+    assert re.search(r"run: metrics\.jsonl or summary\.json holds something else than a run writes \(.*; p", said)
+    assert not (folder.parent / "model").exists()
 
 
 def test_stages_that_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,11 +5,13 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as some
+from safetensors.torch import save_file
 
 from lmgym.core.errors import LmgymError
 from lmgym.models.policy import Policy
@@ -80,6 +82,19 @@ def test_moments_come_from_the_checkpoint_and_settings_from_the_recipe(tmp_path:
     checkpoint.load_optimizer(path, other.torch)
     assert [group["weight_decay"] for group in other.torch.param_groups] == [0.25, 0.0]
     assert all(group["betas"] == (0.5, 0.75) and group["eps"] == 1e-3 for group in other.torch.param_groups)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not tensors", {"x.exp_avg": torch.zeros(1)}])
+def test_moments_that_are_none_are_named(content: Any, tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    file = path / "optimizer.safetensors"
+    file.unlink()
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    elif content is not None:
+        save_file(content, file)
+    with pytest.raises(LmgymError, match=rf"^{file} holds no state of an optimizer \(.*take the checkpoint before it"):
+        checkpoint.load_optimizer(path, moved(policy()).torch)
 
 
 def test_checkpoints_come_in_the_order_of_training(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Damaged recipes, data and run folders: each must be accepted, or refused in one sentence, within five seconds.
 
-    python -m tests.torture.fuzz --mutants 100000 --seed 0 --command-line 1000
-    python -m tests.torture.fuzz --replay fuzz/finding-003.json
+    python -m tests.torture.fuzz --mutants 100000 --seed 0 --command-line 1000 --out /tmp/fuzz
+    python -m tests.torture.fuzz --replay /tmp/fuzz/finding-003.json
 
 A mutant is a function of (seed, kind, number). They are tried one after the other in one process, which another one
 watches: if a mutant ends it, that is a finding, and the next process goes on behind that mutant. The findings are files
@@ -17,6 +17,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,8 +33,10 @@ from tests.torture import data, folders, recipes, trials
 from tests.torture.trials import Mutant, Outcome
 
 KINDS = ("recipe", "data", "folder")
+OUT = Path(tempfile.gettempdir()) / "lmgym-fuzz"
 MEMORY = 12 * 2**30  # bytes of addresses that the process may have; what wants more gets a MemoryError
 STUCK = 120  # seconds without a result after which the process is ended
+PRELUDE = "import bitsandbytes, datasets, peft, pyarrow.parquet, reasoning_gym\n"  # what a command may import at last
 CLASSES = {"recipe": recipes.RecipeMutant, "data": data.DataMutant, "folder": folders.FolderMutant}
 
 
@@ -48,11 +51,11 @@ def make_mutant(kind: str, seed: int, number: int, bases: Mapping[str, Path]) ->
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a campaign, or repeat one finding. The exit status is 1 if there was a finding."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--mutants", type=int, default=10_000)
+    parser.add_argument("--mutants", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", choices=KINDS, help="only this one; by default each kind in turn")
-    parser.add_argument("--command-line", type=int, default=0, metavar="N", help="N more, each as a command of its own")
-    parser.add_argument("--out", type=Path, default=Path("fuzz"), help="a new folder for the findings")
+    parser.add_argument("--command-line", type=int, default=1000, metavar="N", help="N more, each as a command")
+    parser.add_argument("--out", type=Path, default=OUT, help=f"folder for the findings ({OUT})")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="a finding")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
@@ -198,7 +201,7 @@ def _command_line(given: argparse.Namespace) -> None:
     place = given.out / "place" / "here"
     shell_folder = given.out / "shell"
     shell_folder.mkdir(exist_ok=True)
-    shell = runs.Shell(shell_folder)
+    shell = runs.Shell(shell_folder, PRELUDE)
     try:
         for number in range(given.mutants, given.mutants + given.command_line):
             kind = _kind(given, number)

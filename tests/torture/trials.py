@@ -7,7 +7,6 @@ a key or a value that was accepted and then ignored.
 import contextlib
 import io
 import json
-import math
 import os
 import re
 import signal
@@ -20,14 +19,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-import yaml
 
 from lmgym.cli.main import main
 from lmgym.config.build import build_config, dump, load_config, resolved
-from lmgym.config.schema import STAGE_KEYS, Config
+from lmgym.config.schema import Config
 from lmgym.core.errors import LmgymError
 from lmgym.experiments.sweep import plan
 from lmgym.logs.console import Console
@@ -44,7 +41,7 @@ from lmgym.updates.prepare import prepare
 from lmgym.updates.update import update
 from tests import runs
 from tests.torture import data, folders, recipes
-from tests.torture.damage import at_path
+from tests.torture.heard import Ignored, check_heard
 
 SECONDS = 5.0  # that a mutant may take
 LONGEST = 1000  # characters of a message
@@ -66,10 +63,6 @@ class Outcome:
 
 class TooSlow(BaseException):
     """The mutant has had its time. No `except Exception` may catch it."""
-
-
-class Ignored(Exception):
-    """The mutant was accepted, and a part of it has no effect."""
 
 
 def judge(
@@ -176,46 +169,7 @@ def _try_recipe(mutant: recipes.RecipeMutant, folder: Path, deep: bool) -> None:
     if mutant.unknown is not None:
         raise Ignored(f"unknown key {mutant.what}")
     if mutant.changed is not None:
-        _check_heard(mutant, heard)
-
-
-def _check_heard(mutant: recipes.RecipeMutant, tree: Mapping[str, Any]) -> None:
-    """Raise Ignored where the one value that was changed is nowhere in the resolved recipe `tree`."""
-    whole, path = yaml.safe_load(mutant.content), mutant.changed or ()
-    given, places = at_path(whole, path), [tree]
-    if path[0] == "stages":
-        places, path = [tree["stages"][path[1]]] if len(path) > 1 else [], path[2:]
-    elif path[0] in STAGE_KEYS:
-        if any(path[0] in stage for stage in whole.get("stages") or ()):
-            return  # a default, which a stage may answer with a value of its own
-        places = tree["stages"]
-    if path and not any(_has(place, path, given) for place in places):
-        raise Ignored(f"{'.'.join(map(str, mutant.changed or ()))} = {given!r:.60} of {mutant.what}")
-
-
-def _has(tree: Any, path: tuple[Any, ...], given: Any) -> bool:
-    for key in path:
-        try:
-            tree = tree[key]
-        except (KeyError, IndexError, TypeError):
-            return False
-    return _alike(tree, given)
-
-
-def _alike(found: Any, given: Any) -> bool:
-    """The value that was given, perhaps as another type, a section for its name, or with its defaults."""
-    if found == given or str(found) == str(given) or given is None:
-        return True
-    if isinstance(found, dict):
-        if isinstance(given, dict):
-            return all(_alike(found.get(key), value) for key, value in given.items())
-        return _alike(found.get("name"), given)
-    if isinstance(found, list) and isinstance(given, list | tuple | set):
-        return len(found) == len(given) and all(map(_alike, found, given))
-    try:
-        return float(found) == float(given) or math.isnan(float(found)) == math.isnan(float(given)) is True
-    except (TypeError, ValueError, OverflowError):
-        return False
+        check_heard(mutant, heard)
 
 
 def set_up(config: Config, deep: bool) -> None:
@@ -227,6 +181,7 @@ def set_up(config: Config, deep: bool) -> None:
         with begin_stage(run) as stage:
             section = stage.config
             answers = section.prompts_per_step * getattr(stage.algorithm, "group_size", 1) * section.max_draws
+            answers *= getattr(stage.algorithm, "epochs", 1)
             small = answers <= CHEAP and section.sampling.max_new_tokens <= CHEAP
             if deep and small and stage.step < section.steps:
                 take_step(stage)
