@@ -1,4 +1,4 @@
-# make quickstart | test | fast | lint | types | contracts | bench
+# make quickstart | test | fast | lint | types | contracts | bench | torture
 # Works with GNU make 3.81 (macOS) and later. pip reads its usual settings (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf).
 
 PYTHON ?= python3
@@ -9,15 +9,16 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # worksteal gives each worker neighbouring tests, which share fixtures.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help quickstart test fast lint types contracts bench
+.PHONY: help quickstart test fast lint types contracts bench torture
 
 help:
 	@echo "make quickstart   install lmgym into .venv and train a tiny model (about 5 minutes on two cores)"
 	@echo "make test         install what the tests need and run all of them"
-	@echo "make fast         run the tests that take half a second or less each (under two minutes on two cores)"
+	@echo "make fast         run the tests that take half a second or less each (about 80 seconds on two cores)"
 	@echo "make lint         ruff"
 	@echo "make types        mypy"
 	@echo "make contracts    which module may import which"
+	@echo "make torture      what the tests try in short, at length (an hour or more); one part: make torture TORTURE=hangs"
 	@echo "make bench        measure against other libraries, each in a virtual environment of its own (see benchmarks/);"
 	@echo "                  options for all of it: make bench BENCH='--rounds 7 --out bench.jsonl'"
 
@@ -38,6 +39,9 @@ types: .venv/.lmgym-developed
 
 contracts: .venv/.lmgym-developed
 	$(BIN)/lint-imports
+
+torture: .venv/.lmgym-developed
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture $(TORTURE)
 
 bench: .venv/.lmgym-installed
 	@for table in grpo rollout ppo conversation growth gpu; do \

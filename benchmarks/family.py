@@ -7,7 +7,7 @@ Every contender begins from the same model: the first stage of lmgym/recipes/llm
 seed. Then each takes equally many answers to the same prompts in the same order, with one learning rate and one size
 of group. What has a ratio takes MINIBATCHES optimizer steps on the answers of a step, what has none takes one. Each
 run is one process of one thread, `--jobs` of them side by side. Share of right ones among sampled answers to test
-problems, which are asked before the first step and after the last: 95% bootstrap interval over problems for a run,
+problems, which are asked before the first step and after the last: 95% interval over problems for a run,
 Student's t for a mean over seeds.
 """
 

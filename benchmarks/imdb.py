@@ -36,7 +36,7 @@ from lmgym.config.yaml import read_yaml, write_yaml
 from lmgym.experiments.compare import compare_models
 from lmgym.models.load import load_policy
 from lmgym.rollouts.rollout import demonstrate
-from lmgym.stats.intervals import Interval, clustered_bootstrap, student_t
+from lmgym.stats.intervals import Interval, student_t
 from lmgym.tasks.base import hash_fraction, load_task
 from lmgym.training.setup import held_out_examples, make_actor, make_engine
 from lmgym.types import Example
@@ -216,10 +216,10 @@ def likelihoods(folder: Path, weights: Path | None) -> list[tuple[float, int, in
 
 
 def growth(sums: Sequence[Sequence[tuple[float, int, int]]], unit: int, total: int) -> Interval:
-    """How much the perplexity per token (unit 1) or word (2) of all texts has grown, as a share; the interval is a
-    bootstrap over texts of the difference in nats, with the number of tokens or words held fixed."""
+    """How much the perplexity per token (unit 1) or word (2) of all texts has grown, as a share; the interval is
+    over texts, of the difference in nats, with the number of tokens or words held fixed."""
     lost = [(one[0] - other[0]) * len(sums[0]) / total for one, other in zip(*sums, strict=True)]
-    found = clustered_bootstrap([[value] for value in lost])
+    found = student_t(lost)
     return Interval(*(math.exp(value) - 1 for value in (found.mean, found.low, found.high)), found.count)
 
 

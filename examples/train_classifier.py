@@ -35,7 +35,7 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedTo
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.learned import batched_forward, scorers
 from lmgym.rewards.learned.rows import text_rows
-from lmgym.stats.intervals import wilson
+from lmgym.stats.intervals import share_interval
 from lmgym.tasks.base import hash_fraction, load_task
 from lmgym.text.chat import messages_of, plain_text
 from lmgym.types import Example
@@ -128,7 +128,7 @@ def padded(rows: Sequence[Sequence[int]]) -> torch.Tensor:
 
 
 def held_out(folder: Path, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """How often the saved classifier is right, with Wilson's interval, and how often its most frequent label would be.
+    """How often the saved classifier is right, with its interval, and how often its most frequent label would be.
 
     The texts go the way of `learned_reward`, cut on the right where they are too long.
     """
@@ -137,7 +137,7 @@ def held_out(folder: Path, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
     said = [
         scorer.labels[max(range(len(row)), key=row.__getitem__)] for row in batched_forward.logits(scorer, rows, 16384)
     ]
-    right = wilson(sum(label == own for (_, label), own in zip(pairs, said, strict=True)), len(pairs))
+    right = share_interval([float(label == own) for (_, label), own in zip(pairs, said, strict=True)])
     most = Counter(label for _, label in pairs).most_common(1)[0][1] / len(pairs)
     return {"accuracy": right.mean, "low": right.low, "high": right.high, "texts": len(pairs), "most": most}
 

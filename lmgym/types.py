@@ -14,6 +14,57 @@ import numpy.typing as npt
 Message = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content": "..."}
 
 
+class RecipeText(str):
+    """A text of which the recipe wrote all or parts (system_prompt, prompt_prefix, prompt_suffix). Only these parts may
+    spell control tokens: in all other text "<|im_end|>" is ten characters (text/control.py).
+
+    `spans` holds the (begin, end) of these parts. Every operation of `str`, such as +, gives a plain text without them.
+
+    Example:
+        >>> RecipeText.join(RecipeText("<|user|>"), "2+2=").spans
+        ((0, 8),)
+    """
+
+    spans: tuple[tuple[int, int], ...]
+
+    def __new__(cls, text: str, spans: Sequence[Sequence[int]] | None = None) -> "RecipeText":
+        made = super().__new__(cls, text)
+        made.spans = ((0, len(text)),) if spans is None else tuple((begin, end) for begin, end in spans)
+        return made
+
+    @classmethod
+    def join(cls, *texts: str) -> str:  # type: ignore[override]  # of str's own join nothing is used here
+        """The texts one after the other; a RecipeText if one of them is."""
+        spans, length = [], 0
+        for text in texts:
+            spans += [(length + begin, length + end) for begin, end in getattr(text, "spans", ()) if begin < end]
+            length += len(text)
+        whole = "".join(texts)
+        return cls(whole, spans) if spans else whole
+
+
+def recipe_spans(prompt: str | Sequence[Message]) -> list[list[int]]:
+    """The recipe's parts of a prompt as JSON can hold them: [message, begin, end] for each.
+
+    Example:
+        >>> recipe_spans([{"role": "system", "content": RecipeText("Add.")}, {"role": "user", "content": "1+1="}])
+        [[0, 0, 4]]
+    """
+    texts = [prompt] if isinstance(prompt, str) else [message.get("content", "") for message in prompt]
+    return [[index, *span] for index, text in enumerate(texts) for span in getattr(text, "spans", ())]
+
+
+def with_recipe_spans(prompt: Any, spans: Sequence[Sequence[int]]) -> Any:
+    """The prompt with the parts that `recipe_spans` has found in it."""
+    if isinstance(prompt, str):
+        return RecipeText(prompt, [span[1:] for span in spans]) if spans else prompt
+    messages = list(prompt)
+    for index in {span[0] for span in spans}:
+        own = [span[1:] for span in spans if span[0] == index]
+        messages[index] = {**messages[index], "content": RecipeText(messages[index]["content"], own)}
+    return messages
+
+
 @dataclass(frozen=True)
 class Example:
     """One problem of a task.
@@ -40,14 +91,19 @@ class Example:
             {'id': 'a/0', 'prompt': '2+2=', 'references': ['4'], 'meta': {}}
         """
         prompt = self.prompt if isinstance(self.prompt, str) else [dict(message) for message in self.prompt]
-        tree = {"id": self.id, "prompt": prompt, "references": list(self.references), "meta": dict(self.meta)}
+        tree: dict[str, Any] = {"id": self.id, "prompt": prompt, "references": list(self.references)}
+        tree["meta"] = dict(self.meta)
+        if spans := recipe_spans(self.prompt):
+            tree["recipe_spans"] = spans
         json.dumps(tree)
         return tree
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> "Example":
         """The example that `to_json` has written."""
-        return cls(**{**tree, "references": tuple(tree["references"])})
+        fields = {key: value for key, value in tree.items() if key != "recipe_spans"}
+        prompt = with_recipe_spans(tree["prompt"], tree.get("recipe_spans", ()))
+        return cls(**{**fields, "prompt": prompt, "references": tuple(tree["references"])})
 
 
 @dataclass

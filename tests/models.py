@@ -1,5 +1,6 @@
 """Tiny models and batches that several test files build. Everything is a function of its arguments."""
 
+import copy
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.functional.reductions import tokens_of_episode, totals, weights
@@ -55,16 +57,24 @@ def bits_of(sets: Tensor) -> Tensor:
 
 
 def in_double(model: Any) -> Any:
-    """The model in fp64 throughout. Llama's norms go through fp32 whatever the model's precision (which would blur
-    gradients by 1e-7), so torch's own take their place: the same formula, in fp64."""
+    """The model in fp64 throughout. Norms of Llama and T5 go through fp32 whatever the model's precision (which would
+    blur gradients by 1e-7), so torch's own take their place: the same formula, in fp64."""
     model = model.double()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if isinstance(child, LlamaRMSNorm):
+            if isinstance(child, LlamaRMSNorm | T5LayerNorm):
                 norm = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, dtype=torch.float64)
                 norm.weight = child.weight
                 setattr(module, name, norm)
     return model
+
+
+def exact(policy: Policy) -> Policy:
+    """A copy of the policy in fp64, for comparisons of sampled ids. In fp32 they may differ: a uniform number lies
+    within 1e-6 of the edge between two of 259 tokens once in 2,000 draws, and there the order of adding decides."""
+    model = in_double(copy.deepcopy(policy.model))
+    limit, fast, start = policy.tokens_per_forward, policy.fast, policy.decoder_start
+    return Policy(model, policy.tokenizer, torch.float64, limit, fast, start)
 
 
 def gpt2(seed: int = 0, **fields: Any) -> Any:

@@ -155,6 +155,11 @@ def records(path: Path) -> list[dict[str, Any]]:
     return kept
 
 
+def as_json(interval: Any) -> dict[str, Any]:
+    """An interval as JSON files hold it: null for bounds that cannot be had."""
+    return {key: None if value != value else value for key, value in vars(interval).items()}
+
+
 def newest(folder: Path) -> Path:
     """The newest checkpoint of a run."""
     return max((folder / "checkpoints").glob("stage-*"))

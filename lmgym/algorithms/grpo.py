@@ -92,7 +92,6 @@ class GRPO(Regularised):
     reduction: Reduction = "token"
     length_norm: bool = False
     """reduction: constant: divide by the stage's max_new_tokens besides (Dr. GRPO)."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_in: Literal["reward", "loss"] = "loss"
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
 """What keeps a policy from running away: the KL to a frozen reference, and an entropy bonus."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
@@ -18,16 +18,19 @@ from lmgym.functional import kl
 from lmgym.functional.losses import clipped, clipped_surrogate, log_ratio
 from lmgym.functional.reductions import Reduction, masked_mean
 
-ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
+Estimator = Literal["k1", "k2", "k3"]
+ESTIMATORS: Mapping[Estimator | None, Callable[[Tensor, Tensor], Tensor]] = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
 
 
 @dataclass(kw_only=True)
 class Regularised(Algorithm):
     """What every algorithm that samples shares: a KL penalty (k is one of functional/kl.py) and an entropy bonus.
 
-    In the reward:  r_t <- r_t - beta k(pi_old || pi_ref)_t, a constant to the gradient
+    In the reward:  r_t <- r_t - beta k1(pi_old || pi_ref)_t, a constant to the gradient; k2 and k3 are refused, since
+                    there they have the gradient of something else
     In the loss:    + beta w_t k(pi || pi_ref)_t, where w_t is the ratio pi / pi_old: k3 through the ratio too, so that
-                    its gradient is the divergence's (k3 alone is biased); k2 times the ratio as a constant
+                    its gradient is the divergence's (k3 alone is biased); k2 times the ratio as a constant; k1 is
+                    refused, since its gradient is zero on average
                     - entropy_coefficient * mean over tokens of the entropy (nats)
     """
 
@@ -36,7 +39,10 @@ class Regularised(Algorithm):
     """The bonus falls linearly over the stage to this share of itself."""
     kl_coefficient: Coefficient = 0.0
     """beta at first; above 0 a frozen copy of the policy is kept as reference."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    estimator_in_loss: ClassVar[Estimator] = "k3"
+    """What `kl_estimator` is in the loss, where it is left out."""
+    kl_estimator: Estimator | None = None
+    """Left out: k1 in the reward; in the loss k3 (reinforce_stable: k2)."""
     kl_in: Literal["reward", "loss"] = "reward"
     kl_target: PositiveFloat | None = None
     """Adapt beta so that the measured KL approaches this (nats; per token if proportional, per answer if horizon)."""
@@ -52,6 +58,13 @@ class Regularised(Algorithm):
             raise LmgymError(
                 "algorithm.kl_target needs a reference to measure the KL to, and with kl_coefficient 0 there is none; "
                 "set kl_coefficient above 0"
+            )
+        if self.kl_estimator is None:
+            self.kl_estimator = "k1" if self.kl_in == "reward" else self.estimator_in_loss
+        if self.kl_in == "reward" and self.kl_estimator != "k1" and self.kl_coefficient:
+            raise LmgymError(
+                f"algorithm.kl_estimator is {self.kl_estimator}, and in the reward only k1 has the gradient of the KL; "
+                "leave kl_estimator out, or write kl_in: loss"
             )
         if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coefficient:
             raise LmgymError(

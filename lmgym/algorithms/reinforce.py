@@ -57,6 +57,14 @@ class Reinforce(PolicyGradient):
     """Memory of the ema baseline: higher weighs past rewards more."""
     moving_mean: float | None = field(default=None, init=False)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.baseline == "scst" and self.kl_coefficient and self.kl_in == "reward":
+            raise LmgymError(
+                "algorithm.baseline is scst, the difference of two answers' scores, and a KL penalty in the reward "
+                "would lower the score of the sampled one only; write kl_in: loss"
+            )
+
     @property
     def requirements(self) -> Requirements:
         return replace(super().requirements, greedy=self.baseline == "scst")

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from lmgym.algorithms.base import Terms, UpdateContext
-from lmgym.algorithms.regularised import Regularised, check_group_baseline
+from lmgym.algorithms.regularised import Estimator, Regularised, check_group_baseline
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.constraints import Coefficient, PositiveInt, Share
 from lmgym.core.errors import LmgymError
@@ -50,7 +50,7 @@ class ReinforceStable(Regularised):
     refresh_every: PositiveInt = 2
     """Steps after which the reference becomes a copy of the policy again."""
     kl_coefficient: Coefficient = 0.25
-    kl_estimator: Literal["k1", "k2", "k3"] = "k2"
+    estimator_in_loss: ClassVar[Estimator] = "k2"
     kl_in: Literal["reward", "loss"] = "loss"
     compat: Literal["none", "llm_rl"] = "none"
     """llm_rl: the loss -u (G - beta (u - v)), u = log pi / T and v = log pi_ref / T, differentiated as it stands."""

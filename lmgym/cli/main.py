@@ -4,14 +4,16 @@ Importing this loads no torch; each command imports its modules when it runs.
 """
 
 import argparse
+import errno
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from lmgym import __version__
 from lmgym.core.errors import LmgymError
+from lmgym.core.output import SurvivingOutput, surviving_output
+from lmgym.logs.formatting import visible
 
 EPILOG = """examples:
   lmgym train lmgym/recipes/quickstart.yaml                       a tiny model learns arithmetic in minutes
@@ -31,6 +33,11 @@ EPILOG = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit status (0 done, 1 an error that users can correct, 130 Ctrl-C)."""
+    with surviving_output() as output:
+        return _main(arguments, output)
+
+
+def _main(arguments: Sequence[str] | None, output: SurvivingOutput) -> int:
     parser = _parser()
     given, rest = parser.parse_known_args(arguments)
     late = [word for word in rest if "=" in word and not word.startswith("-")]  # key=value after an option
@@ -43,18 +50,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        return _run(given)
+        status = _run(given)
+        # A run has its records. The other commands are there for what they print; but `lmgym list | head` is fine.
+        if output.lost is not None and output.lost.errno != errno.EPIPE and given.verb != "train":
+            raise LmgymError(f"standard output cannot be written: {output.lost.strerror}")
+        return status
     except LmgymError as error:
-        print(f"lmgym: {error}", file=sys.stderr)
+        print(f"lmgym: {visible(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(
             "lmgym: stopped; what was saved is whole, and `lmgym train RUN_FOLDER` goes on from there", file=sys.stderr
         )
         return 130
-    except BrokenPipeError:  # `lmgym list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def _run(given: argparse.Namespace) -> int:

@@ -8,7 +8,6 @@ Importing the Agent loads no torch, so that an environment's process can use it;
 """
 
 import dataclasses
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from lmgym.core import seeds
+from lmgym.core.constraints import LARGEST_REWARD
 from lmgym.core.errors import LmgymError
 from lmgym.envs import agent
 from lmgym.inference.base import Decoding, Request, Sampling
@@ -129,8 +129,10 @@ class Agent(agent.Agent):
         """Reward the last answer. Several rewards of an answer add up; without any it has 0."""
         if self._game is None or not self._game.episode.turns:
             raise LmgymError("assign_reward() comes after act(): there is no answer yet that could have earned it")
-        if not math.isfinite(reward):
-            raise LmgymError(f"assign_reward: the reward is {reward!r}; it must be a finite number")
+        if not abs(reward) <= LARGEST_REWARD:  # nor nan
+            raise LmgymError(
+                f"assign_reward: the reward is {reward!r}; it must be a finite number within {LARGEST_REWARD:g}"
+            )
         self._game.episode.turns[-1].reward += float(reward)
 
     def terminate_episode(self, train: bool = True) -> dict[str, float]:

@@ -47,7 +47,6 @@ DEFAULTS: Mapping[str, Any] = {
     "seed": 0,
 }
 """Defaults of TRL 0.7's PPOConfig, with LlamaGym's batch_size; mini_batch_size defaults to batch_size."""
-ESTIMATORS = {"kl": "k1", "mse": "k2"}
 MEANINGLESS = [
     *("compare_steps", "exp_name", "task_name", "model_name", "query_dataset", "reward_model", "world_size"),
     *("tracker_kwargs", "tracker_project_name", "accelerator_kwargs", "project_kwargs", "push_to_hub_if_best_kwargs"),
@@ -171,9 +170,11 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     part = int(own.get("mini_batch_size", whole)) * int(own["gradient_accumulation_steps"])
     if whole < 1 or part < 1:
         raise LmgymError("ppo_config_dict: batch_size, mini_batch_size and gradient_accumulation_steps are at least 1")
-    if own["kl_penalty"] not in ESTIMATORS:
-        raise LmgymError(f"ppo_config_dict: kl_penalty is {own['kl_penalty']!r}; lmgym has 'kl' and 'mse'")
-    estimator: Any = ESTIMATORS[own["kl_penalty"]]
+    if own["kl_penalty"] != "kl":
+        raise LmgymError(
+            f"ppo_config_dict: kl_penalty is {own['kl_penalty']!r}; lmgym has 'kl', the only one of TRL's four whose "
+            "penalty in the reward has the gradient of the KL"
+        )
     coefficient = float(own["init_kl_coef"])
     ppo = OwnLoopPPO(
         epochs=int(own["ppo_epochs"]),
@@ -185,7 +186,6 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
         value_clip=float(own["cliprange_value"]),
         value_coefficient=float(own["vf_coef"]) / 2,  # TRL's value loss has a half of its own
         kl_coefficient=coefficient,
-        kl_estimator=estimator,
         kl_target=float(own["target"]) if own["adap_kl_ctrl"] and coefficient else None,
         kl_controller="horizon",
         kl_horizon=float(own["horizon"]),

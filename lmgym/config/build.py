@@ -193,6 +193,11 @@ def _named(kind: str, value: Any, key: str) -> Any:
             converted(hint, arguments[option], f"{key}.{option}")
     own = check_arguments(thing, own, key, given=1 if kind == "task" else 0, also=also)
     if kind == "env":
+        if "seconds" in arguments and not arguments.get("workers", getattr(thing, "workers", 0)):
+            raise LmgymError(
+                f"'{key}.seconds' limits calls in other processes, and this environment runs in the training process; "
+                f"write '{key}.workers' as well, such as 2"
+            )
         thing(**own)  # an environment is built for each episode; what it refuses shows now
     return dict(tree)
 

@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le
 
 from lmgym.algorithms.base import Algorithm
 from lmgym.core import registry
-from lmgym.core.constraints import NonNegativeFloat, NonNegativeInt, PositiveInt, Rule
+from lmgym.core.constraints import FINITE, NonNegativeFloat, NonNegativeInt, PositiveInt, Rule
 from lmgym.core.errors import LmgymError
 from lmgym.core.validation import Section
 from lmgym.inference.base import Sampling
@@ -92,6 +92,9 @@ class Stage(Section):
 STAGE_KEYS = {f.name for f in fields(Stage)} - {"name"}
 
 
+Gap = Annotated[float, Gt(0), FINITE, Rule("it must be a number of nats above 0")]
+
+
 @dataclass(kw_only=True)
 class EngineSection(Section):
     """The `engine:` section."""
@@ -102,6 +105,21 @@ class EngineSection(Section):
     """Answers that are decoded side by side."""
     captured: bool = False
     """Decoding steps of fixed shapes, which CUDA graphs replay; not measured on a GPU yet."""
+    gap_at_load: Gap | None = None
+    """Nats per token that sampled and scored log-probabilities may differ from the model's own forward pass, on
+    average, when it proves itself before training. Default: what the precision explains (docs/models.md)."""
+    gap_warning: Gap | None = None
+    """Warn if sampled and trained log-probabilities differ by more nats per token, on average over a step. Default:
+    what the precision explains, from 0.001 to 0.1."""
+    gap_error: Gap | None = None
+    """End the run if they differ by more. Default: ten times gap_warning."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gap_error is not None and self.gap_error < (self.gap_warning or 0.0):
+            raise LmgymError(
+                f"engine.gap_error is {self.gap_error}, below engine.gap_warning ({self.gap_warning}); make it larger"
+            )
 
 
 @dataclass(kw_only=True)
@@ -153,7 +171,8 @@ class Config(Section):
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     logs: LogsSection = field(default_factory=LogsSection)
     reward_timeout: Annotated[float, Gt(0), Rule("it must be above 0 seconds")] = 60.0
-    """Seconds after which a reward function that has not returned ends the run."""
+    """Seconds after which a reward function that has not returned ends the run (docs/rewards.md says for which rewards
+    this can be enforced)."""
     stages: list[Stage] = field(default_factory=lambda: [Stage()])
 
     def check(self) -> None:

@@ -9,9 +9,13 @@ from typing import Any
 
 import yaml
 
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LONGEST_MESSAGE, LmgymError, reason, shortened
+from lmgym.core.files import read_text
 from lmgym.core.registry import suggest
 
+LONGEST_RECIPE = 2**17  # bytes; reading takes about a second for so many
+MOST_EXPANDED = 10**6
+MOST_BITS = 1024  # of a whole number
 DEEPEST = 50  # levels of sections and lists; whatever walks a recipe may then do so by recursion
 NAMED = ("algorithm", "env", "task")  # sections that may be written as a name alone
 
@@ -19,22 +23,38 @@ NAMED = ("algorithm", "env", "task")  # sections that may be written as a name a
 def read_yaml(path: Path) -> dict[str, Any]:
     """The file's tree. Raises LmgymError for a missing or malformed file, or one that gives a key twice."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, LONGEST_RECIPE)
     except FileNotFoundError as error:
         raise LmgymError(f"there is no recipe {path}") from error
-    except (IsADirectoryError, UnicodeDecodeError, PermissionError) as error:
-        raise LmgymError(f"{path} is not a readable YAML file: {error}") from error
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null character
+        why = getattr(error, "strerror", None) or error
+        raise LmgymError(f"{path} is not a readable YAML file: {why}") from error
     try:
-        tree = yaml.load(text, _StrictLoader)
+        tree = load_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: 2025-02-30 is no date
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        reason = getattr(error, "problem", None) or str(error).split("\n")[0]
-        raise LmgymError(f"{where}: not valid YAML: {reason}") from error
+        why = getattr(error, "problem", None) or reason(error)
+        raise LmgymError(f"{where}: not valid YAML: {why}") from error
     if not isinstance(tree, dict):
         holds = "it is empty" if tree is None else f"not {type(tree).__name__}"
         raise LmgymError(f"{path}: a recipe is a mapping of keys to values; {holds}")
     return tree
+
+
+def load_yaml(text: str) -> Any:
+    """The value of a YAML text. Raises YAMLError, ValueError or RecursionError for one that is not valid, gives a key
+    twice, or is more than MOST_EXPANDED characters once every alias is replaced by what it stands for."""
+    loader = _StrictLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _expanded(node, {}) > MOST_EXPANDED:
+            raise ValueError(f"with its aliases written out it has more than {MOST_EXPANDED:,} characters")
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
 
 
 def apply_override(tree: dict[str, Any], override: str, stage_keys: Collection[str]) -> None:
@@ -47,9 +67,10 @@ def apply_override(tree: dict[str, Any], override: str, stage_keys: Collection[s
     if not equals or not key:
         raise LmgymError(f"'{override}' is not an override; write key=value, such as steps=20")
     try:
-        value = yaml.load(text, _StrictLoader)
+        value = load_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise LmgymError(f"override {key}: '{text}' is not a YAML value") from error
+        shown = shortened(text, LONGEST_MESSAGE // 2)
+        raise LmgymError(f"override {key}: '{shown}' is not a YAML value") from error
     set_key(tree, key, value, stage_keys)
 
 
@@ -119,8 +140,28 @@ def _stage_index(stages: list[Any], part: str, key: str) -> int:
     raise LmgymError(f"override {key}: there is no stage '{part}'; {suggest(part, names)}")
 
 
+def _expanded(node: yaml.Node, known: dict[int, int | None]) -> int:
+    """About how many characters a node has with all aliases in it written out."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1 + len(node.value)
+    if id(node) not in known:
+        known[id(node)] = None  # it is not finished: an alias to it, from inside of it, would never end
+        pairs = isinstance(node, yaml.MappingNode)
+        parts = [part for pair in node.value for part in pair] if pairs else node.value
+        known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)
+    if (size := known[id(node)]) is None:
+        raise ValueError("an alias stands for something that contains the alias itself")
+    return size
+
+
 class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that is given twice, which YAML would silently let win."""
+    """Refuses a key that is given twice, which YAML would silently let win, and numbers too long to be printed."""
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        value: int = super().construct_yaml_int(node)
+        if value.bit_length() > MOST_BITS:
+            raise yaml.constructor.ConstructorError(None, None, "a whole number is too large", node.start_mark)
+        return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -152,6 +193,9 @@ class _StrictLoader(yaml.SafeLoader):
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             kind = node.tag.rpartition(":")[2]
             raise yaml.constructor.ConstructorError(None, None, f"this is no {kind}", node.start_mark) from error
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_yaml_int)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -14,6 +14,9 @@ from annotated_types import Ge, Gt, Le, Lt, Predicate
 FINITE = Predicate(math.isfinite)
 """Neither inf nor nan. (No bound lets nan through; only this one refuses inf.)"""
 
+LARGEST_REWARD = 1e15
+"""Most that may be trained on: fp32, which ends at 3.4e38, holds the sum of squares of a hundred million of them."""
+
 
 @dataclass(frozen=True)
 class Rule:

@@ -5,15 +5,18 @@ module that the recipe's `plugins:` lists, by an entry point of the group `lmgym
 "module:attribute".
 """
 
+import contextlib
 import difflib
 import importlib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lmgym.core import errors
 from lmgym.core.availability import availability_of
 from lmgym.core.builtins import BUILTIN, Entry
 from lmgym.core.errors import LmgymError
@@ -59,7 +62,8 @@ def get(kind: str, name: str) -> Any:
         return load_attribute(BUILTIN[kind][name].target, f"{kind} '{name}'")
     for point in importlib.metadata.entry_points(group=f"lmgym.{kind}"):
         if point.name == name:
-            return point.load()
+            with _importing(f"{kind} '{name}' (entry point {point.value})", point.module):
+                return point.load()
     raise LmgymError(f"unknown {kind} '{name}'; {suggest(name, names(kind))}")
 
 
@@ -116,7 +120,12 @@ def load_plugin(plugin: str) -> None:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
-        spec.loader.exec_module(module)
+        try:
+            with _importing(f"plugins: {plugin}", name):
+                spec.loader.exec_module(module)
+        except BaseException:  # the next attempt shall not find half of a module
+            del sys.modules[name]
+            raise
         return
     _import(plugin, f"plugins: '{plugin}'")
 
@@ -134,11 +143,27 @@ def load_attribute(target: str, wanted_as: str) -> Any:
 def _import(module_name: str, wanted_as: str) -> Any:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # a user's module usually lies beside the recipe's command
-    try:
+    with _importing(wanted_as, module_name):
         return importlib.import_module(module_name)
+
+
+@contextmanager
+def _importing(wanted_as: str, module_name: str) -> Iterator[None]:
+    """Turn an error of an import into a sentence; one in lmgym's own modules is a bug, which keeps its traceback."""
+    try:
+        yield
+    except (LmgymError, KeyboardInterrupt):
+        raise
     except ModuleNotFoundError as error:
         raise LmgymError(
             f"{wanted_as}: there is no module '{error.name}' (looked in the current folder too)"
+        ) from error
+    except BaseException as error:  # SystemExit, too
+        if module_name.startswith("lmgym."):
+            raise
+        calling = (__file__, contextlib.__file__, importlib.__file__)
+        raise LmgymError(
+            f"{wanted_as}: its import raised {errors.describe(error)}{errors.place(error, *calling)}"
         ) from error
 
 

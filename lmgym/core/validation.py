@@ -75,6 +75,23 @@ def check_arguments(
     return {name: converted(hints.get(name, Any), value, f"{key}.{name}") for name, value in arguments.items()}
 
 
+def check_text(text: str, where: str) -> None:
+    """Raise ValueError for a text that no tokenizer can encode: one with half of a surrogate pair. `where` begins the
+    sentence.
+
+    Example:
+        >>> check_text("\\ud800", "the prompt")
+        Traceback (most recent call last):
+        ValueError: the prompt holds half of a surrogate pair at character 1, which is no character
+    """
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{where} holds half of a surrogate pair at character {error.start + 1}, which is no character"
+        ) from None
+
+
 def parameters_of(function: Callable[..., Any], given: int) -> tuple[dict[str, inspect.Parameter], bool]:
     """The parameters that may be given by name, the first `given` apart, and whether there are `**keywords` too."""
     parameters = inspect.signature(function).parameters.values()

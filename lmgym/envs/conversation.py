@@ -16,7 +16,7 @@ from lmgym.envs.base import Step
 from lmgym.envs.tools.parsing import parse_calls
 from lmgym.envs.tools.sandbox.runner import Limits, python_within
 from lmgym.envs.tools.schema import Answer, Tool, answer_call, cut, describe_error, prepare, tool
-from lmgym.types import Example, Message
+from lmgym.types import Example, Message, RecipeText
 
 HOW_TO_CALL = """You can call tools. To call one, write its name and its arguments as JSON between these tags, then \
 end your turn:
@@ -116,14 +116,15 @@ class Conversation:
         prompt = [{"role": "user", "content": example.prompt}] if isinstance(example.prompt, str) else example.prompt
         messages = [dict(message) for message in prompt]
         # Many chat templates take one system message only, so all its texts are joined.
-        system = [self.system_prompt] if self.system_prompt else []
+        system: list[str] = [RecipeText(self.system_prompt)] if self.system_prompt else []
         if messages and messages[0]["role"] == "system":
             system.append(messages.pop(0)["content"])
         if self._tools and self.tool_prompt == "system":
             schemas = [json.dumps(tool.schema["function"], ensure_ascii=False) for tool in self._tools.values()]
             system.append(HOW_TO_CALL + "\n".join(schemas))
         if system:
-            messages.insert(0, {"role": "system", "content": "\n\n".join(system)})
+            parts = [part for text in system for part in ("\n\n", text)][1:]
+            messages.insert(0, {"role": "system", "content": RecipeText.join(*parts)})
         # Begin a new episode: the environment object may have played before.
         if self.user == "scripted":
             self._lines = _script(example, self.script or [])

@@ -10,7 +10,7 @@ from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
 from lmgym.envs.vector import EnvFailure, InProcess, Opening
-from lmgym.types import Example
+from lmgym.types import Example, recipe_spans, with_recipe_spans
 
 _envs = InProcess(lambda: registry.get("env", "")())  # `prepare` sets the real one
 
@@ -39,21 +39,27 @@ def to_json(answer: Opening | Step | EnvFailure | str | None) -> dict[str, Any]:
     Example: to_json(EnvFailure("ValueError: no such move")) -> {"EnvFailure": {"message": "ValueError: no such move"}}
     """
     if isinstance(answer, Step):
-        return {"Step": {**asdict(answer), "reward": float(answer.reward)}}
-    if isinstance(answer, Opening | EnvFailure):
-        return {type(answer).__name__: asdict(answer)}
+        spans = recipe_spans(answer.messages)
+        return {"Step": {**asdict(answer), "reward": float(answer.reward)}, "recipe_spans": spans}
+    if isinstance(answer, Opening):
+        return {"Opening": asdict(answer), "recipe_spans": recipe_spans(answer.prompt)}
+    if isinstance(answer, EnvFailure):
+        return {"EnvFailure": asdict(answer)}
     return {"text": answer}
 
 
 def from_json(answer: Mapping[str, Any]) -> Any:
     """The answer that `to_json` has written. Raises LmgymError for a refusal."""
-    ((kind, value),) = answer.items()
+    kind, value = next(iter(answer.items()))
     if kind == "refused":
         raise LmgymError(value)
     if kind == "Opening":
-        return Opening(**{**value, "stop": tuple(value["stop"]), "learners": tuple(value["learners"])})
+        prompt = with_recipe_spans(value["prompt"], answer["recipe_spans"])
+        tuples = {"stop": tuple(value["stop"]), "learners": tuple(value["learners"])}
+        return Opening(**{**value, **tuples, "prompt": prompt})
     if kind == "Step":  # keys of JSON are texts
-        value = {**value, "others": {int(player): reward for player, reward in value["others"].items()}}
+        others = {int(player): reward for player, reward in value["others"].items()}
+        value = {**value, "others": others, "messages": with_recipe_spans(value["messages"], answer["recipe_spans"])}
     return {"Step": lambda: Step(**value), "EnvFailure": lambda: EnvFailure(**value)}.get(kind, lambda: value)()
 
 

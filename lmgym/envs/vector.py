@@ -4,7 +4,6 @@
 time limit. Each environment has a number: the index of its episode in the rollout.
 """
 
-import math
 import numbers
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from lmgym.core.errors import LmgymError
+from lmgym.core.constraints import LARGEST_REWARD
+from lmgym.core.errors import LmgymError, describe, represent
+from lmgym.core.validation import check_text
 from lmgym.envs.base import Env, Step
 from lmgym.types import Example, Message
 
@@ -109,7 +110,9 @@ class InProcess:
 def reset_env(env: Env, example: Example, seed: int) -> Opening:
     """Reset an environment. Raises TypeError for a prompt that is neither text nor messages."""
     prompt = env.reset(example, seed)
-    if not isinstance(prompt, str):
+    if isinstance(prompt, str):
+        check_text(prompt, "the prompt")
+    else:
         _check_messages(prompt)
     stop, template = tuple(getattr(env, "stop", ())), dict(getattr(env, "template", {}))
     players = getattr(env, "players", 1)
@@ -126,19 +129,32 @@ def demonstrate_step(env: Any) -> str:
         )
     text = env.demonstrate()
     if not isinstance(text, str) or not text:
-        raise TypeError(f"demonstrate() returned {text!r}; it must return a text")
+        raise TypeError(f"demonstrate() returned {represent(text)}; it must return a text")
+    check_text(text, "what demonstrate() returned")
     return text
+
+
+def _can_be_trained_on(value: Any) -> bool:
+    size: Any = abs(value) if isinstance(value, numbers.Real) else None
+    return size is not None and bool(size <= LARGEST_REWARD)  # False for nan too
 
 
 def check_step(step: Any) -> Step:
     """The step itself. Raises TypeError or ValueError, with one sentence, for a step that a rollout cannot use."""
     if not isinstance(step, Step):
         raise TypeError(f"step() returned {type(step).__name__}; it must return a Step")
-    if isinstance(step.reward, bool) or not isinstance(step.reward, numbers.Real) or not math.isfinite(step.reward):
-        raise ValueError(f"step() returned the reward {step.reward!r}; it must be a finite number")
-    if not all(isinstance(value, numbers.Real) and math.isfinite(value) for value in step.others.values()):
-        raise ValueError(f"step() pays the others {dict(step.others)!r}; they must be finite numbers")
+    if isinstance(step.reward, bool) or not _can_be_trained_on(step.reward):
+        raise ValueError(
+            f"step() returned the reward {represent(step.reward)}; it must be a finite number within {LARGEST_REWARD:g}"
+        )
+    if not all(_can_be_trained_on(value) for value in step.others.values()):
+        raise ValueError(
+            f"step() pays the others {represent(dict(step.others))}; they must be finite numbers within "
+            f"{LARGEST_REWARD:g}"
+        )
     _check_messages(step.messages)
+    if step.continuation is not None:
+        check_text(step.continuation, "the continuation")
     if step.over:
         return step
     # An episode that goes on has either messages or a continuation.
@@ -155,20 +171,21 @@ def catch_failure(call: Callable[[], Any]) -> Any:
     """The result of the call; if it raises, an EnvFailure with the error and its line. An LmgymError is raised."""
     try:
         return call()
-    except LmgymError:
+    except (LmgymError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # SystemExit, too
         frames = traceback.extract_tb(error.__traceback__)
         frame = next((frame for frame in reversed(frames) if frame.filename != __file__), None)  # not this module's
         location = f" (at {frame.filename}:{frame.lineno})" if frame else ""
-        return EnvFailure(f"{type(error).__name__}: {error}".split("\n")[0].removesuffix(": ") + location)
+        return EnvFailure(describe(error) + location)
 
 
 def _check_messages(messages: Any) -> None:
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        raise TypeError(f"messages are {messages!r}; they must be a list of {{role, content}}")
+        raise TypeError(f"messages are {represent(messages)}; they must be a list of {{role, content}}")
     for message in messages:
         if not (isinstance(message, Mapping) and isinstance(message.get("content"), str)):
-            raise TypeError(f"a message is {message!r}; it must hold a role and a text as content")
+            raise TypeError(f"a message is {represent(message)}; it must hold a role and a text as content")
         if message.get("role") not in ROLES:
-            raise ValueError(f"a message has the role {message.get('role')!r}; valid: {', '.join(ROLES)}")
+            raise ValueError(f"a message has the role {represent(message.get('role'))}; valid: {', '.join(ROLES)}")
+        check_text(message["content"], "a message")

@@ -23,7 +23,7 @@ from lmgym.logs.formatting import decimal, json_text
 from lmgym.models.load import load_policy
 from lmgym.rewards.base import Reward
 from lmgym.rewards.corpus import Corpus
-from lmgym.rollouts.evaluate import Evaluation, measured
+from lmgym.rollouts.evaluate import Evaluation, is_share, measured
 from lmgym.rollouts.rollout import groups_of
 from lmgym.stats.paired import Paired, compare_paired, compare_summed, untested
 from lmgym.training.preflight import check_lengths, cut_prompts
@@ -106,7 +106,8 @@ def compare_models(
     names = [name for name in first_values if name in second_values and not (name == "reward" and notes)]
     metrics = {}
     for name in names:
-        metrics[name], whole = compare_paired(first_values[name], second_values[name]), f"{name}/corpus"
+        metrics[name] = compare_paired(first_values[name], second_values[name], shares=is_share(name))
+        whole = f"{name}/corpus"
         if all(whole in result.corpora for result in results):
             metrics[whole] = _of_all(*(result.corpora[whole] for result in results))
     rows = [_example_record(example) for example in examples]

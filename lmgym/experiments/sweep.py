@@ -17,14 +17,13 @@ from lmgym.config.build import build_config, resolved
 from lmgym.config.schema import STAGE_KEYS, Config
 from lmgym.config.yaml import apply_override, check_heard, read_yaml, write_yaml
 from lmgym.core.constraints import PositiveInt
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, describe
 from lmgym.core.registry import suggest
 from lmgym.core.validation import Section, check_arguments
 from lmgym.experiments.grid import SEED, expand, expands, flat, says_expand
 from lmgym.experiments.parallel_runs import train_in_parallel
 from lmgym.experiments.results import Member, report
 from lmgym.logs.console import Console
-from lmgym.logs.sinks import brief
 from lmgym.logs.writer import disk_errors
 from lmgym.rewards.base import available_metrics
 from lmgym.training import checkpoint
@@ -232,7 +231,7 @@ def _one_by_one(todo: Sequence[Member], console: Console) -> tuple[dict[str, str
             failed[member.label] = str(error)
         except Exception as error:  # a bug in a library, or too little memory: it may not affect the other runs
             traceback.print_exc()
-            failed[member.label] = brief(error)
+            failed[member.label] = describe(error)
         else:
             if not is_finished(member.config):
                 return failed, True

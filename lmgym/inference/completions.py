@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from lmgym.core.errors import LmgymError
 from lmgym.functional import truncation
 from lmgym.inference.base import Completion, Decoding, Request, Sampling
+from lmgym.models.device import memory_here
 from lmgym.models.policy import Policy
 from lmgym.text.chat import decode
 
@@ -14,6 +15,7 @@ def check_request(policy: Policy, request: Request) -> None:
     context = policy.context
     if not request.prompt_ids or (policy.encoder_decoder and not request.source_ids):
         raise LmgymError("a prompt has no token at all; give it some text, or a tokenizer with a BOS token")
+    check_ids(policy, [*request.source_ids, *request.prompt_ids], "a prompt")
     if context is not None and len(request.source_ids) > context:
         raise LmgymError(
             f"a prompt has {len(request.source_ids)} tokens, and the encoder reads {context} at most; shorten the "
@@ -24,6 +26,37 @@ def check_request(policy: Policy, request: Request) -> None:
             f"a prompt has {len(request.prompt_ids)} tokens, and the model reads {context} at most, answer "
             "included; shorten the prompts or take a model with a longer context"
         )
+
+
+def check_ids(policy: Policy, ids: Sequence[int], what: str) -> None:
+    """Raise LmgymError, naming the first one, if `ids` of a text (`what`) are not in the model's vocabulary."""
+    if max(ids, default=0) >= policy.vocabulary:
+        beyond = next(id for id in ids if id >= policy.vocabulary)
+        raise LmgymError(
+            f"{what} holds {policy.tokenizer.convert_ids_to_tokens(beyond)!r} (id {beyond}), and the model has the ids "
+            f"0 to {policy.vocabulary - 1} only; take that token out of the texts or the chat template, or name the "
+            "model's own tokenizer (policy.tokenizer)"
+        )
+
+
+def check_memory(policy: Policy, sampling: Sampling) -> None:
+    """Raise LmgymError if the memory cannot hold one answer of `max_new_tokens`, where no context ends it before."""
+    here, most = memory_here(policy.device.type), sampling.max_new_tokens
+    if policy.context is None and here is not None and most > here // _token_bytes(policy):
+        raise LmgymError(
+            f"{sampling.section}.max_new_tokens is {most:,}, and the memory here holds the keys and values of "
+            f"{here // _token_bytes(policy):,} tokens at most, of all answers together; lower it"
+        )
+
+
+def _token_bytes(policy: Policy) -> int:
+    """What a token of an answer takes at least: its key and value in each layer, and its random number."""
+    config = policy.model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", 0) or 0
+    size = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
+    size = size or getattr(config, "hidden_size", 0) // max(heads, 1)
+    layers = getattr(config, "num_decoder_layers", None) or getattr(config, "num_hidden_layers", 0) or 0
+    return 2 * layers * heads * size * policy.compute.itemsize + 8
 
 
 class Answers:

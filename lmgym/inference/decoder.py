@@ -65,7 +65,7 @@ class Decoder:
         self.answers = Answers(policy, requests, sampling)
         self.ids, self.stops = self.answers.ids, self.answers.stops
         keys = [request.key for request in requests]
-        self.uniforms = torch.from_numpy(seeds.uniforms(keys, 0, sampling.max_new_tokens))
+        self.uniforms = torch.from_numpy(seeds.uniforms(keys, 0, max(self.answers.limits)))
         self.stops_at = torch.tensor(sorted(self.answers.stop_ids), device=self.device)
 
     def finish(self) -> list[Completion]:

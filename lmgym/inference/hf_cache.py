@@ -5,14 +5,16 @@ first tokens, `step(tokens)` the logits of the tokens after these.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import ModelOutput
 
 from lmgym.inference.base import Request
+from lmgym.models.families import WITHOUT_CACHE
 from lmgym.models.policy import Policy
 
 
@@ -20,21 +22,25 @@ class PlainReader:
     """Any causal LM.
 
     All prompts of a block have one length, because padding would be wrong for recurrent models and some position
-    encodings. A model without a cache computes all tokens again at each step. Finished answers stay in the block and
-    get padding tokens, because rows cannot be removed from every kind of recurrent state.
+    encodings. A model without a usable cache computes all tokens again at each step. Each token's position is given,
+    because caches with recurrent layers do not always know how much they have read. Finished answers stay in the block
+    and get padding tokens, because rows cannot be removed from every kind of recurrent state.
 
     Example: PlainReader(policy, requests).step(None).argmax(-1)
     """
 
     def __init__(self, policy: Policy, requests: Sequence[Request]) -> None:
-        self.model, self.cache = policy.model, None
+        self.policy, self.model, self.cache = policy, policy.model, None
+        self.use_cache = policy.model.config.model_type not in WITHOUT_CACHE
         self.ids = torch.tensor([request.prompt_ids for request in requests], device=policy.device)
 
     def step(self, tokens: Int[Tensor, " S"] | None) -> Float[Tensor, "S V"]:
         if tokens is not None:
             self.ids = torch.cat([self.ids, tokens[:, None]], 1)
         fresh = self.ids if self.cache is None else self.ids[:, -1:]
-        output = self.model(input_ids=fresh, past_key_values=self.cache, use_cache=True)
+        index = torch.arange(self.ids.shape[1], device=self.ids.device)[-fresh.shape[1] :].expand(fresh.shape)
+        inputs: dict[str, Any] = {"input_ids": fresh, **self.policy.positions(index), "use_cache": self.use_cache}
+        output = self.model(**inputs, **({} if self.cache is None else {"past_key_values": self.cache}))
         self.cache = getattr(output, "past_key_values", None)
         return output.logits[:, -1].float()
 
@@ -63,11 +69,12 @@ class EncoderDecoderReader:
     def keep(self, rows: Int[Tensor, " S"]) -> None:
         """Continue with these rows of the block, in this order; a row may occur more than once."""
         self.cache.batch_select_indices(rows)
-        self.encoded, self.mask = self.encoded[rows], self.mask[rows]
+        self.encoded["last_hidden_state"] = self.encoded["last_hidden_state"][rows]
+        self.mask = self.mask[rows]
 
     def _forward(self, tokens: Int[Tensor, "S L"]) -> Float[Tensor, "S V"]:
         output = self.model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=self.encoded),
+            encoder_outputs=self.encoded,
             attention_mask=self.mask.long(),
             decoder_input_ids=tokens,
             past_key_values=self.cache,
@@ -75,11 +82,13 @@ class EncoderDecoderReader:
         )
         return output.logits[:, -1].float()
 
-    def _encode(self, sources: list[tuple[int, ...]]) -> tuple[Float[Tensor, "P S H"], Tensor]:
+    def _encode(self, sources: list[tuple[int, ...]]) -> tuple[ModelOutput, Tensor]:
         longest = max(map(len, sources))
         ids = torch.tensor([[*source, *[self.policy.pad_id] * (longest - len(source))] for source in sources])
         mask = torch.arange(longest) < torch.tensor(list(map(len, sources)))[:, None]
         ids, mask = ids.to(self.policy.device), mask.to(self.policy.device)
         rows = max(self.policy.tokens_per_forward // longest, 1)
         chunks = zip(ids.split(rows), mask.split(rows), strict=True)
-        return torch.cat([self.policy.encode(*chunk) for chunk in chunks]), mask
+        encoded = [self.policy.encode(*chunk) for chunk in chunks]
+        encoded[0]["last_hidden_state"] = torch.cat([chunk["last_hidden_state"] for chunk in encoded])
+        return encoded[0], mask

@@ -17,6 +17,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Completion, Decoding, Request
 from lmgym.inference.completions import Answers
 from lmgym.inference.generation_options import checked
+from lmgym.models.families import WITHOUT_CACHE
 from lmgym.models.policy import Policy
 
 LOOK_BACK = {"no_repeat_ngram_size", "repetition_penalty"}
@@ -85,6 +86,8 @@ def _inputs(policy: Policy, requests: Sequence[Request]) -> tuple[dict[str, Tens
         ids[row, columns], mask[row, columns] = torch.tensor(row_ids), 1
     inputs = {"inputs": ids.to(policy.device), "attention_mask": mask.to(policy.device)}
     if not policy.encoder_decoder:
+        if policy.first_position:  # `generate` itself begins at 0
+            inputs |= policy.positions((inputs["attention_mask"].cumsum(1) - 1).clamp(min=0))
         return inputs, longest
     inputs["decoder_input_ids"] = torch.tensor([request.prompt_ids for request in requests], device=policy.device)
     return inputs, len(requests[0].prompt_ids)
@@ -106,6 +109,7 @@ def _configuration(policy: Policy, answers: Answers, settings: Mapping[str, Any]
         min_new_tokens=min(decoding.min_new_tokens, limit),
         eos_token_id=sorted(answers.stop_ids),
         pad_token_id=policy.pad_id,
+        use_cache=policy.model.config.model_type not in WITHOUT_CACHE,
         decoder_start_token_id=policy.decoder_start[0] if policy.encoder_decoder else None,
         **sampling,
         **settings,

@@ -12,7 +12,7 @@ import torch
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.inference.base import Completion, Decoding, Request, Sampling
-from lmgym.inference.completions import check_request
+from lmgym.inference.completions import check_memory, check_request
 from lmgym.inference.conversation_cache import ConversationCache
 from lmgym.inference.decoder import Decoder
 from lmgym.inference.hf_generate import generate
@@ -25,9 +25,10 @@ class Sampler:
     """Decodes up to `rows` answers at once.
 
     Greedy answers equal those of Hugging Face's `generate`; log-probabilities equal those of `Policy.compute_logprobs`
-    (to 1e-4 in fp32). If the policy computes in bf16, answers are sampled from a bf16 copy of the weights, which `load`
-    updates. With `captured`, decoding steps have fixed shapes and become CUDA graphs (inference/cuda_graphs.py); this
-    needs a causal model on the fast path, else LmgymError.
+    (to 1e-4 in fp32). If a policy of the fast path computes in bf16, answers are sampled from a bf16 copy of the
+    weights, which `load` updates; other families do not all run with such weights, and are sampled as they are scored.
+    With `captured`, decoding steps have fixed shapes and become CUDA graphs (inference/cuda_graphs.py); this needs a
+    causal model on the fast path, else LmgymError.
 
     Example:
         >>> Sampler(policy).generate([Request((5, 6), key=1)], Sampling(max_new_tokens=8))[0].ids
@@ -51,10 +52,10 @@ class Sampler:
         return self.policy.context
 
     def load(self, policy: Policy, version: int) -> None:
-        """Use the policy's weights from now on. They are shared, not copied, unless it computes in bf16."""
+        """Use the policy's weights from now on. They are shared, not copied, unless a fast path computes in bf16."""
         self.policy, self.version = policy, version
         self._conversations.clear()
-        if policy.compute == next(policy.model.parameters()).dtype:
+        if policy.compute == next(policy.model.parameters()).dtype or not policy.fast:
             return
         if self._bf16_copy is None:
             self._bf16_copy = copy.copy(policy)
@@ -89,13 +90,15 @@ class Sampler:
         vocabulary or the restriction."""
         for request in requests:
             check_request(self.policy, request)
+        check_memory(self.policy, sampling)
         sampling.check_vocabulary(self.policy.vocabulary)
         if self._restriction is not None:
             sampling.check_untruncated("the algorithm")
         if not requests:
             return []
         policy = self._bf16_copy or self.policy
-        if isinstance(sampling, Decoding) and sampling.generation:
-            return generate(policy, requests, sampling, self.rows)
-        settings = (self.rows, self._restriction, self._mask, self._conversations, self.captured, ended)
-        return Decoder(policy, list(requests), sampling, *settings).finish()
+        with policy.precision():
+            if isinstance(sampling, Decoding) and sampling.generation:
+                return generate(policy, requests, sampling, self.rows)
+            settings = (self.rows, self._restriction, self._mask, self._conversations, self.captured, ended)
+            return Decoder(policy, list(requests), sampling, *settings).finish()

@@ -1,4 +1,8 @@
-"""The display of a run on a terminal: one live line, warnings, and tables at the end."""
+"""The display of a run on a terminal: one live line, warnings, and tables at the end.
+
+Printing never ends a run: what cannot be written (a full disk, a closed pipe) is dropped, and said once on standard
+error.
+"""
 
 import math
 import statistics
@@ -7,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import rich.box
 import rich.console
@@ -15,6 +19,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from lmgym.core.errors import shortened
+from lmgym.core.output import SurvivingOutput
 from lmgym.logs.formatting import decimal, number, shorten, status, visible
 from lmgym.stats.intervals import Interval, do_not_overlap
 
@@ -84,9 +90,12 @@ class Console:
         clock: Callable[[], float] = time.monotonic,
         quiet: bool = False,
     ):
-        file = file or sys.stdout
+        given: Any = file or sys.stdout
+        self._output = given if isinstance(given, SurvivingOutput) else SurvivingOutput(given)
+        file = cast(TextIO, self._output)
         self._rich = rich.console.Console(file=file, markup=False, emoji=False, highlight=False, quiet=quiet)
         self._encoding = getattr(file, "encoding", None) or "utf-8"
+        self._told_of_loss = False
         self._terminal = file.isatty() and self._rich.is_terminal and not self._rich.is_dumb_terminal
         self._every_seconds = every_seconds
         self._clock = clock
@@ -144,7 +153,8 @@ class Console:
             self.say(f"warning: {sentence}", style="yellow")
 
     def before_after(self, rows: Sequence[tuple[str, Interval, Interval]]) -> None:
-        """Print a table of (metric, before, after): means with 95% intervals, and whether the intervals overlap."""
+        """Print a table of (metric, before, after): means with 95% intervals, and whether the intervals overlap ("-"
+        where one of them has no bounds)."""
         self._finish_line()
         counts = {interval.count for _, *pair in rows for interval in pair}
         prompts = f" on {counts.pop()} prompts" if len(counts) == 1 else ""
@@ -155,9 +165,10 @@ class Console:
             table.add_column(heading, no_wrap=heading != "overlap")
         for metric, before, after in rows:
             apart = do_not_overlap(before, after)
-            cells = (metric, str(before), str(after), "no" if apart else "yes")
+            known = before.has_bounds and after.has_bounds
+            cells = (metric, str(before), str(after), ("no" if apart else "yes") if known else "-")
             table.add_row(*map(self._text, cells), style="bold" if apart else "")
-        self._rich.print(table)
+        self._print(table)
 
     def samples(self, rows: Sequence[Sample]) -> None:
         """Print a few answers before and after training."""
@@ -177,7 +188,7 @@ class Console:
             for index, (name, text) in enumerate(block.items(), 1):
                 cells = self._text(name), self._text(shorten(text, limit))
                 table.add_row(*cells, end_section=index == len(block))
-        self._rich.print(table)
+        self._print(table)
 
     def table(
         self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], bold: Sequence[int] = ()
@@ -192,11 +203,11 @@ class Console:
             table.add_column(self._text(heading), min_width=least, overflow="fold")
         for index, row in enumerate(rows):
             table.add_row(*map(self._text, row), style="bold" if index in bold else "")
-        self._rich.print(table)
+        self._print(table)
 
     def say(self, sentence: str, style: str = "") -> None:
         """Print a line above the live line, neither wrapped nor shortened (so that a path can be copied)."""
-        self._rich.print(self._text(sentence, style), soft_wrap=True)
+        self._print(self._text(shortened(sentence), style), soft_wrap=True)
 
     def close(self) -> None:
         """End the live line; its last state stays on the screen."""
@@ -207,6 +218,15 @@ class Console:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _print(self, what: Table | Text, soft_wrap: bool = False) -> None:
+        self._rich.print(what, soft_wrap=soft_wrap)
+        if self._output.lost and not self._told_of_loss:
+            self._told_of_loss = True
+            why = self._output.lost.strerror
+            SurvivingOutput(sys.stderr).write(
+                f"lmgym: standard output cannot be written ({why}); the run goes on, and its folder has all records\n"
+            )
 
     def _show_line(self, words: list[str]) -> None:
         if not self._terminal:

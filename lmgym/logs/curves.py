@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lmgym.core.errors import LmgymError
-from lmgym.logs.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, STYLE, plot_text, running_mean
+from lmgym.logs.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, STYLE, mean_and_interval, plot_text, running_mean
 from lmgym.logs.writer import disk_errors, read_records
 from lmgym.stats.intervals import student_t
 
@@ -27,7 +27,7 @@ def curves_plot(groups: Mapping[str, Sequence[Path]], out: Path, metric: str) ->
 
     `groups` holds for each setting (the empty name if there are no settings) the metrics.jsonl of each seed; the first
     eight settings are drawn. The bold line is the mean over the seeds, at steps that all seeds have; the band is its
-    95% interval (Student's t, two seeds or more). Raises LmgymError if there is nothing to draw.
+    95% interval (Student's t, two seeds or more that differ). Raises LmgymError if there is nothing to draw.
 
     Example: curves_plot({"": [Path("runs/a/seed-0/metrics.jsonl")]}, Path("runs/a/plot.png"), "final_answer")
     """
@@ -54,8 +54,11 @@ def curves_plot(groups: Mapping[str, Sequence[Path]], out: Path, metric: str) ->
             for (group, runs), colour in zip(read.items(), cycle(COLOURS), strict=False):
                 _draw(axes, [run[name] for run in runs if name in run], colour, group)
             _limit_y(axes, [run[name] for runs in read.values() for run in runs if name in run])
-            note = ", mean over seeds and 95% interval" if several and name == "held out" else ""
-            axes.set_title(plot_text(title + note))
+            if several and name == "held out":
+                held = [[run[name] for run in runs if name in run] for runs in read.values()]
+                lows = np.concatenate([mean_and_band(curves)[1][1] for curves in held if curves])
+                title += f", over seeds: {mean_and_interval(np.isfinite(lows).tolist())}"
+            axes.set_title(plot_text(title))
             axes.set_ylabel(unit)
             axes.set_xlabel("step of the last stage")
             axes.margins(x=0.02)

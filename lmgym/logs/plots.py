@@ -125,6 +125,7 @@ def _reward(run: _Run, axes: "Axes") -> None:
 
 def _held_out(run: _Run, axes: "Axes") -> None:
     splits = list(dict.fromkeys(str(record.get("split", "held out")) for _, record in run.evaluations))
+    bounded = [_finite(r.get(f"{run.metric}/low")) for _, r in run.evaluations if _finite(r.get(run.metric))]
     for split, colour in zip(splits, cycle(COLOURS), strict=False):
         chosen = [(at, record) for at, record in run.evaluations if str(record.get("split", "held out")) == split]
         steps = np.array([at for at, _ in chosen], dtype=float)
@@ -147,7 +148,7 @@ def _held_out(run: _Run, axes: "Axes") -> None:
             label=plot_text(f"{split}{size}"),
         )
     axes.legend(loc="best", handlelength=1.5)
-    axes.set_title(plot_text(f"Held-out {run.metric}, mean and 95% interval"))
+    axes.set_title(plot_text(f"Held-out {run.metric}, {mean_and_interval(bounded)}"))
     axes.set_ylabel("mean over prompts")
 
 
@@ -273,6 +274,18 @@ def _floats(values: Sequence[Any]) -> np.ndarray:
 def _dot(values: np.ndarray) -> str:
     """A marker for lines of one or two points."""
     return "o" if np.isfinite(values).sum() < 3 else ""
+
+
+def mean_and_interval(bounded: Sequence[bool]) -> str:
+    """What a title says of points of which these have an interval.
+
+    Example:
+        >>> mean_and_interval([True, True]), mean_and_interval([False])
+        ('mean and 95% interval', 'mean (no interval)')
+    """
+    if not any(bounded):
+        return "mean (no interval)"
+    return "mean and 95% interval" if all(bounded) else "mean and 95% interval where there is one"
 
 
 def plot_text(text: str) -> str:

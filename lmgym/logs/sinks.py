@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, describe
 from lmgym.core.registry import suggest
 
 
@@ -99,9 +99,4 @@ def open_sink(name: str, folder: Path) -> Sink:
         lacking = f"sink '{name}' is not installed (no module '{error.name}')"
         raise LmgymError(f"{lacking}; pip install 'lmgym[{EXTRAS.get(name, 'track')}]'") from error
     except Exception as error:  # no login, no network ...: refuse before any training
-        raise LmgymError(f"sink '{name}' did not start ({brief(error)}); mend it or leave it out") from error
-
-
-def brief(error: Exception) -> str:
-    """An exception in one line: its type and the beginning of its message."""
-    return f"{type(error).__name__}: {error}".split("\n")[0][:200]
+        raise LmgymError(f"sink '{name}' did not start ({describe(error)}); mend it or leave it out") from error

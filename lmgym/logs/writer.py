@@ -1,8 +1,9 @@
 """The records in a run folder, metrics.jsonl and rollouts.jsonl: one JSON object per line; sinks on request.
 
-A record is a flat dictionary with "kind" ("train" or "evaluation"), "stage" and "step", both counted from 0. With them
-a resumed run can drop the records of steps that it repeats. The train record of step s describes the update of the
-policy from version s to s + 1; the evaluation record of step s describes the policy after s updates.
+A record is a flat dictionary with "kind" ("train", "evaluation" or "resume"), "stage" and "step", both counted from 0.
+With them a resumed run can drop the records of steps that it repeats (rewind.py). The train record of step s describes
+the update of the policy from version s to s + 1; the evaluation record of step s describes the policy after s updates;
+a resume record says what was no longer the same when the run went on after s updates.
 """
 
 import errno
@@ -15,22 +16,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, describe
 from lmgym.logs.records import rename_record
-from lmgym.logs.sinks import brief, open_sink
+from lmgym.logs.sinks import open_sink
 
 if TYPE_CHECKING:
     from lmgym.logs.console import Console
 
 METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts.jsonl"
-KINDS = ("train", "evaluation")
+KINDS = ("train", "evaluation", "resume")
 
 Record = dict[str, Any]
 
 
 class Writer:
-    """Appends records to a run folder. Each line is passed to the system at once, so a killed run loses nothing.
+    """Appends records to a run folder. Each line is passed to the system at once, so a killed run loses nothing; `sync`
+    puts them on the disk, which a power failure cannot take back. `counts` is the number of records of each file.
 
     Floats are written with all digits; NaN and infinity, which JSON lacks, become null. `sinks` names trackers
     ("tensorboard", "wandb", "trackio") that get the scalar metrics too, with the key "kind/name"
@@ -51,8 +53,13 @@ class Writer:
         self.folder = Path(folder)
         self._warn: Callable[[str], None] = console.warn if console else warnings.warn
         with disk_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-        self._files = {name: _open(self.folder / name) for name in (METRICS, ROLLOUTS)}
+            make_folder(self.folder)
+        self.counts: dict[str, int] = {}
+        self._files = {}
+        for name in (METRICS, ROLLOUTS):
+            self._files[name], self.counts[name] = _open(self.folder / name)
+        with disk_errors(self.folder):
+            flush(self.folder)  # the names of new files, and of those that `rewind` has replaced
         self._sinks = {name: open_sink(name, self.folder) for name in sinks}
         self._clock = StepClock()
         if self._sinks:  # they count steps through all stages, so a resumed run needs the earlier records
@@ -61,7 +68,7 @@ class Writer:
 
     def metrics(self, record: Record) -> None:
         """Append one record to metrics.jsonl and send its numbers to the sinks."""
-        _append(self._files[METRICS], [record], self.folder / METRICS)
+        self._append(METRICS, [record])
         if not self._sinks:
             return
         position, scalars = self._clock.position(record), _scalars(record)
@@ -70,11 +77,22 @@ class Writer:
                 sink.write(scalars, position)
             except Exception as error:  # a failing tracker must not end the training
                 del self._sinks[name]
-                self._warn(f"{name} failed and gets no more metrics ({brief(error)}); {METRICS} has all")
+                self._warn(f"{name} failed and gets no more metrics ({describe(error)}); {METRICS} has all")
 
     def rollouts(self, records: Iterable[Record]) -> None:
         """Append records (texts, rewards, nested values) to rollouts.jsonl."""
-        _append(self._files[ROLLOUTS], records, self.folder / ROLLOUTS)
+        self._append(ROLLOUTS, records)
+
+    def sync(self) -> None:
+        """Put all records on the disk: a checkpoint may count them only then."""
+        for name, file in self._files.items():
+            with disk_errors(self.folder / name):
+                os.fsync(file.fileno())
+
+    def _append(self, name: str, records: Iterable[Record]) -> None:
+        for record in records:
+            _append(self._files[name], record, self.folder / name)
+            self.counts[name] += 1
 
     def close(self) -> None:
         """Close the files and the sinks; a second call does nothing."""
@@ -82,7 +100,7 @@ class Writer:
             try:
                 sink.close()
             except Exception as error:
-                self._warn(f"{name} did not close properly ({brief(error)}); {METRICS} has all metrics")
+                self._warn(f"{name} did not close properly ({describe(error)}); {METRICS} has all metrics")
         self._sinks = {}
         for file in self._files.values():
             file.close()
@@ -94,31 +112,6 @@ class Writer:
         self.close()
 
 
-def rewind(folder: Path, stage: int, step: int) -> None:
-    """Take both files back to the checkpoint that was saved after `step` updates of `stage`.
-
-    It keeps train records before (stage, step), and evaluation records up to and including (stage, step): the
-    evaluation of step s is written before checkpoint s (but at step 0 of a stage after it). An incomplete last line is
-    removed. The new file replaces the old one atomically, so a kill in between does no harm. Missing files are no
-    error. Raises LmgymError, with file and line, for a line in the middle that is not a record.
-
-    Example: rewind(Path("runs/a"), stage=1, step=40)   # the run goes on with step 40 of its second stage
-    """
-    for path in (Path(folder) / METRICS, Path(folder) / ROLLOUTS):
-        if not path.exists():
-            continue
-        temporary = path.with_name(path.name + ".tmp")
-        try:
-            with disk_errors(path):
-                with open(temporary, "wb") as kept:
-                    kept.writelines(line for line, record in _lines(path) if _belongs(record, stage, step))
-                    kept.flush()
-                    os.fsync(kept.fileno())
-                os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)  # on a full disk an incomplete copy would take up space
-
-
 def read_records(path: Path) -> Iterator[Record]:
     """The records of a .jsonl file in order, under the names of today; an incomplete last line, as a killed run can
     leave, is skipped.
@@ -127,7 +120,24 @@ def read_records(path: Path) -> Iterator[Record]:
     """
     if not path.is_file():
         raise LmgymError(f"there is no file {path}")
-    return (rename_record(record, path.name) for _, record in _lines(path))
+    return (rename_record(record, path.name) for _, record in lines(path))
+
+
+def lines(path: Path) -> Iterator[tuple[bytes, Record]]:
+    """The lines of a .jsonl file as they are, each with its record; as `read_records` otherwise."""
+    with open(path, "rb", opener=at_once) as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return  # incomplete: the run was killed during this write
+            try:
+                record = json.loads(line)
+                whole = record["kind"] in KINDS and {type(record["stage"]), type(record["step"])} == {int}
+            except (ValueError, KeyError, TypeError, RecursionError):
+                whole = False
+            if not whole:
+                lacking = "this is no record with kind, stage and step; delete the line"
+                raise LmgymError(f"{path} line {number}: {lacking}")
+            yield line, record
 
 
 class StepClock:
@@ -160,7 +170,7 @@ class StepClock:
 
 
 def at_once(path: str, flags: int) -> int:
-    """An `opener` for `open`, with which a pipe is empty or, if nobody reads it, an OSError: no endless wait."""
+    """An `opener` for `open`, with which a pipe that nobody reads is an OSError, and no endless wait."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
@@ -184,6 +194,23 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise LmgymError(f"{path}: cannot be written ({reason}); choose a folder that can") from error
 
 
+def flush(path: Path) -> None:
+    """Put a file, or the names in a folder, on the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder with those above it, if they are not there, and put their names on the disk. Raises OSError."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        flush(folder.parent)
+
+
 def _scalars(record: Record) -> dict[str, float]:
     prefix = f"{record['kind']}/{record['split']}" if "split" in record else record["kind"]
     return {
@@ -193,27 +220,28 @@ def _scalars(record: Record) -> dict[str, float]:
     }
 
 
-def _open(path: Path) -> Any:
-    """Open a file without a buffer: after write() returns, a kill cannot lose or cut the line."""
+def _open(path: Path) -> tuple[Any, int]:
+    """Open a file without a buffer, and count its records: after write() returns, a kill cannot lose or cut the
+    line."""
     with disk_errors(path):
         file = open(path, "ab", buffering=0, opener=at_once)  # noqa: SIM115 (closed by Writer.close)
-        if path.is_file():
-            file.truncate(sum(len(line) for line, _ in _lines(path)))
-        return file
+        whole = [len(line) for line, _ in lines(path)] if path.is_file() else []
+        if path.is_file() and sum(whole) < path.stat().st_size:
+            file.truncate(sum(whole))
+        return file, len(whole)
 
 
-def _append(file: Any, records: Iterable[Record], path: Path) -> None:
-    for record in records:
-        line = memoryview(_line(record, path))
-        with disk_errors(path):
-            before = os.fstat(file.fileno()).st_size
-            try:
-                while line:  # a raw write may write only a part, shortly before the disk is full
-                    line = line[file.write(line) :]
-            except OSError:
-                with suppress(OSError):  # remove the incomplete line, or the next one would continue it
-                    file.truncate(before)
-                raise
+def _append(file: Any, record: Record, path: Path) -> None:
+    line = memoryview(_line(record, path))
+    with disk_errors(path):
+        before = os.fstat(file.fileno()).st_size
+        try:
+            while line:  # a raw write may write only a part, shortly before the disk is full
+                line = line[file.write(line) :]
+        except OSError:
+            with suppress(OSError):  # remove the incomplete line, or the next one would continue it
+                file.truncate(before)
+            raise
 
 
 def _line(record: Record, path: Path) -> bytes:
@@ -243,25 +271,3 @@ def _plain(value: Any, name: str) -> Any:
         return _plain(value.tolist(), name)
     holds = "a record holds numbers, texts, lists and dictionaries"
     raise LmgymError(f"'{name}' is a {type(value).__name__}; {holds}")
-
-
-def _lines(path: Path) -> Iterator[tuple[bytes, Record]]:
-    with open(path, "rb", opener=at_once) as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return  # incomplete: the run was killed during this write
-            try:
-                record = json.loads(line)
-                whole = record["kind"] in KINDS and {type(record["stage"]), type(record["step"])} == {int}
-            except (ValueError, KeyError, TypeError):
-                whole = False
-            if not whole:
-                lacking = "this is no record with kind, stage and step; delete the line"
-                raise LmgymError(f"{path} line {number}: {lacking}")
-            yield line, record
-
-
-def _belongs(record: Record, stage: int, step: int) -> bool:
-    position = (record["stage"], record["step"])
-    # A stage's first checkpoint comes before its first evaluation, every other one after it.
-    return position < (stage, step) or (record["kind"] == "evaluation" and position == (stage, step) and step > 0)

@@ -1,5 +1,6 @@
-"""Model families: which ones have a fast path, and the first tokens of an encoder-decoder's answers."""
+"""Model families: which ones have a fast path, where their positions begin and end, how a decoder's answers begin."""
 
+import inspect
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -13,6 +14,11 @@ FAST_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gpt2", "gpt_neo
 # only. Any other runs its own head on every token.
 FAST_ENCODER_DECODERS = ("t5", "mt5", "bart", "mbart", "pegasus", "blenderbot", "marian")
 
+# The names that a configuration may have for its longest row; the first one counts.
+CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_target_positions", "max_decoder_position_embeddings")
+# Causal families whose own caches do not go on where they left off (docs/models.md): every token is computed again.
+WITHOUT_CACHE = ("blt", "cpmant", "moshi")
+
 
 def supports_fast_path(config: Any) -> bool:
     """True if the fast path computes exactly the same as the model itself, given the model's configuration."""
@@ -22,6 +28,28 @@ def supports_fast_path(config: Any) -> bool:
         return False
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     return window is None and not getattr(config, "attn_logit_softcapping", None)
+
+
+def first_position(model: PreTrainedModel) -> int | None:
+    """The position of a row's first token: 0, or padding_idx + 1 in families like RoBERTa, which number their tokens
+    behind the padding's position. None if the model takes no position_ids."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return None
+    for module in model.modules():
+        if hasattr(module, "create_position_ids_from_input_ids"):
+            return int(module.padding_idx) + 1  # type: ignore[arg-type]
+    return 0
+
+
+def context_length(model: PreTrainedModel) -> int | None:
+    """The tokens of the longest row that the model can read (of an encoder-decoder, each half); None without a limit.
+
+    Example: 512 for a RoBERTa with max_position_embeddings: 514, whose positions begin at 2
+    """
+    config: Any = model.config.get_text_config(decoder=True)
+    named = [getattr(config, name, None) for name in CONTEXT_KEYS]
+    limits = [value for value in named if isinstance(value, int) and value > 0]  # XLNet's -1 means none
+    return None if not limits else limits[0] - (first_position(model) or 0)
 
 
 def default_decoder_start(model: PreTrainedModel) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_b
 from lmgym.models.critic import add_critic
 from lmgym.models.device import choose_compute, choose_device
 from lmgym.models.hooks import layers_of
+from lmgym.models.integrity import check_finite, check_vocabulary
 from lmgym.models.policy import VALUE_HEAD, Policy
 from lmgym.text.chat import Cut
 
@@ -129,6 +130,7 @@ def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = Non
     elif folder is None and section.lora_rank is not None:
         alpha = section.lora_alpha or 2 * section.lora_rank
         lora.add_lora(model, section.lora_rank, alpha, section.lora_targets, seeds.key(seed, "lora"))
+    check_finite(model, section.model if folder is None else str(folder))
     # 3. End of sequence, precision and device.
     if section.eos_token is not None:
         if section.eos_token not in tokenizer.get_vocab():
@@ -139,6 +141,7 @@ def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = Non
             f"policy.model: the tokenizer of {section.model} has no end-of-sequence token, so no answer could "
             "ever end; name one of its tokens with policy.eos_token"
         )
+    check_vocabulary(section.model, model, tokenizer)
     compute = compute or choose_compute(section.compute, device, sum(p.numel() for p in model.parameters()))
     start = _decoder_start(section, model, tokenizer)
     if not quantization.is_quantised(model):  # a quantized model is on its device already
@@ -198,9 +201,8 @@ def skeleton(section: PolicySection) -> Any:
         with torch.device("meta"):
             return builtin_model(section.model, load_tokenizer(section), section.architecture, 0)
     config = _config(section.model, section.revision)
-    kind: Any = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
     with torch.device("meta"):
-        return kind.from_config(config, dtype=torch.float32)
+        return _auto_class(config, section.model).from_config(config, dtype=torch.float32)
 
 
 def load_tokenizer(section: PolicySection) -> Any:
@@ -250,6 +252,20 @@ def _config(model: str, revision: str | None) -> Any:
     return config
 
 
+def _auto_class(config: Any, model: str) -> Any:
+    """transformers' class of causal or of encoder-decoder LMs that has a model for this configuration. (Some causal
+    models, those that also hear, are listed with the encoder-decoders.) Raises LmgymError if neither has."""
+    kinds = (AutoModelForCausalLM, AutoModelForSeq2SeqLM)
+    preferred = kinds[::-1] if getattr(config, "is_encoder_decoder", False) else kinds
+    for kind in preferred:
+        if type(config) in kind._model_mapping:
+            return kind
+    raise LmgymError(
+        f"policy.model: {model} is a {config.model_type}, of which transformers has no causal and no encoder-decoder "
+        "language model; take another model"
+    )
+
+
 def _cannot_load(model: str, error: Exception) -> LmgymError:
     reason = " ".join(str(error).split())[:300]
     return LmgymError(
@@ -261,11 +277,11 @@ def _load(section: PolicySection, model: str, tokenizer: str, packing: dict[str,
     """A model and its tokenizer, from a folder or the Hub: parameters in fp32, unless `packing` quantizes them."""
     revision = section.revision if model == section.model else None
     config = _config(model, revision)
-    kind: Any = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
+    kind = _auto_class(config, model)
     try:
         loaded = kind.from_pretrained(model, revision=revision, **(packing or {"dtype": torch.float32}))
         text_tokenizer = AutoTokenizer.from_pretrained(tokenizer, revision=revision if tokenizer == model else None)
-        text_tokenizer("a")  # a value of a wrong type in its configuration shows no earlier
+        text_tokenizer("")  # a value of a wrong type in its configuration shows no earlier
     except Exception as error:  # transformers, the Hub client, safetensors and tokenizers have no common exception
         raise _cannot_load(model, error) from error
     if packing is not None:

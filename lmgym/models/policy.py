@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from lmgym.batch import Batch, PolicyOutputs, States
 from lmgym.core.errors import LmgymError
@@ -22,7 +23,7 @@ from lmgym.models import hooks, lora, quantization, scoring
 from lmgym.models.attention import packed
 from lmgym.models.device import choose_tokens_per_forward
 from lmgym.models.distributions import action_logits, logprobs_of_states
-from lmgym.models.families import default_decoder_start, supports_fast_path
+from lmgym.models.families import context_length, default_decoder_start, first_position, supports_fast_path
 
 VALUE_HEAD = "value_head.safetensors"
 
@@ -60,7 +61,8 @@ class Policy:
         self.device = next(model.parameters()).device
         self.tokens_per_forward = choose_tokens_per_forward(tokens_per_forward, self.device.type)
         self.vocabulary, self.hidden_size = map(int, model.get_output_embeddings().weight.shape)
-        self.pad_id = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
+        pads = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)  # one that only the tokenizer has cannot be read
+        self.pad_id = next(i for i in pads if i is not None and i < self.vocabulary)
         self.encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
         self.decoder_start = decoder_start or (default_decoder_start(model) if self.encoder_decoder else ())
         self.value_head: nn.Linear | None = None  # on this model's own hidden states
@@ -69,7 +71,16 @@ class Policy:
     @cached_property
     def context(self) -> int | None:
         """Context length in tokens (of an encoder-decoder, of each half); None if the configuration has none."""
-        return getattr(self.model.config, "max_position_embeddings", None)
+        return context_length(self.model)
+
+    @cached_property
+    def first_position(self) -> int | None:
+        """The position of a row's first token; None if the model takes no positions."""
+        return first_position(self.model)
+
+    def positions(self, index: Int[Tensor, "N T"]) -> dict[str, Tensor]:
+        """The argument `position_ids` for tokens with these indices in their rows; empty if the model takes none."""
+        return {} if self.first_position is None else {"position_ids": index + self.first_position}
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -215,10 +226,12 @@ class Policy:
             trunk = self.model.base_model
             return trunk(input_ids=ids, position_ids=positions, use_cache=False, lmgym_layout=layout).last_hidden_state
 
-    def encode(self, source: Int[Tensor, "P S"], mask: Tensor) -> Float[Tensor, "P S H"]:
-        """Encoder states of padded sources; encoder-decoders only."""
+    def encode(self, source: Int[Tensor, "P S"], mask: Tensor) -> ModelOutput:
+        """The encoder's output for padded sources, with `last_hidden_state` [P S H]; encoder-decoders only. It has the
+        class that the decoder expects: one with experts looks for the routers' logits in it, even if they are None."""
         encoder: Any = self.model.get_encoder()  # type: ignore[no-untyped-call]
-        return encoder(input_ids=source, attention_mask=mask.long()).last_hidden_state
+        output = encoder(input_ids=source, attention_mask=mask.long())
+        return type(output)(last_hidden_state=output.last_hidden_state)  # type: ignore[no-any-return]
 
     def head_inputs(self, shorten: bool = False, **inputs: Any) -> tuple[Tensor, Any]:
         """Run the model: the input of its LM head [B L H], and its output (with `shorten`, of the last token only)."""
@@ -233,7 +246,8 @@ class Policy:
             output = self.model(**inputs)
         finally:
             handle.remove()
-        return captured[0], output
+        hidden = captured[0]  # ProphetNet's [B K L H] predicts K tokens ahead; the first stream is the next token's
+        return hidden[:, 0] if hidden.dim() == 4 else hidden, output
 
     def head(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R V"]:
         """The LM head's logits, in fp32 (fp64 for an fp64 model)."""
@@ -271,12 +285,13 @@ class Policy:
         return self._with_model(quantization.copy_beside(self.model) if is_packed else copy.deepcopy(self.model))
 
     def frozen_copy(self, precision: torch.dtype | None = None) -> "Policy":
-        """A copy that does not train, without a value function: adapters merged, parameters in `precision`. Of a policy
-        with a quantized base, only the adapters are copied, and they are not merged."""
+        """A copy that does not train, without a value function: adapters merged, parameters in `precision` if the model
+        is on the fast path (others do not all run with such parameters). Of a policy with a quantized base, only the
+        adapters are copied, and they are not merged."""
         is_packed = quantization.is_quantised(self.model)
         other = self._with_model(quantization.copy_beside(self.model) if is_packed else lora.merged(self.model))
         other.model.requires_grad_(False)
-        if precision is not None and not is_packed:
+        if precision is not None and self.fast and not is_packed:
             for parameter in other.model.parameters():  # not the rotary frequencies, which are buffers
                 parameter.data = parameter.data.to(precision)
         return other

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import ModelOutput
 
 from lmgym.batch import Batch, States
 from lmgym.models.attention.cpu import BlockGroups, BlockRows
@@ -34,7 +34,9 @@ class ScoringModel(Protocol):
 
     def forward_hidden(self, ids: Int[Tensor, "B L"], positions: Int[Tensor, "B L"], layout: Layout) -> Tensor: ...
 
-    def encode(self, source: Int[Tensor, "P S"], mask: Bool[Tensor, "P S"]) -> Float[Tensor, "P S H"]: ...
+    def positions(self, index: Int[Tensor, "N T"]) -> dict[str, Tensor]: ...
+
+    def encode(self, source: Int[Tensor, "P S"], mask: Bool[Tensor, "P S"]) -> ModelOutput: ...
 
     def head_inputs(self, shorten: bool = False, **inputs: Any) -> tuple[Tensor, Any]: ...
 
@@ -116,10 +118,11 @@ def encoder_decoder(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], c
     # -1 in place of padding, because the pad id may also be a real token of a source.
     sources, source_of_row = torch.unique(batch.source.masked_fill(~batch.source_mask, -1), dim=0, return_inverse=True)
     mask = sources >= 0
-    encoded = model.encode(sources.clamp(min=0), mask).index_select(0, source_of_row)
+    encoded = model.encode(sources.clamp(min=0), mask)
+    encoded["last_hidden_state"] = encoded["last_hidden_state"].index_select(0, source_of_row)
     hidden, _ = model.head_inputs(
         shorten=True,
-        encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
+        encoder_outputs=encoded,
         attention_mask=batch.source_mask.long(),
         decoder_input_ids=batch.tokens,
         decoder_attention_mask=batch.mask.long(),
@@ -136,7 +139,22 @@ def padded(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: In
         inputs |= {"decoder_input_ids": batch.tokens, "decoder_attention_mask": batch.mask.long()}
     else:
         inputs = {"input_ids": batch.tokens, "attention_mask": batch.mask.long()}
-        inputs["position_ids"] = (batch.mask.cumsum(1) - 1).clamp(min=0)
+        inputs |= model.positions((batch.mask.cumsum(1) - 1).clamp(min=0))
     hidden, output = model.head_inputs(**inputs, use_cache=False)
     logits = output.logits[row, column]
     return States(hidden[row, column], logits if logits.dtype == torch.float64 else logits.float())
+
+
+def alone(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
+    """Logits [R V] of the model's own forward pass at (row, column), called as plainly as Hugging Face's documentation
+    does: one row at a time, without padding, mask, cache or positions. What inference/proof.py compares with."""
+    logits = []
+    for index in range(len(batch)):
+        ids = {"input_ids": batch.tokens[index, batch.mask[index]][None]}
+        if model.encoder_decoder:
+            source = batch.require("source")[index, batch.require("source_mask")[index]]
+            ids = {"input_ids": source[None], "decoder_input_ids": ids["input_ids"]}
+        output = model.model(**ids, use_cache=False)
+        logits.append(output.logits[0, column[row == index]])
+    together = torch.cat(logits)  # rows ascend in `row`
+    return together if together.dtype == torch.float64 else together.float()

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from lmgym.models.families import supports_fast_path
+from lmgym.models.families import context_length, supports_fast_path
 from lmgym.models.hooks import layers_of
 from lmgym.models.load import PolicySection, skeleton
 
@@ -50,34 +50,44 @@ class Shapes:
 def shapes_of(section: PolicySection) -> Shapes:
     """The shapes of a recipe's policy. Raises LmgymError if the model's configuration cannot be loaded."""
     model = skeleton(section)
-    config = model.config
+    config = model.config.get_text_config(decoder=True)
     linear = dict(_linear_layers(model))
-    heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or getattr(config, "d_kv", None) or config.hidden_size // heads
+    vocabulary, width = map(int, model.get_output_embeddings().weight.shape)
+    heads = _size(config, "num_attention_heads") or 1  # recurrent models have none
+    size = _size(config, "head_dim") or _size(config, "d_kv") or width // heads
     layers = layers_of(model)
-    encoder = len(layers_of(model.get_encoder())) if config.is_encoder_decoder else 0
+    encoder = len(layers_of(model.get_encoder())) if model.config.is_encoder_decoder else 0
     first = dict(_linear_layers(layers[-1])) if layers else linear
-    inner = max((max(sizes) for name, sizes in first.items() if "attn" not in name.lower()), default=config.hidden_size)
+    inner = max((max(sizes) for name, sizes in first.items() if "attn" not in name.lower()), default=width)
     layer_norm = any(isinstance(module, nn.LayerNorm) for module in model.modules())
     return Shapes(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         linear=sum(into * out for into, out in linear.values()),
         linear_rows=sum(out for _, out in linear.values()),
         adapter=_adapter(linear, section),
-        layers=(len(layers) or config.num_hidden_layers) - encoder,
+        layers=(len(layers) or _size(config, "num_hidden_layers") or 1) - encoder,
         encoder_layers=encoder,
-        width=config.hidden_size,
+        width=width,
         inner=inner,
         gated=sum(out == inner for name, (_, out) in first.items() if "attn" not in name.lower()) > 1,
         heads=heads,
         attention=heads * size,
-        keys=(getattr(config, "num_key_value_heads", None) or heads) * size,
+        keys=(_size(config, "num_key_value_heads") or heads) * size,
         norm_values=2 if layer_norm else 3,
-        vocabulary=int(model.get_output_embeddings().weight.shape[0]),
+        vocabulary=vocabulary,
         quadratic=hasattr(config, "relative_attention_num_buckets") or config._attn_implementation == "eager",
-        fast=supports_fast_path(config) and section.path != "plain",
-        context=getattr(config, "max_position_embeddings", None),
+        fast=supports_fast_path(model.config) and section.path != "plain",
+        context=context_length(model),
     )
+
+
+def _size(config: Any, name: str) -> int | None:
+    """A size of a configuration; None if it has none of this name, or another in each layer."""
+    try:
+        value = getattr(config, name, None)
+    except RuntimeError:  # transformers: "is a per-layer attribute"
+        return None
+    return value if isinstance(value, int) else None
 
 
 def _linear_layers(model: nn.Module) -> Iterator[tuple[str, tuple[int, int]]]:

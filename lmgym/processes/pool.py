@@ -16,9 +16,12 @@ calls the function. The owner is the process that has the pool.
 import atexit
 import json
 import math
+import mmap
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter, deque
@@ -29,10 +32,11 @@ from multiprocessing import connection
 from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
-from lmgym.processes.supervisor import CLOSED, ENDING, LONGEST_WAIT, STARTUP_SECONDS
+from lmgym.processes.supervisor import CLOSED, ENDING, LONGEST_WAIT, PROGRESS, READY, STARTUP_SECONDS
 
 MAX_PROCESSES = 8  # unless a pool is told otherwise
 MAX_STARTUP_FAILURES = 3  # in a row, after which the pool gives up
+GRACE = 6.0  # seconds that a supervisor gets, beyond the limit of a call, to say that it was exceeded
 PATIENCE = 10  # limit by the clock / limit of processor time, in `map`: a call may sleep or share its core
 BOOT = """import json, sys
 given = json.loads(sys.argv[1])
@@ -88,21 +92,27 @@ class ProcessPool:
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._forget)
 
-    def map(self, items: Sequence[Any], seconds: float) -> list[Any]:
+    def map(self, items: Sequence[Any], seconds: float, by_clock: bool = False) -> list[Any]:
         """The function's value for each item, in order, or a Failure.
 
         Each call may take `seconds` of processor time, so that a busy machine fails no call, and ten times as long by
-        the clock. An item whose worker was killed from outside is tried once more. Raises LmgymError if the function
-        cannot be imported or prepared.
+        the clock; with `by_clock`, `seconds` by the clock. An item whose worker was killed from outside is tried once
+        more. Raises LmgymError if the function cannot be imported or prepared.
         """
         if not 0 < seconds < math.inf:
             raise LmgymError(f"a call in a worker process needs a limit above 0 seconds, not {seconds}")
         with self._lock:
             try:
-                return self._map(list(items), seconds)
+                return self._map(list(items), seconds, by_clock)
             except BaseException:  # for example a signal: the next call must not get the reply to this one
                 self._end()
                 raise
+
+    def start_early(self) -> None:
+        """Start a worker now, without waiting for it, if there is none."""
+        with self._lock:
+            if not self._processes:
+                self.start()
 
     def start(self) -> "WorkerProcess":
         """Start one more worker, for a caller that sends it requests and reads the replies with `wait`."""
@@ -116,20 +126,22 @@ class ProcessPool:
         return process
 
     def wait(self, busy: Collection["WorkerProcess"]) -> list[tuple["WorkerProcess", Reply]]:
-        """Wait until at least one of the busy workers has replied or is lost. Returns these with their replies. Raises
-        LmgymError if the function cannot be imported or prepared."""
+        """Wait until something is heard of the busy workers, and return those that have replied or are lost, with their
+        replies. Raises LmgymError if the function cannot be imported or prepared."""
         left = min(process.deadline for process in busy) - time.monotonic()
         ready = connection.wait([process.pipe for process in busy], min(max(left, 0.0), LONGEST_WAIT))
         replies = []
         for process in busy:
-            if process.pipe not in ready:
-                if time.monotonic() < process.deadline:
-                    continue
-                process.pipe.close()  # too late: it is lost
-            replies.append((process, reply := process.reply()))
+            late = process.pipe not in ready
+            if late and time.monotonic() < process.deadline:
+                continue
+            reply = process.give_up() if late else process.reply()
+            if reply is None:
+                continue
+            replies.append((process, reply))
             lost = isinstance(reply, Failure) and reply.kind == "lost"
             self._lost = self._lost + 1 if lost else 0
-            if lost:
+            if lost or late:
                 self._processes.remove(process)
         return replies
 
@@ -144,7 +156,7 @@ class ProcessPool:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _map(self, items: list[Any], seconds: float) -> list[Any]:
+    def _map(self, items: list[Any], seconds: float, by_clock: bool) -> list[Any]:
         results: list[Any] = [None] * len(items)
         waiting, tried_again = deque(range(len(items))), set[int]()
         most, busy = self.count or default_count(), dict["WorkerProcess", int]()
@@ -154,7 +166,8 @@ class ProcessPool:
             while waiting and len(busy) < most:
                 process = idle.pop() if idle else self.start()
                 busy[process] = waiting.popleft()
-                process.send([items[busy[process]]], PATIENCE * seconds, seconds)
+                limits = (seconds, 0.0) if by_clock else (PATIENCE * seconds, seconds)
+                process.send([items[busy[process]]], *limits)
             # A lost worker was killed from outside, so its item gets a second chance.
             for process, reply in self.wait(busy):
                 index = busy.pop(process)
@@ -186,42 +199,62 @@ class WorkerProcess:
 
     def __init__(self, function: str, setup: Sequence[Any], memory_gib: float | None) -> None:
         self.pipe, far_end = connection.Pipe()
-        given = {"function": function, "setup": setup, "memory_gib": memory_gib, "pipe": far_end.fileno()}
         path = [entry or os.getcwd() for entry in sys.path]
-        with far_end:
+        with far_end, tempfile.TemporaryFile() as progress:
+            progress.truncate(PROGRESS)
+            self._progress: memoryview[float] = memoryview(mmap.mmap(progress.fileno(), PROGRESS)).cast("d")
+            given = {"function": function, "setup": setup, "memory_gib": memory_gib}
+            given |= {"pipe": far_end.fileno(), "progress": progress.fileno()}
             self.process = subprocess.Popen(
                 [sys.executable, "-c", BOOT, json.dumps({"path": path, **given})],
                 stdin=subprocess.DEVNULL,
                 # The same order of sets in every run, and one thread in each worker.
                 env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
-                pass_fds=(far_end.fileno(),),
+                pass_fds=(far_end.fileno(), progress.fileno()),
             )
-        self.deadline = 0.0
+        self._sent, self._seconds, self._ready = 0.0, 0.0, False
+
+    @property
+    def deadline(self) -> float:
+        """When, by `time.monotonic`, to give up a supervisor that does not report that a call took too long."""
+        began = max(self._sent, self._progress[1]) + (0.0 if self._ready else STARTUP_SECONDS)
+        return began + self._seconds + GRACE
 
     def send(self, items: Sequence[Any], seconds: float, processor_seconds: float = 0.0) -> None:
         """Request the values of some items. Each may take `seconds` by the clock and `processor_seconds` of processor
         time (0: no limit)."""
         # The supervisor enforces the limits. The deadline is for a supervisor that does not reply at all.
-        self.deadline = time.monotonic() + len(items) * seconds + STARTUP_SECONDS
-        request = {"seconds": seconds, "processor_seconds": processor_seconds, "items": items}
+        self._sent, self._seconds = time.monotonic(), seconds
+        self._progress[0] = self._progress[1] = 0.0
+        # The supervisor reads no more than the first line.
+        request = f"{seconds}\n{json.dumps({'processor_seconds': processor_seconds, 'items': items})}"
         with suppress(OSError):  # if the supervisor is gone, reading its reply will notice it
-            self.pipe.send_bytes(json.dumps(request).encode())
+            self.pipe.send_bytes(request.encode())
 
-    def reply(self) -> Reply:
-        """Read the reply. Raises LmgymError if the function cannot be imported or prepared."""
+    def reply(self) -> Reply | None:
+        """Read the reply; None if the supervisor only says that it can begin. Raises LmgymError if the function cannot
+        be imported or prepared."""
         try:
             answer = json.loads(self.pipe.recv_bytes())
         except CLOSED:
-            return Failure("lost", f"its worker ended with status {self.end()}")
+            return Failure("lost", f"its worker ended with status {self.end()}", int(self._progress[0]))
+        if answer == READY:
+            self._ready, self._sent = True, time.monotonic()
+            return None
         if isinstance(answer, dict) and answer["kind"] == "start":
             raise LmgymError(answer["message"])
         return answer if isinstance(answer, list) else Failure(**answer)
+
+    def give_up(self) -> Failure:
+        """End a worker whose deadline is over."""
+        return Failure("time", f"its worker did not answer (status {self.end()})", int(self._progress[0]))
 
     def end(self) -> int:
         """Close the pipe, so that the supervisor ends its child and itself; if it does not, kill it. Returns its exit
         status."""
         self.pipe.close()
+        self.process.send_signal(signal.SIGCONT)  # a call may have stopped it
         with suppress(subprocess.TimeoutExpired):
             return self.process.wait(2 * ENDING)
         self.process.kill()

@@ -5,51 +5,89 @@ Every worker imports this module first, so it imports only what it needs.
 """
 
 import ctypes
+import glob
 import json
 import mmap
 import os
 import pkgutil
 import resource
+import select
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
+
+from lmgym.core.errors import describe
+from lmgym.core.output import SurvivingOutput
 
 STARTUP_SECONDS = 120  # limit for a supervisor to import its function
 LONGEST_WAIT = 3600.0  # seconds that one system call waits; for a longer limit it is repeated
 ENDING = 1.0  # seconds that a process gets to end after its pipe is closed
+PROGRESS = 16  # bytes: two floating-point numbers
+READY = "ready"  # the first message to the owner: the function is imported
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent dies
+PR_SET_CHILD_SUBREAPER = 36  # descendants whose parent has died become children of this process, not of init
 CLOSED = (EOFError, OSError)  # what a pipe raises when the other side is gone
 Call = Callable[[Any], Any]
 
 
-def supervise(function: str, setup: Sequence[Any], memory_gib: float | None, pipe: int) -> None:
+def supervise(function: str, setup: Sequence[Any], memory_gib: float | None, pipe: int, progress: int) -> None:
     """Import and prepare a function; then let a child answer the requests, until the owner closes the pipe."""
     for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C is for the owner; this process ends with it
         signal.signal(number, signal.SIG_IGN)
-    os.dup2(2, 1)  # what the function prints goes to standard error
+    os.dup2(2, 1)  # what the function prints goes to standard error, and may get lost there
+    sys.stdout = sys.stderr = SurvivingOutput(sys.stderr)  # type: ignore[assignment]
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     with Connection(pipe) as owner, suppress(*CLOSED):
         try:
             signal.alarm(STARTUP_SECONDS)  # if it takes longer, the alarm kills this process
-            call = pkgutil.resolve_name(function)
-            getattr(call, "prepare", lambda: None)(*setup)
+            with _ending_with(owner):
+                call = pkgutil.resolve_name(function)
+                getattr(call, "prepare", lambda: None)(*setup)
             signal.alarm(0)
         except BaseException as error:
-            reason = f"worker processes for '{function}' cannot start: {type(error).__name__}: {error}"
-            return owner.send_bytes(_failure("start", reason))
-        answer_requests(owner, call, memory_gib)
+            return owner.send_bytes(
+                _failure("start", f"worker processes for '{function}' cannot start: {describe(error)}")
+            )
+        owner.send_bytes(json.dumps(READY).encode())
+        answer_requests(owner, call, memory_gib, memoryview(mmap.mmap(progress, PROGRESS)).cast("d"))
 
 
-def answer_requests(owner: Connection, call: Call, memory_gib: float | None) -> None:
+@contextmanager
+def _ending_with(owner: Connection) -> Iterator[None]:
+    """In the body, end this process and what it has started as soon as the owner's end of the pipe is closed."""
+    stop, stopped = os.pipe()
+    poll = select.poll()
+    poll.register(owner.fileno(), 0)  # 0: only that it was closed; a request may wait in it
+    poll.register(stop, select.POLLIN)
+
+    def watch() -> None:
+        if any(ready == owner.fileno() for ready, _ in poll.poll()):
+            os.killpg(0, signal.SIGKILL)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield
+    finally:  # no other thread may run when a child is forked
+        os.write(stopped, b".")
+        watching.join()
+        os.close(stop)
+        os.close(stopped)
+
+
+def answer_requests(owner: Connection, call: Call, memory_gib: float | None, progress: "memoryview[float]") -> None:
     """Send each request to a child and its reply to the owner. After a failure the next request gets a fresh child."""
     child = None
     try:
         while request := owner.recv_bytes():
-            child = child or Child(call, memory_gib, owner)
+            child = child or Child(call, memory_gib, owner, progress)
             if not (reply := child.ask(request, owner)):
                 return
             if reply.startswith(b"{"):  # a failure: the child is gone
@@ -63,12 +101,12 @@ def answer_requests(owner: Connection, call: Call, memory_gib: float | None) -> 
 class Child:
     """The process that calls the function, seen from the supervisor.
 
-    `progress` is memory that both share: the position of the present item, and its start time. So the answers to a
-    request can be sent together, while each call has its own time limit.
+    `progress` is memory that both share, and the owner too: the position of the present item, and its start time. So
+    the answers to a request can be sent together, while each call has its own time limit.
     """
 
-    def __init__(self, call: Call, memory_gib: float | None, owner: Connection) -> None:
-        self.progress: memoryview[float] = memoryview(mmap.mmap(-1, 16)).cast("d")
+    def __init__(self, call: Call, memory_gib: float | None, owner: Connection, progress: "memoryview[float]") -> None:
+        self.progress = progress
         self.pipe, far_end = Pipe()
         supervisor = os.getpid()
         self.process = os.fork()
@@ -85,7 +123,7 @@ class Child:
     def ask(self, request: bytes, owner: Connection) -> bytes:
         """The reply to a request: a list of values, or a failure; after a failure the child is gone. Empty if the owner
         has ended."""
-        seconds = json.loads(request)["seconds"]
+        seconds = float(request[: request.index(b"\n")])
         self.progress[0], self.progress[1] = 0, time.monotonic()
         try:
             self.pipe.send_bytes(request)
@@ -107,7 +145,7 @@ class Child:
 
     def kill(self, patience: float = 0.0) -> int:
         """Kill the child and all processes that it has started, after `patience` seconds to end by itself. Returns its
-        exit code."""
+        exit code. (On systems other than Linux, a process that has left the child's group is not found.)"""
         self.pipe.close()
         until = time.monotonic() + patience
         while not (ended := os.waitpid(self.process, os.WNOHANG))[0] and time.monotonic() < until:
@@ -117,6 +155,7 @@ class Child:
         if not ended[0]:
             os.kill(self.process, signal.SIGKILL)
             ended = os.waitpid(self.process, 0)
+        _kill_orphans()
         return os.waitstatus_to_exitcode(ended[1])
 
     def _crashed(self, code: int) -> bytes:
@@ -124,6 +163,29 @@ class Child:
             return _failure("time", "took too much processor time", self.progress)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         return _failure("crash", f"its process {how}", self.progress)
+
+
+def _kill_orphans() -> None:
+    """Kill what the child has left behind: all children of this process, which were its descendants, and theirs."""
+    until = time.monotonic() + ENDING
+    while (orphans := _children()) and time.monotonic() < until:
+        for orphan in orphans:
+            with suppress(ProcessLookupError):
+                os.kill(orphan, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.001)
+
+
+def _children() -> list[int]:
+    """The children of this process that are still there, as Linux lists them; elsewhere none."""
+    found = []
+    for stat in glob.glob("/proc/[0-9]*/stat"):
+        with suppress(OSError), open(stat) as file:  # "NUMBER (NAME) STATE PARENT ..."; a name may have brackets
+            if int(file.read().rpartition(")")[2].split()[1]) == os.getpid():
+                found.append(int(stat.split("/")[2]))
+    return found
 
 
 def _confine(supervisor: int, memory_gib: float | None) -> None:
@@ -141,8 +203,8 @@ def _confine(supervisor: int, memory_gib: float | None) -> None:
 
 def _serve(call: Call, progress: "memoryview[float]", pipe: Connection) -> None:
     """Answer requests in the child, until the supervisor closes the pipe."""
-    while request := json.loads(pipe.recv_bytes()):
-        values = []
+    while True:
+        request, values = json.loads(pipe.recv_bytes().partition(b"\n")[2]), []
         try:
             for position, item in enumerate(request["items"]):
                 progress[1], progress[0] = time.monotonic(), position
@@ -150,7 +212,7 @@ def _serve(call: Call, progress: "memoryview[float]", pipe: Connection) -> None:
                 values.append(json.dumps(call(item)))
             reply = f"[{', '.join(values)}]".encode()
         except BaseException as error:
-            reply = _failure("error", f"{type(error).__name__}: {error}"[:500], progress)
+            reply = _failure("error", describe(error), progress)
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         pipe.send_bytes(reply)
 

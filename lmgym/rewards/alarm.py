@@ -17,16 +17,19 @@ class TimeUp(BaseException):
 
 @contextmanager
 def alarm(timeout: float | None) -> Iterator[None]:
-    """Raise TimeUp in the body after `timeout` seconds; restores the earlier signal handler and timer afterwards."""
+    """Raise TimeUp in the body after `timeout` seconds, or after it, if it takes longer and catches that. The earlier
+    signal handler and timer are restored."""
     # Python allows signal handlers in the main thread only.
     usable = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
     if timeout is None or math.isinf(timeout) or not usable:
         yield
         return
-    running = True
+    running, rang = True, False
 
     def ring(number: int, frame: FrameType | None) -> None:
+        nonlocal rang
         if running:
+            rang = True
             raise TimeUp
 
     began = time.monotonic()
@@ -45,3 +48,5 @@ def alarm(timeout: float | None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
         if left:  # another timer was running before: set it again to the time that it has left
             signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - began), 1e-3), interval)
+    if rang:  # the body has swallowed it, and returned too late
+        raise TimeUp

@@ -6,7 +6,6 @@ instead. A metric is the same kind of function.
 """
 
 import math
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -16,12 +15,14 @@ from typing import Any, Literal, TypeVar
 
 from lmgym.core import registry
 from lmgym.core.availability import availability_of
-from lmgym.core.errors import LmgymError
+from lmgym.core.constraints import LARGEST_REWARD
+from lmgym.core.errors import LmgymError, describe, place, represent
 from lmgym.core.registry import suggest
 from lmgym.core.validation import check_arguments, converted
 from lmgym.rewards.adapters import from_trl
 from lmgym.rewards.alarm import TimeUp, alarm
 from lmgym.rewards.parallel import Parallel, in_parallel
+from lmgym.rewards.pooled import NeedsTorch, Pooled, pooled_target, pooled_values, unlimited_reason
 from lmgym.rewards.views import Stripping, strip_thoughts, with_text
 from lmgym.types import Episode, Example
 
@@ -34,6 +35,7 @@ OPTIONS = {
     "shaping": bool,
     "each_turn": bool,
     "parallel": dict[str, Any],
+    "pool": bool,
     "tasks": list[str],
     "style": Literal["lmgym", "trl"],
 }
@@ -46,7 +48,8 @@ class Reward:
     With `strip_thinking` the function sees the text without the model's thoughts (see `without_thinking`).
     `post_process` then changes that text. `tasks` names the tasks of a mixture that the reward is for (empty: all); for
     examples of other tasks it is 0. With `shaping` each token gets its own reward (see token_credit.py), with
-    `each_turn` each turn does (see turn_credit.py).
+    `each_turn` each turn does (see turn_credit.py). `pooled` says how a worker process finds the function, if it runs
+    in one; `unlimited` is the reason why its limit of time cannot be enforced.
 
     Example: Reward("final_answer", 1.0, lmgym.core.registry.get("reward", "final_answer"))
     """
@@ -59,6 +62,8 @@ class Reward:
     post_process: Callable[[str], str] | None = None
     shaping: bool = False
     each_turn: bool = False
+    pooled: Pooled | None = None
+    unlimited: str = ""
 
     @property
     def by_token(self) -> bool:
@@ -91,13 +96,27 @@ def episodes(function: RewardFunction) -> RewardFunction:
     return function
 
 
+def linear_time(function: RewardFunction) -> RewardFunction:
+    """Decorator: on any text this reward takes a time proportional to the text's length, a second for a million
+    characters or so. It then runs in the training process, since there is no need to enforce its limit.
+
+    Example:
+        >>> @register("reward", "shout")
+        ... @linear_time
+        ... def shout(texts, examples):
+        ...     return [float(text.isupper()) for text in texts]
+    """
+    function.linear_time = True  # type: ignore[attr-defined]
+    return function
+
+
 def build_rewards(section: Mapping[str, Any]) -> list[Reward]:
     """Build the rewards of a recipe's section `rewards:`, in the order of its keys.
 
     A key is a registered name or "module:attribute". With the option `reward`, which then holds one of these, the key
     may be any name; so one function can be used twice. The value is the weight, or a mapping of `weight` (default 1),
     the options of any reward (`reward`, `strip_thinking`, `post_process`, `shaping`, `each_turn`, `tasks`, `parallel`,
-    and `style: trl` for a function written for TRL) and the function's own arguments.
+    `pool`, and `style: trl` for a function written for TRL) and the function's own arguments.
 
     Raises LmgymError for unknown names, for unknown, missing or wrong arguments, and for weights that are not finite.
 
@@ -119,12 +138,19 @@ def build_rewards(section: Mapping[str, Any]) -> list[Reward]:
         if not math.isfinite(options["weight"]):
             raise LmgymError(f"key '{key}.weight' must be finite, not {options['weight']}")
         # Find the function, adapt it if it is TRL's kind, and check the arguments against its signature.
-        function = registry.get("reward", options.pop("reward", name))
-        if options.pop("style", "lmgym") == "trl":
+        function = original = registry.get("reward", options.pop("reward", name))
+        style = options.pop("style", "lmgym")
+        if style == "trl":
             function = episodes(from_trl(function, name))
         of_episodes = getattr(function, "takes_episodes", False)
         arguments = check_arguments(function, arguments, key, given=1 if of_episodes else 2, also=OPTIONS)
-        # Bind the arguments; with `parallel`, calls go to other processes.
+        # Decide where it runs, and bind the arguments; with `parallel`, calls go to several processes.
+        wanted = options.pop("pool", True)
+        limits_itself = "parallel" in options or hasattr(original, "limits_itself") or hasattr(original, "linear_time")
+        if not limits_itself:
+            options["unlimited"] = unlimited_reason(original, arguments) if wanted else "the recipe says pool: false"
+            if not options["unlimited"]:
+                options["pooled"] = Pooled(str(pooled_target(original)), arguments, style, of_episodes)
         if "parallel" in options:
             how = Parallel(**check_arguments(Parallel, options.pop("parallel"), f"{key}.parallel", given=0))
             if of_episodes or getattr(function, "pays_tokens", False):
@@ -134,7 +160,10 @@ def build_rewards(section: Mapping[str, Any]) -> list[Reward]:
             function = update_wrapper(partial(function, **arguments), function)
         options["tasks"] = tuple(options.get("tasks", ()))
         if "post_process" in options:
-            options["post_process"] = registry.get("post_processor", options["post_process"])
+            given = options["post_process"]
+            options["post_process"] = registry.get("post_processor", given)
+            if given not in registry.BUILTIN["post_processor"]:
+                options["unlimited"] = options.get("unlimited") or f"'{given}' changes its text in this process"
         _check_tokens(function, options, key)
         rewards.append(Reward(name, function=episodes(function) if of_episodes else function, **options))
     return rewards
@@ -172,10 +201,12 @@ def call_reward(reward: Reward, episodes: Sequence[Episode], timeout: float | No
     """Call a reward: one finite number per episode, not yet weighted; 0 if the reward is not for the episode's task.
 
     Raises LmgymError, in one sentence, if the reward raises, returns anything but one finite number per episode, or
-    takes longer than `timeout` seconds (None: no limit). The limit is an alarm signal. It interrupts Python code and
-    regular expressions, but not a call that blocks inside a C library, and it needs the main thread and a system with
-    SIGALRM. A function with the attribute `limits_itself` gets no alarm: it works in time-limited processes
-    (processes/pool.py) and limits each text by itself, so that a slow text costs its own reward and not the run.
+    takes longer than `timeout` seconds by the clock (None: no limit). A reward runs in a worker process (pooled.py),
+    which is killed at its limit. One that must stay in this process (`Reward.unlimited` says why) gets an alarm signal
+    instead. It interrupts Python code and regular expressions, but not a call that blocks inside a C library nor code
+    that catches it, and it needs the main thread and a system with SIGALRM. A function with the attribute
+    `limits_itself` gets no alarm: it works in time-limited processes (processes/pool.py) and limits each text by
+    itself, so that a slow text costs its own reward and not the run.
 
     Example:
         >>> call_reward(build_rewards({"final_answer": 1.0})[0], episodes)
@@ -183,7 +214,7 @@ def call_reward(reward: Reward, episodes: Sequence[Episode], timeout: float | No
     """
     if getattr(reward.function, "pays_tokens", False):
         raise LmgymError(f"reward '{reward.name}' pays token by token; let lmgym.apply_rewards apply it")
-    values = iter(_judge(reward, episodes_to_judge(reward, episodes), timeout))
+    values = iter(_judge(reward, _shown(reward, episodes, timeout), timeout))
     return [next(values) if reward.applies(episode.example) else 0.0 for episode in episodes]
 
 
@@ -202,6 +233,10 @@ def _judge(reward: Reward, episodes: Sequence[Episode], timeout: float | None) -
     """The numbers that the reward's function returns for these episodes, checked to be finite."""
     if not episodes:
         return []
+    if reward.pooled is not None and timeout is not None and math.isfinite(timeout):
+        pooled = pooled_values(reward.name, reward.pooled, episodes, timeout)
+        if pooled is not None:
+            return pooled
     call: tuple[Any, ...] = (
         [episode.text for episode in episodes],
         [episode.example for episode in episodes],
@@ -210,6 +245,13 @@ def _judge(reward: Reward, episodes: Sequence[Episode], timeout: float | None) -
         call = (list(episodes),)
     values = call_guarded(reward, call, timeout, episodes)
     return [finite_number(reward.name, value, index, episodes) for index, value in enumerate(values)]
+
+
+def _shown(reward: Reward, episodes: Sequence[Episode], timeout: float | None) -> list[Episode]:
+    if reward.post_process is None:
+        return episodes_to_judge(reward, episodes)
+    with guard_reward(reward, len(episodes), timeout):
+        return episodes_to_judge(reward, episodes)
 
 
 def call_guarded(
@@ -233,15 +275,14 @@ def guard_reward(reward: Reward, count: int, timeout: float | None) -> Iterator[
     try:
         with alarm(limit):
             yield
-    except LmgymError:
+    except (LmgymError, KeyboardInterrupt, NeedsTorch):
         raise
     except TimeUp as error:
         raise LmgymError(
             f"reward '{reward.name}' did not return within {limit:g} s for {count} episodes{_place(error)}"
         ) from error
-    except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {error}".split("\n")[0].removesuffix(": ")
-        raise LmgymError(f"reward '{reward.name}' raised {reason}{_place(error)}") from error
+    except BaseException as error:  # SystemExit and CancelledError, too
+        raise LmgymError(f"reward '{reward.name}' raised {describe(error)}{_place(error)}") from error
 
 
 def check_examples(rewards: Sequence[Reward], examples: Sequence[Example]) -> None:
@@ -271,13 +312,7 @@ def _check_tokens(function: Callable[..., Any], options: Mapping[str, Any], key:
 
 def _place(error: BaseException) -> str:
     """Where the error happened: " at FILE:LINE", the innermost line in the reward's own file."""
-    # The first frame outside of lmgym's calling code is the reward's. Deeper frames may be in libraries.
-    calling = (__file__, from_trl.__code__.co_filename, TimeUp.file)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in calling]
-    if not frames:
-        return ""
-    last = [frame for frame in frames if frame.filename == frames[0].filename][-1]
-    return f" at {last.filename}:{last.lineno}"
+    return place(error, __file__, from_trl.__code__.co_filename, TimeUp.file)
 
 
 def _as_list(values: Any) -> list[Any] | str:
@@ -285,6 +320,16 @@ def _as_list(values: Any) -> list[Any] | str:
     if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__len__"):
         return type(values).__name__
     return list(values)
+
+
+def check_size(reward: Reward, episode: Episode) -> None:
+    """Raise LmgymError if what a reward gave an episode is finite, and too large to train on."""
+    value = episode.reward_components[reward.name]
+    if max(abs(value), abs(reward.weight * value)) > LARGEST_REWARD:
+        raise LmgymError(
+            f"reward '{reward.name}' gave {value:g} (weight {reward.weight:g}) for example '{episode.example.id}'; "
+            f"training computes in fp32, so keep rewards and their weighted values within {LARGEST_REWARD:g}"
+        )
 
 
 def finite_number(name: str, value: Any, index: int, episodes: Sequence[Episode]) -> float:
@@ -297,7 +342,7 @@ def finite_number(name: str, value: Any, index: int, episodes: Sequence[Episode]
     except OverflowError:
         number = math.inf
     except Exception as error:
-        raise LmgymError(f"reward '{name}' returned {value!r} {where}; it must be a number") from error
+        raise LmgymError(f"reward '{name}' returned {represent(value)} {where}; it must be a number") from error
     if not math.isfinite(number):
         raise LmgymError(f"reward '{name}' returned {number} {where}; it must be finite")
     return number

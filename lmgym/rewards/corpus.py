@@ -13,7 +13,7 @@ import numpy as np
 
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import Reward, episodes_to_judge, guard_reward
-from lmgym.stats.intervals import Interval, SufficientStatistics, sums_bootstrap
+from lmgym.stats.intervals import Interval, SufficientStatistics, sums_interval
 from lmgym.types import Episode
 
 
@@ -22,7 +22,7 @@ class Corpus:
     """The value of a corpus metric over all answers to `prompts` prompts.
 
     If the metric is a function of sums over the prompts (such as BLEU), `summed` holds each prompt's part of the sums.
-    Other metrics have None: words that a bootstrap draws twice are not distinct twice.
+    Other metrics have None: the distinct words of all texts are no sum over the texts.
 
     Example: Corpus(0.31, 500).interval -> Interval(mean=0.31, low=nan, high=nan, count=500)
     """
@@ -33,9 +33,9 @@ class Corpus:
 
     @property
     def interval(self) -> Interval:
-        """The value with a bootstrap interval over prompts; without bounds (NaN) if there are no sums."""
+        """The value with its interval over prompts; without bounds (NaN) if there are no sums."""
         if self.summed is not None:
-            return sums_bootstrap(self.summed)
+            return sums_interval(self.summed)
         return Interval(self.value, math.nan, math.nan, self.prompts)
 
 
@@ -72,7 +72,7 @@ def _corpus(reward: Reward, groups: Sequence[Sequence[Episode]], timeout: float 
         if sums is None:
             value = function(*call, **arguments)
         else:
-            # Add up the rows of a prompt's answers: the bootstrap resamples prompts, not single answers.
+            # Add up the rows of a prompt's answers: the prompt is the unit of the interval, not the single answer.
             by_text = sums(*call, **arguments)
             starts = np.cumsum([0, *map(len, groups[:-1])])
             summed = SufficientStatistics(np.add.reduceat(by_text.rows, starts, axis=0), by_text.value)

@@ -104,7 +104,9 @@ def in_parallel(
         pieces = [list(rows[start : start + size]) for start in range(0, len(rows), size)]
         values: list[float | Failure] = []
         for piece, result in zip(pieces, _map(pool, target, arguments, pieces, how.seconds * size), strict=True):
-            if isinstance(result, Failure):  # score each row of the piece alone, to find the one that fails
+            if isinstance(result, Failure) and len(piece) == 1:
+                values.append(result)
+            elif isinstance(result, Failure):  # score each row of the piece alone, to find the one that fails
                 alone = _map(pool, target, arguments, [[row] for row in piece], how.seconds)
                 values += [one if isinstance(one, Failure) else one[0] for one in alone]
             else:

@@ -95,8 +95,8 @@ def evaluate(
     """Answer each example `samples` times and score the answers.
 
     Random numbers are a function of (seed, place), not of the training step, so that two evaluations of the same
-    examples are paired. Intervals: Wilson where each prompt has one answer scored 0 or 1, else a bootstrap over
-    prompts; none (NaN) for a "NAME/corpus" that is not of sums, as the number of distinct words is not.
+    examples are paired. Intervals are over prompts (stats/intervals.py); there is none (NaN) for a single prompt, for
+    equal values that are not 0 or 1, and for a "NAME/corpus" that is not of sums, as the number of distinct words.
     """
     prompts = [(group, example) for group, example in enumerate(examples) for _ in range(samples)]
     totals = [replace(reward, shaping=False) for reward in rewards]
@@ -107,7 +107,7 @@ def evaluate(
     found = corpora(rewards, groups, timeout)
     results = {}
     for name, numbers in values.items():
-        results[name] = mean_interval(numbers)
+        results[name] = mean_interval(numbers, shares=is_share(name))
         if (whole := f"{name}/corpus") in found:
             results[whole] = found[whole].interval
     return Evaluation(results, episodes, found)
@@ -128,6 +128,11 @@ def measured(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> 
     if any(episode.error for group in groups for episode in group):
         values["environment_errors"] = [[float(bool(episode.error)) for episode in group] for group in groups]
     return values
+
+
+def is_share(name: str) -> bool:
+    """Whether a metric lies between 0 and 1 by its definition, though its values are not only 0 and 1: pass@k."""
+    return "/pass@" in name
 
 
 def by_task(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> dict[str, list[list[float]]]:

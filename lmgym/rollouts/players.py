@@ -24,7 +24,7 @@ from lmgym.text.chat import (
     prompt_ids,
     source_ids,
 )
-from lmgym.types import Episode, Message, Turn
+from lmgym.types import Episode, Message, Turn, recipe_spans
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,9 @@ class PromptCache:
         self.ids: dict[tuple[str, str], list[int]] = {}
 
     def __call__(self, prompt: str | Sequence[Message], template: Mapping[str, Any]) -> list[int]:
-        text = prompt if isinstance(prompt, str) else json.dumps([dict(message) for message in prompt])
-        key = (text, json.dumps(dict(template), sort_keys=True, default=repr) if template else "")
+        text = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
+        arguments = json.dumps(dict(template), sort_keys=True, default=repr) if template else ""
+        key = (json.dumps([text, recipe_spans(prompt)]), arguments)
         if key not in self.ids:
             self.ids[key] = self.encode(prompt, template)
         return list(self.ids[key])

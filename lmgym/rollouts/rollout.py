@@ -17,7 +17,7 @@ from lmgym.envs.base import Env
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.envs.vector import EnvFailure, Envs, InProcess
 from lmgym.inference.base import Sampling
-from lmgym.rewards.base import Reward, call_reward
+from lmgym.rewards.base import Reward, call_reward, check_size
 from lmgym.rewards.token_credit import rewards_by_token
 from lmgym.rewards.turn_credit import rewards_by_turn
 from lmgym.rollouts.players import Actor, EpisodeState, PlayerState, PromptCache, begin_episode
@@ -116,6 +116,8 @@ def apply_rewards(
                 episode.turns[-1].reward += reward.weight * value
     for episode in episodes:
         episode.score = sum(turn.reward for turn in episode.turns)
+        for reward in (reward for reward in rewards if reward.weight):
+            check_size(reward, episode)
 
 
 def _pay_tokens(turn: Turn, total: float, tokens: list[float]) -> None:

@@ -1,29 +1,30 @@
 """Means with confidence intervals, and pass@k. Numpy only, so that evaluation and logs need no torch.
 
 The independent unit is always the prompt: eight samples of one prompt contain less information than one sample of each
-of eight prompts. So with several samples per prompt, the bootstrap resamples prompts, never single samples.
+of eight prompts. So the samples of a prompt count through their mean. How often each interval covers the truth was
+simulated (docs/comparing.md, benchmarks/intervals.py). Where nothing is known of the spread there is no interval: its
+bounds are NaN, and tables say so.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 
-CELLS = 1 << 22  # indices that the bootstrap draws at once: 32 MiB, for any number of prompts
+ROUNDING = 1e-12  # relative: means of equal values differ by less than this
 
 
 @dataclass(frozen=True)
 class Interval:
     """A mean and its confidence interval; `count` is the number of independent units (prompts).
 
-    `low` and `high` are NaN if there is no interval, as for several samples of one single prompt.
+    `low` and `high` are NaN if there is no interval, as for a single prompt.
 
     Example:
         >>> str(Interval(mean=0.412, low=0.370, high=0.455, count=512))
@@ -35,8 +36,12 @@ class Interval:
     high: float
     count: int
 
+    @property
+    def has_bounds(self) -> bool:
+        return not (math.isnan(self.low) or math.isnan(self.high))
+
     def __str__(self) -> str:
-        if math.isnan(self.low) or math.isnan(self.high):
+        if not self.has_bounds:
             return f"{self.mean:.3f} [no interval]"
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
@@ -60,137 +65,91 @@ class SufficientStatistics:
         return float(self.value(self.rows.sum(0, keepdims=True))[0])
 
 
-def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
-    """Wilson score interval of a proportion; reliable for small samples and for proportions near 0 and 1.
-
-    (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n) with p = successes/trials, n = trials and z the
-    normal quantile at (1 + confidence)/2: E. B. Wilson, JASA 22 (1927), 209-212. Raises LmgymError for no trials,
-    for more successes than trials, and for a confidence outside (0, 1).
-
-    Example: 81 of 263, a case of Newcombe, Statistics in Medicine 17 (1998), 857-872
-        >>> str(wilson(81, 263))
-        '0.308 [0.255, 0.366]'
-    """
-    _check_confidence(confidence)
-    if trials < 1 or not 0 <= successes <= trials:
-        raise LmgymError(
-            f"wilson: {successes} successes of {trials} trials; needs 0 <= successes <= trials, trials >= 1"
-        )
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    share = successes / trials
-    centre = share + z * z / (2 * trials)
-    half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    scale = 1 + z * z / trials
-    # The formula gives exactly 0 and 1 at the ends; rounding would make it differ by 1e-17.
-    low = 0.0 if successes == 0 else (centre - half) / scale
-    high = 1.0 if successes == trials else (centre + half) / scale
-    return Interval(share, low, high, trials)
-
-
-def clustered_bootstrap(
-    values: Sequence[Sequence[float]], confidence: float = 0.95, resamples: int = 2000, seed: int = 0
+def mean_interval(
+    values_per_prompt: Sequence[Sequence[float]], confidence: float = 0.95, shares: bool = False
 ) -> Interval:
-    """Percentile bootstrap of the mean, resampling prompts (clusters) with replacement.
+    """The mean over prompts, each with the same weight, and its interval, from the values of each prompt's samples.
 
-    `values` are the values of each prompt's samples. Every prompt has the same weight, so the mean is the mean of the
-    prompts' means; a resampled prompt keeps all of its samples (Efron & Tibshirani 1993, chapter 13; for evaluations
-    of language models: Miller, arXiv 2411.00640). The same values and seed give the same interval. A single prompt
-    gives no interval (NaN), because the variance between prompts is unknown. Raises LmgymError if there are no prompts,
-    or a prompt without samples.
-
-    Example: two prompts that are always right, two that never are
-        >>> str(clustered_bootstrap([[1, 1], [1, 1], [0, 0], [0, 0]]))
-        '0.500 [0.000, 1.000]'
-    """
-    _check_confidence(confidence)
-    if resamples < 1:
-        raise LmgymError(f"clustered_bootstrap: resamples is {resamples}; it must be at least 1")
-    # 1. A prompt's samples count through their mean, so resampling prompts is resampling these means.
-    means = _prompt_means(values)
-    if len(means) == 1:
-        return Interval(float(means[0]), math.nan, math.nan, 1)
-    # 2. The mean of each resample, some resamples at a time.
-    resample_means = [means[indices].mean(axis=1) for indices in resampled(len(means), resamples, seed)]
-    # 3. The interval: quantiles of these means.
-    low, high = np.quantile(np.concatenate(resample_means), [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(float(means.mean()), float(low), float(high), len(means))
-
-
-def sums_bootstrap(
-    summed: SufficientStatistics, confidence: float = 0.95, resamples: int = 1000, seed: int = 0
-) -> Interval:
-    """A corpus metric, with a row for each prompt, and its percentile bootstrap over prompts.
-
-    P. Koehn, Statistical Significance Tests for Machine Translation Evaluation, EMNLP 2004 (W04-3250), section 3. There
-    is no interval (NaN) for a single prompt, if the metric of a resample is undefined, and if all resamples have the
-    same value (no text has a right word, say), which does not mean certainty.
-
-    Example: sums_bootstrap(bleu.corpus.sums(texts, examples)) -> Interval(mean=0.31, low=0.28, high=0.34, count=500)
-    """
-    _check_confidence(confidence)
-    if len(summed.rows) < 2:
-        return Interval(summed.figure, math.nan, math.nan, len(summed.rows))
-    figures = sums_draws(summed, resamples, seed)
-    low, high = np.quantile(figures, [(1 - confidence) / 2, (1 + confidence) / 2])
-    if figures.min() == figures.max():
-        low = high = math.nan
-    return Interval(summed.figure, float(low), float(high), len(summed.rows))
-
-
-def sums_draws(summed: SufficientStatistics, resamples: int, seed: int) -> npt.NDArray[Any]:
-    """The metric of each resample of the prompts [R]. Resamples depend on the number of prompts and the seed only."""
-    count = len(summed.rows)
-    counts = (np.stack([np.bincount(resample, minlength=count) for resample in indices])
-              for indices in resampled(count, resamples, seed))  # fmt: skip
-    return np.concatenate([summed.value(times @ summed.rows) for times in counts])
-
-
-def resampled(count: int, resamples: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Bootstrap indices [r count], drawn with replacement, some of the resamples at a time."""
-    random = seeds.generator("bootstrap", seed)
-    rows = max(1, CELLS // count)
-    for start in range(0, resamples, rows):
-        yield random.integers(count, size=(min(rows, resamples - start), count))
-
-
-def mean_interval(values_per_prompt: Sequence[Sequence[float]], confidence: float = 0.95, seed: int = 0) -> Interval:
-    """The mean over prompts, with Wilson's interval for one right-or-wrong sample each, else a clustered bootstrap.
-
-    If all samples of all prompts are 0, or all are 1, the bootstrap's interval would have no width. Then it is Wilson's
-    for that many prompts, which is wide enough even if the samples of a prompt are not independent.
+    Values that are all 0 or 1, and with `shares` any values between 0 and 1 by their definition, get
+    `share_interval`; all others Student's t of the prompts' means. Raises LmgymError if there are no prompts, or a
+    prompt without samples.
 
     Example:
-        >>> str(mean_interval([[1.0], [0.0], [1.0], [1.0]]))
-        '0.750 [0.301, 0.954]'
+        >>> str(mean_interval([[1.0], [0.0], [1.0], [1.0]])), str(mean_interval([[3.0, 5.0], [2.0, 2.0]]))
+        ('0.750 [0.125, 1.000]', '3.000 [-9.706, 15.706]')
     """
     means = _prompt_means(values_per_prompt)
-    samples = [value for samples in values_per_prompt for value in samples]
-    one_each = len(samples) == len(means)
-    if set(samples) <= {0, 1} and (one_each or len(set(samples)) == 1):
-        return wilson(round(float(means.sum())), len(means), confidence)
-    return clustered_bootstrap(values_per_prompt, confidence, seed=seed)
+    shares = shares or all(value in (0, 1) for samples in values_per_prompt for value in samples)
+    return share_interval(means, confidence) if shares else student_t(means, confidence)
+
+
+def share_interval(shares: Sequence[float], confidence: float = 0.95) -> Interval:
+    """The mean of numbers between 0 and 1, one per prompt, and Student's t interval of these and of two more prompts,
+    one of 0 and one of 1, within [0, 1].
+
+    Adding as many successes as failures is from A. Agresti and B. Coull, The American Statistician 52 (1998), 119-126,
+    and t from W. Pan, Computational Statistics & Data Analysis 40 (2002), 143-157. Here whole prompts are added, since
+    samples of one prompt may depend on each other. It has a width even if all shares are equal. A single prompt gives
+    no interval (NaN). Raises LmgymError without shares.
+
+    Example: none of 25 is right; (1 + t) / 27 with t = 2.056 at 26 degrees of freedom
+        >>> str(share_interval([0.0] * 25))
+        '0.000 [0.000, 0.113]'
+    """
+    count, added = len(shares), student_t([*shares, 0.0, 1.0], confidence)
+    if not count:
+        raise LmgymError("there are no prompts to average over; the evaluation set is empty")
+    mean = _mean(shares)
+    if count == 1:
+        return Interval(mean, math.nan, math.nan, 1)
+    return Interval(mean, max(0.0, added.low), min(1.0, added.high), count)
 
 
 def student_t(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Mean of independent runs (seeds) and its interval: mean -+ t sd / sqrt(n), t with n - 1 degrees of freedom.
+    """Mean of independent values (of prompts, or of runs with different seeds), mean -+ t sd / sqrt(n), t with n - 1
+    degrees of freedom.
 
-    Student, Biometrika 6 (1908), 1-25; sd divides by n - 1. With few seeds the quantile is large: 12.7 for two, 4.3 for
-    three, 2.8 for five. The interval is about other seeds on the same examples, not about other examples. A single
-    value gives no interval (NaN). Raises LmgymError without values.
+    Student, Biometrika 6 (1908), 1-25; sd divides by n - 1. With few values the quantile is large: 12.7 for two, 4.3
+    for three, 2.8 for five. A single value gives no interval (NaN), nor do equal ones: that nothing has differed so far
+    says nothing about how much the next value will. Raises LmgymError without values.
 
     Example:
-        >>> str(student_t([0.60, 0.64, 0.62]))
-        '0.620 [0.570, 0.670]'
+        >>> str(student_t([0.60, 0.64, 0.62])), str(student_t([0.6, 0.6]))
+        ('0.620 [0.570, 0.670]', '0.600 [no interval]')
     """
     _check_confidence(confidence)
     if not len(values):
         raise LmgymError("there are no values to average over; a table over seeds needs at least one finished run")
-    count, mean = len(values), sum(values) / len(values)
-    if count == 1:
-        return Interval(mean, math.nan, math.nan, 1)
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
-    half = _t_quantile((1 + confidence) / 2, count - 1) * deviation / math.sqrt(count)
-    return Interval(mean, mean - half, mean + half, count)
+    count, mean = len(values), _mean(values)
+    deviation = math.hypot(*(value - mean for value in values)) / math.sqrt(max(count - 1, 1))
+    return _bounded(mean, deviation / math.sqrt(count), max(map(abs, values)), count, confidence)
+
+
+def sums_interval(summed: SufficientStatistics, confidence: float = 0.95) -> Interval:
+    """A corpus metric, with a row for each prompt, and Student's t interval of its jackknife over prompts.
+
+    The jackknife's standard error is sqrt((n - 1) / n * sum over prompts of (m_i - mean of m)^2), m_i the metric
+    without prompt i (Tukey 1958; Efron & Tibshirani 1993, chapter 11). There is no interval (NaN) for a single prompt,
+    if the metric is undefined without one of the prompts, and if it is the same without any of them.
+
+    Example: sums_interval(bleu.corpus.sums(texts, examples)) -> Interval(mean=0.31, low=0.28, high=0.34, count=500)
+    """
+    return jackknife_interval(summed.figure, jackknifed(summed), confidence)
+
+
+def jackknifed(summed: SufficientStatistics) -> npt.NDArray[Any]:
+    """The metric without each of the prompts [N]; NaN for a single prompt."""
+    if len(summed.rows) < 2:
+        return np.full(len(summed.rows), math.nan)
+    return summed.value(summed.rows.sum(0, keepdims=True) - summed.rows)
+
+
+def jackknife_interval(figure: float, without: npt.NDArray[Any], confidence: float = 0.95) -> Interval:
+    """The interval of a figure, from what it is `without` each of the prompts [N] (see `sums_interval`)."""
+    _check_confidence(confidence)
+    count = len(without)
+    error = math.sqrt(max(count - 1, 1) / count * float(((without - without.mean()) ** 2).sum()))
+    return _bounded(figure, error, float(abs(without).max()), count, confidence)
 
 
 def pass_at_k(correct: int, samples: int, k: int) -> float:
@@ -213,13 +172,11 @@ def pass_at_k(correct: int, samples: int, k: int) -> float:
 
 def pass_at_k_each(values_per_prompt: Sequence[Sequence[float]], k: int, threshold: float = 1.0) -> list[list[float]]:
     """The pass@k of each prompt, in the form that `mean_interval` takes. A sample of at least `threshold` is correct.
-
-    `mean_interval` then resamples prompts; if every estimate is 0 or 1 (always if k is the number of samples), each
-    prompt is one trial and the interval is Wilson's. Raises LmgymError if a prompt has fewer than k samples.
+    Raises LmgymError if a prompt has fewer than k samples.
 
     Example:
-        >>> str(mean_interval(pass_at_k_each([[0, 1], [1, 1], [0, 0]], k=2)))
-        '0.667 [0.208, 0.939]'
+        >>> str(mean_interval(pass_at_k_each([[0, 1], [1, 1], [0, 0]], k=2), shares=True))
+        '0.667 [0.000, 1.000]'
     """
     for number, samples in enumerate(values_per_prompt):
         if len(samples) < k:
@@ -233,12 +190,22 @@ def do_not_overlap(a: Interval, b: Interval) -> bool:
     """True if one interval ends before the other begins; False if either has no bounds.
 
     Example:
-        >>> do_not_overlap(wilson(200, 512), wilson(430, 512))
+        >>> do_not_overlap(mean_interval([[0], [1]] * 300), mean_interval([[1], [1], [0]] * 200))
         True
     """
     return a.high < b.low or b.high < a.low
 
 
+def _bounded(mean: float, error: float, size: float, count: int, confidence: float) -> Interval:
+    """mean -+ t error, t with count - 1 degrees of freedom; without bounds (NaN) for a single unit, or if the standard
+    error is no more than rounding of numbers of this size, or not finite."""
+    if count == 1 or not ROUNDING * size < error < math.inf:
+        return Interval(mean, math.nan, math.nan, count)
+    half = _t_quantile((1 + confidence) / 2, count - 1) * error
+    return Interval(mean, mean - half, mean + half, count)
+
+
+@cache
 def _t_quantile(probability: float, freedom: int) -> float:
     """The quantile of Student's t distribution with `freedom` degrees of freedom at a probability above 1/2.
 
@@ -266,13 +233,21 @@ def _t_quantile(probability: float, freedom: int) -> float:
     return high
 
 
-def _prompt_means(values: Sequence[Sequence[float]]) -> np.ndarray:
+def _prompt_means(values: Sequence[Sequence[float]]) -> list[float]:
     if not len(values):
         raise LmgymError("there are no prompts to average over; the evaluation set is empty")
     for number, samples in enumerate(values):
         if not len(samples):
             raise LmgymError(f"prompt {number} has no samples; each prompt needs at least one value")
-    return np.array([sum(samples) / len(samples) for samples in values], dtype=np.float64)
+    return [_mean(samples) for samples in values]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean, rounded once: the order of the values does not matter."""
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:  # a metric may return 1e308
+        return math.fsum(value / len(values) for value in values)
 
 
 def _check_confidence(confidence: float) -> None:

@@ -15,15 +15,16 @@ import numpy as np
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.stats.intervals import (
-    CELLS,
     Interval,
     SufficientStatistics,
-    clustered_bootstrap,
+    jackknife_interval,
+    jackknifed,
     mean_interval,
-    sums_bootstrap,
-    sums_draws,
+    student_t,
+    sums_interval,
 )
 
+CELLS = 1 << 22  # signs that a test draws at once: 32 MiB, for any number of prompts
 EXACT = 12  # up to so many non-zero differences, all 2^m sign patterns are tried
 
 
@@ -45,18 +46,23 @@ class Paired:
     higher_first: int | None
     equal: int | None
     higher_second: int | None
-    interval: str  # "score" (Tango), "bootstrap" or "none"
+    interval: str  # "score" (Tango), "t", "jackknife" or "none"
     test: str  # "mcnemar", "sign flip" or "none"
 
 
 def compare_paired(
-    first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], confidence: float = 0.95, seed: int = 0
+    first: Sequence[Sequence[float]],
+    second: Sequence[Sequence[float]],
+    confidence: float = 0.95,
+    seed: int = 0,
+    shares: bool = False,
 ) -> Paired:
     """Compare two models by the values of their answers, given per prompt and sample.
 
     One right-or-wrong answer to each prompt: Tango's score interval and McNemar's exact test. Anything else (other
-    values, several samples): a percentile bootstrap and a sign-flip test of the prompts' differences. Raises LmgymError
-    for no prompts, for a prompt without samples, and for different numbers of prompts.
+    values, several samples): Student's t and a sign-flip test of the prompts' differences; no interval for a single
+    prompt, nor if all differences are equal. `shares`: as `mean_interval` takes it. Raises LmgymError for no prompts,
+    for a prompt without samples, and for different numbers of prompts.
 
     Example: 20 prompts; 6 of them only the second model has right, 1 only the first
         >>> result = compare_paired([[1]] * 8 + [[0]] * 12, [[1]] * 7 + [[0]] + [[1]] * 6 + [[0]] * 6)
@@ -67,7 +73,7 @@ def compare_paired(
         raise LmgymError(
             f"paired comparison of {len(first)} prompts with {len(second)}; both must answer the same ones"
         )
-    means = mean_interval(first, confidence, seed), mean_interval(second, confidence, seed)
+    means = mean_interval(first, confidence, shares), mean_interval(second, confidence, shares)
     differences = [  # fsum: the same values in another order must give no difference
         math.fsum(b) / len(b) - math.fsum(a) / len(a) for a, b in zip(first, second, strict=True)
     ]
@@ -77,23 +83,23 @@ def compare_paired(
     if all(len(samples) == 1 and samples[0] in (0, 1) for samples in [*first, *second]):
         difference = tango(higher, lower, len(signs), confidence)
         return Paired(*means, difference, mcnemar(higher, lower), *counts, "score", "mcnemar")
-    difference = clustered_bootstrap([[value] for value in differences], confidence, seed=seed)
-    return Paired(*means, difference, sign_flip(differences, seed=seed), *counts, "bootstrap", "sign flip")
+    difference = student_t(differences, confidence)
+    method = "t" if difference.has_bounds else "none"
+    return Paired(*means, difference, sign_flip(differences, seed=seed), *counts, method, "sign flip")
 
 
 def compare_summed(
     first: SufficientStatistics,
     second: SufficientStatistics,
     confidence: float = 0.95,
-    resamples: int = 1000,
     flips: int = 9999,
     seed: int = 0,
 ) -> Paired:
     """Compare two models by a corpus metric, such as BLEU; both have a row for each prompt.
 
-    The interval is a paired bootstrap: both metrics on the same resampled prompts (P. Koehn, EMNLP 2004, W04-3250). The
-    test swaps the two models' answers to random prompts, as `sign_flip` does for means (S. Riezler and J. Maxwell,
-    W05-0908, section 4). Raises LmgymError for different numbers of prompts.
+    The interval is that of a paired jackknife: both metrics without the same prompt (see `sums_interval`). The test
+    swaps the two models' answers to random prompts, as `sign_flip` does for means (S. Riezler and J. Maxwell, W05-0908,
+    section 4). Raises LmgymError for different numbers of prompts.
 
     Example: compare_summed(a, b).difference -> Interval(mean=0.012, low=0.004, high=0.021, count=500)
     """
@@ -102,12 +108,8 @@ def compare_summed(
             f"paired comparison of {len(first.rows)} prompts with {len(second.rows)}; both must answer the same ones"
         )
     # 1. Each model's metric, and the interval of their difference.
-    one, two = (sums_bootstrap(summed, confidence, resamples, seed) for summed in (first, second))
-    low = high = math.nan
-    if len(first.rows) > 1:
-        differences = sums_draws(second, resamples, seed) - sums_draws(first, resamples, seed)
-        low, high = map(float, np.quantile(differences, [(1 - confidence) / 2, (1 + confidence) / 2]))
-    difference = Interval(two.mean - one.mean, low, high, len(first.rows))
+    one, two = sums_interval(first, confidence), sums_interval(second, confidence)
+    difference = jackknife_interval(two.mean - one.mean, jackknifed(second) - jackknifed(first), confidence)
     # 2. The test: how many random swaps give a difference at least as large as the observed one, up to rounding.
     observed, random, hits = abs(difference.mean) * (1 - 1e-12), seeds.generator("swap", seed), 0
     both, rows = first.rows + second.rows, max(1, CELLS // len(first.rows))
@@ -116,7 +118,8 @@ def compare_summed(
         mixed = (1 - swapped) @ first.rows + swapped @ second.rows
         hits += int((abs(first.value(mixed) - second.value(both.sum(0) - mixed)) >= observed).sum())
     p = (1 + hits) / (1 + flips)
-    return Paired(one, two, difference, p, None, None, None, "bootstrap", "sign flip")
+    method = "jackknife" if difference.has_bounds else "none"
+    return Paired(one, two, difference, p, None, None, None, method, "sign flip")
 
 
 def untested(first: Interval, second: Interval) -> Paired:
@@ -193,6 +196,8 @@ def sign_flip(differences: Sequence[float], resamples: int = 9999, seed: int = 0
         0.25
     """
     values = np.array([value for value in differences if value], dtype=np.float64)
+    if len(values):  # sums of huge values must not overflow; a power of two changes no digit
+        values = np.ldexp(values, -int(np.frexp(abs(values).max())[1]))
     observed = abs(values.sum()) * (1 - 1e-12)  # sums in another order may be lower by rounding
     if len(values) <= EXACT:
         signs = np.array(list(product((-1.0, 1.0), repeat=len(values)))).reshape(2 ** len(values), len(values))

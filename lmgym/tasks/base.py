@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lmgym.core import registry, seeds
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, describe, place
+from lmgym.core.files import read_text
 from lmgym.core.registry import suggest
-from lmgym.core.validation import check_arguments
-from lmgym.types import Example, Message
+from lmgym.core.validation import check_arguments, check_text
+from lmgym.types import Example, Message, RecipeText
 
 OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix")  # of any task, see `load_task`
+LONGEST_SYSTEM_PROMPT = 2**20  # bytes
 SPLITS = ("train", "validation", "test")
 
 
@@ -150,12 +152,18 @@ def hash_fraction(text: str) -> float:
 def _examples(name: str, split: str, arguments: Mapping[str, Any]) -> list[Example]:
     """Call the task and check every example that it returns."""
     task = registry.get("task", name)
-    produced = task(split, **check_arguments(task, arguments, "task", given=1, also=OPTIONS))
-    if not isinstance(produced, Iterable):
-        raise LmgymError(
-            f"task '{name}' returned {type(produced).__name__} for split '{split}', not a list of Examples"
-        )
-    examples, ids = list(produced), set()
+    arguments = check_arguments(task, arguments, "task", given=1, also=OPTIONS)
+    try:
+        produced = task(split, **arguments)
+        if not isinstance(produced, Iterable):
+            raise LmgymError(
+                f"task '{name}' returned {type(produced).__name__} for split '{split}', not a list of Examples"
+            )
+        examples, ids = list(produced), set()
+    except (LmgymError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # SystemExit, too
+        raise LmgymError(f"task '{name}', split '{split}', raised {describe(error)}{place(error, __file__)}") from error
     if not examples:
         where = f"; task.path is {arguments['path']}" if arguments.get("path") else ""
         raise LmgymError(f"task '{name}' has no examples in split '{split}'{where}")
@@ -168,8 +176,24 @@ def _examples(name: str, split: str, arguments: Mapping[str, Any]) -> list[Examp
             raise LmgymError(f"task '{name}', split '{split}': the prompt of '{example.id}' is empty")
         if not (isinstance(example.references, tuple) and all(isinstance(text, str) for text in example.references)):
             raise LmgymError(f"task '{name}', split '{split}': references of '{example.id}' must be a tuple of texts")
+        _check_texts(example, f"task '{name}', split '{split}'")
         ids.add(example.id)
     return examples
+
+
+def _check_texts(example: Example, where: str) -> None:
+    """Raise LmgymError for a prompt that is neither a text nor messages, and for text that no tokenizer can encode."""
+    messages = [] if isinstance(example.prompt, str) else list(example.prompt)
+    if not all(isinstance(one, Mapping) and isinstance(one.get("content"), str) for one in messages):
+        raise LmgymError(
+            f"{where}: the prompt of '{example.id}' is no text, and no list of messages with role and content"
+        )
+    prompt = [example.prompt] if isinstance(example.prompt, str) else [one["content"] for one in messages]
+    try:
+        for text in (*prompt, *example.references):
+            check_text(text, f"{where}: the prompt or a reference of '{example.id}'")
+    except ValueError as error:
+        raise LmgymError(str(error)) from error
 
 
 def _few_shot(few_shot: FewShot | dict[str, Any] | None) -> FewShot | None:
@@ -190,8 +214,8 @@ def _system_text(system_prompt: str | None) -> str | None:
         return system_prompt
     path = Path(system_prompt.removeprefix("file:")).expanduser()
     try:
-        return path.read_text(encoding="utf-8").removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(path, LONGEST_SYSTEM_PROMPT).removesuffix("\n")
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null character
         raise LmgymError(f"task.system_prompt: cannot read {path} as UTF-8 text ({error})") from error
 
 
@@ -244,9 +268,10 @@ def _with_options(
 
 def _wrap(example: Example, prefix: str, suffix: str) -> Example:
     if isinstance(example.prompt, str):
-        return replace(example, prompt=prefix + example.prompt + suffix)
+        return replace(example, prompt=RecipeText.join(RecipeText(prefix), example.prompt, RecipeText(suffix)))
     *before, last = example.prompt
-    return replace(example, prompt=[*before, {**last, "content": prefix + last["content"] + suffix}])
+    content = RecipeText.join(RecipeText(prefix), last["content"], RecipeText(suffix))
+    return replace(example, prompt=[*before, {**last, "content": content}])
 
 
 def _chat(example: Example, system: str | None, shots: Sequence[Example]) -> list[Message]:
@@ -256,7 +281,7 @@ def _chat(example: Example, system: str | None, shots: Sequence[Example]) -> lis
         raise LmgymError(
             f"task.system_prompt is given, but the prompt of '{example.id}' has a system message of its own"
         )
-    system = own_system if system is None else system
+    system = own_system if system is None else RecipeText(system)
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     for shot in shots:
         if not shot.references:

@@ -1,9 +1,11 @@
 """Local files of datasets in their original formats: which files hold a split, and their rows, each with file and line.
 
-All formats except .json are read row by row, so a large file is never in memory as a whole."""
+All formats except .json and .xml are read row by row, so a large file is never in memory as a whole. Nothing but a
+regular file is read, and no line without an end."""
 
 import csv
 import gzip
+import io
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +13,8 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.files import lines_of as file_lines
+from lmgym.core.files import open_regular, read_bytes
 from lmgym.core.registry import suggest
 from lmgym.tasks.base import MissingSplit
 from lmgym.tasks.jsonl import parse_json, read_json_lines
@@ -23,6 +27,8 @@ NAMES: Mapping[str, Sequence[str]] = {  # names that datasets use for the splits
     "test": ("test",),
 }
 SHARD = re.compile(r"-[0-9]+-of-[0-9]+\.")
+LONGEST_JSON = 2**30  # bytes
+LONGEST_XML = 2**28
 LONGEST_FIELD = 2**26  # characters of a .csv field; Python's default, 2**17, is too small for a long article
 
 
@@ -109,7 +115,7 @@ def lines_of(path: Path) -> Iterator[tuple[str, str]]:
 def read_json(path: Path) -> Any:
     """The value in a .json file. Raises LmgymError, with file and line, if it cannot be read."""
     try:
-        raw = path.read_bytes()
+        raw = read_bytes(path, LONGEST_JSON)
     except OSError as error:
         raise LmgymError(f"cannot read {path}: {error.strerror}") from error
     return parse_json(raw, path)
@@ -189,7 +195,7 @@ def _parquet(path: Path) -> Iterator[Row]:
         raise LmgymError(f"{path}: a .parquet file needs pyarrow: pip install 'lmgym[data]'") from error
     number = 0
     try:
-        with ParquetFile(path) as file:
+        with open_regular(path) as opened, ParquetFile(opened) as file:
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
                     number += 1
@@ -205,7 +211,8 @@ def _entries(path: Path) -> Iterator[Row]:
 
     number = 0
     try:
-        for _, element in ElementTree.iterparse(path):
+        file = io.BytesIO(read_bytes(path, LONGEST_XML))
+        for _, element in ElementTree.iterparse(file):
             if element.tag != "entry":
                 continue
             number += 1
@@ -231,7 +238,7 @@ def _decoded(path: Path) -> Iterator[str]:
     number = 0
     try:
         with _opened(path) as file:
-            for raw in file:
+            for raw in file_lines(file, path):
                 number += 1
                 yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
@@ -241,7 +248,8 @@ def _decoded(path: Path) -> Iterator[str]:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+    file = open_regular(path)
+    return gzip.open(file) if path.suffix == ".gz" else file  # type: ignore[return-value]
 
 
 def _words(path: Path) -> set[str]:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, represent
+from lmgym.core.files import lines_of, open_regular
 from lmgym.core.registry import register, suggest
 from lmgym.tasks.base import SPLITS, MissingSplit, check_split, hash_fraction
 from lmgym.types import Example
@@ -80,17 +81,16 @@ def read_json_lines(path: Path) -> Iterator[Row]:
     tokenizer can encode (half of a surrogate pair).
     """
     try:
-        file = path.open("rb")
+        with open_regular(path) as file:
+            for number, raw in enumerate(lines_of(file, path), start=1):
+                if not raw.strip():
+                    continue
+                row = parse_json(raw, path, number)
+                if not isinstance(row, dict):
+                    raise LmgymError(f"{path}:{number}: expected an object like {{...}}, got {type(row).__name__}")
+                yield number, row
     except OSError as error:
-        raise LmgymError(f"cannot read {path}: {error.strerror}") from error
-    with file:
-        for number, raw in enumerate(file, start=1):
-            if not raw.strip():
-                continue
-            row = parse_json(raw, path, number)
-            if not isinstance(row, dict):
-                raise LmgymError(f"{path}:{number}: expected an object like {{...}}, got {type(row).__name__}")
-            yield number, row
+        raise LmgymError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def parse_json(raw: bytes, path: Path, line: int | None = None) -> Any:
@@ -148,7 +148,7 @@ def _examples(path: Path, stem: str, prompt: str, references: str | None, id: st
 
 def _id(value: Any, name: str, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise LmgymError(f"{where}: column '{name}' must hold a text or a whole number as id, got {value!r}")
+        raise LmgymError(f"{where}: column '{name}' must hold a text or a whole number as id, got {represent(value)}")
     return str(value)
 
 
@@ -156,16 +156,18 @@ def _prompt(value: Any, name: str, where: str) -> str | Sequence[Mapping[str, st
     if isinstance(value, str) and value:
         return value
     if not isinstance(value, list) or not value:
-        raise LmgymError(f"{where}: column '{name}' must hold a text or a list of chat messages, got {value!r}")
+        raise LmgymError(
+            f"{where}: column '{name}' must hold a text or a list of chat messages, got {represent(value)}"
+        )
     for message in value:
         if not isinstance(message, dict) or set(message) != {"role", "content"} or message["role"] not in ROLES:
             raise LmgymError(
                 f"{where}: a message in column '{name}' must have a role ({', '.join(ROLES)}) and a content, "
-                f"nothing else, got {message!r}"
+                f"nothing else, got {represent(message)}"
             )
         if not isinstance(message["content"], str):
             raise LmgymError(
-                f"{where}: a message's content in column '{name}' must be a text, got {message['content']!r}"
+                f"{where}: a message's content in column '{name}' must be a text, got {represent(message['content'])}"
             )
     if value[-1]["role"] != "user":
         raise LmgymError(f"{where}: the last message in column '{name}' must be the user's, for the model to answer")
@@ -186,5 +188,7 @@ def _references(row: Mapping[str, Any], name: str | None, where: str) -> tuple[s
     values = [] if value is None else value if isinstance(value, list) else [value]
     for item in values:
         if isinstance(item, bool) or not isinstance(item, str | int | float):
-            raise LmgymError(f"{where}: column '{name}' must hold a text, a number or a list of these, got {item!r}")
+            raise LmgymError(
+                f"{where}: column '{name}' must hold a text, a number or a list of these, got {represent(item)}"
+            )
     return tuple(str(item) for item in values)

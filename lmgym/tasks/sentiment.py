@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.files import read_text
 from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split, hash_fraction
 from lmgym.tasks.files import Row, rows_of, split_named
@@ -143,9 +144,11 @@ def _original(task: str, folder: Path) -> Iterator[Row]:
             raise LmgymError(f"task.path: in {folder / name} there is no review named NUMBER_RATING.txt, as 200_8.txt")
         for _, rating, file in sorted(named):
             try:
-                text = file.read_text(encoding="utf-8")
+                text = read_text(file)
             except UnicodeDecodeError as error:
                 raise LmgymError(f"{file}: not UTF-8 (byte {error.start + 1})") from error
+            except OSError as error:
+                raise LmgymError(f"cannot read {file}: {error.strerror}") from error
             yield str(file), {"text": text, "label": label, "rating": rating}
 
 

@@ -1,19 +1,18 @@
 """Prompts and messages to token ids, and sampled ids to text. A conversation is appended to, never rendered again.
 
 Sampled tokens stay ids. Text is tokenized only here, and only once: the first prompt, then each environment message, as
-ids to append. `tokenizer` is any object with the methods of a Hugging Face tokenizer; nothing here imports torch or
-transformers.
+ids to append. Only the template and the recipe's own texts can make control tokens (control.py). `tokenizer` is any
+object with the methods of a Hugging Face tokenizer; nothing here imports torch or transformers.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
-from lmgym.types import Message
-
-ANSWER = "\x02answer\x03"  # placeholder of a sampled answer, to find what a template writes around it
+from lmgym.text.control import bare_ids, control_tokens, ids_of_pieces, split_text, text_ids
+from lmgym.text.template import ending_pieces, template_pieces
+from lmgym.types import Message, RecipeText
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,9 @@ def prompt_ids(
 
     Example: prompt_ids(builtin_tokenizer("builtin:numbers"), "7 8") -> [1, 10, 11]
     """
-    ids = _whole_ids(tokenizer, prompt, template)
     if not getattr(tokenizer, "chat_template", None):
-        return _fitted(tokenizer, prompt, ids, cut)
+        return _plain_ids(tokenizer, messages_of(prompt), cut, end=False)
+    ids = ids_of_pieces(tokenizer, template_pieces(tokenizer, messages_of(prompt), template))
     if cut is not None and len(ids) > cut.tokens:
         raise LmgymError(
             f"a chat prompt has {len(ids)} tokens, more than policy.max_prompt_tokens ({cut.tokens}), and what a "
@@ -67,7 +66,8 @@ def plain_text(messages: Sequence[Message]) -> str:
         ...             {"role": "assistant", "content": "2"}, {"role": "user", "content": "2+2="}])
         'Add.\\n\\n1+1=2\\n\\n2+2='
     """
-    return "".join(message["content"] + ("" if message["role"] == "user" else "\n\n") for message in messages)
+    parts = [(message["content"], "" if message["role"] == "user" else "\n\n") for message in messages]
+    return RecipeText.join(*(text for part in parts for text in part))
 
 
 def answer_ids(
@@ -82,10 +82,17 @@ def answer_ids(
         raise LmgymError(
             "the tokenizer has no end-of-sequence token; set one (tokenizer.eos_token) before training on references"
         )
-    before, both = (_whole_ids(tokenizer, prompt, template, text) for text in ("", answer))
-    if both[: len(before)] == before and len(both) > len(before):
-        return [*both[len(before) :], tokenizer.eos_token_id]
-    return [*_bare_ids(tokenizer, answer), tokenizer.eos_token_id]
+    # The pieces of the prompt, then of both: the answer's first piece goes on where the prompt's last one ends.
+    if getattr(tokenizer, "chat_template", None):
+        pieces = template_pieces(tokenizer, messages_of(prompt), template)
+    else:
+        pieces = split_text(tokenizer, plain_text(messages_of(prompt)))
+    first, *others = split_text(tokenizer, answer)
+    before, both = (ids_of_pieces(tokenizer, own) for own in (pieces, [*pieces[:-1], pieces[-1] + first, *others]))
+    own = both[len(before) :]
+    if both[: len(before)] != before or not own or control_tokens(tokenizer).made_of(answer, own):
+        own = text_ids(tokenizer, answer)
+    return [*own, tokenizer.eos_token_id]
 
 
 def source_ids(
@@ -95,37 +102,52 @@ def source_ids(
     end-of-sequence token (of T5, for example), which `prompt_ids` leaves out."""
     if getattr(tokenizer, "chat_template", None):
         return prompt_ids(tokenizer, prompt, template, cut)
-    return _fitted(tokenizer, prompt, list(tokenizer(plain_text(messages_of(prompt)))["input_ids"]), cut)
+    return _plain_ids(tokenizer, messages_of(prompt), cut, end=True)
 
 
-def _fitted(tokenizer: Any, prompt: str | Sequence[Message], ids: list[int], cut: Cut | None) -> list[int]:
-    """The ids of a plain prompt, cut to `cut.tokens`: ids of the text are removed, special tokens around it stay."""
-    if cut is None or len(ids) <= cut.tokens:
-        return ids
-    # 1. Find the ids of the text alone among all ids.
-    text_ids = _bare_ids(tokenizer, plain_text(messages_of(prompt)))
-    around = len(ids) - len(text_ids)
-    start = next((index for index in range(around + 1) if ids[index : index + len(text_ids)] == text_ids), None)
+def _plain_ids(tokenizer: Any, messages: Sequence[Message], cut: Cut | None, end: bool) -> list[int]:
+    """The ids of messages without a chat template, with the tokenizer's special tokens around them (`end`: also the end
+    of sequence), cut to `cut.tokens`: ids of the text are removed, special tokens around it stay."""
+
+    def ended(ids: list[int]) -> list[int]:
+        return ids if end or ids[-1:] != [tokenizer.eos_token_id] else ids[:-1]
+
+    # 1. The ids that the tokenizer gives, if no foreign text in them is a control token and they need no cut.
+    text = plain_text(messages)
+    pieces, ids = split_text(tokenizer, text), list(tokenizer(str(text))["input_ids"])
+    if len(pieces) == 1 and (cut is None or len(ended(ids)) <= cut.tokens):
+        return ended(ids)
+    # 2. Find what the tokenizer puts around a text: around this one without the names of control tokens.
+    text = "".join(pieces[::2])
+    if not bare_ids(tokenizer, text) and len(pieces) > 1:
+        text = pieces[1][0]
+    ids, plain = list(tokenizer(text)["input_ids"]), bare_ids(tokenizer, text)
+    start = next((n for n in range(len(ids) - len(plain) + 1) if ids[n : n + len(plain)] == plain), None)
+    own = ids_of_pieces(tokenizer, pieces)
+    if start is None and (cut is None or len(own) <= cut.tokens):
+        return own
     if start is None:
         raise LmgymError(
             "policy.max_prompt_tokens: this tokenizer gives a text other ids where it puts special tokens around it, "
             "so it is unclear where to cut; shorten the prompts in the task, and remove policy.max_prompt_tokens"
         )
-    # 2. Cut them.
-    room = cut.tokens - around
-    if room < 1:
+    before, after = ids[:start], ended(ids[start + len(plain) :])
+    # 3. Put the text's own ids in their place, as many as fit.
+    around = len(before) + len(after)
+    if cut is not None and cut.tokens <= around:
         raise LmgymError(
             f"policy.max_prompt_tokens is {cut.tokens}, and the tokenizer puts {around} special tokens around a text; "
             f"it must be at least {around + 1}"
         )
-    kept = text_ids[-room:] if cut.side == "left" else text_ids[:room]
-    return [*ids[:start], *kept, *ids[start + len(text_ids) :]]
+    if cut is not None and len(own) > cut.tokens - around:
+        own = own[around - cut.tokens :] if cut.side == "left" else own[: cut.tokens - around]
+    return [*before, *own, *after]
 
 
 def decoder_answer_ids(tokenizer: Any, answer: str) -> list[int]:
     """Token ids [A] of a reference answer for the decoder of an encoder-decoder: the text and the end of sequence. A
     beginning-of-sequence id is not part of it; it belongs to the decoder's first tokens."""
-    return [*tokenizer(text_target=answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    return [*text_ids(tokenizer, answer, target=True), tokenizer.eos_token_id]
 
 
 def appended_ids(
@@ -143,94 +165,24 @@ def appended_ids(
     """
     # 1. Without a template: a blank line, then the messages.
     if not getattr(tokenizer, "chat_template", None):
-        return _bare_ids(tokenizer, "\n\n" + plain_text(new))
-    # 2. Render the conversation with a placeholder as the answer; what follows it is to be appended.
-    answered = [*history, {"role": "assistant", "content": ANSWER}]
-    text = _template(tokenizer, [*answered, *new], template)
-    if text.count(ANSWER) != 1:
-        raise LmgymError(
-            "the chat template drops or repeats an earlier answer, so a conversation cannot be appended to"
-        )
-    ids = _bare_ids(tokenizer, text.split(ANSWER)[1])
+        text = RecipeText.join("\n\n", plain_text(new))
+        return ids_of_pieces(tokenizer, split_text(tokenizer, text))
+    # 2. With a template: what it writes behind the answer.
+    ids = ids_of_pieces(tokenizer, ending_pieces(tokenizer, history, new, template))
     # 3. Drop the end mark if the answer already ends with it.
     if last in ids:
-        mark = ids.index(last)
-        if not decode(tokenizer, ids[:mark]).strip():  # some templates put a space before the end mark
-            return ids[mark + 1 :]
+        place = ids.index(last)
+        before = tokenizer.decode(ids[:place], skip_special_tokens=False)
+        if not before.strip():  # some templates put a space before the end mark
+            return ids[place + 1 :]
     return ids
 
 
 def continued_ids(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a text that continues sampled tokens, without the space that some tokenizers add in front."""
-    if not text:
-        return []
-    # Tokenize behind a line break, then remove the ids of the line break.
-    anchor, both = _bare_ids(tokenizer, "\n"), _bare_ids(tokenizer, "\n" + text)
-    if both[: len(anchor)] == anchor and len(both) > len(anchor):
-        return both[len(anchor) :]
-    return _bare_ids(tokenizer, text)
+    return text_ids(tokenizer, text, continued=True)
 
 
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
     """The text of sampled ids, without special tokens, with spaces exactly as in the tokens."""
     return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
-
-def _bare_ids(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text, without special tokens."""
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def _whole_ids(
-    tokenizer: Any, prompt: str | Sequence[Message], template: Mapping[str, Any] | None, answer: str = ""
-) -> list[int]:
-    """Token ids of a prompt, and of an answer directly behind it, without an end of sequence."""
-    if getattr(tokenizer, "chat_template", None):
-        return _bare_ids(tokenizer, _template(tokenizer, messages_of(prompt), template) + answer)
-    ids = list(tokenizer(plain_text(messages_of(prompt)) + answer)["input_ids"])
-    return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
-
-
-def _template(tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any] | None) -> str:
-    """The messages rendered by the chat template; if it refuses them, merged by `merge_roles`, with a warning."""
-    try:
-        return _render(tokenizer, messages, template)
-    except Exception as error:  # jinja raises whatever the template's author chose
-        roles = ", ".join(message["role"] for message in messages)
-        fewer = merge_roles(messages)
-        if len(fewer) == len(messages):
-            raise LmgymError(f"the tokenizer's chat template refuses the messages ({roles}): {error}") from error
-        try:
-            text = _render(tokenizer, fewer, template)
-        except Exception:
-            raise LmgymError(f"the tokenizer's chat template refuses the messages ({roles}): {error}") from error
-        warnings.warn(
-            f"the chat template refuses the messages as they are ({error}); system messages were put into the user's "
-            "next ones, and messages of one role in a row joined",
-            stacklevel=2,
-        )
-        return text
-
-
-def _render(tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any] | None) -> str:
-    plain = [dict(message) for message in messages]
-    return tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True, **(template or {}))
-
-
-def merge_roles(messages: Sequence[Message]) -> list[Message]:
-    """Messages for a chat template without a system role, or with strictly alternating roles.
-
-    System messages become user messages; consecutive messages of one role become one, with a blank line between them.
-
-    Example:
-        >>> merge_roles([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}])
-        [{'role': 'user', 'content': 'Add.\\n\\n1+1='}]
-    """
-    fewer: list[Message] = []
-    for message in messages:
-        role = "user" if message["role"] == "system" else message["role"]
-        if fewer and fewer[-1]["role"] == role:
-            fewer[-1] = {**fewer[-1], "content": f"{fewer[-1]['content']}\n\n{message['content']}"}
-        else:
-            fewer.append({**message, "role": role})
-    return fewer

@@ -5,17 +5,36 @@ Nothing here understands mathematics. No function raises, or takes more than lin
 
 import re
 
+from lmgym.text.notation import as_latex
+
 BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*+\{)|\\.|[{}]", re.DOTALL)
 BOX = re.compile(r"(?P<box>\\(?:boxed|fbox)(?![A-Za-z]))|\\.", re.DOTALL)
-FRACTION = re.compile(r"\\[dt]?frac(?![A-Za-z])")
-ARGUMENT = re.compile(r"\s*+(?:(?P<plain>[0-9A-Za-z]|\\[A-Za-z]++)|(?=\{))")  # of \frac: one token, or a group
+# What may stand between two boxes of one answer: "and", "or", a comma, perhaps with up to four words before it
+# (\boxed{1} cat and \boxed{2} dogs) and a name after it (x = \boxed{1}, y = \boxed{2}). A correction does not link.
+FRAME = re.compile(r"\\[()\[\],;:! ]|\\q?quad(?![A-Za-z])|\\(?:text|textbf|mathrm|mbox)\s?\{|[${}*~]|\s")
+LINK = re.compile(
+    r" *(?:(?!(?:and|or|no|not|wait|but|so|thus|hence|then|wrong|instead|rather|actually|maybe)\b)"
+    r"\(?[A-Za-z]++\)?(?: ++|(?=[,;]))){0,4}+"
+    r"(?:[,;](?: *+(?:and|or)\b)?|(?:and|or)\b) *+(?:\\?[A-Za-z]++(?: ?_ ?[0-9A-Za-z]++)? *+= *+)?"
+)
+LONGEST_LINK = 100  # characters between two boxes of one answer
+ARGUMENTS = re.compile(r"\\(?:(?P<fraction>[dtc]?frac)|sqrt)(?![A-Za-z])(?P<index>\s?\[[^\[\]]*+\])?+")
+ARGUMENT = re.compile(r"\s*+(?:(?P<plain>[0-9A-Za-z]|\\[A-Za-z]++)|(?=\{))")  # one token, or a group
 SPACING = re.compile(  # not the end of a matrix's row (\\), which is matched apart
     r"(?P<row>\\\\)|\\[,;:! ]|~|\\(?:quad|qquad|left|right|big|Big|bigg|Bigg)(?![A-Za-z])"
     r"|\\phantom\s*+(?:\{[^{}]*+\}|[^\\{])"
 )
 DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 APPROXIMATELY = re.compile(r"^\\approx(?![A-Za-z])\s*+")
+ANGLE = re.compile(r"^\\?m?\s?\\angle\s?[A-Z]{1,3}\s?=")  # "\angle ABC = 40^\circ"
+COMMAND_SPACE = re.compile(r"(\\(?:text|textbf|textit|mathrm|mathbf|mbox|textnormal|operatorname))\s++(?=\{)")
+# Digits in groups of three: 10{,}000  10,\!000  10\,000  10~000 and 10 000, but not the mixed number 1 234/567.
+GROUP = r"(?:\{\s?,\s?\}|,\s?\\!|\\[,;:! ]|~)\s?"
+THOUSANDS = re.compile(
+    rf"(?<![0-9.,\\])[1-9][0-9]{{0,2}}(?:(?:{GROUP}[0-9]{{3}})++|(?: [0-9]{{3}})++(?!\s?/))(?![0-9])"
+)
 TRAILING = " \t\r\n.,;:"
+LEADING = " \t\r\n,;:"
 SPACE = re.compile(r"(?<!\w)\s+|\s+(?!\w)")  # except between two letters or digits: "1 2/3" is not "12/3"
 
 
@@ -59,20 +78,44 @@ def last_boxed(text: str) -> str | None:
     return inside[0] if inside else None
 
 
+def last_answer(text: str) -> str | None:
+    r"""The contents of the last box and of the boxes that it is linked to by "and", "or" or a comma, with commas
+    between them; equal contents count once. None as for `last_boxed`.
+
+    Example: last_answer(r"\boxed{1} and \boxed{2}"), last_answer(r"\boxed{1}, no, \boxed{2}") -> ('1, 2', '2')
+    """
+    last = last_boxed(text)
+    begin = _last_box(text)
+    if last is None or begin is None:
+        return None
+    parts = [last]
+    for start, end in reversed([span for span in boxes(text) if span[1] < begin]):
+        between = text[end + 1 : begin]
+        if not between or len(between) > LONGEST_LINK or not LINK.fullmatch(FRAME.sub(" ", between)):
+            break
+        parts.append(text[start:end])
+        begin = text.rfind("\\", 0, start)
+    return ", ".join({spelling(part): part for part in reversed(parts)}.values())
+
+
 def tidied(latex: str) -> str:
     r"""A normal form of a LaTeX answer.
 
-    Removed: dollars around it, punctuation at its end, LaTeX's own spaces, phantoms, sizes of brackets and commas
-    between thousands. The arguments of fractions get braces.
+    Removed: dollars, punctuation at its end, LaTeX's own spaces, phantoms, sizes of brackets and marks between
+    thousands. The arguments of fractions and roots get braces. Plain notation becomes LaTeX (`notation.as_latex`).
 
     Example: tidied(r"$\dfrac \pi4 + 5{,}525.$") -> '\\frac{\\pi}{4} + 5525'
     """
-    latex = APPROXIMATELY.sub("", latex.strip(TRAILING))
+    latex = COMMAND_SPACE.sub(r"\1", APPROXIMATELY.sub("", latex.strip()))
     for left, right in DELIMITERS:
-        if latex.startswith(left) and latex.endswith(right) and len(latex) >= len(left + right):
-            latex = latex[len(left) : -len(right)].strip(TRAILING)
-    latex = re.sub(r"(?<=[0-9])(?:\{,\}|,\\!)(?=[0-9]{3}(?![0-9]))", "", latex)
-    return _with_braces(SPACING.sub(lambda match: match["row"] or " ", latex)).strip(TRAILING)
+        inside = latex.rstrip(TRAILING)
+        if inside.startswith(left) and inside.endswith(right) and len(inside) >= len(left + right):
+            latex = inside[len(left) : -len(right)].strip()
+    latex = _without_dollars(latex)
+    latex = THOUSANDS.sub(lambda match: re.sub(r"[^0-9]", "", match[0]), as_latex(latex))
+    latex = SPACING.sub(lambda match: match["row"] or " ", latex)
+    latex = ANGLE.sub("", latex.strip().lstrip(LEADING))
+    return _trimmed(_with_braces(latex)).lstrip(LEADING)
 
 
 def spelling(latex: str) -> str:
@@ -80,7 +123,7 @@ def spelling(latex: str) -> str:
 
     Example: spelling(r"( 1, \\frac{1} {2} )") -> '(1,\\\\frac{1}{2})'
     """
-    return SPACE.sub("", latex.strip())
+    return SPACE.sub("", re.sub(r"\s+", " ", latex.strip()))
 
 
 def depth(latex: str) -> int:
@@ -102,15 +145,30 @@ def _last_box(text: str) -> int | None:
     return max((match.start() for match in BOX.finditer(text) if match["box"]), default=None)
 
 
+def _without_dollars(latex: str) -> str:
+    r"""Without the dollars of formulas inside ("12 $ and $ 13"); \$ stays, and so does a text of dollars only."""
+    bare = re.sub(r"(?<!\\)\$", " ", latex)
+    return bare if bare.strip() else latex
+
+
+def _trimmed(latex: str) -> str:
+    r"""Without punctuation and what is left of a command at the end, but with the row end \\."""
+    latex = latex.rstrip(TRAILING)
+    if latex.endswith("\\") and not latex.endswith("\\\\"):
+        latex = latex[:-1].rstrip(TRAILING)
+    return latex
+
+
 def _with_braces(latex: str) -> str:
-    r"""Put braces around the arguments of \frac12 and \frac\pi 2: in TeX an argument without braces is one token."""
+    r"""Put braces around the arguments of \frac12, \frac\pi 2 and \sqrt2: in TeX an argument without is one token."""
     pieces, position = [], 0
-    for match in FRACTION.finditer(latex):
+    for match in ARGUMENTS.finditer(latex):
         if match.start() < position:
             continue
-        pieces.append(latex[position : match.start()] + r"\frac")
+        pieces.append(latex[position : match.start()])
+        pieces.append(r"\frac" if match["fraction"] else r"\sqrt" + (match["index"] or "").strip())
         position = match.end()
-        for _ in range(2):
+        for _ in range(2 if match["fraction"] else 1):
             argument = ARGUMENT.match(latex, position)
             if argument is None or argument["plain"] is None:
                 break

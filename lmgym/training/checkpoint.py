@@ -5,19 +5,20 @@
         value_head.safetensors, critic/                     the value function, if the algorithm needs one
         optimizer.safetensors                               moments, by parameter
         algorithm.json                                      the algorithm's own state
-        state.json                                          stage, step, frozen copies, early stopping
+        state.json                                          format, stage, step, records, frozen copies, early stopping
+        fingerprint.json                                    data, recipe, versions, machine: see fingerprint.py
         manifest.json                                       size and SHA-256 of each file above
 
 A checkpoint is written to a hidden folder, flushed and renamed, so a kill leaves either the old state or the new one.
-A damaged one is noticed by its manifest, and the one before is taken.
+A damaged one is noticed by its manifest, or by that of a frozen copy that it refers to, and the one before is taken.
 """
 
-import hashlib
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from lmgym.core.errors import LmgymError
-from lmgym.logs.writer import disk_errors
+from lmgym.logs.writer import disk_errors, flush, make_folder
 from lmgym.models.policy import Policy
+from lmgym.training import manifest
+from lmgym.training.manifest import damage as damage
 
-FORMAT = 2
+FORMAT = 3
+READABLE = (2, 3)  # 2 has no fingerprint.json, no "records" in state.json, and no manifest in its frozen copies
+REQUIRED = ("state.json", "algorithm.json", "optimizer.safetensors")
+SAVING, OLD = ".saving-", ".old-"  # beginnings of hidden names: not yet whole; replaced, about to be deleted
 
 
 def save(
@@ -38,19 +44,20 @@ def save(
     optimizer: torch.optim.Optimizer | None,
     algorithm: Mapping[str, Any],
     state: Mapping[str, Any],
+    fingerprint: Mapping[str, Any],
 ) -> Path:
-    """Write one checkpoint below `folder` atomically; returns its path. `algorithm` and `state` (with "stage" and
-    "step") are plain JSON. Raises LmgymError if the disk is full; earlier checkpoints are left as they were."""
-    path = folder / f"stage-{state['stage']}-step-{state['step']:06d}"
+    """Write one checkpoint below `folder` atomically; returns its path. `algorithm`, `state` (with "stage" and "step")
+    and `fingerprint` are plain JSON. Raises LmgymError if the disk is full; earlier checkpoints are left as they
+    were."""
+    path = folder / _name(state["stage"], state["step"])
 
     def write(hidden: Path) -> None:
         policy.save(hidden)
         save_file(_moments(optimizer), hidden / "optimizer.safetensors")
         (hidden / "algorithm.json").write_text(json.dumps(algorithm))
         (hidden / "state.json").write_text(json.dumps({**state, "format": FORMAT}))
-        files = sorted(p for p in hidden.rglob("*") if p.is_file())
-        manifest = {p.relative_to(hidden).as_posix(): {"bytes": p.stat().st_size, "sha256": _digest(p)} for p in files}
-        (hidden / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        (hidden / "fingerprint.json").write_text(json.dumps(fingerprint, indent=1, sort_keys=True))
+        manifest.write(hidden)
 
     write_folder(path, write)
     return path
@@ -61,50 +68,85 @@ def save_model(path: Path, policy: Policy) -> None:
     write_folder(path, policy.save_pretrained)
 
 
+def save_copy(path: Path, policy: Policy) -> None:
+    """Write a frozen copy: a model folder with a manifest."""
+
+    def write(hidden: Path) -> None:
+        policy.save_pretrained(hidden)
+        manifest.write(hidden)
+
+    write_folder(path, write)
+
+
+def copy_path(run: Path, stage: int, name: str, step: int) -> Path:
+    """The folder of the frozen copy `name` that a stage took at a step."""
+    return run / "copies" / f"stage-{stage}-{name}-step-{step:06d}"
+
+
 def write_folder(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a hidden folder, flush it to the disk, and rename it to `path`, which it replaces. Raises
     LmgymError if the disk is full; `path` is then left as it was."""
-    hidden, old = path.with_name(f".saving-{path.name}"), path.with_name(f".old-{path.name}")
+    hidden, old = path.with_name(SAVING + path.name), path.with_name(OLD + path.name)
     for stale in (hidden, old):
-        shutil.rmtree(stale, ignore_errors=True)
+        _remove(stale)
     with disk_errors(path):
+        make_folder(path.parent)
         try:
-            hidden.mkdir(parents=True)
+            hidden.mkdir()
             write(hidden)
             for file in [*hidden.rglob("*"), hidden]:
-                _flush(file)
+                flush(file)
         except Exception as error:
-            shutil.rmtree(hidden, ignore_errors=True)
+            _remove(hidden)
             number = re.search(r"\(os error (\d+)\)", str(error))  # how safetensors and tokenizers word a failed write
             if isinstance(error, OSError) or number is None:
                 raise
             raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-        if path.exists():
+        if os.path.lexists(path):
             os.replace(path, old)
-        os.replace(hidden, path)
-        shutil.rmtree(old, ignore_errors=True)
-        _flush(path.parent)
+        try:
+            os.replace(hidden, path)
+        except OSError:
+            with suppress(OSError):  # else put_back does it when the run is resumed
+                os.replace(old, path)
+            raise
+        flush(path.parent)  # before the old one goes: a crash may keep a deletion and lose a rename
+        _remove(old)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a small file whole or not at all."""
-    hidden = path.with_name(f".saving-{path.name}")
+    hidden = path.with_name(SAVING + path.name)
     with disk_errors(path):
         hidden.write_text(text, encoding="utf-8")
-        _flush(hidden)
+        flush(hidden)
         os.replace(hidden, path)
+        flush(path.parent)
 
 
-def newest(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint below `folder`, and a sentence for each newer one that was damaged. Raises LmgymError
-    if there are checkpoints and all are damaged: to begin anew would be to throw the run away."""
-    complaints: list[str] = []
+def put_back(run: Path) -> None:
+    """Finish what a kill between the two renames of `write_folder` has left: what was moved aside is moved back."""
+    for folder in (run, run / "checkpoints", run / "copies"):
+        for old in folder.glob(OLD + "*"):
+            path = folder / old.name.removeprefix(OLD)
+            if not os.path.lexists(path):
+                with disk_errors(path):
+                    os.replace(old, path)
+                    flush(folder)
+
+
+def newest(folder: Path, resumes: bool = False) -> tuple[Path | None, list[str]]:
+    """The newest whole checkpoint below `folder`, and a sentence for each newer one that was damaged and for all else
+    that does not belong there. A run that `resumes` needs the frozen copies of the checkpoint too. Raises LmgymError if
+    there are checkpoints and all are damaged: to begin anew would be to throw the run away."""
+    complaints = [f"{path} is no checkpoint of this run and is ignored" for path in _strangers(folder)]
+    problem = None
     for path in reversed(all_checkpoints(folder)):
-        problem = damage(path)
+        problem = _problem(path, resumes)
         if problem is None:
             return path, complaints
         complaints.append(f"checkpoint {path} is damaged ({problem}); falling back to the one before")
-    if complaints:
+    if problem is not None:
         raise LmgymError(
             f"every checkpoint in {folder} is damaged ({problem} in {path.name}); put a whole one back, or delete "
             f"{folder.parent} to begin anew"
@@ -113,44 +155,43 @@ def newest(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def all_checkpoints(folder: Path) -> list[Path]:
-    """Finished checkpoints, oldest first."""
-    for old in folder.glob(".old-stage-*"):  # killed between the two renames of `write_folder`
-        path = folder / old.name.removeprefix(".old-")
-        if not path.exists():
-            os.replace(old, path)
-    return sorted(folder.glob("stage-*-step-*"), key=stage_and_step)
+    """Finished checkpoints, oldest first; also one that was moved aside when a kill came (see `put_back`)."""
+    found = {path.name: path for path in folder.glob(OLD + "stage-*")}
+    found = {name.removeprefix(OLD): path for name, path in found.items()}
+    found |= {path.name: path for path in folder.glob("stage-*")}
+    return sorted((path for path in found.values() if path.is_dir() and _place(path)), key=stage_and_step)
 
 
-def stage_and_step(path: Path) -> list[int]:
+def stage_and_step(path: Path) -> tuple[int, int]:
     """Stage and step of a checkpoint, from its name."""
-    return [int(part) for part in path.name.split("-")[1::2]]
-
-
-def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
-    try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        for name, entry in manifest.items():
-            if (path / name).stat().st_size != entry["bytes"]:
-                return f"{name} has {(path / name).stat().st_size} bytes instead of {entry['bytes']}"
-            if _digest(path / name) != entry["sha256"]:
-                return f"{name} has other contents than were written"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return None
+    place = _place(path)
+    if place is None:
+        raise ValueError(f"{path.name} is not the name of a checkpoint")
+    return place
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The state.json of a checkpoint. Raises LmgymError if it was written by another format."""
-    state = json.loads((path / "state.json").read_text())
-    if state.get("format") != FORMAT:
-        raise LmgymError(f"{path} has format {state.get('format')}, and this lmgym reads format {FORMAT}")
+    """The state.json of a checkpoint. Raises LmgymError if it was written by another format, or is damaged."""
+    state = _read_json(path / "state.json")
+    if type(state.get("format")) is not int or state["format"] not in READABLE:
+        newer = type(state.get("format")) is int and state["format"] > FORMAT
+        remedy = "; a newer lmgym wrote it, so update lmgym" if newer else ""
+        raise LmgymError(f"{path} has format {state.get('format')}, and this lmgym reads formats 2 and 3{remedy}")
+    counts = [state.get(name) for name in ("stage", "step", "steps", "version")]
+    kept = [state.get(name) for name in ("progress", "copies", *["records"] * (state["format"] > 2))]
+    if not (all(type(count) is int and count >= 0 for count in counts) and all(isinstance(own, dict) for own in kept)):
+        raise LmgymError(f"{path / 'state.json'} lacks a part of a checkpoint's state, or has it in another form")
     return state
+
+
+def read_fingerprint(path: Path) -> dict[str, Any] | None:
+    """The fingerprint.json of a checkpoint; None for one of format 2, which has none."""
+    return None if read_state(path)["format"] == 2 else _read_json(path / "fingerprint.json")
 
 
 def read_algorithm(path: Path) -> dict[str, Any]:
     """The algorithm's own state in a checkpoint."""
-    return json.loads((path / "algorithm.json").read_text())
+    return _read_json(path / "algorithm.json")
 
 
 def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
@@ -165,15 +206,64 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def prune(newest: Path, keep: int) -> None:
-    """Delete all checkpoints but `newest` and the keep - 1 before it, and what an interrupted save left behind. Any
-    after it were damaged, since the run went on from one before them."""
+def prune(newest: Path, keep: int) -> list[Path]:
+    """Delete all checkpoints but `newest` and the keep - 1 before it, and what an interrupted save left behind; returns
+    those that stay. Any after it were damaged, since the run went on from one before them."""
     folder = newest.parent
     everything = all_checkpoints(folder)
     end = everything.index(newest) + 1
-    older = {*everything} - {*everything[max(end - keep, 0) : end]}
-    for path in (*older, *folder.glob(".saving-*"), *folder.glob(".old-*")):
-        shutil.rmtree(path, ignore_errors=True)
+    kept = everything[max(end - keep, 0) : end]
+    for path in (*({*everything} - {*kept}), *folder.glob(SAVING + "*"), *folder.glob(OLD + "*")):
+        _remove(path)
+    return kept
+
+
+def _problem(path: Path, resumes: bool) -> str | None:
+    """Why a run cannot go on from a checkpoint, or None. Raises LmgymError for one that a newer lmgym wrote."""
+    problem = damage(path)
+    if problem is not None:
+        return problem
+    for name in REQUIRED:
+        if not (path / name).is_file():
+            return f"{name} is missing"
+    state = read_state(path)
+    if stage_and_step(path) != (state["stage"], state["step"]):
+        return f"it is of stage {state['stage']}, step {state['step']}, and its name says another place"
+    if not resumes or state["format"] == 2:
+        return None
+    for name, step in state["copies"].items():
+        copy = copy_path(path.parent.parent, state["stage"], name, step)
+        if problem := damage(copy):
+            return f"its frozen copy {copy.name}: {problem}"
+    return None
+
+
+def _strangers(folder: Path) -> list[Path]:
+    """What lies beside the checkpoints and is none: a copy, a file, a broken link."""
+    own = {*all_checkpoints(folder)}
+    return sorted(path for path in folder.glob("*") if path not in own and not path.name.startswith("."))
+
+
+def _name(stage: int, step: int) -> str:
+    return f"stage-{stage}-step-{step:06d}"
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    """Stage and step that a name says; None if it is not the name of a checkpoint."""
+    name = path.name.removeprefix(OLD)
+    found = re.fullmatch(r"stage-([0-9]{1,9})-step-([0-9]{6,12})", name)
+    place = (int(found[1]), int(found[2])) if found else None
+    return place if place and _name(*place) == name else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise LmgymError(f"{path} cannot be read ({type(error).__name__}: {str(error)[:200]})") from error
+    if not isinstance(tree, dict):
+        raise LmgymError(f"{path} holds a {type(tree).__name__} where it should hold keys and values")
+    return tree
 
 
 def _moments(optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:
@@ -181,14 +271,10 @@ def _moments(optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]
     return {f"{index}.{key}": value.contiguous() for index, entry in state.items() for key, value in entry.items()}
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _remove(path: Path) -> None:
+    """Delete a file or a folder, if it is there and can be deleted."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()

@@ -19,7 +19,7 @@ from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_i
 from lmgym.training.memory import estimate, resident_bytes, size, weights_bytes
 from lmgym.training.preflight import check_model, cut_prompts, teacher_section
 from lmgym.training.run import Data
-from lmgym.training.setup import load_data, make_actor, make_envs, trained_policy
+from lmgym.training.setup import load_data, make_actor, make_engine, make_envs, prove_policy, trained_policy
 from lmgym.types import Episode, Example
 
 EXAMPLES = 8
@@ -58,6 +58,8 @@ def check(config: Config, folder: Path | None = None, load: bool = True) -> int:
     if load and fits:
         policy = trained_policy(config, folder)
         _model(report, policy)
+        for proof in prove_policy(config, policy, make_engine(config, policy)):
+            (report.note if proof.holds else report.warn)(proof.sentence)
         held_out = data.held_out[config.evaluation.split]
         report.note(f"evaluation: {len(held_out)} prompts of split '{config.evaluation.split}'")
         _cut(report, config, policy, held_out)

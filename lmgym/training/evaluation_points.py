@@ -77,6 +77,8 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
         results["reference_nll"] = reference_nll(examples, stage.actor, run.policy, seed, stage.held_out_envs)
     position = {"stage": stage.index, "stage_name": stage.config.name, "step": stage.step, "split": split}
     record: dict[str, Any] = {"kind": "evaluation", **position, "count": len(examples)}
+    if unlimited := [reward.name for reward in rewards if reward.unlimited]:
+        record["rewards_without_limit"] = unlimited
     for name, interval in results.items():
         record |= {name: interval.mean, f"{name}/low": interval.low, f"{name}/high": interval.high}
     run.writer.metrics(record)
@@ -105,7 +107,7 @@ def _measures_references(stage: StageRun, examples: Sequence[Example]) -> bool:
 
 def reference_nll(examples: Sequence[Example], actor: Actor, policy: Policy, seed: int, envs: Envs) -> Interval:
     """Mean negative log-likelihood (nats per token) of the held-out references, or of what the environments' own
-    demonstrators say; the interval is a bootstrap over examples of their per-token means."""
+    demonstrators say; the interval is over examples, of their per-token means."""
     episodes = demonstrate(list(enumerate(examples)), actor, (seed, "evaluation"), envs)
     batch = collate(episodes, policy.pad_id)
     logprobs = policy.compute_logprobs_no_grad(batch).logprobs

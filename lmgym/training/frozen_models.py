@@ -2,9 +2,10 @@
 
 A copy of the policy is named by the step at which it was taken and written once, when a checkpoint first refers to it:
 
-    copies/stage-1-reference-step-000000/       what `from_pretrained` reads
+    copies/stage-1-reference-step-000000/       what `from_pretrained` reads, and a manifest.json
 
-so a copy costs a model's size per refresh, not per checkpoint, and a resumed run goes on with the same copy.
+so a copy costs a model's size per refresh, not per checkpoint, and a resumed run goes on with the same copy. A
+checkpoint whose copies do not match their manifests counts as damaged (`checkpoint.newest`).
 """
 
 import shutil
@@ -15,7 +16,7 @@ from typing import Any
 from lmgym.core.errors import LmgymError
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
-from lmgym.training import checkpoint
+from lmgym.training import checkpoint, manifest
 from lmgym.updates.protocols import FrozenPolicy
 
 
@@ -31,37 +32,43 @@ class FrozenModels:
     """
 
     def __init__(self, folder: Path, stage: int, section: PolicySection, seed: int) -> None:
-        self.folder, self.stage, self.section, self.seed = folder / "copies", stage, section, seed
+        self.folder, self.stage, self.section, self.seed = folder, stage, section, seed
         self.models: dict[str, FrozenPolicy] = {}
         self.copies: dict[str, Policy] = {}
         self.taken: dict[str, int] = {}
+        self.unsaved: set[str] = set()
+        self.teacher: str | None = None  # the checksum of a teacher's weights, which no checkpoint holds
 
     def take(self, name: str, policy: Policy, step: int) -> None:
         """Copy the policy as it is now. Models that sample are kept in the precision of the forward pass."""
         copied = policy.frozen_copy(policy.compute if name in ("mask", "opponent") else None)
         self.models[name] = self.copies[name] = copied
         self.taken[name] = step
+        self.unsaved.add(name)
 
     def restore(self, name: str, step: int) -> None:
         """Read a copy back. Raises LmgymError if it is gone."""
-        path = self._path(self.stage, name, step)
+        path = checkpoint.copy_path(self.folder, self.stage, name, step)
         if not path.is_dir():
             raise LmgymError(f"{path} is gone, so the run cannot be resumed exactly; start it anew in another folder")
         self.take(name, load_policy(self.section, self.seed, path), step)
+        if (path / manifest.NAME).is_file():  # a copy of an older version has none: it is written again, with one
+            self.unsaved.discard(name)
 
     def save(self) -> None:
-        """Write the copies that are not on the disk yet."""
-        for name, step in self.taken.items():
-            path = self._path(self.stage, name, step)
-            if not path.is_dir():
-                checkpoint.save_model(path, self.copies[name])
+        """Write the copies that are not on the disk yet; a damaged one of the same name is replaced."""
+        for name in sorted(self.unsaved):
+            path = checkpoint.copy_path(self.folder, self.stage, name, self.taken[name])
+            checkpoint.save_copy(path, self.copies[name])
+            self.unsaved.discard(name)
 
     def prune(self, states: Iterable[Mapping[str, Any]]) -> None:
         """Delete copies that no checkpoint (given by its state) refers to."""
-        wanted = {self._path(state["stage"], *taken) for state in states for taken in state["copies"].items()}
-        for path in self.folder.glob("stage-*"):
+        wanted = {
+            checkpoint.copy_path(self.folder, state["stage"], *taken)
+            for state in states
+            for taken in state["copies"].items()
+        }
+        for path in (self.folder / "copies").glob("*stage-*"):  # also those that are hidden: a kill has left them
             if path not in wanted:
                 shutil.rmtree(path, ignore_errors=True)
-
-    def _path(self, stage: int, name: str, step: int) -> Path:
-        return self.folder / f"stage-{stage}-{name}-step-{step:06d}"

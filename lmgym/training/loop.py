@@ -23,6 +23,7 @@ from lmgym.rewards.streaming import background_scoring
 from lmgym.rollouts.rollout import apply_rewards, collect, demonstrate, groups_of
 from lmgym.training.evaluation_points import evaluate_now, finish, is_evaluated, record_evaluation
 from lmgym.training.run import Run
+from lmgym.training.sampler_gap import watch_gap
 from lmgym.training.setup import start
 from lmgym.training.stage import StageRun, begin_stage, save_checkpoint
 from lmgym.types import Episode
@@ -61,6 +62,7 @@ def train_stage(run: Run) -> None:
             batch = prepare(batch, run.policy, stage.frozen_models.models, algorithm)
             rate = stage.optimizer.set_step(step, steps)
             metrics = update(algorithm, run.policy, batch, stage.optimizer)
+            watch_gap(run.gap_limits, metrics, batch, step, run.console.warn)
             run.progress.advance()
             run.engine.load(run.policy, run.progress.version)
             algorithm.after_update(stage)
@@ -172,6 +174,8 @@ def log_step(
         "memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else peak_memory_gib(),
     }
     required = stage.algorithm.requirements
+    if unlimited := [reward.name for reward in stage.rewards if reward.unlimited]:
+        record["rewards_without_limit"] = unlimited
     if required.answers == "references" or not (stage.rewards or required.reward):
         del record["reward"]  # no reward has judged the answers
     run.writer.metrics(record)

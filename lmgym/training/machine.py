@@ -16,6 +16,7 @@ from lmgym.models.load import PolicySection
 from lmgym.training import checkpoint
 
 NAME = "machine.json"
+MOST_THREADS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,22 +52,32 @@ def choose_machine(config: Config, folder: Path | None) -> Machine:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         known = {field.name: found[field.name] for field in fields(Machine) if field.name in found}
-        return Machine(**{**known, "compute": found["compute"], "threads": config.threads or int(found["threads"])})
-    except (ValueError, KeyError, TypeError) as error:
+        if not (type(found["threads"]) is int and 1 <= found["threads"] <= MOST_THREADS):
+            raise ValueError(f"threads is {found['threads']!r:.60}")
+        if found["compute"] not in (None, "float32", "bfloat16"):
+            raise ValueError(f"compute is {found['compute']!r:.60}")
+        return Machine(**{**known, "threads": config.threads or found["threads"]})
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise LmgymError(f"{path} is damaged ({error}); put it back, or delete it to choose anew") from error
 
 
 def _this_machine(threads: int) -> Machine:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:  # no git here
-        commit = ""
     return Machine(
         threads=threads,
         python=platform.python_version(),
         torch=torch.__version__,
         transformers=importlib.metadata.version("transformers"),
         platform=platform.platform(),
-        commit=commit or None,
+        commit=own_source()[0],
     )
+
+
+def own_source() -> tuple[str | None, str | None]:
+    """The commit of lmgym's repository, and git's name for the contents of the package there; None where it is
+    installed."""
+    command = ["git", "-C", str(Path(__file__).parents[1]), "rev-parse", "HEAD", "HEAD:./"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError):  # no git, or a repository that does not hold the package
+        return None, None
+    return found[0], found[1]

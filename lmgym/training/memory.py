@@ -159,7 +159,7 @@ def _held(
     if "policy" in stage.algorithm.optimized:
         found.add("gradients", MASTER * shapes.trained, "update")
         found.add("moments of the optimizer", moments * shapes.trained)
-    if compute < MASTER and not packed:
+    if compute < MASTER and not packed and shapes.fast:
         found.add("the sampler's copy", compute * (shapes.parameters + shapes.adapter))
     copied = MASTER * shapes.adapter if packed else MASTER * shapes.parameters
     if required.reference and not (shapes.adapter and first):
@@ -235,7 +235,8 @@ def _update(found: Estimate, config: Config, shapes: Shapes, largest: Pass, comp
     found.add("activations", kept, "update")
     found.add("one layer at a time", _one_layer(shapes, max(tokens, sources), compute), "score", "update")
     if compute < MASTER and config.policy.quantise is None:
-        found.add("weights in bf16", compute * shapes.linear, "score", "update")
+        phases: tuple[Phase, ...] = ("score", "update") if shapes.fast else PHASES
+        found.add("weights in bf16", compute * shapes.linear, *phases)
     if shapes.fast:
         chunk = min(max(2**24 // shapes.vocabulary, 64), 8192, largest.actions)
         head = chunk * shapes.vocabulary * compute + 4 * TILE * MASTER

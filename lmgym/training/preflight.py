@@ -12,10 +12,13 @@ from typing import Any
 from lmgym.config.schema import Config, Stage
 from lmgym.core.errors import LmgymError
 from lmgym.functional.truncation import packed_bytes
+from lmgym.inference.base import Sampling
+from lmgym.inference.completions import check_memory
 from lmgym.models.builtin import is_builtin
 from lmgym.models.load import PolicySection, check_start_token, load_tokenizer, read_model_info
 from lmgym.models.policy import Policy
 from lmgym.text.chat import answer_ids, decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids
+from lmgym.text.control import control_tokens
 from lmgym.training.run import Data
 from lmgym.types import Example, Message
 
@@ -45,6 +48,9 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
 def check_fit(config: Config, data: Data, policy: Policy, say: Callable[[str], None]) -> None:
     """Raise LmgymError, naming the example, if a prompt or reference is too long. `say` is told how many are cut."""
     stages = list(zip(config.stages, data.training, strict=True))
+    for stage in config.stages:
+        for sampling in (stage.sampling, config.evaluation.decoding(stage.sampling)):
+            check_new_tokens(sampling, policy)
     asked = {f"stage {stage.name}": examples for stage, examples in stages}
     asked |= {f"evaluation on {split}": examples for split, examples in data.held_out.items()}
     for where, examples in asked.items():
@@ -57,6 +63,18 @@ def check_fit(config: Config, data: Data, policy: Policy, say: Callable[[str], N
     for stage, examples in stages:
         for own in (examples, *data.held_out.values()):
             check_lengths(own, config, stage, policy)
+
+
+def check_new_tokens(sampling: Sampling, policy: Policy) -> None:
+    """Raise LmgymError if no answer can have `max_new_tokens`: the model's context ends before, or the memory does."""
+    most, context = sampling.max_new_tokens, policy.context
+    if context is not None and most > context:
+        included = "" if policy.encoder_decoder else ", prompt included"
+        raise LmgymError(
+            f"{sampling.section}.max_new_tokens is {most:,}, and the model reads {context:,} tokens at most{included}; "
+            "lower it, or take a model with a longer context"
+        )
+    check_memory(policy, sampling)
 
 
 def check_sampling(config: Config, stage: Stage, vocabulary: int) -> None:
@@ -142,10 +160,14 @@ def cut_prompts(examples: Sequence[Example], section: PolicySection, policy: Pol
 
 def _plain_lengths(tokenizer: Any, prompts: Sequence[str | Sequence[Message]], encoder_decoder: bool) -> list[int]:
     """The numbers of tokens of prompts without a chat template, many at a time: fast tokenizers then use all cores."""
-    lengths = []
+    lengths, names = [], control_tokens(tokenizer).names
     for start in range(0, len(prompts), 1000):
-        texts = [plain_text(messages_of(prompt)) for prompt in prompts[start : start + 1000]]
-        for ids in tokenizer(texts)["input_ids"]:
+        some = prompts[start : start + 1000]
+        texts = [str(plain_text(messages_of(prompt))) for prompt in some]
+        for prompt, text, ids in zip(some, texts, tokenizer(texts)["input_ids"], strict=True):
+            if names.search(text):  # which takes more tokens as text than as a control token
+                lengths.append(len((source_ids if encoder_decoder else prompt_ids)(tokenizer, prompt)))
+                continue
             ended = bool(ids) and ids[-1] == tokenizer.eos_token_id and not encoder_decoder
             lengths.append(len(ids) - ended)
     return lengths
@@ -159,8 +181,7 @@ def cut_references(examples: Sequence[Example], section: PolicySection, policy: 
     limit, texts = section.max_reference_tokens, [text for example in examples for text in example.references]
     if limit is None or not texts:
         return ""
-    ids_of = policy.tokenizer(text_target=texts, add_special_tokens=False)["input_ids"]
-    longer = sum(len(ids) + 1 > limit for ids in ids_of)
+    longer = sum(len(decoder_answer_ids(policy.tokenizer, text)) > limit for text in texts)
     return (
         f"{longer:,} of {len(texts):,} references are longer than policy.max_reference_tokens ({limit}); these lose "
         "their end"

@@ -22,9 +22,10 @@ from lmgym.config.schema import Config
 from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Engine
 from lmgym.logs.console import Console
-from lmgym.logs.writer import Writer, at_once, disk_errors
+from lmgym.logs.writer import Writer, at_once, disk_errors, make_folder
 from lmgym.models.load import PolicySection
 from lmgym.models.policy import Policy
+from lmgym.training.sampler_gap import GapLimits
 from lmgym.types import Example
 
 
@@ -69,6 +70,8 @@ class Run:
     lock: IO[str]  # until it is closed, no other process may train in this folder
     progress: Progress
     resume_from: Path | None  # the checkpoint whose optimizer and algorithm the first stage takes over
+    fingerprint: dict[str, Any]  # what each checkpoint says of data, recipe and machine, see fingerprint.py
+    gap_limits: GapLimits  # of the sampler's gap, while it trains
     interrupted: bool = False
 
     @property
@@ -84,7 +87,7 @@ class Run:
 def lock_folder(folder: Path) -> IO[str]:
     """Make a run folder and lock it until the file is closed or the process ends. LmgymError if it is locked."""
     with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         file = open(folder / ".lock", "w", opener=at_once)  # noqa: SIM115 (train closes it)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,19 +18,23 @@ from lmgym.core.errors import LmgymError
 from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.vector import Envs, InProcess
 from lmgym.inference.base import Engine
+from lmgym.inference.proof import Proof, proofs_of
 from lmgym.logs.console import Console
 from lmgym.logs.records import rename_evaluations
-from lmgym.logs.writer import Writer, rewind
+from lmgym.logs.rewind import rewind
+from lmgym.logs.writer import Writer
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
 from lmgym.rewards.base import Reward, available_metrics, build_rewards, check_examples
 from lmgym.rollouts.evaluate import Evaluation, evaluate
 from lmgym.rollouts.rollout import Actor
 from lmgym.tasks.base import load_task
-from lmgym.training import checkpoint
+from lmgym.training import checkpoint, fingerprint
 from lmgym.training.machine import Machine, choose_machine
 from lmgym.training.preflight import check_fit, check_model
+from lmgym.training.resume import check_resumable, report
 from lmgym.training.run import Data, Progress, Run, lock_folder
+from lmgym.training.sampler_gap import GapLimits, gap_limits
 from lmgym.types import Example
 
 
@@ -42,12 +46,20 @@ def start(config: Config, console: Console) -> Run:
     machine = choose_machine(config, folder)  # threads and precision, chosen once
     data = load_data(config)  # examples of all stages and splits; rewards find their references
     weights, progress = find_progress(config, folder, console.warn)
+    stands_on = fingerprint.of_recipe(config, data)
+    check_resumable(weights, stands_on, progress)  # another seed, algorithm or data is refused
     check_model(config, data.training)  # what the model's configuration and tokenizer tell, before any weight is loaded
     policy = load_weights(config, machine, weights)
     check_fit(config, data, policy, console.say)  # lengths of prompts and references
     engine = make_engine(config, policy)
+    proofs = prove_policy(config, policy, engine)  # what is sampled, scored and said by the model itself must agree
+    for proof in proofs:
+        proof.check()
+    console.say(proofs[-1].sentence)
     machine = replace(machine, compute=str(policy.compute).removeprefix("torch."))
-    return open_run(config, folder, machine, data, policy, engine, weights, progress, console)
+    limits = gap_limits(config.engine, proofs[-1])
+    stands_on |= fingerprint.of_machine(machine, policy)
+    return open_run(config, folder, machine, data, policy, engine, limits, weights, progress, stands_on, console)
 
 
 def load_data(config: Config) -> Data:
@@ -109,7 +121,10 @@ def find_progress(config: Config, folder: Path, warn: Callable[[str], None]) -> 
     """The newest whole checkpoint of a run folder (None for a new run), and how far the run has come. `warn` is told of
     newer checkpoints that are damaged. Raises LmgymError if all are, or if the recipe has fewer stages than the run has
     begun."""
-    newest, complaints = checkpoint.newest(folder / "checkpoints")
+    if (folder / ".lock").is_file():
+        lock_folder(folder).close()  # another process may be saving there just now
+    checkpoint.put_back(folder)
+    newest, complaints = checkpoint.newest(folder / "checkpoints", resumes=True)
     for complaint in complaints:
         warn(complaint)
     if newest is None:
@@ -145,6 +160,12 @@ def newest_model(folder: Path) -> Path:
 def make_engine(config: Config, policy: Policy) -> Engine:
     """The engine that samples from the policy."""
     return registry.get("engine", "sampler")(policy, config.engine.rows, config.engine.captured)
+
+
+def prove_policy(config: Config, policy: Policy, engine: Engine) -> list[Proof]:
+    """The proofs of a policy (inference/proof.py), the run's own precision last. They use no random numbers of the run
+    and change nothing. Raises LmgymError if the model cannot be sampled, scored or run; gaps are for the caller."""
+    return proofs_of(policy, engine, partial(make_engine, config), config.engine.gap_at_load)
 
 
 def make_actor(config: Config, policy: Policy, engine: Engine | None = None, version: int = 0) -> Actor:
@@ -185,17 +206,23 @@ def open_run(
     data: Data,
     policy: Policy,
     engine: Engine,
+    limits: GapLimits,
     resume_from: Path | None,
     progress: Progress,
+    stands_on: fingerprint.Fingerprint,
     console: Console,
 ) -> Run:
-    """Lock the run folder, write what was chosen, and take its logs back to the checkpoint."""
+    """Lock the run folder, write what was chosen, and take its logs back to the checkpoint. Raises LmgymError if the
+    checkpoint stands on something else than `stands_on`; what else has changed is said and recorded."""
     lock = lock_folder(folder)
     try:
+        changed = check_resumable(resume_from, stands_on, progress)
         checkpoint.write_text(folder / "recipe.yaml", dump(config))
         machine.write(folder)
-        rewind(folder, progress.stage_index, progress.step)
+        counted = checkpoint.read_state(resume_from).get("records") if resume_from else {}
+        missing = rewind(folder, progress.stage_index, progress.step, counted)
         writer = Writer(folder, config.logs.sinks, console)
+        report(changed, missing, progress, config, writer, console)
     except BaseException:
         lock.close()
         raise
@@ -203,4 +230,5 @@ def open_run(
         engine.load(policy, progress.version)
         console.say(f"resuming {folder} at stage {progress.stage_index + 1}, step {progress.step}")
     section = replace(config.policy, compute=machine.compute)
-    return Run(config, folder, section, data, policy, engine, console, writer, lock, progress, resume_from)
+    logs = (console, writer, lock)
+    return Run(config, folder, section, data, policy, engine, *logs, progress, resume_from, stands_on, limits)

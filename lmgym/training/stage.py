@@ -1,8 +1,11 @@
 """One stage of a run: what `begin_stage` builds for it, and its checkpoints."""
 
 import copy
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from lmgym.algorithms.base import Algorithm
 from lmgym.config.schema import Stage
@@ -11,14 +14,16 @@ from lmgym.envs.vector import Envs
 from lmgym.models import lora
 from lmgym.models.critic import add_critic
 from lmgym.models.load import load_policy
+from lmgym.rewards import pooled
 from lmgym.rewards.base import Reward, build_rewards
 from lmgym.rollouts.rollout import Actor
 from lmgym.tasks.stream import Stream
 from lmgym.training import checkpoint
+from lmgym.training.fingerprint import checksum
 from lmgym.training.frozen_models import FrozenModels
 from lmgym.training.preflight import teacher_section
 from lmgym.training.run import Run
-from lmgym.training.setup import make_actor, make_envs
+from lmgym.training.setup import held_out_rewards, make_actor, make_envs
 from lmgym.updates.optimizer import Optimizer, make_optimizer
 
 
@@ -106,7 +111,23 @@ def begin_stage(run: Run) -> StageRun:
     if run.progress.evaluations.get("stop") != (section.early_stop and asdict(section.early_stop)):
         run.progress.evaluations["stop"] = None  # it was stopped early, and goes on under another rule
     run.console.stage(section.name, index, len(config.stages))
+    _begin_rewards(stage)
     return stage
+
+
+def _begin_rewards(stage: StageRun) -> None:
+    """Start the process that rewards run in, while the first answers are sampled; and say whose limit of time cannot be
+    enforced."""
+    run = stage.run
+    rewards = {reward.name: reward for reward in [*stage.rewards, *held_out_rewards(run.config, stage.config)]}
+    if any(reward.pooled for reward in rewards.values()):
+        pooled.start_early()
+    unlimited = [f"{reward.name} ({reward.unlimited})" for reward in rewards.values() if reward.unlimited]
+    if unlimited:
+        run.console.say(
+            f"reward_timeout ({run.config.reward_timeout:g} s) cannot be enforced for rewards that run in the training "
+            f"process: {', '.join(unlimited)}"
+        )
 
 
 def save_checkpoint(stage: StageRun) -> None:
@@ -120,13 +141,23 @@ def save_checkpoint(stage: StageRun) -> None:
         "version": progress.version,
         "progress": progress.evaluations,
         "copies": stage.frozen_models.taken if begun else {},
+        "teacher": stage.frozen_models.teacher if begun else None,
+        "records": dict(run.writer.counts),
     }
-    stage.frozen_models.save()
+    if begun:
+        stage.frozen_models.save()
+    run.writer.sync()  # the records are on the disk before the checkpoint that counts them
     optimizer = stage.optimizer.torch if begun else None
     algorithm = stage.algorithm.state_dict() if begun else {}
-    saved = checkpoint.save(run.folder / "checkpoints", run.policy, optimizer, algorithm, state)
-    checkpoint.prune(saved, run.config.checkpoint.keep)
-    stage.frozen_models.prune(map(checkpoint.read_state, checkpoint.all_checkpoints(saved.parent)))
+    saved = checkpoint.save(run.folder / "checkpoints", run.policy, optimizer, algorithm, state, run.fingerprint)
+    stage.frozen_models.prune(_readable_states(checkpoint.prune(saved, run.config.checkpoint.keep)))
+
+
+def _readable_states(saved: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """The states of checkpoints, without those of damaged ones, which no run can go on from."""
+    for path in saved:
+        with suppress(LmgymError):
+            yield checkpoint.read_state(path)
 
 
 def _restore(stage: StageRun, saved: Path) -> None:
@@ -154,7 +185,14 @@ def _frozen_models(run: Run, section: Stage, algorithm: Algorithm) -> FrozenMode
     if required.teacher:
         teacher = load_policy(teacher_section(run.section, required.teacher), run.config.seed)
         frozen.models["teacher"] = teacher.frozen_copy()
-    taken = checkpoint.read_state(run.resume_from)["copies"] if progress.step > 0 and run.resume_from else {}
+        frozen.teacher = checksum(teacher.model.parameters())
+    saved = checkpoint.read_state(run.resume_from) if progress.step > 0 and run.resume_from else {}
+    if saved.get("teacher") not in (None, frozen.teacher):
+        raise LmgymError(
+            f"{run.resume_from} cannot be gone on from: algorithm.teacher '{required.teacher}' has other weights than "
+            "it had; put back what was there"
+        )
+    taken = saved.get("copies", {})
     opponent = "frozen" in (section.env.get("opponent"), section.env.get("user"))
     wanted = {"reference": required.reference, "mask": required.mask, "opponent": opponent}
     for name in (name for name, is_wanted in wanted.items() if is_wanted):

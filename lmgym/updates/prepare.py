@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from lmgym.algorithms.base import Algorithm
 from lmgym.batch import Batch
+from lmgym.core.errors import LmgymError
 from lmgym.functional import truncation
 from lmgym.functional.advantages import deviation, explained_variance
 from lmgym.functional.reductions import masked_mean
@@ -21,6 +22,7 @@ def prepare(batch: Batch, policy: TrainablePolicy, copies: Mapping[str, FrozenPo
     Example: prepare(collate(episodes), policy, {}, GRPO())
     """
     required = algorithm.requirements
+    _check_ids(batch, policy.vocabulary)
     batch = algorithm.before_scoring(batch.replace(vocabulary=policy.vocabulary))
     if algorithm.optimizer_steps > 1 or required.old_logprobs or required.values:
         old = policy.compute_logprobs_no_grad(batch, values=required.values, last_values=required.values)
@@ -30,6 +32,16 @@ def prepare(batch: Batch, policy: TrainablePolicy, copies: Mapping[str, FrozenPo
     if required.teacher:
         batch = batch.replace(logprobs_teacher=copies["teacher"].compute_logprobs_no_grad(batch).logprobs)
     return algorithm.advantages(batch)
+
+
+def _check_ids(batch: Batch, vocabulary: int) -> None:
+    """Raise LmgymError for tokens that the policy does not have, as a reference may hold."""
+    for column in (batch.tokens, batch.source):
+        if column is not None and int(column.max()) >= vocabulary:
+            raise LmgymError(
+                f"a text that is trained on holds the token id {int(column.max())}, and the model has the ids 0 to "
+                f"{vocabulary - 1} only; name the model's own tokenizer (policy.tokenizer)"
+            )
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:

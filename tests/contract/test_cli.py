@@ -20,7 +20,7 @@ from lmgym.cli.main import main
 from lmgym.config.build import dump, load_config
 from lmgym.core import registry
 from lmgym.types import Example
-from tests import runs
+from tests import rounding, runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
 
 HERE = "tests.contract.test_cli"
@@ -145,7 +145,9 @@ def test_metrics_hold_what_is_promised(done: Path) -> None:
         "tokens_per_second/rollout", "tokens_per_second/update", "memory/peak_gib", "seconds",
     }  # fmt: skip
     assert expected <= set(train)
-    assert train["ratio/mean"] == 1.0 and train["ratio/clipped"] == 0.0 and train["sampler_logprob_gap"] < 1e-4
+    assert train["ratio/mean"] == 1.0 and train["ratio/clipped"] == 0.0
+    loose = rounding.typical_tolerance(AutoModelForCausalLM.from_pretrained(done / "final"))
+    assert train["sampler_logprob_gap"] < loose
     evaluation = json.loads(lines[0])
     assert evaluation["kind"] == "evaluation" and evaluation["step"] == 0 and evaluation["count"] == 8
     assert {"reward", "reward/low", "reward/high", "length", "length/mean", "regex"} <= set(evaluation)
@@ -273,9 +275,12 @@ def test_eval_repeats_the_last_evaluation_of_the_run(done: Path, capsys: pytest.
     assert f"{done}: 8 prompts of test, 1 answers each" in said
     last = [record for record in runs.records(done / "metrics.jsonl") if record["kind"] == "evaluation"][-1]
     for name in ("reward", "length", "regex", "length/mean", "truncated"):
-        shown = re.search(rf"^  {name} +([\d.]+) \[([\d.]+), ([\d.]+)\]", said, re.MULTILINE)
+        absent = last[f"{name}/low"] is None  # all answers have the same length
+        bounds = r"no interval" if absent else r"(-?[\d.]+), ([\d.]+)"
+        shown = re.search(rf"^  {name} +([\d.]+) \[{bounds}\]", said, re.MULTILINE)
         assert shown, said
-        for text, key in zip(shown.groups(), (name, f"{name}/low", f"{name}/high"), strict=True):
+        keys = (name,) if absent else (name, f"{name}/low", f"{name}/high")
+        for text, key in zip(shown.groups(), keys, strict=True):
             assert float(text) == pytest.approx(last[key], abs=0.0006)
 
 

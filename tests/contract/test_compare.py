@@ -57,15 +57,17 @@ def test_two_runs(two: tuple[Path, Path], tmp_path: Path, capsys: pytest.Capture
                 assert [metric[side][key] for key in ("mean", "low", "high")] == pytest.approx(expected)
             assert metric[side]["mean"] == pytest.approx(expected[0])
         values = [[row[side]["values"][name] for row in result["examples"]] for side in ("first", "second")]
-        assert metric["difference"] == pytest.approx(vars(compare_paired(*values).difference))
+        assert metric["difference"] == pytest.approx(runs.as_json(compare_paired(*values).difference))
         assert metric["higher_first"] + metric["equal"] + metric["higher_second"] == 8 == len(result["examples"])
         shown = re.search(
-            rf"^  {name} +(-?[\d.]+) \[(-?[\d.]+), (-?[\d.]+)\] +([\d.]+) +(\d+) +(\d+) +(\d+) *$", said, re.M
+            rf"^  {name} +(-?[\d.]+) \[(no interval|-?[\d.]+, -?[\d.]+)\] +([\d.]+) +(\d+) +(\d+) +(\d+) *$", said, re.M
         )
         assert shown, said
-        numbers = [*(metric["difference"][key] for key in ("mean", "low", "high")), metric["p"]]
-        assert [float(text) for text in shown.groups()[:4]] == pytest.approx(numbers, abs=0.0006)
-        assert [int(text) for text in shown.groups()[4:]] == [
+        mean, bounds, p, *counts = shown.groups()
+        low, high = (metric["difference"][key] for key in ("low", "high"))
+        assert [float(mean), float(p)] == pytest.approx([metric["difference"]["mean"], metric["p"]], abs=0.0006)
+        assert bounds == ("no interval" if low is None else f"{low:.3f}, {high:.3f}")
+        assert [int(text) for text in counts] == [
             metric[key] for key in ("higher_first", "equal", "higher_second")
         ]
     assert result["metrics"]["reward"]["equal"] < 8  # equality would prove little

@@ -82,6 +82,11 @@ def weights(agent: Any) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in agent.model.parameters()])
 
 
+def largest_gap(agent: Any) -> float:
+    """What rounding makes of the mean gap between sampler and policy, in rows of up to 512 tokens."""
+    return rounding.typical_tolerance(agent.model, tokens=512)
+
+
 def play(agent: Any, answers: int, rewards: Any = 1.0) -> None:
     """An episode of so many answers, not ended; rewards for each, or one for the last."""
     for number in range(answers):
@@ -173,7 +178,7 @@ def test_statistics_are_finite_floats_and_the_model_moves() -> None:
     for record in records:
         assert all(isinstance(value, float) and value == value for value in record.values())
         assert {"reward", "loss/policy", "loss/value", "kl/reference", "kl/coefficient", "ratio/mean"} <= record.keys()
-        assert record["sampler_logprob_gap"] < 1e-4 or record["answers/older"]
+        assert record["sampler_logprob_gap"] < largest_gap(agent) or record["answers/older"]
     assert not torch.equal(before, weights(agent))
 
 
@@ -309,7 +314,7 @@ def test_answers_train_one_by_one_under_llamagyms_credit(credit: Any) -> None:
     record = agent.terminate_episode()
     assert record["reward"] == 1.0  # as the environment paid it
     assert record["value/mean"] == 0.0
-    assert record["sampler_logprob_gap"] < 1e-4
+    assert record["sampler_logprob_gap"] < largest_gap(agent)
 
 
 # Evaluation and files
@@ -325,7 +330,7 @@ def test_evaluation_trains_nothing_and_disturbs_nothing() -> None:
     found = [other.evaluate(env, 10) for _ in range(2)]
     assert found[0] == found[1]
     assert found[0].count == 10
-    assert found[0].low <= found[0].mean <= found[0].high
+    assert not found[0].has_bounds or found[0].low <= found[0].mean <= found[0].high  # none if ten games ended alike
     assert other.evaluate(env, 3, greedy=False).count == 3
     assert torch.equal(before, weights(other))
     for _ in range(2):  # the episode that was under way, and the next one
@@ -525,12 +530,13 @@ def test_ppo_keys_are_taken_over_or_named() -> None:
     settings = settings_of({**given, "adap_kl_ctrl": False, "early_stopping": True, "target_kl": 0.1})
     assert (settings.batch_size, settings.ppo.minibatches, settings.seed) == (8, 2, 3)
     assert (settings.optimizer.max_gradient_norm, settings.ppo.kl_target, settings.ppo.target_kl) == (0.5, None, 0.1)
-    assert settings_of({"kl_penalty": "mse"}).ppo.kl_estimator == "k2"
+    assert settings_of({"kl_penalty": "kl"}).ppo.kl_estimator == "k1"
     with pytest.warns(UserWarning, match="ratio_threshold is not taken over: no minibatch is skipped"):
         settings_of({"ratio_threshold": 10.0})
     for keys, sentence in (
         ({"learning_rte": 1.0}, "unknown key 'learning_rte'; did you mean 'learning_rate'"),
-        ({"kl_penalty": "full"}, "kl_penalty is 'full'; lmgym has 'kl' and 'mse'"),
+        ({"kl_penalty": "full"}, "kl_penalty is 'full'; lmgym has 'kl', the only one of TRL's four"),
+        ({"kl_penalty": "mse"}, "kl_penalty is 'mse'; lmgym has 'kl', the only one of TRL's four"),
         ({"batch_size": 0}, "at least 1"),
         ({"gamma": 2.0}, "gamma is 2.0"),
     ):

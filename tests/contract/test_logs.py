@@ -1,6 +1,7 @@
 """The run folder's records survive kills, full disks and odd numbers; the console shows what it was given."""
 
 import contextlib
+import errno
 import io
 import json
 import math
@@ -21,9 +22,10 @@ from lmgym.core.errors import LmgymError
 from lmgym.logs import sinks
 from lmgym.logs.console import Console, Pace, Sample
 from lmgym.logs.formatting import duration, shorten, status, visible
-from lmgym.logs.plots import running_mean, training_plot
-from lmgym.logs.writer import StepClock, Writer, read_records, rewind
-from lmgym.stats.intervals import Interval, wilson
+from lmgym.logs.plots import mean_and_interval, running_mean, training_plot
+from lmgym.logs.rewind import rewind
+from lmgym.logs.writer import StepClock, Writer, read_records
+from lmgym.stats.intervals import Interval, share_interval
 
 ROOT = Path(__file__).parents[2]
 
@@ -224,6 +226,85 @@ def test_rewind_keeps_the_evaluation_of_the_checkpoint_and_drops_its_train_step(
     rewind(tmp_path / "empty", stage=0, step=0)  # nothing there, nothing to do
 
 
+def written(folder: Path, steps: int) -> dict[str, int]:
+    """The records of a run of so many steps; returns their numbers after the second one."""
+    counts = {}
+    with Writer(folder) as writer:
+        writer.metrics(evaluation(0, 0))
+        for step in range(steps):
+            writer.metrics(train(0, step))
+            writer.rollouts([train(0, step, text="a"), train(0, step, text="b")])
+            if step == 1:
+                counts = dict(writer.counts)
+    return counts
+
+
+def test_what_the_checkpoint_counts_is_there_or_is_named(tmp_path: Path) -> None:
+    counted = written(tmp_path, steps=4)
+    assert counted == {"metrics.jsonl": 3, "rollouts.jsonl": 4}
+    assert rewind(tmp_path, 0, 2, counted) == []
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if '"step": 1' not in line))
+    (tmp_path / "rollouts.jsonl").unlink()
+    assert rewind(tmp_path, 0, 2, counted) == [
+        "metrics.jsonl lacks 1 of the 3 records that the checkpoint counts (train records of stage 0 step 1); the run "
+        "goes on without them",
+        "rollouts.jsonl lacks 4 of the 4 records that the checkpoint counts; the run goes on without them",
+    ]
+    # A folder of an older version does not count, but its steps are known.
+    gap = "metrics.jsonl lacks train records of stage 0 step 1; the run goes on without them"
+    assert rewind(tmp_path, 0, 2) == [gap]
+    assert rewind(tmp_path / "nowhere", 0, 0, {}) == []
+
+
+def test_every_call_of_a_rewind_fails_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files are as they were or as they should be; whatever fails, the reason is a sentence."""
+    counted, left, failed = written(tmp_path, steps=4), 0, 0
+    before = {name: (tmp_path / name).read_bytes() for name in counted}
+
+    def failing(real):
+        def call(*arguments, **named):
+            nonlocal left, failed
+            left -= 1
+            if left == 0:
+                failed += 1
+                raise OSError(errno.EIO, "Input/output error")
+            return real(*arguments, **named)
+
+        return call
+
+    for name in ("fsync", "replace", "unlink"):
+        monkeypatch.setattr(os, name, failing(getattr(os, name)))
+    for n in range(1, 100):
+        for name, text in before.items():
+            (tmp_path / name).write_bytes(text)
+        left, already = n, failed
+        try:
+            rewind(tmp_path, 0, 2, counted)
+        except LmgymError as error:
+            assert "jsonl: cannot be written (Input/output error)" in str(error)
+        for name, count in counted.items():
+            text = (tmp_path / name).read_bytes()
+            assert text == before[name] or text.count(b"\n") == count
+        if failed == already:
+            break
+        left = 0
+        assert rewind(tmp_path, 0, 2, counted) == []
+    assert n > 4
+
+
+@pytest.mark.parametrize("torn", [b"\x00" * 4096, b'{"kind": "tra\n', b'{"kind": "tra', b"[" * 100_000 + b"\n"])
+def test_what_comes_after_the_counted_records_is_not_read(tmp_path: Path, torn: bytes) -> None:
+    """A power failure may leave anything where nothing was flushed."""
+    counted = written(tmp_path, steps=2)
+    whole = {name: (tmp_path / name).read_bytes() for name in counted}
+    for name in counted:
+        with open(tmp_path / name, "ab") as file:
+            file.write(torn + json.dumps(train(0, 2)).encode() + b"\n")
+    assert rewind(tmp_path, 0, 2, counted) == []
+    assert {name: (tmp_path / name).read_bytes() for name in counted} == whole
+
+
 @pytest.mark.parametrize("damage", ["{broken", "[]", '{"kind": "train", "stage": 0}', "\x00\x00"])
 def test_a_damaged_line_in_the_middle_is_named_and_nothing_is_lost(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -321,7 +402,8 @@ def test_tensorboard_reads_what_was_written_and_a_resume_purges_what_it_repeats(
 TRACKED = """
 import json, sys
 from pathlib import Path
-from lmgym.logs.writer import Writer, rewind
+from lmgym.logs.rewind import rewind
+from lmgym.logs.writer import Writer
 from trackio.sqlite_storage import SQLiteStorage
 folder = Path(sys.argv[1])
 with Writer(folder, sinks=["trackio"]) as writer:
@@ -443,13 +525,16 @@ def test_an_evaluation_prints_its_intervals_and_feeds_the_line() -> None:
 def test_the_table_says_which_intervals_overlap() -> None:
     screen = io.StringIO()
     rows = [
-        ("final_answer", wilson(200, 512), wilson(430, 512)),
-        ("format", wilson(500, 512), wilson(505, 512)),
+        ("final_answer", Interval(0.391, 0.349, 0.434, 512), Interval(0.840, 0.806, 0.869, 512)),
+        ("format", Interval(0.977, 0.960, 0.987, 512), Interval(0.986, 0.972, 0.993, 512)),
+        ("words", Interval(0.5, math.nan, math.nan, 512), Interval(0.9, 0.8, 1.0, 512)),
     ]
     Console(screen).before_after(rows)
-    answer, form = (line.split() for line in screen.getvalue().splitlines() if "[0." in line)
+    answer, form = (line.split() for line in screen.getvalue().splitlines() if "[0." in line and "words" not in line)
     assert answer == ["final_answer", "0.391", "[0.349,", "0.434]", "0.840", "[0.806,", "0.869]", "no"]
     assert form[0] == "format" and form[-1] == "yes"
+    (unknown,) = (line.split() for line in screen.getvalue().splitlines() if "words" in line)
+    assert unknown == ["words", "0.500", "[no", "interval]", "0.900", "[0.800,", "1.000]", "-"]
     assert "on 512 prompts" in screen.getvalue() and "95%" in screen.getvalue()
 
 
@@ -460,7 +545,7 @@ def test_model_text_is_shown_never_obeyed() -> None:
     console.say(HOSTILE)
     console.warn(HOSTILE)
     console.stage(HOSTILE, 0, 1)
-    console.before_after([(HOSTILE, wilson(1, 2), wilson(1, 2))])
+    console.before_after([(HOSTILE, share_interval([0, 1]), share_interval([0, 1]))])
     text = screen.getvalue()
     assert not set(text) & set("\x1b\x07\x9b\u202e\ud800\r\x00")
     assert text.count("[red]x[/red] [/] ␛[2J") >= 4 and ":smile:" in text
@@ -537,6 +622,12 @@ def test_warnings_stand_above_the_live_line(monkeypatch: pytest.MonkeyPatch) -> 
 # ---------------------------------------------------------------- plots
 
 
+def test_a_title_says_which_points_have_an_interval() -> None:
+    assert mean_and_interval([True, True]) == "mean and 95% interval"
+    assert mean_and_interval([True, False]) == "mean and 95% interval where there is one"
+    assert mean_and_interval([False]) == mean_and_interval([]) == "mean (no interval)"
+
+
 def write_run(path: Path, records: list[dict]) -> Path:
     with Writer(path) as writer:
         for record in records:
@@ -552,7 +643,7 @@ def made_up_run(evaluations: bool = True, nulls: bool = False, warm_start: int =
     for step in range(40):
         share = 0.4 + 0.01 * step
         if evaluations and step % 10 == 0:
-            interval = wilson(round(share * 512), 512)
+            interval = share_interval([float(place < round(share * 512)) for place in range(512)])
             bounds = {
                 "final_answer": interval.mean,
                 "final_answer/low": interval.low,

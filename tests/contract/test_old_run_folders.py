@@ -55,20 +55,30 @@ def with_errors(evaluations: dict[str, Any]) -> dict[str, Any]:
     return renamed(evaluations, OLD_METRICS)
 
 
+def old_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Format 2 did not count records."""
+    kept = {name: value for name, value in state.items() if name != "records"}
+    return {**kept, "format": 2, "progress": with_errors(state["progress"])}
+
+
 def make_old(folder: Path) -> None:
     """Write a run folder's files as older versions wrote them."""
     rewrite(folder / "metrics.jsonl", lambda record: renamed(record, OLD_METRICS))
     rewrite(folder / "rollouts.jsonl", lambda record: renamed(record, OLD_EPISODE))
     rewrite(folder / "summary.json", with_errors)
     for saved in (folder / "checkpoints").iterdir():
-        rewrite(saved / "state.json", lambda state: {**state, "progress": with_errors(state["progress"])})
+        rewrite(saved / "state.json", old_state)
+        (saved / "fingerprint.json").unlink()
         rewrite(saved / "algorithm.json", lambda state: renamed(state, OLD_EPISODE))
-        files = {name: saved / name for name in json.loads((saved / "manifest.json").read_text())}
+        written = json.loads((saved / "manifest.json").read_text())
+        files = {name: saved / name for name in written if name != "fingerprint.json"}
         manifest = {
             name: {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
             for name, path in files.items()
         }
         (saved / "manifest.json").write_text(json.dumps(manifest))
+    for copied in folder.glob("copies/*"):
+        (copied / "manifest.json").unlink()
 
 
 @pytest.fixture(scope="module")

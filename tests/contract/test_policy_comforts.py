@@ -188,12 +188,11 @@ def test_a_packed_policy_samples_what_it_scores_and_keeps_its_adapters(
     batch = sampled(policy)
     scored = policy.compute_logprobs(batch)
     assert batch.logprobs_sampler is not None
-    said = batch.logprobs_sampler.flatten().tolist()
-    loose = rounding.tolerance(policy.model, said) if compute == "float32" else 0.05
-    assert torch.allclose(scored.logprobs, batch.logprobs_sampler, rtol=0, atol=loose)
-    for row in range(len(batch)):  # nobody's numbers depend on who else is in the pass
-        alone = policy.compute_logprobs(batch[torch.tensor([row])]).logprobs[0]
-        assert torch.allclose(alone, scored.logprobs[row, : len(alone)], rtol=0, atol=loose)
+    near = rounding.near if compute == "float32" else rounding.near_in_bf16
+    rows = [batch[torch.tensor([row])] for row in range(len(batch))]
+    alone = torch.cat([policy.compute_logprobs(row).logprobs[row.actions] for row in rows])
+    assert near(policy.model, scored.logprobs[batch.actions], batch.logprobs_sampler[batch.actions])
+    assert near(policy.model, alone, scored.logprobs[batch.actions])  # nobody's depend on who else is in the pass
     scored.logprobs.sum().backward()
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in policy.parameters())
     assert any(bool(p.grad.any()) for p in policy.parameters() if p.grad is not None)
@@ -276,7 +275,8 @@ def test_a_packed_run_resumes_bit_for_bit(
         assert (newest[0] / file).read_bytes() == (newest[1] / file).read_bytes(), file
     assert (tmp_path / "whole/rollouts.jsonl").read_bytes() == (tmp_path / "halves/rollouts.jsonl").read_bytes()
     steps = [r for r in runs.records(tmp_path / "whole" / "metrics.jsonl") if r["kind"] == "train"]
-    assert max(record.get("sampler_logprob_gap", 0.0) for record in steps) < 1e-5
+    loose = rounding.typical_tolerance(builtin_model(kind, byte_tokenizer(), KINDS[kind], 0))
+    assert max(record.get("sampler_logprob_gap", 0.0) for record in steps) < loose
     assert max(record["gradient_norm"] for record in steps) > 0
 
 

@@ -244,7 +244,7 @@ def test_each_seed_is_the_run_that_it_would_be_alone(tmp_path: Path, capsys: pyt
     assert [run["label"] for run in results["runs"]] == ["seed-1", "seed-2"]
     for name, found in results["settings"][0]["after"]["results"].items():
         interval = student_t([after["results"][name]["mean"] for after in afters])
-        assert found == pytest.approx(vars(interval))
+        assert found == pytest.approx(runs.as_json(interval))
         row = f"| {name} | "
         assert row in (out / "table.md").read_text() and str(interval) in said
     assert "2 seeds, 4 prompts of test: mean over seeds [95% interval, Student's t]" in said
@@ -358,7 +358,7 @@ def test_a_single_run_that_was_stopped_says_so_in_its_status(tmp_path: Path, mon
         patch.setattr("lmgym.training.loop.Console", lambda: Interrupting(at=1))
         assert main(["train", str(recipe), out]) == 130
     assert main(["train", str(recipe), out]) == 0
-    assert main(["train", str(tmp_path / "run"), "steps=1"]) == 0  # it has more than that already
+    assert main(["train", str(tmp_path / "run")]) == 0  # it is finished, and stays so
 
 
 @pytest.mark.parametrize("damage", ["summary.json", "final", "recipe.yaml", "checkpoints"])
@@ -409,7 +409,7 @@ def test_processes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "(exit status 1; " in said and "log.txt" in said
     (folder,) = (path for path in (tmp_path / "all").iterdir() if (path / "final").is_dir())
     evaluation = {**SMALL["evaluation"], "split": "validation", "final_split": "test"}
-    alone = {**SMALL, "evaluation": evaluation, "rewards": {"length": 1.0}, "seed": 1}
+    alone = {**changes, "evaluation": evaluation, "rewards": {"length": 1.0}, "seed": 1}
     assert_equal_runs(runs.run(tmp_path / "alone", **alone), folder)
 
 

@@ -70,14 +70,6 @@ def main() -> None:
             (values,), np.sum, permutation_type="samples", n_resamples=tried, batch=20_000, random_state=1
         )
         record["sign flip"].append({"values": values.tolist(), "exact": size <= 12, "p": float(found.pvalue)})
-    record["bootstrap"] = []
-    for size in (8, 60, 400):
-        values = RANDOM.normal(0.1, 0.4, size) + RANDOM.exponential(0.2, size)
-        found = stats.bootstrap(
-            (values,), np.mean, method="percentile", n_resamples=200_000, batch=2000, random_state=2
-        )
-        bounds = [float(found.confidence_interval.low), float(found.confidence_interval.high)]
-        record["bootstrap"].append({"values": values.tolist(), "interval": bounds})
     record["student t"] = []
     for size in (2, 3, 4, 5, 6, 10, 31, 200):
         values = RANDOM.normal(0.6, 0.05, size)

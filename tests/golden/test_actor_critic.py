@@ -191,6 +191,31 @@ def test_schedules_fall_linearly_over_the_stage(tmp_path: Path) -> None:
     assert seen == [0, 0.25, 0.5, 0.75]
 
 
+def test_a_run_stops_a_steps_updates_once_the_policy_has_moved_by_1_5_times_target_kl(tmp_path: Path) -> None:
+    """The same run three times: without a target its first step takes all eight updates, and the log says how far the
+    policy had moved on average. With a target far above that nothing changes; with one far below, the update after the
+    first one is left out, and so are those after it."""
+
+    def steps(folder: str, **changes: Any) -> list[dict[str, Any]]:
+        run = runs.run(
+            tmp_path / folder,
+            algorithm={"name": "ppo", "epochs": 4, "minibatches": 2, **changes},
+            optimizer={"learning_rate": 0.02, "warmup": 0},
+            steps=2,
+            evaluation={"every": 0},
+            logs={"samples": 0},
+        )
+        return [record for record in runs.records(run / "metrics.jsonl") if record["kind"] == "train"]
+
+    free = steps("free")
+    moved = free[0]["kl/old"]
+    assert [step["updates"] for step in free] == [8, 8] and moved > 0
+    assert steps("far", target_kl=1000 * moved) == free
+    near = steps("near", target_kl=moved / 1000)
+    assert [step["updates"] for step in near] == [1, 1]
+    assert all(step["kl/old"] > 1.5 * moved / 1000 for step in near)  # the mean with the update that was left out
+
+
 def test_norm_reward_comes_before_gae() -> None:
     """Case 5: [0, 0, 1, -.1] -> [-.500773, -.500773, 1.724886, -.723339]; with gamma 0 the returns are the rewards."""
     batch = batch_of([4], rewards=[[0.0, 0.0, 1.0, -0.1]], logprobs_old=[[0.0] * 4], values=[[0.0] * 4])
@@ -262,7 +287,7 @@ def test_what_cannot_be_is_refused_in_a_sentence() -> None:
         ({"value_coefficient": -1.0}, "value_coefficient is -1.0"),
         ({"clip_final_fraction": 1.5}, "clip_final_fraction is 1.5"),
         ({"entropy_final_fraction": -0.1}, "entropy_final_fraction is -0.1"),
-        ({"kl_coefficient": 0.1, "kl_in": "loss"}, "gradient in a loss is zero on average"),
+        ({"kl_coefficient": 0.1, "kl_in": "loss", "kl_estimator": "k1"}, "gradient in a loss is zero on average"),
     ):
         with pytest.raises(LmgymError, match=words):
             PPO(**arguments)  # type: ignore[arg-type]

@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lmgym.cli.main import main
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import build_rewards
 from lmgym.rewards.corpus import corpora
-from lmgym.stats.intervals import Interval, SufficientStatistics, clustered_bootstrap, sums_bootstrap
+from lmgym.stats.intervals import Interval, SufficientStatistics
 from lmgym.stats.paired import compare_paired, compare_summed, sign_flip, untested
 from lmgym.types import Episode, Example, Turn
 from tests import runs
@@ -26,7 +24,6 @@ from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 sacrebleu: Any = pytest.importorskip("sacrebleu.metrics")
 WORDS = ["the", "a", "cat", "dog", "sat", "ran", "on", "in", "mat", "park", "by", "red"]
-scores = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=40)
 
 
 def pairs(count: int, seed: int, right: float = 0.7) -> list[tuple[str, str]]:
@@ -70,7 +67,8 @@ def mean_of(values: Sequence[float]) -> SufficientStatistics:
     ids=lambda section: next(iter(section)) if isinstance(section, dict) else "",
 )
 def test_figure_and_interval_are_sacrebleus(section: dict[str, Any], library: Any) -> None:
-    """Both bootstraps draw at random; sacrebleu's gives half the width between its quantiles, of 1,000 resamples."""
+    """sacrebleu gives half the width between the quantiles of 1,000 resamples; for 120 texts that is near the
+    jackknife's, whose t is larger by 1 %."""
     library = library or sacrebleu.BLEU(lowercase=True, smooth_method="floor")
     made = pairs(120, seed=1)
     (found,) = corpora(build_rewards(section), groups_of(made)).values()
@@ -94,7 +92,7 @@ def test_the_arguments_of_the_recipe_count() -> None:
     assert values[0].value < 0.1 < values[1].value
 
 
-def test_words_that_are_drawn_twice_are_not_distinct_twice() -> None:
+def test_distinct_words_are_no_sum_over_the_texts() -> None:
     """GEM's distinct-1 of these two (RL4LMs' code was run on them): 4 different words of 6. No interval."""
     groups = groups_of([("the cat sat", ""), ("the cat ran", "")])
     found = corpora(build_rewards({"distinct_1": 0, "prediction_length": 0}), groups)
@@ -113,7 +111,7 @@ def test_only_what_a_reward_judges_counts() -> None:
     assert corpora(reward, groups[2:]) == {}
 
 
-def test_answers_to_one_prompt_are_resampled_together() -> None:
+def test_answers_to_one_prompt_are_left_out_together() -> None:
     made = pairs(40, seed=3)
     (single,) = corpora(build_rewards({"chrf": 0}), groups_of(made)).values()
     doubled = [pair for pair in made for _ in range(2)]
@@ -141,22 +139,11 @@ def test_a_broken_corpus_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------- intervals and tests of sums
 
 
-@given(scores, st.integers(0, 5))
-def test_the_mean_is_a_figure_of_sums(values: list[float], seed: int) -> None:
-    ours = sums_bootstrap(mean_of(values), resamples=500, seed=seed)
-    theirs = clustered_bootstrap([[value] for value in values], resamples=500, seed=seed)
-    assert (ours.mean, ours.count) == (pytest.approx(theirs.mean, abs=1e-12), theirs.count)
-    if len(set(values)) == 1:  # all resamples alike, which is no certainty
-        assert math.isnan(ours.low) and math.isnan(ours.high)
-    else:
-        assert [ours.low, ours.high] == pytest.approx([theirs.low, theirs.high], abs=1e-12)
-
-
 def test_the_difference_of_two_means_is_a_difference_of_figures_of_sums() -> None:
     random = np.random.default_rng(4)
     first = random.random(60)
     second = first + 0.1 * random.standard_normal(60) + 0.02
-    ours = compare_summed(mean_of(first.tolist()), mean_of(second.tolist()), resamples=2000)
+    ours = compare_summed(mean_of(first.tolist()), mean_of(second.tolist()))
     theirs = compare_paired([[value] for value in first], [[value] for value in second])
     assert ours.difference.mean == pytest.approx(theirs.difference.mean, abs=1e-12)
     assert [ours.difference.low, ours.difference.high] == pytest.approx(
@@ -178,7 +165,7 @@ def test_differences_of_bleu() -> None:
     assert found.difference.low > 0 and found.p == pytest.approx(1e-4)  # no swap of 9,999 is as far from 0
     assert found.difference.mean == pytest.approx(better.value - worse.value)
     equal = compare_summed(worse.summed, same.summed)
-    assert (equal.difference.mean, equal.difference.low, equal.difference.high, equal.p) == (0.0, 0.0, 0.0, 1.0)
+    assert (equal.difference.mean, equal.difference.has_bounds, equal.interval, equal.p) == (0.0, False, "none", 1.0)
     with pytest.raises(LmgymError, match="comparison of 80 prompts with 79"):
         compare_summed(worse.summed, SufficientStatistics(better.summed.rows[:79], better.summed.value))
     bare = untested(Interval(3.0, math.nan, math.nan, 9), Interval(5.0, math.nan, math.nan, 9))

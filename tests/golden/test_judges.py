@@ -3,7 +3,9 @@
 import json
 import logging
 import math
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -437,6 +439,90 @@ def test_a_slow_server_is_given_up(serve: Callable[..., Server]) -> None:
         over.set()
     with pytest.raises(LmgymError, match="failed 1 times; the last time: URLError"):
         endpoint_judge(["24"], [EXAMPLE], base_url="http://127.0.0.1:9/v1", model="judge", retries=0)
+
+
+KEY = "sk-" + "".join(f"{number:02d}/" for number in range(40))
+
+
+@pytest.mark.parametrize("place", [0, 60, 93, 150, 197, 930, 990])
+@pytest.mark.parametrize("escaped", [False, True])
+@pytest.mark.parametrize("status", [200, 401, 503])
+def test_an_echoed_key_is_in_no_message_wherever_it_is_cut(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, status: int, escaped: bool, place: int
+) -> None:
+    """The server repeats the key at a place where some bound on the length of a message cuts it."""
+    echo = "." * place + (KEY.replace("/", "\\/") if escaped else KEY) + "."
+    tell_nothing_of_the_key(serve(lambda number, body: (status, {}, echo.encode())).url, monkeypatch)
+    tell_nothing_of_the_key(serve(lambda number, body: said(echo)).url, monkeypatch)
+
+
+@pytest.mark.parametrize("line", ["HTTP/1.1 401 {}", "HTTP/1.1 503 {}", "HTTP/1.1 {}", "{}", "HTTP/1.1 200 OK\r\n{}"])
+def test_a_key_in_the_servers_headers_is_in_no_message(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (0, 150):
+        server = Dripping(f"{line.format('.' * place + KEY)}\r\nContent-Length: 0\r\n\r\n".encode(), b"")
+        try:
+            tell_nothing_of_the_key(server.url, monkeypatch)
+        finally:
+            server.close()
+
+
+def tell_nothing_of_the_key(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    arguments: dict[str, Any] = {"base_url": url, "model": "judge", "key_variable": "JUDGE_KEY", "read": "yes_no"}
+    with pytest.raises(LmgymError) as raised:
+        endpoint_judge(["24"], [EXAMPLE], retries=0, seconds=5.0, **arguments)
+    error: BaseException | None = raised.value
+    while error is not None:
+        told = f"{error} {error!r} {vars(error)}".replace("\\", "")
+        assert not [start for start in range(0, len(KEY) - 12, 3) if KEY[start : start + 12] in told], told
+        error = error.__cause__ or error.__context__
+
+
+class Dripping:
+    """A server on localhost that sends `first`, then one byte of `drip` every 20 ms."""
+
+    def __init__(self, first: bytes, drip: bytes) -> None:
+        self.listener, self.over = socket.create_server(("127.0.0.1", 0)), threading.Event()
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}/v1"
+        self.thread = threading.Thread(target=self.serve, args=(first, drip), daemon=True)
+        self.thread.start()
+
+    def serve(self, first: bytes, drip: bytes) -> None:
+        with suppress(OSError):
+            connection, _ = self.listener.accept()
+            with connection, suppress(ConnectionError):
+                connection.sendall(first)
+                while not self.over.wait(0.02):
+                    connection.sendall(drip)
+
+    def close(self) -> None:
+        self.over.set()
+        self.listener.close()
+        self.thread.join()
+
+
+@pytest.mark.parametrize(
+    ("first", "drip"),
+    [
+        (b"", b"H"),  # the status line
+        (b"HTTP/1.1 200 OK\r\n", b"X"),  # a header
+        (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"),  # headers
+        (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n", b"{"),  # the body
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n{\r\n"),
+        (b"HTTP/1.1 500 No\r\nContent-Length: 9999\r\n\r\n", b"."),  # the body of an error
+    ],
+)
+def test_a_reply_that_drips_is_given_up_at_the_limit(first: bytes, drip: bytes) -> None:
+    """Each byte comes in time for a socket's own limit; without an end of its own the test would take minutes."""
+    server = Dripping(first, drip)
+    begun = time.monotonic()
+    try:
+        with pytest.raises(LmgymError, match=r"failed 1 times; the last time: (TimeoutError|status 500)"):
+            endpoint_judge(["24"], [EXAMPLE], base_url=server.url, model="judge", seconds=0.5, retries=0)
+    finally:
+        server.close()
+    assert time.monotonic() - begun < 10
 
 
 def test_requests_are_on_their_way_together_and_answers_in_order(serve: Callable[..., Server]) -> None:

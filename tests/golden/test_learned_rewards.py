@@ -23,6 +23,7 @@ from lmgym.rewards.learned.similarity import bert_score, bleurt
 from lmgym.rewards.text.sentences import sentences
 from lmgym.types import Example
 from tests import learned_models as tiny
+from tests import rounding
 
 TEXTS = ["What a film!", "", "no", "\u00e9t\u00e9 \U0001f600", "the same again and again and again", "no"]
 EXAMPLES = [Example(f"a/{index}", f"Question {index}?", (f"reference {index}", "no")) for index in range(len(TEXTS))]
@@ -436,5 +437,6 @@ def test_a_story_is_likelier_than_its_letters_reversed(shared: Path) -> None:
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     ids = tokenizer(story, return_tensors="pt")["input_ids"]
     with torch.no_grad():
-        assert told == pytest.approx(math.exp(float(model(input_ids=ids, labels=ids).loss)), rel=1e-4)
+        loss = model(input_ids=ids, labels=ids).loss
+    assert rounding.near(model, [math.log(told)], [float(loss)], tokens=ids.shape[1])
     assert told * 10 < backwards

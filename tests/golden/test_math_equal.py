@@ -17,7 +17,7 @@ from lmgym.rewards.base import build_rewards, call_reward, check_examples
 from lmgym.rewards.check import check_reward
 from lmgym.rewards.maths import math_equal as module
 from lmgym.rewards.maths.math_equal import math_equal
-from lmgym.text.latex import last_boxed, spelling, tidied
+from lmgym.text.latex import last_answer, last_boxed, spelling, tidied
 from lmgym.types import Episode, Example, Turn
 
 pytestmark = pytest.mark.processes
@@ -72,11 +72,52 @@ def test_the_last_box(text: str, answer: str | None) -> None:
         (r"\leftarrow", r"\leftarrow"),
         (r"\[x\]", "x"),
         ("$", "$"),
+        (".25", ".25"),  # a point at the beginning is part of the number
+        (r"x^3\,", "x^3"),
+        (r"x^3\;.", "x^3"),
+        ("7\\", "7"),
+        (r"\begin{pmatrix} 1 \\ 2 \\", r"\begin{pmatrix}1\\2\\"),
+        (r"$ 72 $", "72"),
+        ("3 $ and $4", "3 and 4"),
+        (r"21,\! 345", "21345"),
+        (r"21\,345\,678.5", "21345678.5"),
+        (r"21~345", "21345"),
+        ("21 345", "21345"),
+        ("21 345/678", "21 345/678"),  # a mixed number
+        ("2134 567", "2134 567"),
+        (r"9 \text { apples}", r"9\text{apples}"),
+        (r"\sqrt7", r"\sqrt{7}"),
+        (r"\sqrt [3] x", r"\sqrt[3]{x}"),
+        ("x**12 + sqrt(2x)", "x^{12}+\\sqrt{2x}"),
+        ("x^(1/3)", "x^{1/3}"),
+        ("3\u03c0 \u2212 \u221a5", "3\\pi-\\sqrt{5}"),
+        (r"\angle ABC = 25^\circ", r"25^\circ"),
     ],
 )
 def test_one_spelling(latex: str, same: str) -> None:
     assert spelling(tidied(latex)) == same
     assert tidied(tidied(latex)) == tidied(latex)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{2} and \boxed{7}", "2, 7"),
+        (r"$x = \boxed{2}$ or $x = \boxed{7}$.", "2, 7"),
+        (r"\[\boxed{2}, \quad \boxed{7}, \text{ and } \boxed{9}\]", "2, 7, 9"),
+        (r"\boxed{2} red ones and \boxed{7} green ones", "2, 7"),
+        (r"\boxed{7}, and again \boxed{7}", "7"),
+        (r"\boxed{7} and \boxed{7}", "7"),
+        (r"\boxed{2}, no, \boxed{7}", "7"),
+        (r"\boxed{2} and then \boxed{7}", "7"),
+        (r"First \boxed{2}. It follows that there are \boxed{7}.", "7"),
+        (r"\boxed{2} and not \boxed{7}", "7"),
+        (r"\boxed{2} and \boxed{7", None),
+        (r"\boxed{\boxed{2} and \boxed{7}}", "2, 7"),
+    ],
+)
+def test_linked_boxes_are_one_answer(text: str, answer: str | None) -> None:
+    assert last_answer(text) == answer
 
 
 # Worked by hand.
@@ -103,6 +144,35 @@ EQUAL = [
     (r"\frac{2469}{20,\!000}", "0.12345"),
     ("a + b + c", "c+a+b"),  # a letter may look like a unit
     (r"\sin^2 t", r"\sin^2(t)"),
+    (".25", r"\frac14"),
+    (".7, 3.0", "0.7, 3"),
+    ("2^3", "8"),
+    (r"5\,", "5"),
+    (r"21,\! 345", "21345"),
+    (r"21\,345", "21345"),
+    ("21 345", "21345"),
+    ("B,D", r"\text{B,D}"),
+    ("D, B", r"\text{B, D}"),
+    (r"25^\circ, 65^\circ", "25, 65"),
+    (r"65^\circ \text{ and } 25^\circ", r"25^\circ, 65^\circ"),
+    ("4, 9, and 16", r"4, 9 \text{ and } 16"),
+    (r"6 \text { units}", "6"),
+    (r"6\text{ cm}^2", "6"),
+    (r"\frac{3}{4}\%", "0.0075"),
+    ("12 percent", r"12\%"),
+    ("3 2/5", r"\frac{17}{5}"),
+    ("5*y**2 - 1", "5y^2-1"),
+    ("sqrt(12)", r"2\sqrt3"),
+    ("2\u03c0", r"2\pi"),
+    ("(2, 5)", "2, 5"),
+    ("y=5, x=2", "(2, 5)"),
+    (r"\frac{1}{1+i}", r"\frac{1-i}{2}"),
+    ("7 = x", "7"),
+    ("B. a square", "B"),
+    (r"1.25 \times 10^{-2}", r"\frac{1}{80}"),
+    (r"-1 \le x \le 4", r"x \in [-1,4]"),
+    (r"x \in [-1,4]", r"-1 \le x \le 4"),
+    ("odd", r"\text{odd}"),
 ]
 DIFFERENT = [
     ("0.33", r"\frac13"),
@@ -116,9 +186,33 @@ DIFFERENT = [
     ("-18", "18"),
     ("y=3", "x=4"),
     ("1 2/3", "12/3"),
+    ("1  2/3", "12/3"),
     ("", "0"),
     ("nan", "0"),
     (r"\frac{1}{0}", "0"),
+    ("5", ".5"),
+    ("4", ".4"),
+    (".5", "5"),
+    ("2^3", "2"),
+    ("4!", "4"),
+    ("1 7/5", "2.4"),  # no mixed number
+    ("2 3", "6"),
+    ("2 3", "23"),
+    ("3 or 4", "4"),
+    ("3, 4", "4"),
+    ("5, 2", "(2, 5)"),
+    ("x=5, y=2", "(2, 5)"),
+    ("(1, 3)", r"\{1, 3\}"),
+    ("0.0000001", "0.0000002"),
+    ("0.0000001", "0"),
+    (r"3^{-99}", r"3^{-98}"),
+    (r"x = 3^{-99}", r"3^{-98}"),
+    (r"\{3^{-99}, 1\}", r"\{3^{-98}, 1\}"),
+    (r"7\% \sqrt{2}", "0.1"),
+    ("listen", "silent"),
+    ("B. a square or C. a circle", "B"),
+    ("1000000001", "1000000002"),
+    ("3.1416", r"\pi"),
     ("9" * 2_000, "9"),
     ("(" * 500 + "1" + ")" * 500, "1"),
 ]
@@ -128,7 +222,9 @@ DIFFERENT = [
 def test_equal_and_different_answers() -> None:
     pairs = [(*pair, 1.0) for pair in EQUAL] + [(*pair, 0.0) for pair in DIFFERENT]
     texts = [rf"so $\boxed{{{answer}}}$." for answer, _, _ in pairs]
-    found = math_equal(texts, [asked(answer=right) for _, right, _ in pairs])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing fails or takes too long
+        found = math_equal(texts, [asked(answer=right) for _, right, _ in pairs])
     assert [(a, r, f) for (a, r, _), f in zip(pairs, found, strict=True)] == pairs
     boxed = [asked(rf"Thus it is $\boxed{{{right}}}$.") for _, right, _ in pairs]
     assert math_equal(texts[::-1], boxed[::-1]) == found[::-1]  # a box in the reference does as well, in any order
@@ -149,7 +245,21 @@ def test_equal_and_different_answers() -> None:
         ("The answer is 0.5 litres.", True, 1.0),
         ("Answer: 3. No: the answer is 1/2<|eot_id|>", True, 1.0),
         (r"The answer is $18 and not $\frac12$.", True, 1.0),  # a sign of currency opens no formula
+        (r"Final Answer: The smallest $k$ is 0.5.", True, 1.0),
+        (r"The answer is that the slope of $f$ equals $\frac{1}{2}$. It is less than $1$.", True, 1.0),
+        (r"Answer: $ \frac{1}{2} $", True, 1.0),
+        (r"The answer is $$ \frac12 $$", True, 1.0),
+        ("Answer: 3, 4 or 0.5", True, 0.0),
+        (r"The answer is $3$ or $\frac12$.", True, 0.0),
+        (r"\boxed{3} or \boxed{\frac12}", True, 1.0),  # the last box alone counts as well
         (r"It is $\frac12$", True, 0.0),
+        (r"So we get $ \frac12 $ of it", False, 1.0),
+        (r"With $n=3$ there are $6$ cases. Three of them fit. The probability is 0.5.", False, 1.0),
+        ("It is 3 or 0.5", False, 0.0),
+        ("It costs $ 5 and $ 0.5", False, 1.0),
+        ("50 percent", False, 1.0),
+        ("It grew by 50%.", False, 1.0),
+        ("a7b0x", False, 0.0),
         (r"It is $\frac12$", False, 1.0),
         ("Half of 3 is 1.5, and a third of that is 0.5", False, 1.0),
         ("1/2", False, 1.0),
@@ -169,12 +279,38 @@ def test_what_counts_as_the_reference() -> None:
         asked("9 + 9 = 18\n#### 18"),
         asked(r"So it is $\boxed{18}$."),
         asked("17", "18"),
+        asked("$18$"),
         asked("The answer is 3.", answer="18"),  # the column wins
         asked(answer=18),
         asked(answer=18.0),
     ):
         assert math_equal([r"\boxed{18}", r"\boxed{19}"], [example] * 2) == [1.0, 0.0]
     assert math_equal([r"\boxed{\text{New York}}"], [asked("New York")]) == [1.0]
+
+
+@needs_library
+@pytest.mark.parametrize(
+    "reference",
+    ["$3$ and $8$", "$3$, $8$", r"\boxed{3} and \boxed{8}", r"#### $3$ and $8$", r"$3, 8$", "Answer: 3 and 8"],
+)
+def test_a_reference_in_two_parts(reference: str) -> None:
+    texts = [
+        r"\boxed{8} and \boxed{3}",
+        r"\boxed{3, 8}",
+        "The answer is $8$ and $3$.",
+        r"\boxed{8}",
+        r"\boxed{3, 8, 9}",
+    ]
+    assert math_equal(texts, [asked(reference)] * 5) == [1.0, 1.0, 1.0, 0.0, 0.0]
+
+
+@needs_library
+def test_a_text_that_repeats_the_reference_is_right() -> None:
+    right = r"all even $n$, where $n > 2$"
+    assert math_equal([right, r"all odd $n$, where $n > 2$"], [asked(answer=right)] * 2, unreadable="compare") == [
+        1.0,
+        0.0,
+    ]
 
 
 @needs_library
@@ -268,7 +404,7 @@ def test_real_math_solutions_are_right(shared: Path) -> None:
 def test_real_math_solutions_are_right_by_algebra_alone(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every third one, none settled by comparing texts."""
     texts, examples = (some[::3] for some in real(shared))
-    monkeypatch.setattr(module, "_easily_equal", lambda answer, right: None)
+    monkeypatch.setattr(module, "easily_equal", lambda answer, right: None)
     assert math_equal(texts, examples) == [1.0] * len(texts)
 
 

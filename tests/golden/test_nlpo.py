@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from lmgym.algorithms.actor_critic import PPO
 from lmgym.algorithms.nlpo import NLPO
@@ -34,7 +36,7 @@ from lmgym.models.distributions import logprobs_of_logits
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Restriction, Turn
 from lmgym.updates.prepare import prepare
-from tests import models, runs
+from tests import models, rounding, runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 SEED_CASE = [0.05, 0.4, 0.3, 0.15, 0.07, 0.03]
@@ -89,9 +91,11 @@ def test_a_large_vocabulary_is_sorted_as_far_as_needed() -> None:
     """Rows that need 1 token, about 3,000 and almost all of 20,000; each alone gives the same."""
     spread = torch.randn(3, 20_000, generator=torch.Generator().manual_seed(0)) * torch.tensor([[20.0], [2.0], [0.1]])
     sets = truncation.top_p(spread, 0.9)
+    loose = rounding.typical(2 * 20_000)  # of the sum that divides, and of the sum that reaches 0.9
     for row, mask in zip(spread, sets, strict=True):
-        ordered = row.double().softmax(-1).sort(descending=True).values
-        assert abs(int(mask.sum()) - (int((ordered.cumsum(0) < 0.9).sum()) + 1)) <= 2  # fp32 against fp64
+        mass = row.double().softmax(-1).sort(descending=True).values.cumsum(0)
+        least, most = (int((mass < 0.9 + side * loose).sum()) + 1 for side in (-1, 1))
+        assert least <= int(mask.sum()) <= most <= least + 2
         assert torch.equal(truncation.top_p(row[None], 0.9)[0], mask)
     counts = sets.sum(1).tolist()
     assert counts[0] < truncation.FEW and 8 * truncation.FEW < counts[1] < 64 * truncation.FEW < counts[2]
@@ -102,11 +106,12 @@ def test_a_large_vocabulary_is_sorted_as_far_as_needed() -> None:
 def test_top_p_is_the_smallest_set_of_that_mass(seed: int, size: int, amount: float, least: int) -> None:
     logits = 4 * torch.randn(3, size, generator=torch.Generator().manual_seed(seed))
     p = logits.double().softmax(-1)
+    loose = rounding.rounding(2 * size)  # of the sum that divides, and of the sum that reaches `amount`
     for row, chosen in zip(p, said(truncation.top_p(logits, amount, least)), strict=True):
         mass = float(row[list(chosen)].sum())
         smallest = min(chosen, key=lambda token: float(row[token]))
-        assert mass >= amount - 1e-5 and len(chosen) >= min(least, size)
-        assert len(chosen) <= least or mass - float(row[smallest]) < amount + 1e-5
+        assert mass >= amount - loose and len(chosen) >= min(least, size)
+        assert len(chosen) <= least or mass - float(row[smallest]) < amount + loose
         assert all(row[smallest] >= row[other] for other in set(range(size)) - chosen)
 
 
@@ -174,11 +179,12 @@ def test_excluded_tokens_have_no_gradient(seed: int, size: int) -> None:
     assert bool((gradient != 0).all())  # RL4LMs: the excluded ones are pushed down all the same
 
 
-def test_the_last_number_below_one_draws_a_kept_token() -> None:
+@pytest.mark.parametrize("uniform", [1 - 2.0**-53, 1.0], ids=["fp64", "as a GPU without fp64 rounds it"])
+def test_the_last_number_below_one_draws_a_kept_token(uniform: float) -> None:
     """Rounding of u * mass must not reach into the blocks of the vocabulary where nothing is kept."""
     logits = torch.full((64, 1000), float("-inf"))
     logits[:, 3:9] = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
-    tokens, logprobs = draw(logits, 1.0, torch.full((64,), 1 - 2.0**-53, dtype=torch.float64))
+    tokens, logprobs = draw(logits, 1.0, torch.full((64,), uniform, dtype=torch.float64))
     assert set(tokens.tolist()) == {8} and bool(logprobs.isfinite().all())
 
 
@@ -238,8 +244,10 @@ def batch_of(asked: list[Request], answers: list[Completion], policy: Policy, sa
 @torch.no_grad()
 def sets_by_hand(
     guide: Policy, request: Request, answer: Completion, rule: Restriction, sampling: Sampling
-) -> list[set]:
-    """From Hugging Face's forward over the whole answer, in fp64, token by token."""
+) -> list[tuple[set[int], set[int]]]:
+    """From Hugging Face's forward over the whole answer, in fp64, token by token: the tokens that must be in the set,
+    and those that may be, where rounding decides at the edge."""
+    loose = rounding.typical_tolerance(guide.model)
     ids = torch.tensor([[*request.prompt_ids, *answer.ids]])
     inputs = {"input_ids": ids}
     if request.source_ids:
@@ -249,18 +257,15 @@ def sets_by_hand(
     for place, line in enumerate(logits):
         if place < sampling.min_new_tokens:
             line[list(guide.stop_ids)] = -math.inf
-        p = line.softmax(0).tolist()
-        order = sorted(range(len(p)), key=lambda token: -p[token])
-        chosen: set[int] = set()
-        for token in order:
-            enough = (
-                sum(p[one] for one in chosen) >= rule.amount if rule.rule == "top_p" else len(chosen) >= rule.amount
-            )
-            if enough and len(chosen) >= rule.least:
-                break
-            chosen.add(token)
-        result.append(chosen | {0, 1, 2})
-    return result
+        ordered = line.sort(descending=True).values
+        mass = ordered.softmax(0).cumsum(0)
+        few, many = (
+            max(rule.least, int(rule.amount if rule.rule == "top_k" else (mass < rule.amount + side * loose).sum() + 1))
+            for side in (-1, 1)
+        )
+        inner, outer = line >= ordered[few] + loose, line >= ordered[many - 1] - loose
+        result.append((*said(inner[None]), *said(outer[None])))
+    return [(inner | {0, 1, 2}, outer | {0, 1, 2}) for inner, outer in result]
 
 
 @pytest.mark.slow
@@ -287,31 +292,34 @@ def test_what_is_sampled_is_what_is_scored(
     allowed = truncation.unpack(batch.sampling_mask.bits[batch.kept[row, column]], VOCABULARY)
     assert bool(allowed.gather(1, batch.tokens[row, column][:, None]).all())
     assert bool(allowed[:, list(policy.special_ids)].all())
-    gap = (policy.compute_logprobs_no_grad(batch).logprobs - batch.logprobs_sampler).abs()
-    assert float(gap.max()) < 1e-4
+    sampled, scored = batch.logprobs_sampler[row, column], policy.compute_logprobs_no_grad(batch).logprobs[row, column]
+    assert rounding.near(policy.model, scored, sampled)
     plain = policy.compute_logprobs_no_grad(batch.replace(sampling_mask=None, kept=None)).logprobs
-    assert float((plain - batch.logprobs_sampler)[row, column].max()) < 1e-4  # the set takes mass away, never adds
-    assert float((plain - batch.logprobs_sampler)[row, column].mean()) < -0.05
-    found = said(allowed)
+    loose = rounding.tolerance(policy.model, sampled.tolist())
+    assert float((plain[row, column] - sampled).max()) < loose  # the set takes mass away, never adds
+    assert float((plain[row, column] - sampled).mean()) < -0.05
+    undecided = []
     for request, answer in zip(asked, answers, strict=True):
-        expected, found = (
-            sets_by_hand(policy if own else mask, request, answer, rule, sampling),
-            found[len(answer.ids) :],
-        )
-        assert said(truncation.unpack(torch.from_numpy(answer.kept), VOCABULARY)) == expected
+        expected = sets_by_hand(policy if own else mask, request, answer, rule, sampling)
+        found = said(truncation.unpack(torch.from_numpy(answer.kept), VOCABULARY))
+        assert all(inner <= one <= outer for one, (inner, outer) in zip(found, expected, strict=True))
+        undecided += [len(outer - inner) for inner, outer in expected]
+    assert np.mean(undecided) < 0.1
     assert len({len(one) for one in said(allowed)}) > 1 or rule.rule == "top_k"
 
 
 @pytest.mark.slow
 @every_path
 def test_neighbours_do_not_matter(kind: str, fast: bool) -> None:
-    policy, sampling = policy_of(kind, fast), Sampling(max_new_tokens=10)
-    asked, how = requests_of(policy, 10), (Restriction("top_p", 0.6), policy_of(kind, fast, seed=1))
+    policy, mask = (models.exact(policy_of(kind, fast, seed)) for seed in (0, 1))
+    sampling = Sampling(max_new_tokens=10)
+    asked, how = requests_of(policy, 10), (Restriction("top_p", 0.6), mask)
     together = Sampler(policy, 10).restricted(*how).generate(asked, sampling)
     for rows, order in ((3, range(10)), (10, range(9, -1, -1)), (1, (7, 2))):
         again = Sampler(policy, rows).restricted(*how).generate([asked[n] for n in order], sampling)
         for n, answer in zip(order, again, strict=True):
-            assert answer.ids == together[n].ids and answer.logprobs == pytest.approx(together[n].logprobs, abs=1e-4)
+            assert answer.ids == together[n].ids
+            assert rounding.near(policy.model, answer.logprobs, together[n].logprobs)
             assert np.array_equal(answer.kept, together[n].kept)
 
 
@@ -383,7 +391,7 @@ def test_under_compat_the_update_is_that_of_ppo() -> None:
     plain = ready(PPO(kl_coefficient=0.1), 3, sampling_mask=None, kept=None)
     expected, _ = models.gradient(PPO(kl_coefficient=0.1), in_double(0), plain)
     compat = NLPO(kl_coefficient=0.1, compat="rl4lms")
-    assert torch.equal(models.gradient(compat, in_double(0), ready(compat, 3))[0], expected)
+    assert models.relative(models.gradient(compat, in_double(0), ready(compat, 3))[0], expected) < 1e-12
     ours = NLPO(kl_coefficient=0.1)
     assert models.relative(models.gradient(ours, in_double(0), ready(ours, 3))[0], expected) > 0.1
 
@@ -406,8 +414,11 @@ def records(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("compat", ["none", "rl4lms"])
-def test_nlpo_that_masks_nothing_is_ppo(compat: str, tmp_path: Path) -> None:
-    # RL4LMs' entropy sums up in another order.
+def test_nlpo_that_masks_nothing_is_ppo(compat: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Under compat the fused head does not serve NLPO, and RL4LMs' entropy is another sum. Their orders of adding differ
+    # on some processors, so PPO goes without both.
+    if compat == "rl4lms":
+        monkeypatch.setattr("lmgym.models.distributions.nn", SimpleNamespace(Linear=None))
     shared = {"kl_coefficient": 0.05, "entropy_coefficient": 0.01 if compat == "none" else 0.0}
     ppo = trained(tmp_path / "ppo", {"name": "ppo", "epochs": 2, "minibatches": 2, **shared}, steps=4)
     everything = {
@@ -460,7 +471,8 @@ def test_what_is_logged(tmp_path: Path) -> None:
     for record in [*ours, *theirs]:
         assert 20 <= record["kept/tokens"] <= 23  # and three special ones
         assert record["kept/share"] == pytest.approx(record["kept/tokens"] / VOCABULARY)
-    assert all(record["sampler_logprob_gap"] < 1e-4 and record["entropy"] < math.log(23) for record in ours)
+    loose = rounding.typical_tolerance(AutoModelForCausalLM.from_pretrained(tmp_path / "ours" / "final"))
+    assert all(record["sampler_logprob_gap"] < loose and record["entropy"] < math.log(23) for record in ours)
     # Minus the log of the mass that was kept: 20 to 23 of 259 almost equally likely tokens.
     assert theirs[0]["sampler_logprob_gap"] == pytest.approx(math.log(VOCABULARY / 22), abs=0.3)
     assert theirs[0]["reward"] == ours[0]["reward"]  # the same answers; only the update differs

@@ -17,8 +17,9 @@ from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.functional.turn_discounts import turn_lengths, turn_returns
+from lmgym.models.builtin import builtin_model
 from lmgym.types import Episode, Example, Turn
-from tests import models, runs
+from tests import models, rounding, runs
 from tests.models import loss_of
 from tests.parity.test_resume import Interrupting
 from tests.parity.test_resume_models import assert_equal_folders
@@ -57,7 +58,21 @@ def test_stepwise_returns_of_llm_rl(rewards: list[float], gamma: float, expected
     rows = on_actions(batch, algorithm.advantages(batch).advantages)
     flat = [value for row in rows for value in row]
     wanted = [value for value, length in zip(expected, lengths, strict=False) for _ in range(length)]
-    assert flat == pytest.approx([*wanted, 0.7, 0.7], abs=1e-7)  # the rewards have been fp32
+    loose = rounding.rounding(len(rewards))  # the rewards have been fp32
+    assert flat == pytest.approx([*wanted, 0.7, 0.7], rel=0, abs=loose)
+
+
+def test_two_turns_without_a_token_between_them_are_two_steps() -> None:
+    """As reinforce_stable.md says: an environment may hear a line and say nothing. What continues an unfinished line
+    (behind a calculator's result, say) belongs to it."""
+    first, silent = Turn([9], [5, 5]), Turn([], [5], reward=1.0)
+    for unfinished, returns, lengths in ((False, [0.5, 0.5, 1.0], [2, 2, 1]), (True, [1.0] * 3, [3] * 3)):
+        first.unfinished = unfinished
+        batch = in_double(Episode(Example("x", "?"), 0, 0, [first, silent], score=1.0))
+        assert batch.actions.tolist() == [[False, True, True, True]]
+        algorithm = ReinforceStable(gamma=0.5, kl_coefficient=0.0)
+        assert on_actions(batch, algorithm.advantages(batch).advantages) == [returns]
+        assert on_actions(batch, turn_lengths(batch.actions, batch.turn, batch.episode)) == [lengths]
 
 
 @given(seed=st.integers(0, 2**31), gamma=st.floats(0, 1))
@@ -80,7 +95,9 @@ def test_turn_returns_and_lengths_are_those_of_the_episodes(seed: int, gamma: fl
         for turn, value in zip(episode.turns, reversed(each), strict=True):
             wanted_returns += [value] * len(turn.action_ids)
             wanted_lengths += [len(turn.action_ids)] * len(turn.action_ids)
-    assert returns[batch.actions].tolist() == pytest.approx(wanted_returns, rel=1e-5, abs=1e-6)
+    largest = max(sum(abs(turn.reward) for turn in episode.turns) for episode in conversations)
+    loose = rounding.rounding(2 * 3, largest)  # rewards and discounts of three turns are fp32
+    assert returns[batch.actions].tolist() == pytest.approx(wanted_returns, rel=0, abs=loose)
     assert lengths[batch.actions].tolist() == wanted_lengths
     assert not returns[~batch.actions].any() and not lengths[~batch.actions].any()
 
@@ -197,7 +214,7 @@ def test_a_penalty_in_the_reward_reaches_what_led_to_it() -> None:
     batch = in_double(conversation([(2, 0.0), (1, 1.0)]))
     old = tensor([[0.0, -1.0, -2.0, 0.0, -1.0]], dtype=torch.float64)
     batch = batch.replace(logprobs_old=old, logprobs_ref=old - tensor([[0.0, 0.4, 0.2, 0.0, 0.1]], dtype=torch.float64))
-    algorithm = ReinforceStable(gamma=0.5, kl_in="reward", kl_estimator="k1", kl_coefficient=2.0)
+    algorithm = ReinforceStable(gamma=0.5, kl_in="reward", kl_coefficient=2.0)
     found = on_actions(batch, algorithm.advantages(batch).advantages)[0]
     assert found == pytest.approx([0.5 - 2 * (0.4 + 0.2 + 0.5 * 0.1), 0.5 - 2 * (0.2 + 0.5 * 0.1), 1 - 2 * 0.1])
 
@@ -247,8 +264,10 @@ def test_a_reference_that_was_refreshed_before_and_after(policy: dict[str, Any],
     assert_equal_folders(whole, parts)
     trained = [record for record in runs.records(whole / "metrics.jsonl") if record["kind"] == "train"]
     divergence = [record["kl/reference"] for record in trained]
-    assert all(abs(divergence[step]) < 1e-5 for step in (0, 2, 4, 6))  # the policy is the reference's copy
-    assert all(abs(divergence[step]) > 1e-4 for step in (1, 3, 5))
+    architecture = builtin_model("builtin:tiny", models.tokenizer(), runs.ARCHITECTURE, 0)
+    loose = rounding.typical_tolerance(architecture)
+    assert all(abs(divergence[step]) < loose for step in (0, 2, 4, 6))  # the policy is the reference's copy
+    assert all(abs(divergence[step]) > 10 * loose for step in (1, 3, 5))
 
 
 @pytest.mark.usefixtures("no_picture")

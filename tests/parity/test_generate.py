@@ -62,7 +62,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @functools.cache
 def policy_of(kind: str) -> Policy:
-    return Policy(models.sharpen(MAKE[kind](0), 0.2), models.tokenizer())
+    return models.exact(Policy(models.sharpen(MAKE[kind](0), 0.2), models.tokenizer()))
 
 
 def requests_of(policy: Policy, prompts: list[tuple[int, ...]] = PROMPTS) -> list[Request]:

@@ -61,7 +61,8 @@ def test_steps_of_as_many_rows_are_prepared_and_others_are_not(monkeypatch: pyte
 @needs_mkl
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neo", "t5", "bart"])
 def test_answers_are_those_of_layers_that_are_not_prepared(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every path of the sampler; the rows grow fewer on the way."""
+    """Of every path of the sampler; the rows grow fewer on the way. In fp32, where a draw at the edge between two
+    tokens may fall on either side: at most two of 24 answers may part, and each has the policy's log-probabilities."""
     if family in ("t5", "bart"):
         one = encoder_decoder.policy_of(family)
         sources = [SOURCES[number % len(SOURCES)] for number in range(24)]
@@ -78,10 +79,12 @@ def test_answers_are_those_of_layers_that_are_not_prepared(family: str, monkeypa
     assert len(prepared_for) > 1 and not any("forward" in layer.__dict__ for layer in one.model.modules())
     monkeypatch.setattr(mkl_linear, "_available", lambda: False)
     expected = Sampler(one).generate(asked, sampling)
-    assert [answer.ids for answer in found] == [answer.ids for answer in expected]
-    for ours, theirs in zip(found, expected, strict=True):
-        loose = rounding.tolerance(one.model, theirs.logprobs)
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=loose)
+    same = [(ours, theirs) for ours, theirs in zip(found, expected, strict=True) if ours.ids == theirs.ids]
+    assert len(same) >= 22
+    for ours, theirs in same:
+        assert rounding.near(one.model, ours.logprobs, theirs.logprobs)
+    scored = encoder_decoder.rescored(one, asked, found, sampling)
+    assert rounding.near(one.model, encoder_decoder.reported(found), scored)
 
 
 @needs_mkl

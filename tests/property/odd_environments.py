@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ def fail(how: str) -> None:
     """Hang, crash or end this process."""
     if how == "hang":
         time.sleep(1000)
-    if how == "hang together":  # with what it has started
+    if how in ("hang together", "hang detached"):  # with what it has started
         time.sleep(1000)
     if how == "hang elsewhere":  # it has left its group of processes
         os.setpgid(0, os.getpgid(os.getppid()))
@@ -33,6 +34,9 @@ def fail(how: str) -> None:
         raise SystemExit(3)
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if how == "supervisor stopped":
+        os.kill(os.getppid(), signal.SIGSTOP)
+        time.sleep(1000)
     if how == "supervisor killed":
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(1000)
@@ -47,6 +51,10 @@ class Odd:
         own = [os.getpid(), os.getppid()]
         if example.prompt == "hang together":
             own.append(subprocess.Popen(["sleep", "1000"]).pid)
+        if example.prompt == "hang detached":  # a session of its own, and a parent that is gone
+            script = "import subprocess; print(subprocess.Popen(['sleep', '1000'], stdout=2).pid)"
+            command = [sys.executable, "-c", script]
+            own.append(int(subprocess.check_output(command, start_new_session=True, text=True)))
         if note := example.meta.get("note"):
             Path(note).write_text(" ".join(map(str, own)))
         if example.id == "reset":

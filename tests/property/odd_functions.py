@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 prepared: list[int] = []
@@ -52,3 +53,15 @@ def _fail() -> None:
 
 
 unprepared.prepare = _fail  # type: ignore[attr-defined]
+
+
+def unready(item: Any) -> Any:
+    """Never called: its preparation does not end. It notes the number of its process."""
+
+
+def _hang(note: str) -> None:
+    Path(note).write_text(str(os.getpid()))
+    time.sleep(1000)
+
+
+unready.prepare = _hang  # type: ignore[attr-defined]

@@ -59,8 +59,8 @@ def test_a_prompt_to_go_on_from_has_no_end_mark_and_as_many_tokens(text: str, li
 
 def test_a_special_token_in_the_text_is_text() -> None:
     tokenizer = tokenizer_of("both (BART)")
-    assert source_ids(tokenizer, "<bos>ab", None, Cut(4, "right")) == [1, 1, *_bytes(tokenizer, "a"), 2]
-    assert source_ids(tokenizer, "ab<eos>", None, Cut(4, "left")) == [1, *_bytes(tokenizer, "b"), 2, 2]
+    assert source_ids(tokenizer, "<bos>ab", None, Cut(4, "right")) == [1, *_bytes(tokenizer, "<b"), 2]
+    assert source_ids(tokenizer, "ab<eos>", None, Cut(4, "left")) == [1, *_bytes(tokenizer, "s>"), 2]
 
 
 def test_what_is_said_behind_a_cut_prompt_is_what_is_said_behind_a_whole_one() -> None:
@@ -181,5 +181,12 @@ class _Odd:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer, self.eos_token_id, self.chat_template = tokenizer, tokenizer.eos_token_id, None
 
-    def __call__(self, text: str, add_special_tokens: bool = True) -> Any:
-        return self.tokenizer(text.upper() if add_special_tokens else text, add_special_tokens=add_special_tokens)
+    def __call__(self, text: str, add_special_tokens: bool = True, **options: Any) -> Any:
+        text = text.upper() if add_special_tokens else text
+        return self.tokenizer(text, add_special_tokens=add_special_tokens, **options)
+
+    def __len__(self) -> int:
+        return len(self.tokenizer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)

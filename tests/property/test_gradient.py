@@ -1,6 +1,7 @@
 """What must not move the gradient, and what must. Tiny models in fp64; hypothesis chooses the batches.
 
-Tolerance: 1e-6 relative, as required. Seen: 1e-12 at most.
+Tolerance: sums of some thousand numbers round by about 1e-12 in fp64, and a token or row too many or too few moves a
+gradient by 1e-3 and more; 1e-6 is far from both.
 """
 
 import functools
@@ -32,7 +33,7 @@ from lmgym.types import Episode, Example, Turn
 from lmgym.updates.first_order import minibatches_of, optimizer_step
 from lmgym.updates.optimizer import Optimizer, OptimizerSection
 from lmgym.updates.prepare import prepare
-from tests import models
+from tests import models, rounding
 
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "grpo token": lambda: GRPO(group_size=4),
@@ -400,7 +401,9 @@ def test_later_steps_have_the_old_policy_in_their_ratio(seed: int) -> None:
             )
         records.append((optimizer_step(algorithm, policy, minibatch, optimizer, first=place == 0), expected))
     assert records[0][0]["ratio/mean"] == 1.0
-    assert records[1][0]["ratio/mean"] == pytest.approx(records[1][1], rel=1e-4)
+    # A ratio moves by as much of itself as its logarithm does.
+    loose = rounding.tolerance(policy.model, before.flatten().tolist())
+    assert records[1][0]["ratio/mean"] == pytest.approx(records[1][1], rel=loose)
     assert records[1][0]["ratio/mean"] != 1.0
 
 
@@ -536,6 +539,8 @@ def test_prepare_fills_what_is_needed_and_no_more() -> None:
     full = prepare(batch, policy, {"reference": reference}, GRPO(group_size=4, epochs=2, kl_coefficient=0.1))
     assert full.logprobs_old is not None and full.logprobs_ref is not None
     with torch.no_grad():
-        assert torch.allclose(full.logprobs_old.double(), policy.compute_logprobs(batch).logprobs, atol=1e-6)
-        assert torch.allclose(full.logprobs_ref.double(), reference.compute_logprobs(batch).logprobs, atol=1e-6)
+        for column, who in ((full.logprobs_old, policy), (full.logprobs_ref, reference)):
+            said = who.compute_logprobs(batch).logprobs
+            loose = rounding.rounding(1, float(said.abs().max()))  # kept in fp32, computed in fp64
+            assert torch.allclose(column.double(), said, rtol=0, atol=loose)
         assert not torch.allclose(full.logprobs_ref, full.logprobs_old, atol=1e-2)

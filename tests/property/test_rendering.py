@@ -13,7 +13,8 @@ from lmgym.envs.base import Step
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.rollouts.rollout import Actor, collect, demonstrate
-from lmgym.text.chat import answer_ids, decode, merge_roles, plain_text, prompt_ids
+from lmgym.text.chat import answer_ids, decode, plain_text, prompt_ids
+from lmgym.text.template import merge_roles
 from lmgym.types import Episode, Example, Message
 from tests import models
 
@@ -21,9 +22,10 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% if mood is defined %}({{ mood }}) {% endif %}{% endif %}"
 )
-# Without "<", lest hypothesis write "<eos>": a special token spelled out in a text is that token, as everywhere in
-# Hugging Face's world.
-texts = st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"]), max_size=40)
+names = st.sampled_from(["<eos>", "<bos>", "<|im_end|>", "<|im_start|>"])  # in a text they are text
+texts = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | names, max_size=4).map("".join)
+# Without "<", for answers that a test tokenizes as a model would have sampled them.
+sampled = st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"]), max_size=40).filter(bool)
 plain = models.tokenizer()
 
 
@@ -174,7 +176,7 @@ def all_ids(episode: Episode) -> list[int]:
     return [token for turn in episode.turns for token in turn.prompt_ids + turn.action_ids]
 
 
-@given(st.lists(st.tuples(texts.filter(bool), texts.filter(bool), texts.filter(bool)), min_size=1, max_size=3))
+@given(st.lists(st.tuples(sampled, sampled, sampled), min_size=1, max_size=3))
 def test_a_conversation_reads_as_the_template_writes_it(said: list[tuple[str, ...]]) -> None:
     answers = [[[*ids_of(text), chat.eos_token_id] for text in turns] for turns in said]
     episodes, engine = converse(chat, answers)

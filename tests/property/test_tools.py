@@ -1,5 +1,6 @@
 """Hostile text and hostile snippets: every one gets an answer within its limits, and leaves nothing behind."""
 
+import importlib.util
 import json
 import os
 import random
@@ -11,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import example, given, settings
@@ -85,13 +86,24 @@ CASES = {
     "odd value": ("class V:\n def __repr__(self): 1/0\nV()", "ZeroDivisionError"),
 }  # fmt: skip
 
+STANDARD = """
+abc argparse array ast asyncio base64 bisect bz2 calendar cmath collections.abc concurrent.futures configparser
+contextlib copy csv curses datetime decimal difflib dis doctest email.mime.text enum fractions functools glob gzip
+hashlib heapq html.parser inspect io itertools json keyword linecache locale logging lzma math multiprocessing numbers
+operator pathlib pickle platform pprint queue random re secrets shlex shutil sqlite3 ssl statistics string struct
+tempfile textwrap threading time timeit tokenize traceback types typing unicodedata unittest.mock uuid warnings weakref
+xml.dom.minidom xml.etree.ElementTree zipfile zlib zoneinfo
+"""
+
 # What the kernel refuses by itself: the same process without the audit hook.
 KERNEL = """
 import ctypes, os, signal, socket, subprocess, sys, threading
-here, folder, outside, readable = sys.argv[1:]
+here, folder, outside, readable, hidden = sys.argv[1:]
 sys.path.insert(0, here)
 import snippet_process
-layers = snippet_process.isolate(folder, readable.split("\\n"), 5.0, 512, 4)
+packages = hidden.split("\\n")
+inside = [os.path.join(path, name) for path in packages for name in os.listdir(path) if name.endswith((".py", ".pth"))]
+layers = snippet_process.isolate(folder, readable.split("\\n"), hidden.split("\\n"), 5.0, 512, 4)
 libc = ctypes.CDLL(None, use_errno=True)
 
 def checked(result):
@@ -111,6 +123,12 @@ attempts = {
     "create": lambda: open(outside + "2", "x"),
     "folder": lambda: os.mkdir(outside + "3"),
     "list": lambda: os.listdir(os.path.dirname(outside)),
+    **{f"packages of {path}": lambda path=path: os.listdir(path) for path in packages},
+    **{f"beside {path}": lambda path=path: os.listdir(os.path.dirname(path)) for path in packages},
+    **{f"package {path}": lambda path=path: open(path).read() for path in inside},
+    "package by its descriptor": lambda: os.open("x.pth", os.O_RDONLY, dir_fd=os.open(packages[0], os.O_PATH)),
+    "package around a corner": lambda: open("/proc/self/root" + inside[0]),
+    "package by a link": lambda: os.link(inside[0], "package"),
     "permissions": lambda: os.chmod(outside, 0),
     "owner": lambda: os.chown(outside, 1, 1),
     "times": lambda: os.utime(outside, (0, 0)),
@@ -361,7 +379,7 @@ def test_the_kernel_alone_refuses_it(tmp_path: Path) -> None:
             str(runner.SCRIPT.parent),
             str(folder),
             str(outside),
-            "\n".join(runner._readable()),
+            *map("\n".join, runner.readable()),
         ],
         capture_output=True,
         text=True,
@@ -369,10 +387,38 @@ def test_the_kernel_alone_refuses_it(tmp_path: Path) -> None:
     )
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.endswith("done")] == [], done.stderr
-    assert sum(line.endswith("refused") for line in lines) == 30
+    assert sum(line.endswith("refused") for line in lines) > 30 + 2 * len(runner.readable()[1])
     assert lines[-2:] == ["own mine", "modules fine"], done.stderr
     assert outside.read_text() == "mine" and [path.name for path in outside.parent.iterdir()] == ["file"]
     assert (outside.stat().st_mode, outside.stat().st_mtime) == (before.st_mode, before.st_mtime)
+
+
+@pytest.mark.parametrize("isolation", ["kernel", "process"])
+def test_installed_packages_cannot_be_read(isolation: Literal["kernel", "process"], scratch: Path) -> None:
+    """Neither those of the virtual environment nor those of the Python below it: no text, no list, no import."""
+    if isolation == "kernel" and not (protection()["files"] and protection()["system calls"]):
+        pytest.skip("needs a kernel with Landlock and seccomp")
+    limits = Limits(seconds=2.0, folder_mib=4, isolation=isolation)
+    folders, package = runner.readable()[1], Path(pytest.__file__).parent
+    assert str(package.parent.resolve()) in folders
+    for code in (
+        f"open({str(package / '__init__.py')!r}).read()",
+        *(f"import os\nos.listdir({folder!r})" for folder in folders),
+        f"import os\nos.chdir({str(package)!r})",
+    ):
+        assert "PermissionError" in run(code, limits)
+    for folder in folders:
+        said = run(f"import sys\nsys.path.insert(0, {folder!r})\nimport pytest, pip", limits)
+        assert said.startswith(("ModuleNotFoundError: No module named 'pytest'", "PermissionError"))
+
+
+def test_the_standard_library_can_be_imported(scratch: Path) -> None:
+    """What a snippet needs: modules of Python, of C, and within packages, imported after the isolation."""
+    modules = STANDARD.split()
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    assert set(missing) <= {"bz2", "curses", "lzma", "sqlite3", "ssl"}  # a Python may be built without them
+    said = run("\n".join(f"import {name}" for name in modules if name not in missing) + "\n6 * 7", Limits())
+    assert said == "42"
 
 
 @pytest.mark.slow

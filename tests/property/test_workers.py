@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,6 +160,29 @@ def test_workers_end_with_their_owner(end: str) -> None:
     assert gone(*numbers)
     owner.stdin.close()
     owner.stdout.close()
+
+
+def test_a_worker_that_is_still_starting_ends_with_its_killed_owner(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    script = f"""
+from lmgym.processes.pool import ProcessPool
+ProcessPool("tests.property.odd_functions:unready", 1, setup=({str(note)!r},)).map([1], 5.0)
+"""
+    owner = subprocess.Popen([sys.executable, "-c", script])
+    for _ in range(600):
+        if note.exists() and note.read_text():
+            break
+        time.sleep(0.1)
+    assert alive(number := int(note.read_text()))
+    owner.kill()
+    owner.wait()
+    assert gone(number)
+
+
+@pytest.mark.slow
+def test_limits_by_the_clock_hold_for_calls_that_use_no_processor_time(workers: ProcessPool) -> None:
+    found = workers.map([["sleep", 60], ["echo", 1]], seconds=0.5, by_clock=True)
+    assert found == [Failure("time", "did not return within 0.5 s"), 1]
 
 
 def test_a_fork_of_the_owner_starts_workers_of_its_own() -> None:

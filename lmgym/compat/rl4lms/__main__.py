@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.output import surviving_output
+from lmgym.logs.formatting import visible
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,11 +20,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Example: main(["--config_path", "gpt2_ppo.yml", "--experiment_name", "imdb", "steps=10"])
     """
     given = _parser().parse_args(arguments)
-    try:
-        return _train(given)
-    except LmgymError as error:
-        print(f"lmgym: {error}", file=sys.stderr)
-        return 1
+    with surviving_output():
+        try:
+            return _train(given)
+        except LmgymError as error:
+            print(f"lmgym: {visible(str(error))}", file=sys.stderr)
+            return 1
 
 
 def _train(given: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmgym.core import registry
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, describe
 from lmgym.rewards.base import OPTIONS as REWARD_OPTIONS
 from lmgym.tasks.base import OPTIONS as TASK_OPTIONS
 
@@ -34,7 +34,7 @@ class Maker:
             except Exception as error:
                 given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
                 raise LmgymError(
-                    f"{self.kind} '{self.id}': {self.cls.__name__}({given}) raised {type(error).__name__}: {error}"
+                    f"{self.kind} '{self.id}': {self.cls.__name__}({given}) raised {describe(error)}"
                 ) from error
         return self.made[key]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmgym.compat.rl4lms.classes import base_names, class_arguments, imitate
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, describe
 from lmgym.tasks.base import MissingSplit, check_split
 from lmgym.types import Example
 
@@ -86,8 +86,7 @@ def task_of(id: str, cls: type) -> Callable[..., list[Example]]:
                 f"task '{id}' has no split '{split}': prepare(split='{SPLITS[split]}') {error}"
             ) from error
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise LmgymError(f"task '{id}': prepare(split='{SPLITS[split]}') raised {reason}") from error
+            raise LmgymError(f"task '{id}': prepare(split='{SPLITS[split]}') raised {describe(error)}") from error
         return [_example(f"{id}/{split}", *pool[index]) for index in range(len(pool))]
 
     imitate(task, cls, ("split",), cls.prepare, "task")  # type: ignore[attr-defined]

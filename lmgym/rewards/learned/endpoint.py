@@ -50,10 +50,10 @@ def endpoint_judge(
     you set it. The service's key is read from the environment variable `key_variable`; it appears in no message and no
     file.
 
-    A request may take `seconds`, and `concurrency` requests run at the same time. After a temporary failure (no
-    connection, time-out, status 408, 409, 425, 429 or 5xx) a request is repeated up to `retries` times: after `wait`
-    seconds, then twice as long each time, or as long as the server asks for, at most a minute. A served model may give
-    another reply to the same question.
+    A request may take `seconds` in all, from connecting to the last byte of the reply, and `concurrency` requests run
+    at the same time. After a temporary failure (no connection, time-out, status 408, 409, 425, 429 or 5xx) a request is
+    repeated up to `retries` times: after `wait` seconds, then twice as long each time, or as long as the server asks
+    for, at most a minute. A served model may give another reply to the same question.
 
     Raises LmgymError if the endpoint does not answer or rejects the request.
 
@@ -87,10 +87,11 @@ def endpoint_judge(
         if value is None:
             value = unreadable
         if value is None:
+            start = endpoint.redacted(replies[conversation])[:100]
             expected = "yes or no" if read == "yes_no" else f"number from {lowest:g} to {highest:g}"
             raise LmgymError(
                 f"reward 'endpoint_judge': the reply for example '{example.id}' has no {expected}: "
-                f"{replies[conversation][:100]!r}; change the template, or write what such a reply is worth as "
+                f"{start!r}; change the template, or write what such a reply is worth as "
                 "'unreadable: 0'"
             )
         values.append(value)

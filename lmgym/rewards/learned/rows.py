@@ -1,14 +1,15 @@
-"""Turns texts into rows of token ids for a scoring model. A text cannot contain control tokens: "<|im_end|>" in an
-answer becomes the tokens of its characters. A text that is too long is refused, or cut if the user asks for it."""
+"""Turns texts into rows of token ids for a scoring model. No text can make control tokens (text/control.py). A text
+that is too long is refused, or cut if the user asks for it."""
 
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.learned.scorers import Scorer
 from lmgym.text.chat import plain_text
+from lmgym.text.control import bare_ids, control_tokens, ids_of_pieces, text_ids
+from lmgym.text.template import template_pieces
 from lmgym.types import Message
 
 Truncation = Literal["refuse", "left", "right"]
@@ -39,15 +40,17 @@ def text_rows(
         return []
     rows = _rows(scorer, texts, second)
     longest = scorer.longest
-    if longest is None or max(len(row.ids) for row in rows) <= longest:
-        return rows
     for index, row in enumerate(rows):
-        if len(row.ids) > longest:
-            if truncation == "refuse":
-                raise _too_long(reward, scorer, f"text {index} of {len(rows)}", len(row.ids))
-            pair = None if second is None else [second[index]]
+        pair = None if second is None else second[index]
+        too_long = longest is not None and len(row.ids) > longest
+        if too_long and truncation == "refuse":
+            raise _too_long(reward, scorer, f"text {index} of {len(rows)}", len(row.ids))
+        if _forged(scorer, row, texts[index], pair):
+            rows[index] = _row_apart(scorer, texts[index], pair, truncation)
+        elif too_long:
             scorer.tokenizer.truncation_side = truncation
-            rows[index] = _rows(scorer, [texts[index]], pair, truncation=True, max_length=longest)[0]
+            own = None if pair is None else [pair]
+            rows[index] = _rows(scorer, [texts[index]], own, truncation=True, max_length=longest)[0]
     return rows
 
 
@@ -61,58 +64,66 @@ def _rows(scorer: Scorer, texts: Sequence[str], second: Sequence[str] | None, **
     return [row if row.ids else Row((_filler(scorer),), None if row.types is None else (0,)) for row in rows]
 
 
-def plain_ids(tokenizer: Any, text: str, special: bool = False) -> list[int]:
-    """The ids of a text's characters, without special tokens; with `special`, the name of a control token in the text
-    becomes that token."""
-    text = clean(text)
-    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=not special, verbose=False)["input_ids"])
+def _forged(scorer: Scorer, row: Row, *texts: str | None) -> bool:
+    """True if the tokenizer reads control tokens in a row's texts, though it is told not to: those of SentencePiece's
+    unigram models are pieces of the vocabulary like any other."""
+    tokenizer, control = scorer.tokenizer, control_tokens(scorer.tokenizer)
+    if sum(id in control.ids for id in row.ids) <= tokenizer.num_special_tokens_to_add(pair=texts[-1] is not None):
+        return False
+    cleaned = [clean(text) for text in texts if text is not None]
+    return any(control.made_of(text, bare_ids(tokenizer, text, split_special_tokens=True)) for text in cleaned)
+
+
+def _row_apart(scorer: Scorer, text: str, pair: str | None, truncation: Truncation) -> Row:
+    """The row of a text (and a second one) that `_forged` is about: the tokenizer's special tokens stay, and the ids of
+    the texts are replaced by those of `text_ids`, cut at their end (or beginning) if the row is too long."""
+    whole = _rows(scorer, [text], None if pair is None else [pair])[0]
+    types = list(whole.types or [0] * len(whole.ids))
+    parts, place = list[tuple[list[int], list[int], bool]](), 0  # ids, types, whether they are those of a text
+    for one in [text] if pair is None else [text, pair]:
+        read = bare_ids(scorer.tokenizer, clean(one), split_special_tokens=True)
+        own = text_ids(scorer.tokenizer, clean(one))
+        starts = (n for n in range(place, len(whole.ids)) if list(whole.ids[n : n + len(read)]) == read)
+        start = next(starts, place)
+        parts.append((list(whole.ids[place:start]), types[place:start], False))
+        parts.append((own, [types[start]] * len(own) if start < len(types) else [], True))
+        place = start + len(read)
+    parts.append((list(whole.ids[place:]), types[place:], False))
+    # Cut the longer text, token by token, until the row fits.
+    while scorer.longest is not None and sum(len(ids) for ids, _, _ in parts) > scorer.longest:
+        ids, kinds, _ = max((part for part in parts if part[2]), key=lambda part: len(part[0]))
+        del ids[0 if truncation == "left" else -1], kinds[-1]
+    joined = tuple(id for ids, _, _ in parts for id in ids)
+    return Row(joined, None if whole.types is None else tuple(kind for _, kinds, _ in parts for kind in kinds))
+
+
+def plain_ids(tokenizer: Any, text: str) -> list[int]:
+    """The ids of a text's characters, without special tokens."""
+    return text_ids(tokenizer, clean(text))
 
 
 def chat_ids(scorer: Scorer, messages: Sequence[Message], generate: bool = True, begin: str = "") -> list[int]:
     """Ids of a conversation in the tokenizer's chat template, with `begin` as the start of the answer.
 
-    Only the template can write control tokens; in the messages their names are plain text. Without a template the
-    conversation is rendered by text.chat.plain_text. Raises LmgymError if the template refuses the messages.
+    Only the template and `begin`, which the recipe writes, can make control tokens; in the messages their names are
+    plain text. Without a template the conversation is rendered by text.chat.plain_text, and `begin` makes none either.
+    Raises LmgymError if the template refuses the messages.
 
     Example:
         >>> chat_ids(scorer, [{"role": "user", "content": "Is 4 even?"}], begin="Yes or no:")
     """
     tokenizer = scorer.tokenizer
+    messages = [{**message, "content": clean(message["content"])} for message in messages]
     if not getattr(tokenizer, "chat_template", None):
-        text = plain_text(messages) + begin
-        ids = list(tokenizer(clean(text), split_special_tokens=True, verbose=False)["input_ids"])
+        unlimited = replace(scorer, longest=None)
+        ids = list(text_rows(scorer.reward, unlimited, [plain_text(messages) + begin], "refuse")[0].ids)
         ends = (tokenizer.eos_token_id, tokenizer.sep_token_id)
         return (ids[:-1] if generate and ids and ids[-1] in ends else ids) or [_filler(scorer)]
-    # Replace the names of control tokens in the messages by marks, render, then put them back as plain text.
-    hidden, names, edge = _hide(tokenizer, messages)
     try:
-        text = tokenizer.apply_chat_template(hidden, tokenize=False, add_generation_prompt=generate)
-    except Exception as error:  # a template may raise any error
-        roles = ", ".join(message["role"] for message in messages)
-        raise LmgymError(f"the chat template of {scorer.name} refuses the messages ({roles}): {error}") from error
-    ids = []
-    for number, piece in enumerate(re.split(f"{edge}([0-9]+){edge}", text + begin)):
-        ids += plain_ids(tokenizer, names[int(piece)]) if number % 2 else plain_ids(tokenizer, piece, special=True)
-    return ids
-
-
-def _hide(tokenizer: Any, messages: Sequence[Message]) -> tuple[list[dict[str, str]], list[str], str]:
-    """The messages with a numbered mark in place of each control token's name, the names by number, and the characters
-    at both ends of a mark."""
-    control = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    control |= set(tokenizer.all_special_tokens)
-    if not control:
-        return [dict(message) for message in messages], [], "\x02"
-    edge, names = "\x02", list[str]()
-    while any(edge in message["content"] for message in messages):  # no content may look like a mark
-        edge += "\x02\x03"
-    pattern = re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))))
-
-    def hide(match: re.Match[str]) -> str:
-        names.append(match[0])
-        return f"{edge}{len(names) - 1}{edge}"
-
-    return [{**message, "content": pattern.sub(hide, message["content"])} for message in messages], names, edge
+        pieces = template_pieces(tokenizer, messages, generate=generate, merge=False)
+    except LmgymError as error:
+        raise LmgymError(f"{scorer.name}: {error}") from error
+    return ids_of_pieces(tokenizer, [*pieces[:-1], pieces[-1] + clean(begin)])
 
 
 def fitted(reward: str, scorer: Scorer, text: str, rendered: Callable[[str], list[int]], side: Truncation) -> Row:

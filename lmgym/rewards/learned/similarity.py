@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.files import read_text
 from lmgym.core.registry import register
 from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.classifier import check_scalar
@@ -134,7 +135,7 @@ def _weights(scorer: Scorer, idf: str | None) -> tuple[dict[int, float], float]:
         special = (tokenizer.cls_token_id, tokenizer.sep_token_id)
         return {id: 0.0 for id in special if id is not None}, 1.0
     try:
-        text = Path(idf).read_text(encoding="utf-8")
+        text = read_text(Path(idf))
     except (OSError, UnicodeDecodeError) as error:
         raise LmgymError(f"key 'rewards.bert_score.idf': cannot read {idf} as a text file ({error})") from error
     documents = [line.strip() for line in text.splitlines() if line.strip()]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from lmgym.core.registry import register
+from lmgym.rewards.base import linear_time
 from lmgym.rewards.text.references import reference_check, references_of
 from lmgym.text.latex import boxes
 from lmgym.types import Example
@@ -46,8 +47,8 @@ ATTACHED = r"(?:[A-Za-z]{3,}+|(?:cm|mm|km|kg|mg|m[lL]|lb|oz|ft|in|hr|am|pm|st|nd
 ALGEBRA = re.compile(rf"(?!{ATTACHED}|[mgshlLCF]\b)[A-Za-z]|\s?\\(?![%$)\]])|\s?[\^_]|\(|:[0-9]")
 # Text after a number that does not change its value: "%", " dollars", " m", "cm^2", "km/h", a full stop.
 UNIT = re.compile(
-    rf"(?:\s{{0,4}}+(?:\\?[%$]|\^?\\circ|\u00b0|{ATTACHED}|\^\{{?[23]\}}?)|\s{{1,4}}+[A-Za-z]{{2,}}+|\s[mgshlL]\b"
-    rf"|[./](?=[a-zA-Z])[A-Za-z]++)*+\s{{0,4}}+[.!]?"
+    rf"(?:\s{{0,4}}+(?:\\?[%$]|\^?\\circ|\u00b0|{ATTACHED})|\s{{1,4}}+[A-Za-z]{{2,}}+|\s[mgshlL]\b"
+    rf"|(?:(?<=[A-Za-z])|(?<=[A-Za-z]\s))\^\{{?[23]\}}?|[./](?=[a-zA-Z])[A-Za-z]++)*+\s{{0,4}}+[.!]?"
 )
 
 
@@ -81,7 +82,7 @@ def normalise_number(text: str) -> Fraction | None:
     """The exact value of a text that is a single number, with or without currency and unit; else None.
 
     It reads "1,234.50", "-$5", "18 dollars", "18%" (as 18), ".5", "1/2", "1 1/2" and "1e3". It does not read numbers
-    of more than 1,000 digits, and fractions with denominator 0.
+    of more than 1,000 digits, fractions with denominator 0, and "1 7/6", which is no mixed number.
 
     Example:
         >>> normalise_number("18.0") == 18, normalise_number("0.5") == normalise_number("1/2"), normalise_number("x")
@@ -97,7 +98,10 @@ def normalise_number(text: str) -> Fraction | None:
     if len(power) > 4 or (match["bottom"] and not int(match["bottom"])):
         return None
     if match["top"]:
-        value = Fraction(_integer(match["top"]), int(match["bottom"])) + _integer(match["whole"] or "0")
+        value = Fraction(_integer(match["top"]), int(match["bottom"]))
+        if match["whole"] and value >= 1:  # "11 7/6" is no mixed number
+            return None
+        value += _integer(match["whole"] or "0")
     else:
         whole, _, decimals = match["decimal"].partition(".")
         value = Fraction(_integer(whole + decimals), 10 ** len(decimals)) * Fraction(10) ** int(power)
@@ -133,6 +137,7 @@ def reference_answer(reference: str) -> str:
 
 
 @register("reward", "final_answer")
+@linear_time
 def final_answer(texts: list[str], examples: list[Example], *, strict: bool = False) -> list[float]:
     """1 if the text's final answer equals that of one of the references, else 0.
 
@@ -161,6 +166,7 @@ final_answer.check = reference_check("final_answer")  # type: ignore[attr-define
 
 
 @register("reward", "answer_format")
+@linear_time
 def answer_format(texts: list[str], examples: list[Example]) -> list[float]:
     """1 if the text announces a final answer, right or wrong, in one of the forms that `extract_answer` knows.
 

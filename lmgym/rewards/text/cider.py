@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.files import read_text
 from lmgym.core.registry import register
 from lmgym.rewards.text.references import Tokens, references_of, tokenise
 from lmgym.types import Example
@@ -181,7 +182,7 @@ def _read(path: str, tokens: Tokens) -> tuple[int, Counter[Gram]]:
     if file.suffix not in (".txt", ".jsonl"):
         raise LmgymError(f"{key}: {path} must end in .txt (a document a line) or .jsonl (a list of texts a line)")
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_text(file).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise LmgymError(f"{key}: cannot read {path}: {error}") from error
     documents: list[list[str]] = []

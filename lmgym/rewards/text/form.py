@@ -7,6 +7,7 @@ from typing import Literal
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.rewards.base import episodes as of_episodes
+from lmgym.rewards.base import linear_time
 from lmgym.rewards.text.references import reference_check, references_of
 from lmgym.types import Episode, Example
 
@@ -30,6 +31,7 @@ def split_words(text: str, letters: Letters = "ascii") -> list[str]:
 
 
 @register("reward", "lexical_richness")
+@linear_time
 def lexical_richness(
     texts: list[str],
     examples: list[Example],
@@ -57,6 +59,7 @@ def lexical_richness(
 
 
 @register("reward", "type_token_ratio")
+@linear_time
 def type_token_ratio(texts: list[str], examples: list[Example], *, letters: Letters = "ascii") -> list[float]:
     """Number of distinct words / number of words; 0 for a text without words.
 
@@ -68,6 +71,7 @@ def type_token_ratio(texts: list[str], examples: list[Example], *, letters: Lett
 
 
 @register("reward", "words")
+@linear_time
 def words(texts: list[str], examples: list[Example], *, letters: Letters = "ascii") -> list[float]:
     """Number of words; meant as a metric (weight 0).
 
@@ -79,6 +83,7 @@ def words(texts: list[str], examples: list[Example], *, letters: Letters = "asci
 
 
 @register("reward", "length")
+@linear_time
 def length(
     texts: list[str],
     examples: list[Example],
@@ -113,6 +118,7 @@ def regex(texts: list[str], examples: list[Example], *, pattern: str, full: bool
 
 
 @register("reward", "exact_match")
+@linear_time
 def exact_match(texts: list[str], examples: list[Example]) -> list[float]:
     """1 if the text equals one of the references; white space around both is ignored.
 
@@ -130,6 +136,7 @@ exact_match.check = reference_check("exact_match")  # type: ignore[attr-defined]
 
 
 @register("reward", "overlong")
+@linear_time
 @of_episodes
 def overlong(episodes: list[Episode], *, max_tokens: int, buffer: int) -> list[float]:
     """0 up to max_tokens - buffer sampled tokens, then falling linearly to -1 at max_tokens and beyond.

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.files import read_text
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,6 @@ def _columns(text: str, path: Path) -> list[tuple[str, str]]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise LmgymError(f"key 'rewards.vader.lexicon': cannot read {path}: {error}") from error

@@ -2,10 +2,13 @@
 
 import json
 import math
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -151,18 +154,33 @@ def _scores(
         source.write_text(json.dumps(rows), encoding="utf-8")
         command = [program, f"-Xmx{memory}", "-jar", str(path), str(source), "-out", str(target), "-silent"]
         try:
-            done = subprocess.run(
-                command, cwd=path.parent, capture_output=True, text=True, timeout=seconds, check=False, errors="replace"
-            )
+            status, said = _run(command, path.parent, Path(folder, "errors.txt"), seconds)
         except subprocess.TimeoutExpired as error:
             raise LmgymError(
                 f"reward '{name}': SPICE took longer than {seconds:g} s for {len(rows)} texts; raise "
                 f"rewards.{name}.seconds"
             ) from error
-        if done.returncode or not target.is_file():
-            reason = next((line.strip() for line in done.stderr.splitlines() if line.strip()), "it wrote nothing")
-            raise LmgymError(f"reward '{name}': {path.name} ended with status {done.returncode} ({reason[:200]})")
+        if status or not target.is_file():
+            reason = next((line.strip() for line in said.splitlines() if line.strip()), "it wrote nothing")
+            raise LmgymError(f"reward '{name}': {path.name} ended with status {status} ({reason[:200]})")
         return read_scores(target.read_text(encoding="utf-8"), len(rows), name)
+
+
+def _run(command: Sequence[str], folder: Path, errors: Path, seconds: float) -> tuple[int, str]:
+    """Run a program. Returns its status and what it has written to standard error. Raises TimeoutExpired after so many
+    seconds, when it and all that it has started are killed."""
+    with errors.open("wb") as file:
+        process = subprocess.Popen(
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        status = process.wait(seconds)
+    finally:
+        with suppress(ProcessLookupError, PermissionError):  # nothing is left of the group
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return status, errors.read_text(encoding="utf-8", errors="replace")
 
 
 def read_scores(text: str, count: int, name: str = "spice") -> list[float]:

@@ -6,12 +6,14 @@ from itertools import pairwise
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
+from lmgym.rewards.base import linear_time
 from lmgym.types import Example
 
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 @register("reward", "increasing_numbers")
+@linear_time
 def increasing_numbers(texts: list[str], examples: list[Example], *, min_tokens: int = 20) -> list[float]:
     """Length of the strictly increasing run at the beginning of the text's numbers / max(n, min_tokens / 2); 0 without
     a number.
@@ -38,6 +40,7 @@ def increasing_numbers(texts: list[str], examples: list[Example], *, min_tokens:
 
 
 @register("reward", "dates")
+@linear_time
 def dates(texts: list[str], examples: list[Example]) -> list[float]:
     """1 if the text contains a date as 2021-03-04 (four digits, a dash, two digits, a dash, two digits), else 0.
 

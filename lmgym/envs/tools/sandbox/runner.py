@@ -5,8 +5,8 @@ Layers of protection (Linux; `protection()` tells which of the named ones this m
 - limits (every Unix): processor time, time by the clock, address space (Linux), size and number of files, no further
   process, no core dump; a fresh interpreter without site-packages and environment variables. Afterwards its processes
   are killed and its files deleted. The limit on processes has no effect on root.
-- "files" (Landlock, Linux 5.13): the process can open only its own folder, the standard library and system libraries.
-  It can still ask for names and sizes of other files.
+- "files" (Landlock, Linux 5.13): the process can open only its own folder, the standard library and system libraries,
+  but none of the packages that are installed beside these. It can still ask whether a file of a given name exists.
 - "system calls" (seccomp): no new processes or threads, no programs, sockets, signals or mounts, no changes of owners
   or permissions; the process has no capabilities, even as root.
 - "network and folder" (namespaces): no network device; the folder is a file system in memory of limited size. Without
@@ -21,6 +21,7 @@ import math
 import os
 import selectors
 import signal
+import site
 import subprocess
 import sys
 import sysconfig
@@ -44,6 +45,8 @@ SYSTEM = (
     "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo",
     "/dev/null", "/dev/urandom",
 )  # fmt: skip
+# Folders of installed packages, in a folder of libraries or in a standard library.
+PACKAGES = ("site-packages", "dist-packages", "python*/site-packages", "python*/dist-packages")
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ def _process(source: str, limits: Limits, report: bool = False) -> tuple[bytes, 
             # -P -s -S and an empty environment do what -I -S does, but keep PYTHONHASHSEED (same order of sets).
             options = ["-P", "-s", "-S", "-B", "-X", "utf8"]
             process = subprocess.Popen(
-                [sys.executable, *options, str(SCRIPT), mode, folder, "\n".join(_readable()), *numbers],
+                [sys.executable, *options, str(SCRIPT), mode, folder, *map("\n".join, readable()), *numbers],
                 cwd=folder,
                 env={"PYTHONHASHSEED": "0", **kept},
                 stdin=file,
@@ -223,11 +226,17 @@ def _reason(code: int, limits: Limits) -> str:
 
 
 @cache
-def _readable() -> list[str]:
-    """Paths that a snippet may read besides its folder: the standard library and the libraries that it links to."""
-    prefix = Path(sys.base_prefix) / "lib"
-    python = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(prefix)]
-    return [path for path in dict.fromkeys([*python, *SYSTEM]) if Path(path).exists()]
+def readable() -> tuple[list[str], list[str]]:
+    """Paths that a snippet may read besides its folder, the standard library and the libraries that it links to; and
+    the folders of installed packages in them, which it may not read."""
+    base = {"installed_base": sys.base_prefix, "base": sys.base_prefix, "platbase": sys.base_exec_prefix}
+    base["installed_platbase"] = sys.base_exec_prefix
+    python = [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")]  # not those of a venv
+    libraries = [str(Path(prefix) / "lib") for prefix in (sys.base_prefix, sys.base_exec_prefix)]
+    roots = list(dict.fromkeys(os.path.realpath(p) for p in (*python, *libraries, *SYSTEM) if Path(p).exists()))
+    packages = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+    packages += [str(path) for root in roots for place in PACKAGES for path in Path(root).glob(place)]
+    return roots, list(dict.fromkeys(os.path.realpath(path) for path in packages if Path(path).is_dir()))
 
 
 def _delete(folder: str) -> None:

@@ -76,8 +76,9 @@ def namespaces(folder: str, mebibytes: int) -> bool:
     return True
 
 
-def landlock(folder: str, readable: Sequence[str]) -> bool:
-    """From now on only `folder` can be written to, and only that and `readable` (files and folders) can be read."""
+def landlock(folder: str, readable: Sequence[str], hidden: Sequence[str]) -> bool:
+    """From now on only `folder` can be written to, and only that and `readable` (files and folders) can be read, except
+    the folders `hidden` in them."""
     libc = _libc()
     if libc is None or libc.prctl(SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
         return False
@@ -92,7 +93,8 @@ def landlock(folder: str, readable: Sequence[str]) -> bool:
         return False
     # Grant the snippet's folder and the readable paths; everything else is refused.
     granted = [(folder, FOLDER_RIGHTS & rights)]
-    granted += [(path, READ_FILE | READ_FOLDER if os.path.isdir(path) else READ_FILE) for path in readable]
+    shown = [path for root in readable for path in without(root, hidden)]
+    granted += [(path, READ_FILE | READ_FOLDER if os.path.isdir(path) else READ_FILE) for path in shown]
     for path, access in granted:
         try:
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -105,6 +107,19 @@ def landlock(folder: str, readable: Sequence[str]) -> bool:
     done: bool = libc.syscall(LANDLOCK_RESTRICT, rules, 0) == 0
     os.close(rules)
     return done
+
+
+def without(path: str, hidden: Sequence[str]) -> list[str]:
+    """Paths that together are all of `path` except the folders `hidden`: Landlock can grant a folder, but not a part of
+    it. A folder with a hidden one in it cannot be listed then. Links are left out; what they lead to counts.
+
+    Example: without("/usr/lib/python3", ["/usr/lib/python3/dist-packages"]) -> ["/usr/lib/python3/debian_bundle"]
+    """
+    inner = [other for other in hidden if other.startswith(f"{path}/")]
+    if path in hidden or not inner:
+        return [] if path in hidden else [path]
+    with os.scandir(path) as entries:
+        return [part for entry in entries if not entry.is_symlink() for part in without(entry.path, inner)]
 
 
 def system_calls() -> bool:

@@ -28,7 +28,8 @@ WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 def main() -> None:
     """Read the request of runner.py, isolate this process, run the snippet and print its result."""
-    mode, folder, readable, *numbers = sys.argv[1:]
+    mode, folder, readable, hidden, *numbers = sys.argv[1:]
+    paths = readable.splitlines(), hidden.splitlines()
     seconds, memory_mib, folder_mib = float(numbers[0]), int(numbers[1]), int(numbers[2])
     source = sys.stdin.buffer.read().decode("utf-8", "surrogatepass")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the snippet reads an empty standard input
@@ -38,17 +39,19 @@ def main() -> None:
 
         random.seed(0)  # the same episode gives the same tokens
     # The hook comes last: it would refuse what `isolate` does.
-    layers = isolate(folder, readable.split("\n"), seconds, memory_mib, folder_mib)
+    layers = isolate(folder, *paths, seconds, memory_mib, folder_mib)
     if mode == "report":
         print(*(name for name, holds in layers.items() if holds), sep="\n", flush=True)
         os._exit(0)
     if mode == "kernel" and not (layers["files"] and layers["system calls"]):
         os._exit(NOT_ISOLATED)
-    sys.addaudithook(auditor(folder, readable.split("\n")))
+    sys.addaudithook(auditor(folder, *paths))
     os._exit(execute(source))
 
 
-def isolate(folder: str, readable: list[str], seconds: float, memory_mib: int, folder_mib: int) -> dict[str, bool]:
+def isolate(
+    folder: str, readable: list[str], hidden: list[str], seconds: float, memory_mib: int, folder_mib: int
+) -> dict[str, bool]:
     """Set the limits and ask the kernel for its protection. Returns which layers the kernel enforces."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path.insert(0, here)
@@ -57,6 +60,9 @@ def isolate(folder: str, readable: list[str], seconds: float, memory_mib: int, f
     except ImportError:  # a Python without ctypes
         kernel = None  # type: ignore[assignment]
     sys.path.remove(here)
+    # A folder with a hidden one in it cannot be listed any more, and imports look into lists: they are made now.
+    for finder in sys.meta_path:
+        finder.find_spec("no_such_module", None)
     layers = {"network and folder": False, "files": False, "system calls": False}
     if kernel:
         kernel.die_with_parent()
@@ -64,7 +70,7 @@ def isolate(folder: str, readable: list[str], seconds: float, memory_mib: int, f
     limit(seconds, memory_mib, folder_mib)
     # Namespaces need mounts, which system_calls forbids: so it comes last.
     if kernel:
-        layers["files"] = kernel.landlock(folder, readable)
+        layers["files"] = kernel.landlock(folder, readable, hidden)
         layers["system calls"] = kernel.system_calls()
     # The snippet gets no ready access to ctypes.
     for name in [name for name in sys.modules if name.split(".")[0] in ("ctypes", "_ctypes", "snippet_kernel")]:
@@ -93,7 +99,7 @@ def limit(seconds: float, memory_mib: int, folder_mib: int) -> None:
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-def auditor(folder: str, readable: list[str]) -> Callable[[str, tuple[Any, ...]], None]:
+def auditor(folder: str, readable: list[str], hidden: list[str]) -> Callable[[str, tuple[Any, ...]], None]:
     """An audit hook that explains what the kernel would refuse with a bare error number. It is no protection: Python
     code can get round it on purpose."""
     realpath, fsdecode, absent = os.path.realpath, os.fsdecode, (int, type(None))
@@ -104,6 +110,8 @@ def auditor(folder: str, readable: list[str]) -> Callable[[str, tuple[Any, ...]]
         if isinstance(path, absent):
             return True
         real = realpath(fsdecode(path))
+        if any(real == root or real.startswith(root + os.sep) for root in hidden):
+            return False
         return any(real == root or real.startswith(root + os.sep) for root in roots)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:

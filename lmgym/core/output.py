@@ -1,0 +1,75 @@
+"""Standard output and error that may fail (a full disk, a closed pipe, half a surrogate pair) and end nothing."""
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+
+class SurvivingOutput:
+    """A text stream that drops what cannot be written, and keeps the error as `lost`. All else is the stream's own.
+
+    A file's stream is written without its buffer: text that waits in a buffer would fail again when Python exits.
+
+    Example:
+        >>> output = SurvivingOutput(open("/dev/full", "w"))
+        >>> print("hello", file=output); output.lost
+        OSError(28, 'No space left on device')
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self.stream: Any = stream or io.StringIO()  # Python has no stream where the caller has closed the descriptor
+        self.lost: OSError | None = None
+        # Other kinds of stream (a notebook's, a test's) do not write to their descriptor, if they have one at all.
+        self._descriptor = stream.fileno() if type(stream) is io.TextIOWrapper and _is_file(stream) else None
+
+    def write(self, text: str) -> int:
+        """Write the text. Returns its length, as every stream does, whether it was written or not."""
+        encoding = getattr(self.stream, "encoding", None) or "utf-8"
+        data = text.encode(encoding, "backslashreplace")
+        try:
+            if self._descriptor is None:
+                self.stream.write(data.decode(encoding))
+            else:
+                self.stream.flush()  # what others have written to the stream comes first
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
+        except OSError as error:
+            self.lost = error
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        try:
+            self.stream.flush()
+        except OSError as error:
+            self.lost = error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def surviving_output() -> Iterator[SurvivingOutput]:
+    """In the body, sys.stdout (which is yielded) and sys.stderr survive. Descriptors 0 to 2 that the caller has closed
+    are opened on /dev/null, or the next file that is opened would get what is printed."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+    before = sys.stdout, sys.stderr
+    output, errors = SurvivingOutput(sys.stdout), SurvivingOutput(sys.stderr)
+    sys.stdout, sys.stderr = output, errors  # type: ignore[assignment]
+    try:
+        yield output
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _is_file(stream: io.TextIOWrapper) -> bool:
+    with suppress(OSError, ValueError):  # a closed stream has no descriptor
+        return isinstance(stream.buffer, io.BufferedWriter) and stream.fileno() >= 0
+    return False

@@ -1,0 +1,237 @@
+"""Rewards that run in a worker process, where nothing that they do can outlast their limit of time.
+
+A reward goes there if a fresh process can import it by its name, and if it gets nothing but plain Python values. The
+whole call goes to one worker (reward_worker.py), so the numbers are those that the function returns here. The others
+stay in the training process, where an alarm stops only what lets itself be stopped (`unlimited_reason` says why).
+"""
+
+import base64
+import inspect
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmgym.core.errors import LmgymError
+from lmgym.processes.pool import Failure, ProcessPool, shared
+from lmgym.processes.supervisor import STARTUP_SECONDS
+from lmgym.types import Episode, Example, Turn
+
+WORKER = "lmgym.rewards.reward_worker:run"
+AFTER_THE_ALARM = 1.0  # seconds between the worker's own alarm, which knows the line, and the end of the process
+MODEL_LIBRARIES = ("torch", "transformers", "sentence_transformers", "vllm", "jax", "tensorflow")
+
+
+class NeedsTorch(BaseException):
+    """Raised by `import torch` in a worker. It is no Exception, so that no `try: import torch` changes what a reward
+    does there."""
+
+
+_warned: set[str] = set()  # names of rewards
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A reward function as a worker finds it: "module:name" or "/path/plugin.py:name", and the reward's arguments.
+
+    Example: Pooled("lmgym.rewards.text.form:regex", {"pattern": "[0-9]"})
+    """
+
+    target: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    style: str = "lmgym"
+    takes_episodes: bool = False
+
+
+def pooled_target(function: Callable[..., Any]) -> str | None:
+    """Where a fresh process finds a function; None if it cannot import it by name (a closure, a lambda, a script's).
+
+    Example: pooled_target(lmgym.rewards.text.form.words) -> "lmgym.rewards.text.form:words"
+    """
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not module or not name or module == "__main__" or "<" in name:
+        return None
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not function:
+        return None
+    if module.startswith("lmgym_plugin_"):  # a file that registry.load_plugin has loaded
+        return f"{Path(str(sys.modules[module].__file__)).resolve()}:{name}"
+    return f"{module}:{name}"
+
+
+def unlimited_reason(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    """Why a reward has to stay in the training process; empty if it can go to a worker."""
+    if getattr(function, "pays_tokens", False):
+        return "it takes the policy's tokenizer"
+    if _runs_models(function):
+        return "it runs a model"
+    if pooled_target(function) is None:
+        return "another process cannot import it by name"
+    try:
+        packed(dict(arguments))
+    except TypeError as error:
+        return f"its arguments hold {error}"
+    return ""
+
+
+def start_early() -> None:
+    """Start the worker without waiting for it, so that it imports while the first answers are sampled."""
+    _pool().start_early()
+
+
+def pooled_values(name: str, pooled: Pooled, episodes: Sequence[Episode], timeout: float) -> list[float] | None:
+    """The reward's values, from a worker; None if it has to be computed in this process after all, with a warning: an
+    example cannot be sent, or the function imports torch.
+
+    Raises LmgymError if the reward raises, takes longer than `timeout` seconds by the clock, returns anything but one
+    finite number per episode, or ends its process.
+    """
+    table, numbers = _distinct([episode.example for episode in episodes])
+    try:
+        examples = [[replace(example, meta={}).to_json(), packed(dict(example.meta))] for example in table]
+        shown = [_episode_json(episode) if pooled.takes_episodes else episode.text for episode in episodes]
+    except TypeError as error:
+        _stays(name, f"an example or an episode holds {error}, which cannot be sent to another process")
+        return None
+    item = {
+        **vars(pooled),
+        "arguments": packed(dict(pooled.arguments)),
+        "name": name,
+        "timeout": timeout,
+        "examples": examples,
+        "rows": list(zip(numbers, shown, strict=True)),
+    }
+    pool = _pool()
+    # Importing is not part of the call. A worker imports a function once.
+    for limit, asked in ((STARTUP_SECONDS, {**item, "examples": [], "rows": []}), (timeout, item)):
+        [answer] = pool.map([asked], limit + AFTER_THE_ALARM, by_clock=True)
+        if isinstance(answer, Failure):
+            raise LmgymError(_failed(name, answer, asked, pool))
+        if "refused" in answer:
+            raise LmgymError(answer["refused"])
+        if "stays" in answer:
+            _stays(name, answer["stays"])
+            return None
+    values: list[float] = answer["values"]
+    return values
+
+
+def packed(value: Any) -> Any:
+    """A value of plain Python as JSON that keeps its types: containers become lists that begin with their kind. Raises
+    TypeError, with the name of its type, for anything else.
+
+    Example:
+        >>> packed({"cells": (1, 2.5), 3: None})
+        ['dict', ['cells', ['tuple', 1, 2.5]], [3, None]]
+    """
+    kind = type(value)
+    if kind in (list, tuple):
+        return [kind.__name__, *map(packed, value)]
+    if kind is dict:
+        return ["dict", *([packed(key), packed(item)] for key, item in value.items())]
+    if value is None or isinstance(value, str | int | float):  # np.float64 is a float
+        return value
+    raise TypeError(f"a value of type {kind.__name__}")
+
+
+def unpacked(tree: Any) -> Any:
+    """The value that `packed` has written."""
+    if not isinstance(tree, list):
+        return tree
+    kind, *items = tree
+    if kind == "dict":
+        return {unpacked(key): unpacked(item) for key, item in items}
+    values = [unpacked(item) for item in items]
+    return tuple(values) if kind == "tuple" else values
+
+
+def episode_from_json(sent: list[Any], example: Example) -> Episode:
+    """The episode that `pooled_values` has sent to a worker."""
+    tree = unpacked(sent)
+    turns = tree["turns"]
+    for turn in turns:
+        if turn["kept"] is not None:
+            data, kind, shape = turn["kept"]
+            turn["kept"] = np.frombuffer(base64.b64decode(data), kind).reshape(shape).copy()
+    return Episode(example, **{**tree, "turns": [Turn(**turn) for turn in turns]})
+
+
+def _episode_json(episode: Episode) -> list[Any]:
+    tree = {key: value for key, value in vars(episode).items() if key != "example"}
+    turns = [dict(vars(turn)) for turn in episode.turns]
+    for turn in turns:
+        if turn["kept"] is not None:
+            kept = turn["kept"]
+            turn["kept"] = [base64.b64encode(kept.tobytes()).decode(), str(kept.dtype), list(kept.shape)]
+    sent: list[Any] = packed({**tree, "turns": turns})
+    return sent
+
+
+def _pool() -> ProcessPool:
+    return shared(WORKER, 1)
+
+
+def _failed(name: str, failure: Failure, item: Mapping[str, Any], pool: ProcessPool) -> str:
+    """The sentence about a worker that has ended or was ended."""
+    count = len(item["rows"])
+    if not count:
+        return f"reward '{name}': a process that imports it failed: {failure.message}"
+    if failure.kind == "time":
+        return f"reward '{name}' did not return within {item['timeout']:g} s for {count} episodes, and was killed"
+    if failure.kind == "error":
+        return f"reward '{name}' raised {failure.message}"
+    index = _culprit(item, pool)
+    which = f"for {count} episodes" if index is None else f"for example '{_id(item, index)}' (index {index} of {count})"
+    return f"reward '{name}': {failure.message} {which}"
+
+
+def _culprit(item: Mapping[str, Any], pool: ProcessPool) -> int | None:
+    """The index of the first answer that alone ends the worker, too; None if none does within the limit of a call."""
+    until = time.monotonic() + item["timeout"]
+    for index, row in enumerate(item["rows"]):
+        if (left := until - time.monotonic()) <= 0:
+            break
+        [answer] = pool.map([{**item, "rows": [row]}], left, by_clock=True)
+        if isinstance(answer, Failure):
+            return index if answer.kind == "crash" else None
+    return None
+
+
+def _id(item: Mapping[str, Any], index: int) -> str:
+    return str(item["examples"][item["rows"][index][0]][0]["id"])
+
+
+def _stays(name: str, reason: str) -> None:
+    if name in _warned:
+        return
+    _warned.add(name)
+    warnings.warn(
+        f"reward '{name}' runs in the training process, where its limit of time (reward_timeout) cannot be enforced: "
+        f"{reason}",
+        stacklevel=4,
+    )
+
+
+def _distinct(examples: Sequence[Example]) -> tuple[list[Example], list[int]]:
+    """The examples without repetition, and the place of each in that list. The answers of a group share one."""
+    places: dict[int, int] = {}
+    numbers = [places.setdefault(id(example), len(places)) for example in examples]
+    table = dict(zip(numbers, examples, strict=True))
+    return [table[number] for number in range(len(table))], numbers
+
+
+def _runs_models(function: Callable[..., Any]) -> bool:
+    """True for lmgym's learned rewards, and for a function whose module has imported a library of models."""
+    if function.__module__.startswith("lmgym.rewards.learned."):
+        return True
+    known = getattr(inspect.unwrap(function), "__globals__", {}).values()
+    homes = [one.__name__ if isinstance(one, types.ModuleType) else getattr(one, "__module__", None) for one in known]
+    return any(isinstance(home, str) and home.split(".")[0] in MODEL_LIBRARIES for home in homes)

@@ -1,0 +1,82 @@
+"""The code that runs in the worker of pooled.py: calls reward functions. JSON in, JSON out."""
+
+import importlib
+import importlib.machinery
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError, describe
+from lmgym.rewards.adapters import from_trl
+from lmgym.rewards.base import Reward, call_reward, episodes
+from lmgym.rewards.pooled import NeedsTorch, episode_from_json, unpacked
+from lmgym.types import Episode, Example, Turn
+
+
+class RefuseTorch:
+    """Importing torch takes seconds and much memory, and a model in a second process takes its memory again. So a
+    reward that imports torch stays in the training process."""
+
+    def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
+        return importlib.machinery.ModuleSpec(name, self) if name == "torch" else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: object) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        raise NeedsTorch
+
+
+def run(item: Mapping[str, Any]) -> dict[str, Any]:
+    """{"values": the reward's values}, {"refused": a sentence}, or {"stays": the reason} for a function that has to be
+    called in the training process. An item without rows only imports the function."""
+    try:
+        function = _function(item["target"], item["style"], item["name"])
+    except NeedsTorch:
+        return {"stays": "it imports torch"}
+    except Exception as error:
+        return {"stays": f"another process cannot import it ({describe(error)})"}
+    try:
+        if arguments := unpacked(item["arguments"]):
+            function = partial(function, **arguments)
+        if item["takes_episodes"]:
+            function = episodes(function)
+        examples = [replace(Example.from_json(tree), meta=unpacked(meta)) for tree, meta in item["examples"]]
+        shown = [_episode(row, examples[number], index) for index, (number, row) in enumerate(item["rows"])]
+        return {"values": call_reward(Reward(item["name"], 1.0, function), shown, item["timeout"])}
+    except LmgymError as error:
+        return {"refused": str(error)}
+    except NeedsTorch:
+        return {"stays": "it imports torch"}
+
+
+def prepare() -> None:
+    """Runs once, before a child is forked."""
+    sys.meta_path.insert(0, RefuseTorch())  # type: ignore[arg-type]
+
+
+run.prepare = prepare  # type: ignore[attr-defined]
+
+
+@cache
+def _function(target: str, style: str, name: str) -> Any:
+    module, _, path = target.rpartition(":")
+    if module.endswith(".py"):
+        registry.load_plugin(module)
+        found: Any = sys.modules["lmgym_plugin_" + Path(module).stem]
+    else:
+        found = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return from_trl(found, name) if style == "trl" else found
+
+
+def _episode(row: Any, example: Example, index: int) -> Episode:
+    if not isinstance(row, str):
+        return episode_from_json(row, example)
+    return Episode(example, group=0, index=index, turns=[Turn(prompt_ids=[], action_ids=[], text=row)])

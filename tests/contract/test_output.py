@@ -1,0 +1,200 @@
+"""Printing may fail, and foreign messages may be anything: neither ends a run or a command with a traceback."""
+
+import io
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmgym.core import registry
+from lmgym.core.errors import LONGEST_MESSAGE, LmgymError, describe, place, represent, shortened
+from lmgym.core.output import SurvivingOutput, surviving_output
+from lmgym.envs.vector import EnvFailure, InProcess
+from lmgym.logs.console import Console
+from lmgym.rewards.base import build_rewards, call_reward
+from lmgym.tasks.base import load_task
+from lmgym.types import Episode, Example, Turn
+from tests import runs
+from tests.runs import shell  # noqa: F401 (a fixture)
+
+EXAMPLE = Example("a/0", "2+2=", ("4",))
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+class Shapeless:
+    def __repr__(self) -> str:
+        raise RuntimeError("no shape")
+
+
+ODD = {
+    "mute": (Mute(), "Mute"),
+    "long": (ValueError("x" * 10**6), "ValueError: xxx"),
+    "lines": (ValueError("first\nsecond"), "ValueError: first"),
+    "half": (ValueError("half \ud800"), "ValueError: half"),
+    "exit": (SystemExit(3), "SystemExit: 3"),
+    "cancelled": (GeneratorExit(), "GeneratorExit"),
+}
+
+
+def odd(kind: str) -> None:
+    raise ODD[kind][0]
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_a_users_code_raises_becomes_one_short_sentence(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a reward, a task, an environment."""
+    monkeypatch.setitem(registry._registered["reward"], "odd", lambda texts, examples: odd(kind))
+    monkeypatch.setitem(registry._registered["task"], "odd", lambda split: odd(kind))
+    episode = Episode(EXAMPLE, group=0, index=0, turns=[Turn([1], [2], text="4")])
+    with pytest.raises(LmgymError) as of_reward:
+        call_reward(build_rewards({"odd": 1.0})[0], [episode])
+    with pytest.raises(LmgymError) as of_task:
+        load_task("odd", "train")
+
+    class Env:
+        def reset(self, example: Example, seed: int) -> str:
+            odd(kind)
+            return ""
+
+        step = None
+
+    failure = InProcess(Env).begin([(0, EXAMPLE, 0)])[0]  # type: ignore[arg-type]
+    assert isinstance(failure, EnvFailure)
+    for sentence in (str(of_reward.value), str(of_task.value), failure.message):
+        assert ODD[kind][1] in sentence and f"{__file__}:" in sentence
+        assert len(sentence) <= LONGEST_MESSAGE and "\n" not in sentence
+
+
+@pytest.mark.parametrize("where", ["prompt", "message", "reference"])
+def test_half_a_surrogate_pair_in_a_task_is_refused(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = "half \ud800"
+    prompt = {"prompt": half, "message": [{"role": "user", "content": half}]}.get(where, "2+2=")
+    example = Example("a/0", prompt, (half,) if where == "reference" else ())
+    monkeypatch.setitem(registry._registered["task"], "odd", lambda split: [example])
+    with pytest.raises(LmgymError, match=r"of 'a/0' holds half of a surrogate pair at character 6"):
+        load_task("odd", "train")
+
+
+@pytest.mark.parametrize("where", ["prompt", "opening", "message", "continuation", "demonstration"])
+def test_half_a_surrogate_pair_in_an_environment_costs_its_episode(where: str) -> None:
+    from lmgym.envs.base import Step
+
+    half = "half \ud800"
+
+    class Env:
+        def reset(self, example: Example, seed: int) -> object:
+            messages = [{"role": "user", "content": half}]
+            return {"prompt": half, "opening": messages}.get(where, "go")
+
+        def step(self, text: str, stop: str) -> Step:
+            messages = [] if where == "continuation" else [{"role": "user", "content": half}]
+            return Step(messages, continuation=half if where == "continuation" else None)
+
+        def demonstrate(self) -> str:
+            return half
+
+    envs = InProcess(Env)  # type: ignore[arg-type]
+    answer: object = envs.begin([(0, EXAMPLE, 0)])[0]
+    if where == "demonstration":
+        answer = envs.demonstrate([0])[0]
+    elif where in ("message", "continuation"):
+        answer = envs.step([(0, "", "eos")])[0]
+    assert isinstance(answer, EnvFailure) and "half of a surrogate pair at character 6" in answer.message
+
+
+def test_a_long_sentence_keeps_its_beginning_and_its_end() -> None:
+    sentence = str(LmgymError("a.yaml:3: " + "x" * 10**6 + "; write 3"))
+    assert len(sentence) == LONGEST_MESSAGE
+    assert sentence.startswith("a.yaml:3: xxx") and sentence.endswith("xxx; write 3") and "..." in sentence
+    assert shortened("0123456789", 10) == "0123456789" and shortened("0123456789x", 10) == "01234...9x"
+    assert describe(Mute()) == "Mute" and represent(Shapeless()) == "a Shapeless" and len(represent("x" * 10**6)) < 300
+    assert place(ValueError()) == ""
+
+
+def test_a_plugin_that_raises_is_named_with_its_line(tmp_path: Path) -> None:
+    plugin = tmp_path / "plugin.py"
+    for text, reason in (("import json\njson.loads('{')", "JSONDecodeError"), ("\nx = (", "SyntaxError")):
+        plugin.write_text(text)
+        with pytest.raises(LmgymError, match=rf"plugins: .*: its import raised {reason}: .* at .*plugin\.py:2$"):
+            registry.load_plugin(str(plugin))
+
+
+def full() -> io.TextIOWrapper:
+    return open("/dev/full", "w")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_console_that_cannot_print_says_so_once_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with full() as file, Console(file) as console:
+        console.stage("rl", index=0, total=1)
+        console.warn("careful")
+        console.step({"reward": 0.5, "seconds": 1.0}, step=0, steps=1)
+    assert capsys.readouterr().err == (
+        "lmgym: standard output cannot be written (No space left on device); the run goes on, and its folder has all "
+        "records\n"
+    )
+
+
+def test_output_survives_a_closed_pipe_and_half_a_surrogate_pair() -> None:
+    read, write = os.pipe()
+    with open(write, "w", encoding="utf-8") as stream:
+        output = SurvivingOutput(stream)
+        print("fine \ud800", file=output)
+        assert os.read(read, 100) == b"fine \\ud800\n"
+        os.close(read)
+        print("lost", file=output)
+        assert isinstance(output.lost, BrokenPipeError)
+    captured = io.StringIO()
+    print("kept", file=SurvivingOutput(captured))
+    assert captured.getvalue() == "kept\n"
+    print("nowhere", file=SurvivingOutput(None))
+
+
+def test_standard_streams_come_back() -> None:
+    before = sys.stdout, sys.stderr
+    with surviving_output() as output:
+        assert sys.stdout is output
+    assert (sys.stdout, sys.stderr) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["full", "pipe"])
+def test_a_run_whose_output_cannot_be_written_ends_saved(
+    to: str,
+    tmp_path: Path,
+    shell: runs.Shell,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither standard output nor standard error can be."""
+    recipe = runs.write(tmp_path / "recipe.yaml", steps=2, evaluation={"every": 0, "examples": 4})
+    output = Path("/dev/full") if to == "full" else tmp_path / "pipe"
+    monkeypatch.setattr(shell, "output", output)
+    if to == "pipe":  # as in `lmgym train recipe.yaml | head -1`
+        os.mkfifo(output)
+        reader = os.open(output, os.O_RDONLY | os.O_NONBLOCK)
+        shell.start("train", recipe, f"out={tmp_path / 'run'}")
+        select.select([reader], [], [])
+        os.close(reader)
+    else:
+        shell.start("train", recipe, f"out={tmp_path / 'run'}")
+    assert shell.wait() == 0
+    assert (tmp_path / "run" / "final" / "model.safetensors").is_file()
+    assert [record["kind"] for record in runs.records(tmp_path / "run" / "metrics.jsonl")].count("train") == 2
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_command_that_exists_to_print_fails_where_it_cannot() -> None:
+    for redirect, status in (("> /dev/full", 1), ("| true", 0), (">&-", 0)):
+        command = f"{sys.executable} -m lmgym list reward {redirect}; echo ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=runs.ROOT)
+        assert done.stdout.strip() == str(status)
+        assert done.stderr == ("lmgym: standard output cannot be written: No space left on device\n" if status else "")
