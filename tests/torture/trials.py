@@ -267,8 +267,8 @@ def command_outcome(shell: runs.Shell, mutant: Mutant, folder: Path, bases: Mapp
         path = runs.write(folder / "recipe.yaml", task=task, evaluation={"examples": 1, "split": "test"})
     else:
         path = folders.write(mutant, bases, folder)
+    shell.start(*command(mutant, path))  # returns when the process is there
     began = time.perf_counter()
-    shell.start(*command(mutant, path))
     timer = threading.Timer(3 * SECONDS, lambda: os.kill(shell.process, signal.SIGKILL))
     timer.start()
     status = shell.wait()
