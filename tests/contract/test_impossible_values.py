@@ -83,7 +83,7 @@ def test_a_metric_may_be_huge_and_a_reward_large() -> None:
 
 @pytest.mark.usefixtures("no_picture")
 def test_a_run_with_such_a_reward_ends_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = runs.write(tmp_path / "recipe.yaml", rewards={"length": {"weight": 1e300}}, steps=1)
+    recipe = runs.write(tmp_path / "recipe.yaml", rewards={"length": {"weight": 1e30}}, steps=1)
     assert main(["train", str(recipe), f"out={tmp_path / 'run'}"]) == 1
     assert "lmgym: reward 'length' gave" in (said := capsys.readouterr().err) and "Traceback" not in said
 
