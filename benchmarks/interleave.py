@@ -70,7 +70,7 @@ def measure(contenders: Sequence[Contender], workload: Path, rounds: int, warmup
     with ExitStack() as stack:
         running = [stack.enter_context(started(contender, workload, threads)) for contender in contenders]
         results = [
-            Result(contender.name, _heard(process, log)["ready"])
+            Result(contender.name, heard(process, log)["ready"])
             for contender, (process, log) in zip(contenders, running, strict=True)
         ]
         for number in range(warmup + rounds):
@@ -78,7 +78,7 @@ def measure(contenders: Sequence[Contender], workload: Path, rounds: int, warmup
                 assert process.stdin is not None
                 process.stdin.write("step\n")
                 process.stdin.flush()
-                answer = _heard(process, log)
+                answer = heard(process, log)
                 kept = "warm-up" if number < warmup else f"round {number - warmup + 1}/{rounds}"
                 parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in answer["parts"].items())
                 print(f"{kept:<10} {result.name:<24} {answer['seconds']:8.2f} s: {parts}", file=sys.stderr, flush=True)
@@ -107,7 +107,7 @@ def started(contender: Contender, workload: Path, threads: int) -> Iterator[tupl
             process.communicate()  # hangs up, and the contender leaves its loop
 
 
-def _heard(process: subprocess.Popen[str], log: IO[str]) -> dict[str, Any]:
+def heard(process: subprocess.Popen[str], log: IO[str]) -> dict[str, Any]:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:

@@ -166,7 +166,7 @@ def collate(
     tokens = torch.full(size, pad_id, dtype=torch.long)
     mask, actions, excluded = (torch.zeros(size, dtype=torch.bool) for _ in range(3))
     rewards, logprobs, turn_numbers = torch.zeros(size), torch.zeros(size), torch.zeros(size, dtype=torch.long)
-    number_of = {id(turn): number for episode in episodes for turn, number in _numbered(episode.turns)}
+    number_of = {id(turn): number for episode in episodes for turn, number in numbered_turns(episode.turns)}
     # 2. Fill in each row: its tokens, then what belongs to the actions of each of its turns.
     for n, (episode, row) in enumerate(rows):
         ids = [token for turn in row for token in turn.prompt_ids + turn.action_ids]
@@ -235,8 +235,11 @@ def _token_rewards(turn: Turn) -> Float[Tensor, " A"]:
     return rewards
 
 
-def _numbered(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:
-    """Each turn with its number. A turn that continues an unfinished action has the number of that action."""
+def numbered_turns(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:
+    """Each turn with its number. A turn that continues an unfinished action has the number of that action.
+
+    Example: with turns a (unfinished), b and c, numbered_turns([a, b, c]) -> [(a, 0), (b, 0), (c, 1)]
+    """
     numbered, number = [], 0
     for turn in turns:
         numbered.append((turn, number))

@@ -136,6 +136,7 @@ class Turn:
     kept: npt.NDArray[np.uint8] | npt.NDArray[np.int32] | None = None  # [actions, width]
     continuation: str | None = None  # text that the environment added, if the policy then goes on in the same message
     unfinished: bool = False  # the next turn continues this turn's action (`Step.unfinished`)
+    given: str = ""  # how the message begins, by policy.answer_start; its ids are the last ones of `prompt_ids`
     token_rewards: list[float] | None = None  # part of `reward` that each action earned; the last one gets the rest
 
 
@@ -162,17 +163,19 @@ class Episode:
     reward_components: dict[str, float] = field(default_factory=dict)  # each reward before its weight
     score: float = 0.0  # the sum of the turns' rewards
     selected: bool = True  # False: the algorithm does not train on it
+    messages: list[Message] = field(default_factory=list)  # the conversation with roles, its last answer included
     baseline: float | None = None  # score of the greedy answer to the same prompt, if the algorithm needs it
     error: str = ""
 
     @property
     def text(self) -> str:
-        """The model's last message: its last turn, after earlier turns that belong to the same message."""
-        text = self.turns[-1].text if self.turns else ""
+        """The model's last message: its last turn, after earlier turns that belong to the same message, and after the
+        beginning that it was given."""
+        text = self.turns[-1].given + self.turns[-1].text if self.turns else ""
         for turn in reversed(self.turns[:-1]):
             if turn.continuation is None:
                 break
-            text = turn.text + turn.continuation + text
+            text = turn.given + turn.text + turn.continuation + text
         return text
 
     @property

@@ -7,7 +7,6 @@ import json
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from lmgym.core.registry import register
 from lmgym.envs.base import Step
 from lmgym.logs.console import Console
 from lmgym.rewards.base import episodes
-from lmgym.training.loop import collate_step, gather, log_step
+from lmgym.training.loop import advance, begin_step, collate_step, gather, log_step
 from lmgym.training.setup import start
 from lmgym.training.stage import StageRun, begin_stage
 from lmgym.types import Episode, Example
@@ -130,20 +129,17 @@ def config_of(folder: Path, workload: workloads.Workload, settings: dict[str, An
 def one_step(stage: StageRun, workload: workloads.Workload, settings: dict[str, Any], turns: Turns) -> None:
     """What `train` does in a step; evaluation and checkpoints are never due."""
     run, algorithm = stage.run, stage.algorithm
-    step, began = stage.step, time.perf_counter()
+    step = stage.step
+    begin_step(stage, step)
     answers = gather(stage, step)
-    gathered = time.perf_counter()
     turns.mark("rollout")
     for number in range(settings["turns"]):
         workloads.check_lengths(workload, [answer.turns[number].action_ids for answer in answers])
     batch = prepare(collate_step(stage, answers, step), run.policy, stage.frozen_models.models, algorithm)
     turns.mark("score")
-    rate = stage.optimizer.set_step(step, stage.config.steps)
     metrics = update(algorithm, run.policy, batch, stage.optimizer)
-    run.progress.advance()
-    run.engine.load(run.policy, run.progress.version)
-    algorithm.after_update(stage)
-    log_step(stage, answers, batch, {**metrics, "learning_rate": rate}, began, gathered)
+    advance(stage)
+    log_step(stage, answers, batch, metrics)
     turns.mark("update")
 
 
@@ -155,7 +151,7 @@ def main() -> None:
         limit_lmgym(workload.lengths)
     with tempfile.TemporaryDirectory() as out, Console() as console:
         run = start(config_of(folder, workload, settings, out), console)
-        with run.lock, run.writer, begin_stage(run) as stage:
+        with run, begin_stage(run) as stage:
             versions = {"torch": torch.__version__, "transformers": transformers.__version__}
             turns.ready(lmgym=lmgym.__version__, **versions, settings={**settings, "compute": run.section.compute})
             while turns.wait():

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_model
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -31,20 +33,25 @@ DERIVED = ("dense_act_fn", "is_gated_act", "scale_decoder_outputs", "tie_word_em
 
 @dataclass(frozen=True)
 class Family:
-    """A built-in model: its classes, and the configuration fields that differ from the defaults of the class.
+    """A built-in model: its classes, the configuration fields that differ from the defaults of the class, and the file
+    of its weights beside this module, if it has been trained.
     Example: Family(GPT2Config, GPT2LMHeadModel, {"n_embd": 64})"""
 
     config: type[Any]
     model: Callable[[Any], PreTrainedModel]
     fields: Mapping[str, Any]
+    weights: str | None = None
 
 
+TINY_LLAMA = {
+    "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "max_position_embeddings": 512, "tie_word_embeddings": True,
+}  # fmt: skip
 # Dropout is 0 everywhere: sampler and update must compute the same distribution.
 MODELS = {
-    BUILTIN: Family(LlamaConfig, LlamaForCausalLM, {
-        "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "num_key_value_heads": 4, "max_position_embeddings": 512, "tie_word_embeddings": True,
-    }),
+    BUILTIN: Family(LlamaConfig, LlamaForCausalLM, TINY_LLAMA),
+    # Trained by recipes/sums.yaml: the final/model.safetensors of that run.
+    "builtin:sums": Family(LlamaConfig, LlamaForCausalLM, TINY_LLAMA, weights="sums.safetensors"),
     "builtin:tiny_gpt2": Family(GPT2Config, GPT2LMHeadModel, {
         "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512,
         "activation_function": "gelu_pytorch_tanh",  # the same as GPT-2's gelu_new, in one kernel
@@ -77,11 +84,12 @@ def is_builtin(name: str) -> bool:
 def builtin_model(
     name: str, tokenizer: PreTrainedTokenizerFast, architecture: Mapping[str, Any], seed: int
 ) -> PreTrainedModel:
-    """A random model of less than a million parameters, in fp32 on the CPU; the same arguments give the same weights.
+    """A model of less than a million parameters, in fp32 on the CPU; the same arguments give the same weights.
 
-    builtin:tiny is a Llama, builtin:tiny_gpt2 a GPT-2, builtin:tiny_t5 a T5, builtin:tiny_bart a BART. `architecture`
-    sets fields of the model's transformers configuration. Raises LmgymError for an unknown name, an unknown field, and
-    values that do not fit together.
+    builtin:tiny is a Llama, builtin:tiny_gpt2 a GPT-2, builtin:tiny_t5 a T5, builtin:tiny_bart a BART, all with random
+    weights. builtin:sums is the Llama after training on sums (recipes/sums.yaml): it continues "37 + 45\nAnswer:".
+    `architecture` sets fields of the model's transformers configuration. Raises LmgymError for an unknown name, an
+    unknown field, and values that do not fit together or not to trained weights.
 
     Example:
         >>> builtin_model("builtin:tiny_gpt2", builtin_tokenizer("builtin:numbers"), {"n_embd": 32}, seed=0)
@@ -89,6 +97,11 @@ def builtin_model(
     if name not in MODELS:
         raise LmgymError(f"policy.model: there is no '{name}'; {suggest(name, MODELS)}")
     family = MODELS[name]
+    if family.weights and (architecture or len(tokenizer) != len(byte_tokenizer())):
+        raise LmgymError(
+            f"policy.model: {name} is trained, with builtin:bytes and the architecture of {BUILTIN}; remove "
+            f"policy.architecture and policy.tokenizer, or name {BUILTIN}"
+        )
     valid = set(family.config().to_dict()) - set(DERIVED if family.config is T5Config else ())
     for key, value in architecture.items():
         if key not in valid:
@@ -110,9 +123,11 @@ def builtin_model(
             model = family.model(family.config(**fields))
             if architecture and model.device.type != "meta":
                 _check_runs(model)
-            return model
         except Exception as error:  # various exceptions of the library, for sizes that do not fit together
             raise LmgymError(f"policy.architecture: {' '.join(str(error).split())[:300]}") from error
+    if family.weights and model.device.type != "meta":
+        load_model(model, Path(__file__).parent / family.weights)
+    return model
 
 
 def _check_runs(model: PreTrainedModel) -> None:

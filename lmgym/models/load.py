@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 from lmgym.core import seeds
 from lmgym.core.constraints import NonNegativeFloat, PositiveInt
 from lmgym.core.errors import LmgymError
+from lmgym.core.hub import prepare_hub, unreachable
 from lmgym.core.validation import Section
 from lmgym.models import lora, quantization
 from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
@@ -47,6 +48,8 @@ class PolicySection(Section):
     """End-of-sequence token, for a tokenizer that does not name one."""
     context_start_token: int | str | None = None
     """First token of an encoder-decoder's answers, where it is not the model's own decoder_start_token_id."""
+    answer_start: str = ""
+    """Text with which each message of the policy begins. It is not sampled and not trained on; rewards see it."""
     critic: Literal["head", "separate", "none"] = "head"
     """Value function, for algorithms that need one. head: a linear head on the policy's own hidden states; separate: a
     copy of the model, with such a head, that is trained separately."""
@@ -210,7 +213,11 @@ def load_tokenizer(section: PolicySection) -> Any:
     if is_builtin(section.model):
         return builtin_tokenizer(section.tokenizer or "builtin:bytes")
     name = section.tokenizer or section.model
-    return AutoTokenizer.from_pretrained(name, revision=section.revision if name == section.model else None)
+    prepare_hub(name)
+    try:
+        return AutoTokenizer.from_pretrained(name, revision=section.revision if name == section.model else None)
+    except Exception as error:  # transformers, the Hub client and tokenizers have no common exception
+        raise _cannot_load(name, error, "policy.tokenizer" if section.tokenizer else "policy.model") from error
 
 
 def _check_section(section: PolicySection) -> None:
@@ -240,6 +247,7 @@ def _base(section: PolicySection, seed: int) -> tuple[Any, Any]:
 
 
 def _config(model: str, revision: str | None) -> Any:
+    prepare_hub(model)
     try:
         config = AutoConfig.from_pretrained(model, revision=revision)
     except Exception as error:  # transformers and the Hub client have no common exception
@@ -266,11 +274,10 @@ def _auto_class(config: Any, model: str) -> Any:
     )
 
 
-def _cannot_load(model: str, error: Exception) -> LmgymError:
-    reason = " ".join(str(error).split())[:300]
-    return LmgymError(
-        f"policy.model: could not load '{model}': not a model folder here, and the Hub did not give it ({reason})"
-    )
+def _cannot_load(model: str, error: Exception, key: str = "policy.model") -> LmgymError:
+    why = "" if Path(model).is_dir() else unreachable()
+    reason = why or f"the Hub did not give it ({' '.join(str(error).split())[:300]})"
+    return LmgymError(f"{key}: could not load '{model}': not a model folder here, and {reason}")
 
 
 def _load(section: PolicySection, model: str, tokenizer: str, packing: dict[str, Any] | None = None) -> tuple[Any, Any]:
@@ -278,6 +285,7 @@ def _load(section: PolicySection, model: str, tokenizer: str, packing: dict[str,
     revision = section.revision if model == section.model else None
     config = _config(model, revision)
     kind = _auto_class(config, model)
+    prepare_hub(model, tokenizer)
     try:
         loaded = kind.from_pretrained(model, revision=revision, **(packing or {"dtype": torch.float32}))
         text_tokenizer = AutoTokenizer.from_pretrained(tokenizer, revision=revision if tokenizer == model else None)

@@ -33,14 +33,31 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: list[str]
 
 
 def load_lora(model: PreTrainedModel, folder: Path) -> None:
-    """Add the adapters of a checkpoint to the model with which they were trained."""
+    """Add the adapters of a checkpoint to the model with which they were trained. Raises LmgymError if it is another
+    one, whose layers they do not fit."""
     from safetensors.torch import load_file
 
     peft = _peft()
-    model.add_adapter(peft.LoraConfig.from_pretrained(str(folder)))
+    try:
+        model.add_adapter(peft.LoraConfig.from_pretrained(str(folder)))
+    except ValueError as error:  # no layer has a name that the adapters are for
+        raise _misfit(folder, error) from error
     _make_trainable(model)
     state = {name: tensor.clone() for name, tensor in load_file(folder / "adapter_model.safetensors").items()}
-    peft.set_peft_model_state_dict(model, state)
+    try:
+        result: Any = peft.set_peft_model_state_dict(model, state)
+    except RuntimeError as error:  # other shapes
+        raise _misfit(folder, error) from error
+    missing = [name for name in result.missing_keys if "lora_" in name]
+    if missing or result.unexpected_keys:
+        raise _misfit(folder, f"{[*missing, *result.unexpected_keys][0]} is in one of them only")
+
+
+def _misfit(folder: Path, why: object) -> LmgymError:
+    return LmgymError(
+        f"the adapters in {folder} do not fit the recipe's model ({' '.join(str(why).split())[:200]}); name the recipe "
+        "of the model with which they were trained"
+    )
 
 
 def has_adapter(model: Any) -> bool:

@@ -2,8 +2,8 @@
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Le
 
@@ -11,13 +11,14 @@ from lmgym.core import seeds
 from lmgym.core.constraints import ExampleCount
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.tasks.base import check_split, hash_fraction
+from lmgym.tasks.base import check_split, hash_fraction, prompt_writer
 from lmgym.types import Example
 
 T = TypeVar("T")
 Operation = Literal["add", "subtract", "multiply", "divide"]
 SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
 HELD_OUT = 0.1  # fraction of all problems that belong to validation; the same for test
+ENDING = "\nAnswer:"  # of every prompt
 BLOCK = 2048  # problems drawn at once
 PATIENCE = 30_000  # so many draws in a row without a new problem mean that there is no new problem
 
@@ -55,7 +56,13 @@ ACTIONS = {
 }
 
 
+def _with_ending(problem: str, _: Mapping[str, Any]) -> str:
+    """The prompt of a problem: of its text, or of a whole prompt that was copied."""
+    return problem.removesuffix(ENDING) + ENDING
+
+
 @register("task", "arithmetic")
+@prompt_writer(_with_ending)
 def arithmetic(
     split: str,
     size: ExampleCount = 20_000,
@@ -64,18 +71,23 @@ def arithmetic(
     operations: Sequence[Operation] = ("add", "subtract"),
     largest: Annotated[int, Le(1_000_000_000)] = 20,
     steps: int = 1,
-    style: Literal["short", "story"] = "short",
-    explain: bool = False,
+    style: Literal["short", "story", "sum"] = "short",
+    explain: bool | Literal["sums"] = False,
     mistakes: float = 0.0,
+    held_out: Literal["prompts", "numbers"] = "prompts",
 ) -> list[Example]:
     """Word problems: `size` for training, `validation_size` and `test_size` held out.
 
     Each of the `steps` (1 to 3) is a random one of the `operations`. Operands go up to `largest`; results are whole
     numbers and never negative. Short prompts of one step have 40 to 60 characters. The reference is the number (" 12"),
-    or with `explain` the worked solution in GSM8K's notation (" 7+5=<<7+5=12>>12\\n#### 12").
+    with `explain` the worked solution in GSM8K's notation (" 7+5=<<7+5=12>>12\\n#### 12"), with `explain: sums` the sum
+    alone (" 7+5=12", or " 7+5=12, 12-3=9" in two steps).
 
     The same arguments give the same problems, and a larger size begins with the problems of a smaller one. A hash of
     the problem's text decides its split, so no prompt is in two splits, for any sizes.
+
+    With `held_out: numbers` a hash of the numbers in the problem, in any order, decides its split. So the pair of
+    numbers of a test problem is in no training problem, in neither order, with any operation and in any style.
 
     `mistakes` is the fraction of training references with a wrong result (one too high), as from a careless teacher;
     `meta["mistake"]` marks them. Validation and test references are always right.
@@ -96,7 +108,9 @@ def arithmetic(
     count = {"train": size, "validation": validation_size, "test": test_size}[split]
     examples: dict[str, Example] = {}
     fruitless = 0
-    for prompt, split_of_prompt, working, answer, applied in _problems(tuple(operations), largest, steps, style):
+    for prompt, split_of_problem, working, answer, applied in _problems(
+        tuple(operations), largest, steps, style, held_out
+    ):
         if len(examples) >= count:
             break
         if fruitless > PATIENCE:
@@ -107,7 +121,7 @@ def arithmetic(
             )
         # Skip problems without a text, repeated ones, and those of other splits.
         fruitless += 1
-        if split_of_prompt != split or prompt in examples:
+        if split_of_problem != split or prompt in examples:
             continue
         fruitless = 0
         mistake = split == "train" and mistakes > 0 and hash_fraction("mistake" + prompt) < mistakes
@@ -117,39 +131,51 @@ def arithmetic(
         examples[prompt] = Example(
             id=f"arithmetic/{split}/{len(examples)}",
             prompt=prompt,
-            references=(f" {working}\n#### {answer}" if explain else f" {answer}",),
+            references=(_reference(working, answer, explain),),
             meta={"answer": answer, "operation": applied, "mistake": mistake},
         )
     return list(examples.values())
 
 
-def _split_of(prompt: str) -> str:
-    drawn = hash_fraction(prompt)
+def _reference(working: str, answer: str, explain: bool | str) -> str:
+    if explain == "sums":
+        return " " + ", ".join(line.rpartition("<<")[2].partition(">>")[0] for line in working.split("\n"))
+    return f" {working}\n#### {answer}" if explain else f" {answer}"
+
+
+def _split_of(text: str) -> str:
+    drawn = hash_fraction(text)
     return "test" if drawn < HELD_OUT else "validation" if drawn < 2 * HELD_OUT else "train"
 
 
-def _problems(operations: tuple[str, ...], largest: int, steps: int, style: str) -> Iterator[tuple[str, ...]]:
+def _problems(
+    operations: tuple[str, ...], largest: int, steps: int, style: str, held_out: str
+) -> Iterator[tuple[str, ...]]:
     """Prompt, its split, working, answer and operations of one problem after the other, without end and with
     repetitions. What could not be made into a problem has no text and no split."""
     for number in itertools.count():
-        yield from _block(operations, largest, steps, style, number)
+        yield from _block(operations, largest, steps, style, held_out, number)
 
 
 @functools.lru_cache(maxsize=64)
-def _block(operations: tuple[str, ...], largest: int, steps: int, style: str, number: int) -> list[tuple[str, ...]]:
+def _block(
+    operations: tuple[str, ...], largest: int, steps: int, style: str, held_out: str, number: int
+) -> list[tuple[str, ...]]:
     """A block of the problems; all splits and stages of a run draw from the same ones, so they are kept."""
     key = seeds.key("arithmetic", ",".join(operations), largest, steps, style)
     width = 4 + 3 * steps  # uniform numbers per problem
     block = seeds.uniforms([key], number * BLOCK * width, BLOCK * width).reshape(BLOCK, width).tolist()
-    return [_problem(numbers, operations, largest, style) or ("",) * 5 for numbers in block]
+    return [_problem(numbers, operations, largest, style, held_out) or ("",) * 5 for numbers in block]
 
 
-def _problem(numbers: list[float], operations: tuple[str, ...], largest: int, style: str) -> tuple[str, ...] | None:
+def _problem(
+    numbers: list[float], operations: tuple[str, ...], largest: int, style: str, held_out: str
+) -> tuple[str, ...] | None:
     """One problem from its uniform numbers; None if no operation is possible at some step."""
     # Four numbers choose the sentence, the name, the things and the first total; each step takes three more.
-    form, name, things = _pick(FORMS[style], numbers[0]), _pick(NAMES, numbers[1]), _pick(THINGS, numbers[2])
+    name, things = _pick(NAMES, numbers[1]), _pick(THINGS, numbers[2])
     first = total = 2 + int(numbers[3] * (largest - 1))
-    actions, working, applied = [], [], []
+    actions, working, applied, operands = [], [], [], [first]
     for index in range(4, len(numbers), 3):
         possible = {name: choices for name in operations if (choices := _operands(name, total, largest))}
         if not possible:
@@ -161,16 +187,22 @@ def _problem(numbers: list[float], operations: tuple[str, ...], largest: int, st
         sum_ = f"{total}{SIGNS[operation]}{operand}"
         working.append(f"{sum_}=<<{sum_}={result}>>{result}")
         applied.append(operation)
+        operands.append(operand)
         total = result
     joined = actions[0] if len(actions) == 1 else ", ".join(actions[:-1]) + " and " + actions[-1]
-    prompt = _prompt(form, name, things, first, joined)
-    return prompt, _split_of(prompt), "\n".join(working), str(total), ", ".join(applied)
+    if style == "sum":
+        signs = zip(applied, operands[1:], strict=True)
+        prompt = f"{first}" + "".join(f" {SIGNS[operation]} {operand}" for operation, operand in signs) + ENDING
+    else:
+        prompt = _prompt(_pick(FORMS[style], numbers[0]), name, things, first, joined)
+    split = _split_of(prompt if held_out == "prompts" else " ".join(map(str, sorted(operands))))
+    return prompt, split, "\n".join(working), str(total), ", ".join(applied)
 
 
 def _prompt(form: str, name: str, things: str, start: int, actions: str) -> str:
     if "," in actions or " and " in actions:  # "has 7 pens, gets 5 more and loses 2": one list, one "and"
         form = form.replace("{things} and {actions}", "{things}, {actions}")
-    return form.format(name=name, things=things, start=start, actions=actions) + "\nAnswer:"
+    return form.format(name=name, things=things, start=start, actions=actions) + ENDING
 
 
 def _apply(operation: str, total: int, operand: int) -> int:

@@ -5,10 +5,11 @@ A task is a registered function `task(split, **arguments)` that returns or yield
 """
 
 import hashlib
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from lmgym.core import registry, seeds
 from lmgym.core.errors import LmgymError, describe, place
@@ -20,6 +21,8 @@ from lmgym.types import Example, Message, RecipeText
 OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix")  # of any task, see `load_task`
 LONGEST_SYSTEM_PROMPT = 2**20  # bytes
 SPLITS = ("train", "validation", "test")
+Task = TypeVar("Task", bound=Callable[..., Any])
+Prompt = str | Sequence[Message]
 
 
 class MissingSplit(LmgymError):
@@ -84,20 +87,64 @@ def load_task(
     return _with_options(examples[:limit], affixes, _system_text(system_prompt), shots, source, seed)
 
 
-def examples_from_prompts(prompts: Sequence[str], section: Mapping[str, Any], seed: int = 0) -> list[Example]:
-    """Examples from a user's own prompts, with the options of a recipe's `task:` section applied: prefix and suffix,
-    system prompt, shots. The task itself is loaded only for shots.
+def prompt_writer(write: Callable[[str, Mapping[str, Any]], Prompt]) -> Callable[[Task], Task]:
+    """Decorator of a task that writes more into a prompt than the problem's text: `write(text, arguments)` is the
+    prompt of a problem, with the task's arguments as the recipe has them. `lmgym generate` asks a user's own problems
+    with it.
+
+    Example:
+        >>> @register("task", "riddles")
+        ... @prompt_writer(lambda text, arguments: f"{text}\\n{arguments['ending']}")
+        ... def riddles(split, ending="Answer:"):
+        ...     ...
+    """
+
+    def keep(task: Task) -> Task:
+        task.__dict__["write_prompt"] = write
+        return task
+
+    return keep
+
+
+def examples_from_prompts(prompts: Sequence[Prompt], section: Mapping[str, Any], seed: int = 0) -> list[Example]:
+    """Examples from a user's own problems (texts, or lists of chat messages), with everything that a recipe's `task:`
+    section does to the text of a problem: what the task itself writes (`prompt_writer`), prefix and suffix, system
+    prompt, shots. The task itself is loaded only for shots.
+
+    Raises LmgymError for an empty problem, and as `load_task` does.
 
     Example:
         >>> examples_from_prompts(["2+2="], {"name": "arithmetic", "system_prompt": "Add."})[0].prompt
-        [{'role': 'system', 'content': 'Add.'}, {'role': 'user', 'content': '2+2='}]
+        [{'role': 'system', 'content': 'Add.'}, {'role': 'user', 'content': '2+2=\\nAnswer:'}]
     """
     shots = _few_shot(section.get("few_shot"))
     arguments = {key: value for key, value in section.items() if key not in (*OPTIONS, "name", "split")}
     source = _examples(section["name"], shots.split, arguments) if shots else []
-    examples = [Example(id=f"prompt/{index}", prompt=prompt) for index, prompt in enumerate(prompts)]
+    examples = []
+    for index, problem in enumerate(prompts):
+        if not (problem if isinstance(problem, str) else problem and problem[-1]["content"]):
+            raise LmgymError(f"prompt {index + 1} is empty; give it some text")
+        prompt = _written(section["name"], arguments, problem)
+        examples.append(Example(id=f"prompt/{index}", prompt=prompt))
+        _check_texts(examples[-1], f"prompt {index + 1}")
     affixes = (section.get("prompt_prefix", ""), section.get("prompt_suffix", ""))
     return _with_options(examples, affixes, _system_text(section.get("system_prompt")), shots, source, seed)
+
+
+def _written(name: str, arguments: Mapping[str, Any], problem: Prompt) -> Prompt:
+    """The prompt that the task makes of a problem; of chat messages, the last one is the problem."""
+    task = registry.get("task", name)
+    write = getattr(task, "write_prompt", None)
+    if write is None:
+        return problem
+    bound = inspect.signature(task).bind("train", **check_arguments(task, arguments, "task", given=1, also=OPTIONS))
+    bound.apply_defaults()
+    if isinstance(problem, str):
+        written: Prompt = write(problem, bound.arguments)
+        return written
+    *before, last = problem
+    written = write(last["content"], bound.arguments)
+    return [*before, {**last, "content": written}] if isinstance(written, str) else [*before, *written]
 
 
 def check_task(name: str, split: str = "train", **arguments: Any) -> None:

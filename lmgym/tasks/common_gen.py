@@ -1,13 +1,13 @@
 """`common_gen`: CommonGen, write a sentence with three to five given concepts (Lin et al. 2020, arXiv 1911.03705)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.tasks.base import MissingSplit, check_split
+from lmgym.tasks.base import MissingSplit, check_split, prompt_writer
 from lmgym.tasks.files import files_of, lines_of
 from lmgym.tasks.jsonl import column
 from lmgym.tasks.sources import disjoint, stream_rows, texts_of
@@ -17,7 +17,13 @@ CONCEPTS = ".src_alpha.txt"  # endings of the original's two text files
 SENTENCES = ".tgt.txt"
 
 
+def _around(concepts: str, arguments: Mapping[str, Any]) -> str:
+    """The prompt of concepts that are joined already."""
+    return f"{arguments['prefix']}{concepts}{arguments['end']}"
+
+
 @register("task", "common_gen")
+@prompt_writer(_around)
 def common_gen(
     split: str,
     path: str | Path | None = None,

@@ -1,7 +1,7 @@
 """Dialogues: predict the next utterance. `daily_dialog`: DailyDialog (Li et al. 2017, arXiv 1710.03957). `crd3`: CRD3
 (Rameshkumar and Bailey 2020)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.tasks.base import MissingSplit, check_split
+from lmgym.tasks.base import MissingSplit, check_split, prompt_writer
 from lmgym.tasks.files import NAMES, as_object, files_of, lines_of, read_json
 from lmgym.tasks.jsonl import column
 from lmgym.tasks.sources import disjoint, stream_rows
@@ -32,7 +32,14 @@ class _Dialogue:
     emotions: list[Any] | None
 
 
+def _ended(utterances: str, arguments: Mapping[str, Any]) -> str:
+    """The prompt of utterances; the last one need not be ended."""
+    mark = f" {arguments['end_of_utterance']}"
+    return utterances.removesuffix(mark) + mark
+
+
 @register("task", "daily_dialog")
+@prompt_writer(_ended)
 def daily_dialog(
     split: str,
     path: str | Path | None = None,
@@ -100,9 +107,11 @@ def crd3(split: str, path: str | Path, max_context_size: int = 5, skip_blank: bo
         names = folder / "aligned data" / CRD3_FILES[part]
         if not names.is_file():
             raise MissingSplit(f"task 'crd3' has no split '{part}': there is no file {names}")
-        for _, episode in lines_of(names):
+        for place, episode in lines_of(names):
             if not episode.strip():
                 continue
+            if "\0" in episode:
+                raise LmgymError(f"{place}: the name of an episode holds a NUL byte, which no file name can have")
             file = folder / "cleaned data" / f"{episode.strip()}.json"
             turns = list(_turns(file))
             for index, (actor, text) in enumerate(turns):

@@ -138,7 +138,7 @@ def _examples(path: Path, stem: str, prompt: str, references: str | None, id: st
         examples.append(
             Example(
                 id=name,
-                prompt=_prompt(column(row, prompt, where), prompt, where),
+                prompt=prompt_of(row, prompt, where),
                 references=_references(row, references, where),
                 meta={key: value for key, value in row.items() if key not in (prompt, references, id)},
             )
@@ -152,7 +152,10 @@ def _id(value: Any, name: str, where: str) -> str:
     return str(value)
 
 
-def _prompt(value: Any, name: str, where: str) -> str | Sequence[Mapping[str, str]]:
+def prompt_of(row: Mapping[str, Any], name: str, where: str) -> str | Sequence[Mapping[str, str]]:
+    """The prompt in a column of a row, checked: a text, or a list of chat messages. Raises LmgymError for anything
+    else; `where` is "PATH:LINE" for the message."""
+    value = column(row, name, where)
     if isinstance(value, str) and value:
         return value
     if not isinstance(value, list) or not value:

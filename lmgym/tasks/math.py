@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,18 @@ SUBJECTS = (
     "Precalculus",
 )
 LEVELS = (1, 2, 3, 4, 5)
+# A formula or a drawing: no sentence ends inside, except with its last character.
+FORMULA = re.compile(
+    r"\\begin\{(\w+\*?)\}.{0,5000}?\\end\{\1\}|\[asy\].{0,5000}?\[/asy\]|\\\[.{0,5000}?\\\]|\\\(.{0,5000}?\\\)"
+    r"|\$\$.{0,5000}?\$\$|\$(?:\\.|[^$\\]){0,5000}+\$",
+    re.DOTALL,
+)
+FULL_STOP = re.compile(r"[.!?][\s}]*(?:\$\$?|\\[\])]|\\end\{\w+\*?\})$")  # the end of a formula that ends a sentence
+HIDDEN = "\ue000"  # in place of each character of a formula
+ABBREVIATION = re.compile(r"\b(?:i\.e|e\.g|cf|vs|resp|approx|Prof|Mrs?|Ms|Dr|St|Eq|Fig|No)\.$")
+SENTENCE_END = re.compile(
+    rf"[.!?][)\"'\]]*(?=\s+[A-Z({HIDDEN}])|(?<={HIDDEN})\.(?=[A-Z])|\s*\n\s*\n"  # after a display, without a space
+)
 UNBRACED = re.compile(r"\\(?:boxed|fbox)\s+([^\s${}][^${}]*)")  # \boxed 5$
 
 
@@ -34,6 +48,7 @@ def math(
     levels: Sequence[int] | None = None,
     subjects: Sequence[str] | None = None,
     skip_unanswered: bool = False,
+    split_sentences: bool = False,
 ) -> list[Example]:
     r"""The prompt is the problem, the reference the worked solution ("... $\boxed{\frac12}$").
 
@@ -44,6 +59,9 @@ def math(
     `path` is a folder with train.jsonl and test.jsonl; or the original's folder, where train and test hold one .json
     per problem; or one file, whose split is the one in its name (math500_test.jsonl: test), else train; or a pattern
     with {split}. Without `path` the data comes from the Hugging Face Hub.
+
+    `split_sentences` writes each sentence of the references on a line of its own, for the environment `stepwise`, whose
+    actions are lines: a solution of MATH is a paragraph (`sentence_lines`).
 
     `levels` and `subjects` select problems. With `validation` above 0, that fraction of train becomes validation, by a
     hash of the problem. A problem of train that is also in test (one is, with other white space) is removed from train.
@@ -66,12 +84,29 @@ def math(
         examples = [example for example in examples if _words(example) not in test_problems]
         held_out = [hash_fraction(_words(example)) < validation for example in examples]
         examples = [e for e, out in zip(examples, held_out, strict=True) if out == (split == "validation")]
+    if split_sentences:
+        examples = [replace(e, references=tuple(map(sentence_lines, e.references))) for e in examples]
     return [
         example
         for example in examples
         if (levels is None or example.meta["level"] in levels)
         and (subjects is None or example.meta["subject"] in subjects)
     ]
+
+
+def sentence_lines(solution: str) -> str:
+    r"""A solution with each sentence on one line. A formula is never cut, and its line breaks become spaces; a sentence
+    may end with a formula's full stop ("$x=2.$"). An empty line ends a sentence, too.
+
+    Example:
+        >>> sentence_lines(r"We have $x=1.5$, i.e. $2x=3.$ Thus \[x\n= \boxed{1.5}.\]").splitlines()
+        ['We have $x=1.5$, i.e. $2x=3.$', 'Thus \\[x = \\boxed{1.5}.\\]']
+    """
+    shown = FORMULA.sub(lambda m: HIDDEN * (len(m[0]) - 1) + ("." if FULL_STOP.search(m[0]) else HIDDEN), solution)
+    ends = [end.end() for end in SENTENCE_END.finditer(shown) if not ABBREVIATION.search(shown[: end.end()][-10:])]
+    edges = [0, *ends, len(solution)]
+    sentences = (" ".join(solution[begin:end].split()) for begin, end in pairwise(edges))
+    return "\n".join(sentence for sentence in sentences if sentence)
 
 
 def _check(validation: float, levels: Sequence[int] | None, subjects: Sequence[str] | None) -> None:

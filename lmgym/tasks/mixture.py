@@ -7,9 +7,17 @@ from typing import Any
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import register
+from lmgym.core.registry import register, suggest
 from lmgym.core.validation import check_arguments, converted
-from lmgym.tasks.base import OPTIONS, MissingSplit, check_split, load_task
+from lmgym.tasks.base import (
+    OPTIONS,
+    MissingSplit,
+    Prompt,
+    check_split,
+    examples_from_prompts,
+    load_task,
+    prompt_writer,
+)
 from lmgym.types import Example
 
 OWN = ("name", "weight", "label", "split")  # keys of a member; all other keys are arguments or options of its task
@@ -27,7 +35,35 @@ class _Member:
     arguments: dict[str, Any]
 
 
+def _as_members_do(problem: str, arguments: Mapping[str, Any]) -> Prompt:
+    """The prompt that all members make of a problem. Raises LmgymError if they make different ones of it."""
+    prompts: dict[str, Prompt] = {}
+    for number, section in enumerate(arguments["tasks"]):
+        member = _member(section, f"task.tasks.{number}")
+        [example] = examples_from_prompts([problem], {"name": member.name, **member.arguments})
+        prompts[member.label] = example.prompt
+    first, *others = prompts.values()
+    if any(prompt != first for prompt in others):
+        raise LmgymError(
+            f"the tasks of the recipe's mixture ({', '.join(prompts)}) make different prompts of one problem; name the "
+            f"one to ask as: --task {next(iter(prompts))}"
+        )
+    return first
+
+
+def member_section(section: Mapping[str, Any], label: str) -> dict[str, Any]:
+    """The `task:` section of a mixture with the member of this label alone. Raises LmgymError if there is none.
+
+    Example: member_section({"name": "mixture", "tasks": [{"name": "arithmetic"}, {"name": "topics"}]}, "topics")
+    """
+    members = {one.get("label", one.get("name")): one for one in section.get("tasks", [])}
+    if label not in members:
+        raise LmgymError(f"--task is '{label}'; {suggest(label, members or [section['name']])}")
+    return {**section, "tasks": [members[label]]}
+
+
 @register("task", "mixture")
+@prompt_writer(_as_members_do)
 def mixture(split: str, tasks: list[dict[str, Any]]) -> list[Example]:
     """The examples of several tasks. A training step draws from each task in proportion to its `weight` (default 1).
 

@@ -1,12 +1,12 @@
 """`narrative_qa`: NarrativeQA, questions about a summary of a book or film (Kočiský et al. 2018, arXiv 1712.07040)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.tasks.base import MissingSplit, check_split
+from lmgym.tasks.base import MissingSplit, check_split, prompt_writer
 from lmgym.tasks.files import NAMES, Row, rows_of
 from lmgym.tasks.jsonl import column
 from lmgym.tasks.sources import disjoint, stream_rows, text_of, texts_of
@@ -16,7 +16,13 @@ UNIFIED = ("prompt", "answer")  # the columns of UnifiedQA's .tsv files, which h
 Question = tuple[str, str, tuple[str, ...], dict[str, Any]]  # question, summary, answers, meta
 
 
+def _in_lower_case(prompt: str, arguments: Mapping[str, Any]) -> str:
+    """The prompt of a question, the separator and a summary, in one text."""
+    return prompt.lower() if arguments["lowercase"] else prompt
+
+
 @register("task", "narrative_qa")
+@prompt_writer(_in_lower_case)
 def narrative_qa(
     split: str,
     path: str | Path | None = None,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.hub import prepare_hub, unreachable
 from lmgym.tasks.base import SPLITS, MissingSplit
 from lmgym.tasks.files import NAMES, SUFFIXES, Row, as_object, files_of, read_json, rows_of
 from lmgym.tasks.jsonl import column, read_json_lines
@@ -155,6 +156,7 @@ def _from_hub(task: str, part: str, hub_id: str, config: str | None, names: Sequ
         ) from error
     repository, _, revision = hub_id.partition("@")
     dataset, reason = None, ""
+    prepare_hub(repository)
     for name in names or (part,):
         try:
             dataset = datasets.load_dataset(repository, config, split=name, revision=revision or None)
@@ -162,9 +164,10 @@ def _from_hub(task: str, part: str, hub_id: str, config: str | None, names: Sequ
         except Exception as error:  # errors of the library, the Hub client, pyarrow or the system
             reason = str(error).strip().split("\n")[0]
             if not reason.startswith("Unknown split"):
+                why = unreachable() or f"{type(error).__name__}: {reason}"
                 raise LmgymError(
-                    f"task.hub_id: cannot load '{hub_id}' ({type(error).__name__}: {reason}); where the Hub cannot be "
-                    "reached, set task.path to the files"
+                    f"task.hub_id: cannot load '{hub_id}' ({why}); where the Hub cannot be reached, set task.path to "
+                    "the files"
                 ) from error
     if dataset is None:
         raise MissingSplit(f"task '{task}' has no split '{part}': '{hub_id}' says: {reason}")

@@ -1,19 +1,26 @@
 """Summarisation of news. `cnn_daily_mail`: CNN / Daily Mail (See et al. 2017, arXiv 1704.04368). `xsum`: XSum (Narayan
 et al. 2018, arXiv 1808.08745)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.tasks.base import check_split
+from lmgym.tasks.base import check_split, prompt_writer
 from lmgym.tasks.sources import disjoint, stream_rows, text_of
 from lmgym.types import Example
 
 
+def _shortened(article: str, arguments: Mapping[str, Any]) -> str:
+    """The prompt of an article."""
+    count = arguments["truncate_article"]
+    return article if count is None else first_words(article, count)
+
+
 @register("task", "cnn_daily_mail")
+@prompt_writer(_shortened)
 def cnn_daily_mail(
     split: str,
     path: str | Path | None = None,
@@ -41,6 +48,7 @@ def cnn_daily_mail(
 
 
 @register("task", "xsum")
+@prompt_writer(_shortened)
 def xsum(
     split: str,
     path: str | Path | None = None,

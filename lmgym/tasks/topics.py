@@ -1,10 +1,12 @@
 """`topics`: open writing prompts without a right answer (as in github.com/JeevanBhoot/nanoRL, in our own words)."""
 
+from collections.abc import Mapping
 from string import Formatter
+from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
-from lmgym.tasks.base import check_split
+from lmgym.tasks.base import check_split, prompt_writer
 from lmgym.types import Example
 
 TEMPLATE = "Write about 100 words: {topic}\n\n"
@@ -64,7 +66,15 @@ TOPICS: dict[str, list[tuple[str, str]]] = {
 }
 
 
+def _about(topic: str, arguments: Mapping[str, Any]) -> str:
+    """The prompt of a topic (or an opening, where the template has that field)."""
+    template = "{opening}" if arguments["opening"] else arguments["template"]
+    _check_template(template)
+    return str(template.format(topic=topic, opening=topic))
+
+
 @register("task", "topics")
+@prompt_writer(_about)
 def topics(split: str, template: str = TEMPLATE, opening: bool = False) -> list[Example]:
     """One prompt per topic: 30 for training, 4 for validation, 6 for test; no references.
 

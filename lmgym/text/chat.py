@@ -71,9 +71,14 @@ def plain_text(messages: Sequence[Message]) -> str:
 
 
 def answer_ids(
-    tokenizer: Any, prompt: str | Sequence[Message], answer: str, template: Mapping[str, Any] | None = None
+    tokenizer: Any,
+    prompt: str | Sequence[Message],
+    answer: str,
+    template: Mapping[str, Any] | None = None,
+    begun: bool = False,
 ) -> list[int]:
     """Token ids [A] of a reference answer after its prompt, with end of sequence: the targets of supervised training.
+    `begun`: behind the given start of an answer (`start_ids`).
 
     Prompt and answer are tokenized together, so that the word at the boundary gets the ids that a model would sample;
     separately if that would change the prompt's ids. Raises LmgymError if the tokenizer has no end-of-sequence token.
@@ -82,6 +87,8 @@ def answer_ids(
         raise LmgymError(
             "the tokenizer has no end-of-sequence token; set one (tokenizer.eos_token) before training on references"
         )
+    if begun:
+        return [*continued_ids(tokenizer, answer), tokenizer.eos_token_id]
     # The pieces of the prompt, then of both: the answer's first piece goes on where the prompt's last one ends.
     if getattr(tokenizer, "chat_template", None):
         pieces = template_pieces(tokenizer, messages_of(prompt), template)
@@ -144,10 +151,20 @@ def _plain_ids(tokenizer: Any, messages: Sequence[Message], cut: Cut | None, end
     return [*before, *own, *after]
 
 
-def decoder_answer_ids(tokenizer: Any, answer: str) -> list[int]:
+def decoder_answer_ids(tokenizer: Any, answer: str, begun: bool = False) -> list[int]:
     """Token ids [A] of a reference answer for the decoder of an encoder-decoder: the text and the end of sequence. A
-    beginning-of-sequence id is not part of it; it belongs to the decoder's first tokens."""
-    return [*text_ids(tokenizer, answer, target=True), tokenizer.eos_token_id]
+    beginning-of-sequence id is not part of it; it belongs to the decoder's first tokens. `begun`: behind the given
+    start of an answer (`start_ids`)."""
+    return [*text_ids(tokenizer, answer, continued=begun, target=True), tokenizer.eos_token_id]
+
+
+def start_ids(tokenizer: Any, text: str, target: bool = False) -> list[int]:
+    """Token ids of the given start of an answer, behind what the chat template or the decoder begins with. The recipe
+    writes it, so it may hold control tokens. `target`: of an encoder-decoder's answer.
+
+    Example: start_ids(builtin_tokenizer("builtin:numbers"), "7 8") -> [10, 11]
+    """
+    return bare_ids(tokenizer, text, later=True, target=target)
 
 
 def appended_ids(

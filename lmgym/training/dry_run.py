@@ -4,19 +4,22 @@ First it estimates the memory, from the configuration and the lengths of a few p
 fit here, it samples once and reports lengths, stops and rewards. Findings that would spoil the run are marked with "!".
 """
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
+from lmgym.core.output import columns_of
+from lmgym.logs.formatting import table_lines
 from lmgym.models.device import expected_device, memory_here
 from lmgym.models.load import load_tokenizer
 from lmgym.models.policy import Policy
 from lmgym.models.shapes import Shapes, shapes_of
 from lmgym.rewards.base import build_rewards
 from lmgym.rollouts.rollout import apply_rewards, collect, demonstrate, groups_of
-from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_ids
-from lmgym.training.memory import estimate, resident_bytes, size, weights_bytes
+from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_ids, start_ids
+from lmgym.training.memory import PHASES, estimate, resident_bytes, size, weights_bytes
 from lmgym.training.preflight import check_model, cut_prompts, teacher_section
 from lmgym.training.run import Data
 from lmgym.training.setup import load_data, make_actor, make_engine, make_envs, prove_policy, trained_policy
@@ -82,7 +85,10 @@ def _memory(report: Report, config: Config, data: Data) -> bool:
     for index, stage in enumerate(config.stages):
         few = data.training[index][:EXAMPLES]
         section = config.policy
-        prompt = max(len(read(tokenizer, example.prompt, section.template, section.cut)) for example in few)
+        if getattr(registry.get("env", stage.env["name"]), "needs_data", True):
+            prompt = max(len(read(tokenizer, example.prompt, section.template, section.cut)) for example in few)
+        else:  # the environment writes the prompts while it plays: assume that they fill the context
+            prompt = max((shapes.context or 1024) - stage.sampling.max_new_tokens, 1)
         found = estimate(
             config, stage, shapes, prompt, first=index == 0, compute=compute, on_cpu=on_cpu,
             teacher=_teacher(config, stage), process=resident_bytes() if on_cpu else 0,
@@ -91,8 +97,8 @@ def _memory(report: Report, config: Config, data: Data) -> bool:
             f"memory, estimated for stage {stage.name}: {size(found.peak)} at most, on {device}, with prompts of "
             f"{prompt} tokens and {shapes.parameters:,} parameters"
         )
-        for line in found.table():
-            report.note(line)
+        head, rows = table_lines(("part", *PHASES), found.rows(), columns_of(sys.stdout))
+        report.lines += [*head[:1], *(line for row in rows for line in row)]
         if here is not None and found.peak > here:
             report.warn(
                 f"that is more than the {size(here)} here; lower policy.tokens_per_forward or engine.rows, take "
@@ -157,18 +163,20 @@ def _cut(report: Report, config: Config, policy: Policy, examples: list[Example]
 def _lengths(report: Report, config: Config, stage: Stage, policy: Policy, examples: list[Example]) -> None:
     read = source_ids if policy.encoder_decoder else prompt_ids
     template, cut = config.policy.template, config.policy.cut
-    lengths = [len(read(policy.tokenizer, example.prompt, template, cut)) for example in examples]
+    given = len(start_ids(policy.tokenizer, config.policy.answer_start, policy.encoder_decoder))
+    own = 0 if policy.encoder_decoder else given
+    lengths = [own + len(read(policy.tokenizer, example.prompt, template, cut)) for example in examples]
     report.note(f"prompt tokens: {min(lengths)} to {max(lengths)}; context {policy.context or 'without limit'}")
     # What an answer shares its context with.
-    before = len(policy.decoder_start) if policy.encoder_decoder else max(lengths)
+    before = len(policy.decoder_start) + given if policy.encoder_decoder else max(lengths)
     room = None if policy.context is None else policy.context - before
     if room is not None and room < stage.sampling.max_new_tokens:
         report.warn(f"the longest of {len(examples)} prompts leaves room for {max(room, 0)} new tokens, fewer than "
                     f"sampling.max_new_tokens ({stage.sampling.max_new_tokens})")  # fmt: skip
     references = [
-        len(decoder_answer_ids(policy.tokenizer, text))
+        len(decoder_answer_ids(policy.tokenizer, text, given > 0))
         if policy.encoder_decoder
-        else len(answer_ids(policy.tokenizer, example.prompt, text, config.policy.template))
+        else len(answer_ids(policy.tokenizer, example.prompt, text, config.policy.template, given > 0))
         for example in examples
         for text in example.references
     ]
@@ -185,7 +193,7 @@ def _answers(report: Report, stage: Stage, episodes: list[Episode], verdict: boo
     if not verdict:
         report.note("(what follows is of the model before the stages ahead of this one have trained it)")
     count = len(episodes)
-    cut = sum(episode.truncated for episode in episodes) / count
+    cut = sum(episode.truncated and not episode.terminated for episode in episodes) / count  # others are moves
     fixed = stage.sampling.min_new_tokens == stage.sampling.max_new_tokens  # then they are meant to be
     (complain if cut > 0.5 and not fixed else report.note)(f"answers cut off at max_new_tokens: {cut:.0%} of {count}")
     mean = sum(episode.score for episode in episodes) / count

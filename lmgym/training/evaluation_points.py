@@ -1,5 +1,6 @@
 """Evaluations of a run and what they decide: the best model, early stopping; and the end of a run."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -13,7 +14,7 @@ from lmgym.logs.formatting import json_text
 from lmgym.logs.plots import training_plot
 from lmgym.logs.records import rollout_record
 from lmgym.models.policy import Policy
-from lmgym.rollouts.evaluate import evaluate
+from lmgym.rollouts.evaluate import better_directions, evaluate
 from lmgym.rollouts.rollout import Actor, demonstrate
 from lmgym.stats.intervals import Interval, mean_interval
 from lmgym.training import checkpoint
@@ -59,8 +60,10 @@ def finish(run: Run) -> None:
     run.console.samples(_samples(evaluations["before"]["answers"], evaluations["after"]["answers"]))
     before, after = evaluations["before"]["results"], evaluations["after"]["results"]
     rows = [(name, Interval(**before[name]), Interval(**after[name])) for name in after if name in before]
-    run.console.before_after(rows)
+    better = better_directions(after, held_out_rewards(run.config, run.config.stages[-1]))
+    run.console.before_after(rows, better)
     plot = training_plot(run.folder / "metrics.jsonl", run.folder / "plot.png")
+    run.writer.finish(_scalars({"before": before, "after": after}), plot)
     run.console.say(f"model: {run.folder / 'final'}")
     run.console.say(f"plot:  {plot}")
 
@@ -85,7 +88,9 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     tracked = result.episodes[: config.logs.samples * section.samples : section.samples]  # the same prompts every time
     predictions = config.logs.predictions
     recorded = result.episodes if predictions is True else tracked
-    run.writer.rollouts([{"kind": "evaluation", **position} | rollout_record(episode) for episode in recorded])
+    place = {"kind": "evaluation", **position}
+    run.writer.rollouts(place | rollout_record(episode) for episode in recorded)
+    run.writer.answers(place | rollout_record(episode) for episode in tracked)
     if isinstance(predictions, str):
         write = registry.load_attribute(predictions, "logs.predictions")
         write(run.folder, run.progress.version, split, result.episodes)
@@ -116,13 +121,15 @@ def reference_nll(examples: Sequence[Example], actor: Actor, policy: Policy, see
 
 
 def _keep_best(stage: StageRun, results: dict[str, Interval]) -> None:
-    run, metric = stage.run, stage.run.config.evaluation.keep_best
+    run, section = stage.run, stage.run.config.evaluation
+    metric = section.keep_best
     if metric is None:
         return
     if metric not in results:
         raise LmgymError(f"evaluation.keep_best is '{metric}'; {registry.suggest(metric, results)}")
     evaluations, value = run.progress.evaluations, results[metric].mean
-    if value > evaluations.get("best", {}).get("value", -float("inf")):
+    sign = 1.0 if section.keep_best_mode == "max" else -1.0
+    if "best" not in evaluations or sign * value > sign * evaluations["best"]["value"]:
         evaluations["best"] = {"metric": metric, "value": value, "stage": stage.config.name, "step": stage.step}
         checkpoint.save_model(run.folder / "best", run.policy)
 
@@ -146,6 +153,17 @@ def _stop_early(stage: StageRun, results: dict[str, Interval]) -> None:
         stage.run.console.say(f"stage {stage.config.name} ends at step {stage.step}: {stop.metric} {why}")
 
 
+def _scalars(results: dict[str, dict[str, dict[str, float]]]) -> dict[str, float]:
+    """The table's numbers by name, as {"after/reward": 0.5, "after/reward/low": 0.4, ...}, without missing bounds."""
+    return {
+        f"{moment}/{name}{end}": interval[key]
+        for moment, metrics in results.items()
+        for name, interval in metrics.items()
+        for key, end in (("mean", ""), ("low", "/low"), ("high", "/high"))
+        if interval[key] is not None and math.isfinite(interval[key])
+    }
+
+
 def _answers(episodes: list[Episode]) -> list[dict[str, Any]]:
     return [
         {
@@ -153,6 +171,7 @@ def _answers(episodes: list[Episode]) -> list[dict[str, Any]]:
             "text": e.text,
             "reference": e.example.references[0] if e.example.references else "",
             "reward": e.score,
+            **({"conversation": [dict(message) for message in e.messages]} if len(e.turns) > 1 else {}),
         }
         for e in episodes
     ]
@@ -160,7 +179,13 @@ def _answers(episodes: list[Episode]) -> list[dict[str, Any]]:
 
 def _samples(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[Sample]:
     return [
-        Sample(prompt=b["prompt"], before=a["text"], after=b["text"], reference=b["reference"], reward=b["reward"])
+        Sample(
+            prompt=b["prompt"],
+            before=a.get("conversation", a["text"]),
+            after=b.get("conversation", b["text"]),
+            reference=b["reference"],
+            reward=b["reward"],
+        )
         for a, b in zip(before, after, strict=False)  # a resumed run may have been told to show more, or others
         if a["prompt"] == b["prompt"]
     ]

@@ -3,10 +3,9 @@
 Every line of it is a public function, so that a user who wants to own the loop writes these lines.
 """
 
-import signal
+import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,44 +33,62 @@ from lmgym.updates.update import update
 def train(config: Config, console: Console | None = None) -> Path:
     """Train all stages of a config and return the run folder; resumes if the folder holds a run. Raises LmgymError for
     anything that the user can mend. Ctrl-C (or SIGTERM) finishes the step, saves and returns.
-    Example: train(load_config("lmgym/recipes/quickstart.yaml", ["out=runs/mine"]))"""
-    with console or Console() as console:
-        run = start(config, console)
-        with run.lock, run.writer, stop_signals(run):
-            while run.progress.stage_index < len(config.stages) and not run.interrupted:
-                train_stage(run)
-            finish(run)
+    Example: train(load_config("quickstart", ["out=runs/mine"]))"""
+    with start(config, console) as run:
+        for stage in stages_left(run):
+            train_stage(stage)
+        finish(run)
     return run.folder
 
 
-def train_stage(run: Run) -> None:
-    """The loop: all steps of the run's next stage, with its evaluations and checkpoints."""
-    with begin_stage(run) as stage:
-        algorithm, steps = stage.algorithm, stage.config.steps
-        if stage.step == 0:
-            evaluate_now(stage)
-            if run.last_stage:
-                record_evaluation(stage, "before")
-        for step in range(stage.step, steps):
-            if run.stopped:
-                break
-            began, algorithm.progress = time.perf_counter(), step / steps
-            episodes = gather(stage, step)
-            gathered = time.perf_counter()
-            batch = collate_step(stage, episodes, step)
-            batch = prepare(batch, run.policy, stage.frozen_models.models, algorithm)
-            rate = stage.optimizer.set_step(step, steps)
-            metrics = update(algorithm, run.policy, batch, stage.optimizer)
-            watch_gap(run.gap_limits, metrics, batch, step, run.console.warn)
-            run.progress.advance()
-            run.engine.load(run.policy, run.progress.version)
-            algorithm.after_update(stage)
-            log_step(stage, episodes, batch, {**metrics, "learning_rate": rate}, began, gathered)
-            evaluate_and_save_when_due(stage)
+def train_stage(stage: StageRun) -> None:
+    """The loop: all steps that a stage has left, with its evaluations and checkpoints."""
+    run = stage.run
+    evaluate_before(stage)
+    for step in stage.steps_left():
+        begin_step(stage, step)
+        episodes = gather(stage, step)
+        batch = collate_step(stage, episodes, step)
+        batch = prepare(batch, run.policy, stage.frozen_models.models, stage.algorithm)
+        metrics = update(stage.algorithm, run.policy, batch, stage.optimizer)
+        advance(stage)
+        log_step(stage, episodes, batch, metrics)
+        evaluate_and_save_when_due(stage)
+    end_stage(stage)
+
+
+def stages_left(run: Run) -> Iterator[StageRun]:
+    """The stages that a run has left, each begun when its turn comes and closed after it; none after Ctrl-C. Each must
+    be ended with `end_stage`. A finished run has its last stage left, without a step."""
+    for _ in range(run.progress.stage_index, len(run.config.stages)):
         if run.interrupted:
-            save_checkpoint(stage)
-        else:
-            end_stage(stage)
+            return
+        with begin_stage(run) as stage:
+            yield stage
+
+
+def evaluate_before(stage: StageRun) -> None:
+    """Evaluate at the beginning of a stage, before its first step; nothing if the stage goes on from a checkpoint."""
+    if stage.step == 0:
+        evaluate_now(stage)
+        if stage.run.last_stage:
+            record_evaluation(stage, "before")
+
+
+def begin_step(stage: StageRun, step: int) -> None:
+    """Set what depends on the number of the step, the learning rate first of all, and start its clock."""
+    stage.began = stage.gathered = time.perf_counter()
+    stage.algorithm.progress = step / stage.config.steps
+    stage.optimizer.set_step(step, stage.config.steps)
+
+
+def advance(stage: StageRun) -> None:
+    """Count the step after its update: the next answers are the new policy's, and the algorithm does what it does after
+    an update (a new reference, a moving baseline)."""
+    run = stage.run
+    run.progress.advance()
+    run.engine.load(run.policy, run.progress.version)
+    stage.algorithm.after_update(stage)
 
 
 def gather(stage: StageRun, step: int) -> list[Episode]:
@@ -140,7 +157,9 @@ def add_greedy_baseline(stage: StageRun, episodes: list[Episode], path: tuple[in
 
 
 def collate_step(stage: StageRun, episodes: list[Episode], step: int) -> Batch:
-    """The batch of the selected episodes, with the temperature and stop ids that their actions were sampled under."""
+    """The batch of the selected episodes, with the temperature and stop ids that their actions were sampled under. In
+    the step's times the rollout ends here."""
+    stage.gathered = time.perf_counter()
     policy, sampling, required = stage.run.policy, stage.config.sampling, stage.algorithm.requirements
     weights = {reward.name: reward.weight for reward in stage.rewards}
     return collate(
@@ -154,23 +173,24 @@ def collate_step(stage: StageRun, episodes: list[Episode], step: int) -> Batch:
     )
 
 
-def log_step(
-    stage: StageRun, episodes: list[Episode], batch: Batch, metrics: dict[str, float], began: float, gathered: float
-) -> None:
-    """Write one record to metrics.jsonl and the tracked answers to rollouts.jsonl, and show a line on the console.
-    `began` and `gathered` are seconds of `time.perf_counter`. Tokens per second are sampled tokens in the rollout and
-    all tokens of the batch in the update; memory is the GPU's if the policy is on one."""
+def log_step(stage: StageRun, episodes: list[Episode], batch: Batch, metrics: dict[str, float]) -> None:
+    """Write one record to metrics.jsonl and the tracked answers to rollouts.jsonl, and show a line on the console; warn
+    of what is wrong with them. Tokens per second are sampled tokens in the rollout and all tokens of the batch in the
+    update; memory is the GPU's if the policy is on one. Raises LmgymError if sampler and trainer are too far apart."""
     now, run, step = time.perf_counter(), stage.run, stage.step - 1
+    watch_gap(run.gap_limits, metrics, batch, step, run.console.warn)
     position = {"kind": "train", "stage": stage.index, "stage_name": stage.config.name, "step": step}
     fresh = [episode for episode in episodes if episode.version == run.progress.version - 1]  # the others were replayed
     record: dict[str, Any] = position | episode_metrics(fresh) | batch_metrics(batch) | metrics
     on_gpu = run.policy.device.type == "cuda"
+    rollout, learning = stage.gathered - stage.began, now - stage.gathered
     record |= {
-        "seconds": now - began,
-        "seconds/rollout": gathered - began,
-        "seconds/update": now - gathered,
-        "tokens_per_second/rollout": sampled_tokens(fresh) / (gathered - began),
-        "tokens_per_second/update": float(batch.mask.sum()) / (now - gathered),
+        "learning_rate": stage.optimizer.learning_rate,
+        "seconds": rollout + learning,
+        "seconds/rollout": rollout,
+        "seconds/update": learning,
+        "tokens_per_second/rollout": sampled_tokens(fresh) / rollout if rollout else math.nan,
+        "tokens_per_second/update": float(batch.mask.sum()) / learning,
         "memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else peak_memory_gib(),
     }
     required = stage.algorithm.requirements
@@ -178,9 +198,14 @@ def log_step(
         record["rewards_without_limit"] = unlimited
     if required.answers == "references" or not (stage.rewards or required.reward):
         del record["reward"]  # no reward has judged the answers
+    if stage.config.sampling.fixed_length:
+        del record["truncated"]
     run.writer.metrics(record)
-    tracked = episodes if run.config.logs.rollouts == "all" else groups_of(episodes)[0]
-    run.writer.rollouts([position | rollout_record(episode) for episode in tracked])
+    tracked = groups_of(episodes)[0]
+    recorded = episodes if run.config.logs.rollouts == "all" else tracked
+    run.writer.rollouts(position | rollout_record(episode) for episode in recorded)
+    if required.answers == "policy":
+        run.writer.answers(position | rollout_record(episode) for episode in tracked)
     run.console.step(record, step, stage.config.steps)
     warn_of_failures(stage, fresh, step)
 
@@ -194,7 +219,7 @@ def warn_of_failures(stage: StageRun, episodes: list[Episode], step: int) -> Non
         console.warn(f"step {step}: {count} environments failed and were left out; the first one: {failed[0]}")
     # An environment may well take what was cut off: a move of one token is a move.
     unended = sum(episode.truncated and not episode.terminated for episode in episodes)
-    if unended > 0.5 * len(episodes) and sampling.min_new_tokens < sampling.max_new_tokens:
+    if unended > 0.5 * len(episodes) and not sampling.fixed_length:
         console.warn(
             f"more than half of a step's answers were cut off at sampling.max_new_tokens "
             f"({sampling.max_new_tokens}); they never came to an end, so their rewards may mean little"
@@ -216,8 +241,12 @@ def is_due(every: int, step: int) -> bool:
 
 
 def end_stage(stage: StageRun) -> None:
-    """Save at the boundary: the next stage starts at step 0 with a new optimizer; the last stage can be continued."""
+    """Save at the boundary: the next stage starts at step 0 with a new optimizer; the last stage can be continued.
+    After Ctrl-C only save: the stage goes on when the run is resumed."""
     run, progress = stage.run, stage.run.progress
+    if run.interrupted:
+        save_checkpoint(stage)
+        return
     if not is_evaluated(stage, "newest", run.config.evaluation.split):
         evaluate_now(stage)
     if run.last_stage:
@@ -228,26 +257,3 @@ def end_stage(stage: StageRun) -> None:
         progress.step = 0
         progress.evaluations = {key: progress.evaluations[key] for key in ("best",) if key in progress.evaluations}
         save_checkpoint(stage)
-
-
-@contextmanager
-def stop_signals(run: Run) -> Iterator[None]:
-    """Ctrl-C and SIGTERM ask the loop to stop after the step in flight; a second one stops at once and loses it."""
-
-    def ask(number: int, frame: Any) -> None:
-        if run.interrupted:
-            raise KeyboardInterrupt
-        run.interrupted = True
-        run.console.say("stopping after this step; once more to stop at once, without it")
-
-    before = {}
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, ask)
-    except ValueError:  # not in the main thread: whoever called us has the signals
-        pass
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -59,15 +59,12 @@ class Estimate:
     def peak(self) -> float:
         return max(self.total(phase) for phase in PHASES)
 
-    def table(self) -> list[str]:
-        """A line for each part, with a column for each phase, and one for the sums."""
-        width = max(len(part.name) for part in self.parts)
-        rows = [("", *PHASES)]
-        rows += [
+    def rows(self) -> list[tuple[str, ...]]:
+        """A row for each part, with a cell for each phase of PHASES, and one for the sums."""
+        rows = [
             (part.name, *(size(part.bytes) if phase in part.phases else "-" for phase in PHASES)) for part in self.parts
         ]
-        rows += [("total", *(size(self.total(phase)) for phase in PHASES))]
-        return [f"{name:<{width}}" + "".join(f"{cell:>12}" for cell in cells) for name, *cells in rows]
+        return [*rows, ("total", *(size(self.total(phase)) for phase in PHASES))]
 
 
 @dataclass(frozen=True)

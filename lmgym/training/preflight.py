@@ -17,7 +17,7 @@ from lmgym.inference.completions import check_memory
 from lmgym.models.builtin import is_builtin
 from lmgym.models.load import PolicySection, check_start_token, load_tokenizer, read_model_info
 from lmgym.models.policy import Policy
-from lmgym.text.chat import answer_ids, decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids
+from lmgym.text.chat import answer_ids, decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids, start_ids
 from lmgym.text.control import control_tokens
 from lmgym.training.run import Data
 from lmgym.types import Example, Message
@@ -196,23 +196,24 @@ def check_lengths(examples: Sequence[Example], config: Config, stage: Stage, pol
     tokenizer, template, cut = policy.tokenizer, config.policy.template, config.policy.cut
     imitated = stage.algorithm.requirements.answers == "references"
     limit = config.policy.max_reference_tokens or sys.maxsize
+    given = len(start_ids(tokenizer, config.policy.answer_start, policy.encoder_decoder))
     read = source_ids if policy.encoder_decoder else prompt_ids
     around = len(read(tokenizer, examples[0].prompt, template, cut))  # at least what the chat template adds
     most = policy.context if cut is None else cut.tokens
     for example in examples:
         answers = example.references if imitated else ()
         longest = min(max((len(text.encode()) for text in answers), default=0), limit)
-        if min(around + len(plain_text(messages_of(example.prompt)).encode()), most) + longest < policy.context:
+        if min(around + len(plain_text(messages_of(example.prompt)).encode()), most) + given + longest < policy.context:
             continue
         length = len(read(tokenizer, example.prompt, template, cut))
         if policy.encoder_decoder:  # each half has the whole context to itself
-            lengths = [min(len(decoder_answer_ids(tokenizer, text)), limit) for text in answers]
-            spoken = [len(policy.decoder_start) + own for own in lengths]
+            lengths = [min(len(decoder_answer_ids(tokenizer, text, given > 0)), limit) for text in answers]
+            spoken = [len(policy.decoder_start) + given + own for own in lengths]
             length = max([length, *spoken])
             what = "the prompt or the reference" if imitated else "the prompt"
         else:
-            lengths = [len(answer_ids(tokenizer, example.prompt, text, template)) for text in answers]
-            length += min(max(lengths, default=1), limit)
+            lengths = [len(answer_ids(tokenizer, example.prompt, text, template, given > 0)) for text in answers]
+            length += given + min(max(lengths, default=1), limit)
             what = "the prompt and reference" if imitated else "the prompt, with one token of an answer,"
         if length > policy.context:
             raise LmgymError(

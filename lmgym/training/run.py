@@ -14,11 +14,14 @@ runs/NAME/
 """
 
 import fcntl
-from dataclasses import dataclass, field
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from lmgym.config.schema import Config
+from lmgym.config.schema import Config, Stage
 from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Engine
 from lmgym.logs.console import Console
@@ -54,10 +57,23 @@ class Progress:
         """Count a step, after the policy's update."""
         self.step, self.version = self.step + 1, self.version + 1
 
+    def ended(self, stage: Stage) -> bool:
+        """True if this stage has no step left: it took them all, or stopped early under the rule that it has."""
+        rule = stage.early_stop and asdict(stage.early_stop)
+        return self.step >= stage.steps or (rule is not None and self.evaluations.get("stop") == rule)
+
 
 @dataclass
 class Run:
-    """Everything that all stages of a run share; `begin_stage` adds what one stage needs."""
+    """Everything that all stages of a run share; `begin_stage` adds what one stage needs. As a context manager it lets
+    Ctrl-C stop the run after the step in flight, and closes its files and unlocks its folder at the end.
+
+    Example:
+        >>> with start(config) as run:
+        ...     for stage in stages_left(run):
+        ...         train_stage(stage)
+        ...     finish(run)
+    """
 
     config: Config
     folder: Path
@@ -73,6 +89,15 @@ class Run:
     fingerprint: dict[str, Any]  # what each checkpoint says of data, recipe and machine, see fingerprint.py
     gap_limits: GapLimits  # of the sampler's gap, while it trains
     interrupted: bool = False
+    _opened: ExitStack = field(default_factory=ExitStack, repr=False)
+
+    def __enter__(self) -> "Run":
+        for opened in (self.console, self.lock, self.writer, stop_signals(self)):
+            self._opened.enter_context(opened)
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._opened.__exit__(*raised)
 
     @property
     def last_stage(self) -> bool:
@@ -95,3 +120,26 @@ def lock_folder(folder: Path) -> IO[str]:
         file.close()
         raise LmgymError(f"another process is training in {folder}; wait for it, or choose another out=") from error
     return file
+
+
+@contextmanager
+def stop_signals(run: Run) -> Iterator[None]:
+    """Ctrl-C and SIGTERM ask the loop to stop after the step in flight; a second one stops at once and loses it."""
+
+    def ask(number: int, frame: Any) -> None:
+        if run.interrupted:
+            raise KeyboardInterrupt
+        run.interrupted = True
+        run.console.say("stopping after this step; once more to stop at once, without it")
+
+    before = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, ask)
+    except ValueError:  # not in the main thread: whoever called us has the signals
+        pass
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

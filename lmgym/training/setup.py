@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lmgym.config.build import dump
+from lmgym.config.build import dump, resolved
 from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
@@ -38,10 +38,12 @@ from lmgym.training.sampler_gap import GapLimits, gap_limits
 from lmgym.types import Example
 
 
-def start(config: Config, console: Console) -> Run:
+def start(config: Config, console: Console | None = None) -> Run:
     """Set up a run: load data and policy (from the newest whole checkpoint, if its folder has one), open the folder.
-    Raises LmgymError for anything that the recipe has wrong, before the folder is made.
-    Example: run = start(load_config("lmgym/recipes/quickstart.yaml", ["out=runs/mine"]), Console())"""
+    Says so if it resumes, or if nothing is left to do. Raises LmgymError for anything that the recipe has wrong, before
+    the folder is made.
+    Example: with start(load_config("quickstart", ["out=runs/mine"])) as run: ..."""
+    console = console or Console()
     folder = Path(config.out or "runs/run")
     machine = choose_machine(config, folder)  # threads and precision, chosen once
     data = load_data(config)  # examples of all stages and splits; rewards find their references
@@ -179,6 +181,7 @@ def make_actor(config: Config, policy: Policy, engine: Engine | None = None, ver
         policy.decoder_start,
         cut=section.cut,
         reference_tokens=section.max_reference_tokens,
+        answer_start=section.answer_start,
     )
 
 
@@ -197,6 +200,17 @@ def evaluate_actor(config: Config, actor: Actor, examples: list[Example], reward
     section, stage = config.evaluation, config.stages[-1]
     envs, sampling = make_envs(config, section.env or stage.env), section.decoding(stage.sampling)
     return evaluate(examples, actor, sampling, rewards, envs, config.seed, section.samples, config.reward_timeout)
+
+
+def where_it_stands(config: Config, folder: Path, progress: Progress) -> str:
+    """What a run that is resumed says first: where it goes on, or that it has no step left and how it gets some."""
+    stage, number = config.stages[progress.stage_index], progress.stage_index + 1
+    last, step = number == len(config.stages), progress.step
+    if not last or not progress.ended(stage):
+        return f"resuming {folder} at stage {number}, step {step}"
+    why = f"all {step} steps of its last stage are done" if step >= stage.steps else f"it stopped early at step {step}"
+    more = f"stages.{stage.name}.steps" if len(config.stages) > 1 else "steps"
+    return f"{folder} is finished: {why}. For more, raise {more}; for a new run, choose another out="
 
 
 def open_run(
@@ -221,14 +235,14 @@ def open_run(
         machine.write(folder)
         counted = checkpoint.read_state(resume_from).get("records") if resume_from else {}
         missing = rewind(folder, progress.stage_index, progress.step, counted)
-        writer = Writer(folder, config.logs.sinks, console)
+        writer = Writer(folder, config.logs.sinks, console, resolved(config))
         report(changed, missing, progress, config, writer, console)
     except BaseException:
         lock.close()
         raise
     if resume_from:
         engine.load(policy, progress.version)
-        console.say(f"resuming {folder} at stage {progress.stage_index + 1}, step {progress.step}")
+        console.say(where_it_stands(config, folder, progress))
     section = replace(config.policy, compute=machine.compute)
     logs = (console, writer, lock)
     return Run(config, folder, section, data, policy, engine, *logs, progress, resume_from, stands_on, limits)

@@ -1,9 +1,10 @@
 """One stage of a run: what `begin_stage` builds for it, and its checkpoints."""
 
 import copy
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,21 @@ class StageRun:
     rewards: list[Reward]
     envs: Envs
     held_out_envs: Envs
+    began: float = field(default_factory=time.perf_counter)
+    """When the step in flight began, and when all its answers were there: seconds of `time.perf_counter`."""
+    gathered: float = field(default_factory=time.perf_counter)
 
     @property
     def step(self) -> int:
         """Steps taken in this stage."""
         return self.run.progress.step
+
+    def steps_left(self) -> Iterator[int]:
+        """The numbers of the steps that are left, counted from 0. It ends early if the run is stopped."""
+        for step in range(self.step, self.config.steps):
+            if self.run.stopped:
+                return
+            yield step
 
     @property
     def path(self) -> tuple[int | str, ...]:

@@ -72,6 +72,7 @@ class Optimizer:
         critic: Sequence[torch.nn.Parameter] = (),
     ) -> None:
         self.section = section
+        self.learning_rate = section.learning_rate  # of the policy, as the last `set_step` has set it
         self.parameters = [*parameters, *critic]
         own = section.critic_learning_rate
         peaks = (section.learning_rate, section.learning_rate if own is None else own)
@@ -93,7 +94,8 @@ class Optimizer:
         """Set the learning rates of this training step, and return the policy's."""
         for group in self.torch.param_groups:
             group["lr"] = replace(self.section, learning_rate=group["peak"]).at(step, steps)
-        return self.section.at(step, steps)
+        self.learning_rate = self.section.at(step, steps)
+        return self.learning_rate
 
     def zero_grad(self) -> None:
         """Gradients to None: the first that comes is kept, not added to zeros."""

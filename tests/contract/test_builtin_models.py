@@ -29,6 +29,7 @@ SMALLER: dict[str, dict[str, Any]] = {  # one field each, by the name that the m
     "builtin:tiny_t5": {"num_layers": 1},
     "builtin:tiny_bart": {"encoder_layers": 1, "decoder_layers": 1},
 }
+UNTRAINED = [name for name, family in MODELS.items() if family.weights is None]
 IDS = torch.tensor([[1, 10, 11, 12, 60], [1, 5, 99, 4, 3]])
 
 
@@ -39,7 +40,7 @@ def logits(model: PreTrainedModel) -> Tensor:
         return model(input_ids=IDS, **given).logits
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", UNTRAINED)
 def test_a_model_is_a_function_of_the_seed(name: str) -> None:
     tokenizer = number_tokenizer()
     torch.manual_seed(5)
@@ -54,7 +55,7 @@ def test_a_model_is_a_function_of_the_seed(name: str) -> None:
     assert all(value.dtype == torch.float32 for value in weights.values())
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", UNTRAINED)
 def test_a_model_begins_near_uniform_small_and_without_dropout(name: str) -> None:
     tokenizer = number_tokenizer()
     model = builtin_model(name, tokenizer, {}, seed=0)
@@ -70,8 +71,21 @@ def test_a_model_begins_near_uniform_small_and_without_dropout(name: str) -> Non
         assert model.config.decoder_start_token_id == {"t5": 0, "bart": 1}[model.config.model_type]
 
 
+def test_the_trained_model_can_add_and_keeps_its_shape() -> None:
+    tokenizer = byte_tokenizer()
+    model = builtin_model("builtin:sums", tokenizer, {}, seed=0)
+    for first, second in ((37, 12), (45, 8), (20, 20)):
+        ids = torch.tensor([chat.prompt_ids(tokenizer, f"{first} + {second}\nAnswer:")])
+        answer = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
+        text = tokenizer.decode(answer, skip_special_tokens=True)
+        assert text == f" {first}+{second}={first + second}"
+    for arguments in ((tokenizer, {"num_hidden_layers": 1}), (number_tokenizer(), {})):
+        with pytest.raises(LmgymError, match="builtin:sums is trained, with builtin:bytes and the architecture"):
+            builtin_model("builtin:sums", *arguments, seed=0)
+
+
 @pytest.mark.parametrize("tokenizer_name", TOKENIZERS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", UNTRAINED)
 def test_a_folder_gives_back_the_same_model_and_tokenizer(name: str, tokenizer_name: str, tmp_path: Path) -> None:
     tokenizer = builtin_tokenizer(tokenizer_name)
     model = builtin_model(name, tokenizer, SMALLER[name], seed=0).eval()

@@ -6,6 +6,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import pytest
 from lmgym.config.build import build_config
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
+from lmgym.envs.stepwise import StepwiseEnv
 from lmgym.processes.pool import close_shared
 from lmgym.rewards.base import build_rewards, call_reward
 from lmgym.rewards.maths.final_answer import final_answer
 from lmgym.rollouts.evaluate import by_task, measured
 from lmgym.tasks.base import MissingSplit, check_task, load_task
+from lmgym.tasks.math import sentence_lines
 from lmgym.tasks.stream import Stream
 from lmgym.types import Episode, Example, Turn
 from tests import runs
@@ -97,6 +100,43 @@ def test_math_reads_the_original_folders_in_the_order_of_their_numbers(tmp_path:
     (tmp_path / "train" / "algebra" / "10.json").write_text('{"problem":\n', encoding="utf-8")
     with pytest.raises(LmgymError, match=r"train/algebra/10.json:2: not valid JSON: .* at column"):
         load_task("math", "train", path=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("solution", "lines"),
+    [
+        (
+            "We have $x=2.$ Thus $y = 1.5$ and $z=3.$ So \\[z\n= \\boxed{3}.\\]",
+            ["We have $x=2.$", "Thus $y = 1.5$ and $z=3.$", r"So \[z = \boxed{3}.\]"],
+        ),
+        (
+            r"As \begin{align*} x &= 1. \\ y &= 2. \end{align*}Hence, i.e. $3$, $\boxed{3}$. ",
+            [r"As \begin{align*} x &= 1. \\ y &= 2. \end{align*}", r"Hence, i.e. $3$, $\boxed{3}$."],
+        ),
+        (
+            "[asy]\ndraw(A. B);\n\n[/asy]\n\nby symmetry\n\n$\\boxed{1}$",
+            ["[asy] draw(A. B); [/asy]", "by symmetry", r"$\boxed{1}$"],
+        ),
+        ("He pays \\$5. It costs\n3. no end", [r"He pays \$5.", "It costs 3. no end"]),
+        ("", []),
+    ],
+)
+def test_sentences_of_a_solution(solution: str, lines: list[str]) -> None:
+    assert sentence_lines(solution).splitlines() == lines
+
+
+def test_a_solution_is_played_sentence_by_sentence(tmp_path: Path) -> None:
+    """The demonstrations of env stepwise are the sentences, and meta is what it is without the option."""
+    solution = "Half.\nIt is half of $3.$ So $\\boxed{1}$."
+    path = write(tmp_path / "math" / "train.jsonl", [problem(n, solution=solution) for n in range(4)])
+    whole, split = (load_task("math", "train", path=path, split_sentences=on) for on in (False, True))
+    assert [replace(one, references=()) for one in whole] == [replace(one, references=()) for one in split]
+    env, said, over = StepwiseEnv(), list[str](), False
+    env.reset(split[3], 0)
+    while not over:
+        said.append(env.demonstrate())
+        over = env.step(said[-1], "stop" if said[-1].endswith("\n") else "eos").over
+    assert said == ["Half.\n", "It is half of $3.$\n", r"So $\boxed{1}$."]
 
 
 def test_math_splits(tmp_path: Path) -> None:

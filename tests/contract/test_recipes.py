@@ -73,6 +73,8 @@ def overrides(recipe: Path, folder: Path) -> list[str]:
         wanted |= {f"{where}task.{key}": value for key, value in FEWER.get(stage.task["name"], {}).items()}
         if stage.task["name"] in LOCAL:
             wanted[f"{where}task.path"] = str(LOCAL[stage.task["name"]](folder))
+        if stage.algorithm.requirements.teacher:
+            wanted[f"{where}algorithm.teacher"] = "builtin:tiny"
         judges |= {f"{where}rewards.{name}": value for name, value in stage.rewards.items()}
     judges |= {f"evaluation.metrics.{name}": value for name, value in config.evaluation.metrics.items()}
     for key, value in judges.items():

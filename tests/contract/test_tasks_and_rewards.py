@@ -177,7 +177,7 @@ def test_unknown_and_wrong_arguments_are_named() -> None:
         load_task("arithmetic", "train", size="many")
     with pytest.raises(LmgymError, match=r"key 'task.size' must be a number, got True"):
         load_task("arithmetic", "train", size=True)
-    with pytest.raises(LmgymError, match=r"key 'task.style': .*'short' or 'story', got 'long'"):
+    with pytest.raises(LmgymError, match=r"key 'task.style': .*'short', 'story' or 'sum', got 'long'"):
         load_task("arithmetic", "train", style="long")
     with pytest.raises(LmgymError, match=r"key 'task.path' is missing"):
         load_task("jsonl", "train")
@@ -627,3 +627,18 @@ def test_a_reward_cannot_change_the_episodes_through_its_lists() -> None:
     scored = answered(["a", "b"])
     assert call_reward(Reward("greedy", 1.0, greedy), scored) == [0.0, 0.0]
     assert [episode.text for episode in scored] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", [":", "module:", ":attribute"])
+def test_half_a_path_to_an_object_is_one_sentence(name: str) -> None:
+    with pytest.raises(LmgymError, match=f"task '{name}': write module:attribute, such as my_module:my_function"):
+        registry.get("task", name)
+
+
+def test_a_file_name_with_a_nul_byte_names_its_line(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "aligned data"
+    folder.mkdir(parents=True)
+    for part in ("train_files", "val_files", "test_files"):
+        (folder / part).write_bytes(b"\nC1E0\x0001\n")
+    with pytest.raises(LmgymError, match="_files:2: the name of an episode holds a NUL byte"):
+        load_task("crd3", "test", path=str(tmp_path))

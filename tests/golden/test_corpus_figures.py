@@ -196,7 +196,7 @@ def test_runs_and_comparisons_report_them(tmp_path: Path, capsys: pytest.Capture
     path = tmp_path / "result.json"
     assert main(["compare", str(recipe), str(tmp_path / "run"), "--json", str(path)]) == 0
     table = capsys.readouterr().out
-    assert re.search(r"distinct_1/corpus +-?[0-9.]+ \[no interval\] +- +- +- +-", table)
+    assert re.search(r"distinct_1/corpus +-?[0-9.]+ \[no interval\] +- +- +-", table)
     result = json.loads(path.read_text())["metrics"]
     assert result["chrf/corpus"]["second"]["mean"] == pytest.approx(record["chrf/corpus"])
     assert result["distinct_1/corpus"]["p"] is None and result["distinct_1/corpus"]["equal"] is None

@@ -403,7 +403,7 @@ def test_dynamic_sampling_draws_until_enough_groups_differ() -> None:
     assert dapo.select([equal, mixed, group(0.5, 0.4), mixed], 2) == ([mixed, group(0.5, 0.4)], False)
     assert GRPO(group_size=2).select([equal], 4) == ([equal], False)
     replay = Replay(group_size=2, dynamic_sampling=True)
-    assert replay.select([equal, mixed], 2) == ([mixed], True) and replay.fresh == [mixed]
+    assert replay.select([equal, mixed], 2) == ([mixed], True) and replay.buffer.fresh == [mixed]
 
 
 @pytest.mark.parametrize("score", [0.1, 0.7, 1.1])

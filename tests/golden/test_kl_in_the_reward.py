@@ -5,7 +5,6 @@ on the first. Each of the nine answers is a row, weighted by its probability, so
 """
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -43,7 +42,7 @@ def random_policies() -> tuple[Tensor, Tensor]:
     return policy.requires_grad_(), reference
 
 
-def penalty_gradient(algorithm: Any, policy: Tensor, old: Tensor, reference: Tensor) -> Tensor:
+def penalty_gradient(algorithm: Regularised, policy: Tensor, old: Tensor, reference: Tensor) -> Tensor:
     """The gradient [P] of the algorithm's expected policy term, where no answer earns anything but its penalty. The
     log-probabilities of the policy (a function of `policy`) and of the reference are [answers tokens]."""
     count, length = old.shape

@@ -427,3 +427,20 @@ def test_shuffled_math_solutions_are_wrong_but_for_coincidences(shared: Path) ->
     coincidences = {("4", "b=4"), (r"10\;\text{edges}", "10"), ("40", r"40^\circ")}
     assert 5 < len(right) < 20
     assert all(one == other or (one, other) in coincidences for one, other in right)
+
+
+def test_a_reference_longer_than_any_answer_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its length alone: 1,000 characters may be read, 1,001 are not, whatever `unreadable` says."""
+    read: list[str] = []
+    monkeypatch.setattr(module, "tidied", lambda text: read.append(text) or tidied(text))
+    monkeypatch.setattr(module, "normalise_number", lambda text: read.append(text))
+    for example, length in (
+        (asked(answer="1+" * 50_000), "100,000"),
+        (asked("so $\\boxed{" + "1" * 1001 + "}$"), "1,001"),
+    ):
+        for unreadable in ("refuse", "compare"):
+            with pytest.raises(LmgymError, match=rf"'a/0' has {length} characters, and answers of more than 1,000 are"):
+                check_examples(build_rewards({"math_equal": {"unreadable": unreadable}}), [example])
+    assert not read
+    check_examples(build_rewards({"math_equal": {"unreadable": "compare"}}), [asked(answer="1" * 1000)])
+    assert read == ["1" * 1000]

@@ -227,15 +227,15 @@ def test_a_group_is_replayed_after_its_step_until_it_is_too_old() -> None:
 def test_the_buffer_holds_the_newest_groups_that_teach_something() -> None:
     algorithm = Replay(group_size=2, capacity=3, replayed=3, max_age=9)
     step(algorithm, 0, [MIXED, (0.5, 0.5), MIXED])
-    assert [group[0].group for group in algorithm.buffer] == [0, 2]
+    assert [group[0].group for group in algorithm.buffer.groups] == [0, 2]
     step(algorithm, 1, [MIXED, MIXED])
-    assert [(group[0].version, group[0].group) for group in algorithm.buffer] == [(0, 2), (1, 0), (1, 1)]
+    assert [(group[0].version, group[0].group) for group in algorithm.buffer.groups] == [(0, 2), (1, 0), (1, 1)]
 
 
 def test_the_trainer_gets_copies_numbered_after_the_fresh_groups() -> None:
     algorithm = Replay(group_size=2, replayed=1)
     step(algorithm, 0, [MIXED])
-    kept = algorithm.buffer[0]
+    kept = algorithm.buffer.groups[0]
     fresh = [group_of(MIXED, 0, 1)]
     episodes = mark_selected(fresh, algorithm.select(fresh, 1)[0])
     assert [(e.version, e.group, e.index, e.selected) for e in episodes] == [
@@ -249,10 +249,10 @@ def test_the_trainer_gets_copies_numbered_after_the_fresh_groups() -> None:
 
 def test_the_draw_is_uniform_without_replacement_and_a_function_of_the_key() -> None:
     algorithm = Replay(group_size=2, replayed=3, capacity=10, max_age=99)
-    algorithm.buffer = [group_of(MIXED, number) for number in range(10)]
+    algorithm.buffer.groups = [group_of(MIXED, number) for number in range(10)]
     counts = np.zeros(10)
     for key in range(400):
-        algorithm.key = key
+        algorithm.buffer.key = key
         drawn = [group[0].group for group in algorithm.select([group_of(MIXED, version=1)], 1)[0][1:]]
         assert len(set(drawn)) == 3
         assert drawn == [group[0].group for group in algorithm.select([group_of(MIXED, version=1)], 1)[0][1:]]
@@ -320,7 +320,7 @@ def test_the_state_of_replay_comes_back_bit_for_bit() -> None:
     before.select([group], 1)
     before.after_update(Stage(step=5))
     after.load_state_dict(json.loads(json.dumps(before.state_dict())))
-    assert after.key == before.key > 0
+    assert after.buffer.key == before.buffer.key > 0
     fresh = [group_of(MIXED, version=5)]
     for one, other, original in zip(before.select(fresh, 1)[0][1], after.select(fresh, 1)[0][1], group, strict=True):
         assert replace(one, turns=[]) == replace(other, turns=[])
@@ -328,7 +328,7 @@ def test_the_state_of_replay_comes_back_bit_for_bit() -> None:
         for restored, turn in zip(other.turns, original.turns, strict=True):
             assert replace(restored, kept=None) == replace(turn, kept=None)
             assert restored.kept is not None and turn.kept is not None and np.array_equal(restored.kept, turn.kept)
-    columns = [collate(algorithm.buffer[0]) for algorithm in (before, after)]
+    columns = [collate(algorithm.buffer.groups[0]) for algorithm in (before, after)]
     assert torch.equal(columns[0].source, columns[1].source) and columns[1].source.shape == (4, 3)
     assert torch.equal(columns[0].sampling_mask.bits, columns[1].sampling_mask.bits)
 

@@ -306,7 +306,7 @@ def test_the_reference_of_the_first_stage(lora: dict[str, Any], tmp_path: Path) 
     run = start(
         build_config(runs.tiny(out=str(tmp_path / "run"), policy=policy, algorithm=algorithm)), Console(quiet=True)
     )
-    with run.lock, run.writer:
+    with run:
         frozen = begin_stage(run).frozen_models
         reference = frozen.models["reference"]
         assert isinstance(reference, AdapterDisabledPolicy) == bool(lora)

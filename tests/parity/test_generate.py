@@ -234,9 +234,9 @@ def test_a_run_evaluates_with_beams(model: str, tmp_path: Path, capsys: pytest.C
     ]
     assert len(answers[0]) == len(answers[1]) > 0 and answers[0] != answers[1]
     assert all(len(turn["action_ids"]) <= 4 and turn["logprobs"] == [] for turn in answers[1])
-    said = []
+    said, asked = [], ["--prompt", "2+2=", "task=dummy"]  # which adds nothing to a prompt
     for extra in ([], ["evaluation.generation={}"], ["evaluation.generation.num_beams=1"]):
-        assert runs.main(["generate", str(searched), "--prompt", "2+2=", *extra]) == (1 if "num" in str(extra) else 0)
+        assert runs.main(["generate", str(searched), *asked, *extra]) == (1 if "num" in str(extra) else 0)
         said.append(capsys.readouterr())
     assert said[0].out.startswith("2+2=") and said[0].out != said[1].out
     assert "length_penalty is about beams" in said[2].err

@@ -21,7 +21,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.skipif(io_faults.compiler() is None, reason="needs Linux on x86-64 and a C compiler")
+@pytest.mark.skipif(io_faults.compiler() is None, reason="the preloaded library is written in C for Linux on x86-64")
 def test_some_calls_fail_and_the_power_fails_after_some() -> None:
     with tempfile.TemporaryDirectory(dir=io_faults.IN_MEMORY) as place, io_faults.Machine(Path(place)) as machine:
         found = io_faults.torture(machine, EVERY, images=1, seed=random.randrange(2**32), say=lambda line: None)

@@ -1,0 +1,59 @@
+"""What both contenders of benchmarks/learning.py are given, and the reward that both use. Imports neither library.
+
+The folder holds `model/` (the start, with its tokenizer), `prompts.jsonl` (in the order of the steps, one line per
+prompt: {"prompt": "...", "answer": "12"}) and `settings.json`.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+NUMBER = re.compile(r"-?[0-9]+")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The hyperparameters that both use. `every`: steps between two models that are saved.
+    Example: Settings(seed=0, steps=100, every=10)"""
+
+    seed: int
+    steps: int
+    every: int
+    prompts: int = 32
+    group: int = 8
+    new_tokens: int = 12
+    learning_rate: float = 1e-4
+    threads: int = 2
+
+
+def write(folder: Path, model: Path, prompts: Sequence[tuple[str, str]], settings: Settings) -> None:
+    """Save what the contenders read; `prompts` are pairs of a prompt and its answer."""
+    shutil.copytree(model, folder / "model")
+    lines = [json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in prompts]
+    (folder / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
+    (folder / "settings.json").write_text(json.dumps(asdict(settings)), encoding="utf-8")
+
+
+def read(folder: Path) -> tuple[list[dict[str, str]], Settings]:
+    """The prompts and the settings that `write` has saved."""
+    lines = (folder / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines], Settings(**json.loads((folder / "settings.json").read_text()))
+
+
+def reward(text: str, answer: str) -> float:
+    """1 if the last number of the text is the answer.
+
+    Example:
+        >>> reward(" 7+5=12", "12"), reward(" 7+5=13", "12")
+        (1.0, 0.0)
+    """
+    found = NUMBER.findall(text)
+    return float(bool(found) and int(found[-1]) == int(answer))
+
+
+def saved(folder: Path, name: str, step: int) -> Path:
+    """Where a contender saves its model after a step."""
+    return folder / name / f"step-{step:04d}"
