@@ -4,10 +4,10 @@ The public names, nothing else; each is imported when it is first used, so `impo
 
 Example:
     >>> import lmgym
-    >>> lmgym.train(lmgym.load_config("lmgym/recipes/quickstart.yaml", ["stages.rl.steps=20"]))
+    >>> lmgym.train(lmgym.load_config("quickstart", ["stages.rl.steps=20"]))
 
-A loop of one's own has the lines of lmgym/training/loop.py: `start`, `begin_stage`, and then for each step `gather`,
-`collate_step`, `prepare`, `update`, `log_step`, `evaluate_and_save_when_due`.
+A loop of one's own has the lines of lmgym/training/loop.py: `start`, `stages_left`, and then for each step
+`begin_step`, `gather`, `collate_step`, `prepare`, `update`, `advance`, `log_step`, `evaluate_and_save_when_due`.
 """
 
 import importlib
@@ -54,7 +54,10 @@ _HOMES = {
     "evaluate": "rollouts.evaluate",
     # the loop, line by line
     "start": "training.setup",
+    "stages_left": "training.loop",
     "begin_stage": "training.stage",
+    "evaluate_before": "training.loop",
+    "begin_step": "training.loop",
     "gather": "training.loop",
     "collect": "rollouts.rollout",
     "demonstrate": "rollouts.rollout",
@@ -65,10 +68,14 @@ _HOMES = {
     "make_optimizer": "updates.optimizer",
     "prepare": "updates.prepare",
     "update": "updates.update",
+    "advance": "training.loop",
     "log_step": "training.loop",
     "evaluate_and_save_when_due": "training.loop",
     "save_checkpoint": "training.stage",
+    "end_stage": "training.loop",
+    "finish": "training.evaluation_points",
     # plugins
+    "Sink": "logs.sinks",
     "LmgymError": "core.errors",
     "register": "core.registry",
     "check_env": "envs.check",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 # Before anything imports torch or transformers; the processes that tests start inherit them.
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it; what is printed here goes to no terminal
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"  # sums in one order: what must be equal bit for bit can be

@@ -2,7 +2,7 @@
 
 import argparse
 
-from lmgym.cli.recipes import add_recipe, quick_imports, read_recipe
+from lmgym.cli.recipes import add_recipe, next_command, quick_imports, read_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,9 +12,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the report. The exit status is 1 if it found a problem."""
+    """Print the report, and what to do next. The exit status is 1 if it found a problem."""
     with quick_imports():
         from lmgym.training.dry_run import check
 
     config, folder = read_recipe(given)
-    return check(config, folder, load=not given.memory)
+    status = check(config, folder, load=not given.memory)
+    if status:
+        print(f"next: mend what is marked with !, and check again: {next_command('check', given)}")
+    elif given.memory:
+        print(f"next: {next_command('check', given)}")
+    else:
+        print(f"next: {next_command('train', given)}")
+    return status

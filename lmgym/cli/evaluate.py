@@ -1,31 +1,35 @@
-"""`lmgym eval`: evaluate a run's newest model, or a recipe's model as it is."""
+"""`lmgym eval`: evaluate a run's newest model, one of its checkpoints, or another model as a recipe says."""
 
 import argparse
+import sys
 
-from lmgym.cli.recipes import add_recipe, quick_imports, read_recipe
+from lmgym.cli.recipes import add_model, quick_imports, read_model, shown
+from lmgym.core.errors import LmgymError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A recipe or a run folder, and overrides."""
-    add_recipe(parser)
+    """A model, how many answers, and the format."""
+    add_model(parser)
+    parser.add_argument(
+        "--samples", type=int, metavar="N", help="answers to each prompt; with several, pass@k for k = 1, 2, 4 ... N"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
 
 
 def run(given: argparse.Namespace) -> None:
-    """Print each metric with its interval."""
+    """Print each metric with its interval, and write them beside the run."""
     with quick_imports():
+        from lmgym.experiments.evaluations import evaluate_model, print_evaluation
         from lmgym.logs.console import Console
-        from lmgym.training.preflight import check_cut, cut_prompts
-        from lmgym.training.setup import evaluate_actor, held_out_examples, held_out_rewards, make_actor, trained_policy
 
-    config, folder = read_recipe(given)
-    check_cut(config)
-    examples, rewards = held_out_examples(config), held_out_rewards(config, config.stages[-1])
-    policy, section = trained_policy(config, folder), config.evaluation
-    cut = cut_prompts(examples, config.policy, policy)
-    result = evaluate_actor(config, make_actor(config, policy), examples, rewards)
-    with Console() as console:
-        console.say(f"{given.what}: {len(examples)} prompts of {section.split}, {section.samples} answers each")
-        if cut:
-            console.say(cut)
-        for name, interval in result.results.items():
-            console.say(f"  {name:<24} {interval}")
+    named = read_model(given)
+    with Console(quiet=given.json) as console:
+        record = evaluate_model(named, console, given.samples, shown(given), given.overrides)
+        print_evaluation(record, console)
+        if given.json:
+            print(record.text(), end="")
+        if named.run is not None:
+            try:
+                console.say(f"written to {record.write(named.run)}")
+            except LmgymError as error:  # a run of someone else's; the result has been printed
+                print(f"lmgym: the result is not kept: {error}", file=sys.stderr)

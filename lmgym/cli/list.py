@@ -2,9 +2,14 @@
 
 import argparse
 import json
+import sys
+import textwrap
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
+from lmgym.core.output import columns_of
+
+ROOM = 40  # columns that a summary needs beside the names; else it goes below them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +34,7 @@ def run(given: argparse.Namespace) -> None:
     if given.json:
         print(json.dumps(table[kinds[0]] if given.kind else table, indent=1))
         return
+    columns = columns_of(sys.stdout)
     print("+ runs here   ~ runs here, given what is named   - does not run here yet")
     for kind, rows in table.items():
         print(f"{kind}s, which are metrics too" if kind == "reward" else f"{kind}s")
@@ -37,4 +43,23 @@ def run(given: argparse.Namespace) -> None:
             mark = {"yes": "+", "given": "~", "no": "-"}[row["runs"]]
             how = f": {row['how']}" if row["how"] not in row["needs"] else ""
             needs = f"  (needs {row['needs']}{how})" if row["needs"] else ""
-            print(f"{mark}  {row['name']:<{width}}  {row['summary']}{needs}")
+            text = f"{row['summary']}{needs}"
+            if columns is None or columns >= width + ROOM:
+                print(_hanging(f"{mark}  {row['name']:<{width}}  ", text, columns))
+            else:
+                print(f"{mark}  {row['name']}", _hanging("     ", text, columns), sep="\n")
+
+
+def _hanging(beginning: str, text: str, columns: int | None) -> str:
+    """The text behind its beginning; lines after the first are indented as far."""
+    if columns is None:
+        return beginning + text
+    indent = " " * len(beginning)
+    return textwrap.fill(
+        text,
+        columns,
+        initial_indent=beginning,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

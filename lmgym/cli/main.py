@@ -1,4 +1,4 @@
-"""lmgym train | eval | compare | generate | list | check | export | convert | schema: commands with key=value.
+"""lmgym train | eval | compare | generate | ... (`COMMANDS`): commands with key=value.
 
 Importing this loads no torch; each command imports its modules when it runs.
 """
@@ -11,17 +11,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lmgym import __version__
+from lmgym.config.packaged import hides_packaged
 from lmgym.core.errors import LmgymError
 from lmgym.core.output import SurvivingOutput, surviving_output
 from lmgym.logs.formatting import visible
 
 EPILOG = """examples:
-  lmgym train lmgym/recipes/quickstart.yaml                       a tiny model learns arithmetic in minutes
-  lmgym train lmgym/recipes/gsm8k_grpo.yaml policy.device=cuda steps=200
-  lmgym train lmgym/recipes/quickstart.yaml runs.seeds=[0,1,2]    three seeds and a table over them
+  lmgym train quickstart                                          a tiny model learns arithmetic in minutes
+  lmgym recipes                                                   the recipes that come with lmgym
+  lmgym recipes quickstart > my.yaml                              the beginning of your own
+  lmgym init my-project                                           a task, a reward, a recipe and tests of your own
+  lmgym train my.yaml policy.device=cuda steps=200
+  lmgym train quickstart runs.seeds=[0,1,2]                       three seeds and a table over them
   lmgym train runs/quickstart                                     resume (add stages.rl.steps=300 to train longer)
-  lmgym check lmgym/recipes/gsm8k_grpo.yaml                       a dry run: lengths, stops, rewards, memory
-  lmgym eval runs/quickstart evaluation.samples=4 evaluation.temperature=1
+  lmgym check gsm8k_grpo                                          a dry run: lengths, stops, rewards, memory
+  lmgym eval runs/quickstart --samples 8                          pass@1, 2, 4, 8; also of a checkpoint, or with --model
   lmgym compare runs/a runs/b                                     the same problems: the difference and its interval
   lmgym generate runs/quickstart --prompt "Mia has 3 pens and gets 4 more. How many?"
   lmgym export runs/quickstart --to model                         the model with its tokenizer and a model card
@@ -67,6 +71,13 @@ def _main(arguments: Sequence[str] | None, output: SurvivingOutput) -> int:
 
 def _run(given: argparse.Namespace) -> int:
     """Run a command: once, or for each recipe that a configuration of RL4LMs is converted to."""
+    for name in (getattr(given, argument, None) for argument in ("what", "first", "second")):
+        if name and hides_packaged(name):
+            print(
+                f"lmgym: {name} is taken from the current folder; the recipe that comes with lmgym has the same name "
+                f"(`lmgym recipes {name}` prints it)",
+                file=sys.stderr,
+            )
     what = Path(getattr(given, "what", None) or "")
     if what.suffix in (".yml", ".yaml") and what.is_file():
         from lmgym.compat.rl4lms.schema import is_rl4lms
@@ -81,13 +92,15 @@ def _run(given: argparse.Namespace) -> int:
 
 COMMANDS = {  # command: its module, and its help
     "train": ("train", "train a recipe, or resume a run folder"),
-    "eval": ("evaluate", "evaluate a run's newest model, or a recipe's model as it is"),
+    "eval": ("evaluate", "evaluate a run, one of its checkpoints, or another model as a recipe says"),
     "compare": ("compare", "compare two models on the same examples, prompt by prompt"),
-    "generate": ("generate", "answer prompts (one a line on standard input, without --prompt)"),
+    "generate": ("generate", "answer prompts (--prompt, --file, or one a line on standard input)"),
     "check": ("check", "a dry run of a recipe: loads everything, samples once, reports problems"),
     "export": ("export", "write a trained model for sharing, with its tokenizer and a model card"),
     "convert": ("convert", "print another system's configuration as a recipe"),
     "list": ("list", "list the names that recipes can use"),
+    "init": ("init", "write a small project with a task and a reward of its own"),
+    "recipes": ("packaged", "list the recipes that come with lmgym, or print one"),
     "schema": ("schema", "print the JSON Schema of a recipe, with which editors complete and check one"),
 }
 

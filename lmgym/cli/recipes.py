@@ -2,8 +2,10 @@
 
 import argparse
 import gc
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ from lmgym.core.errors import LmgymError
 
 if TYPE_CHECKING:
     from lmgym.config.schema import Config
+    from lmgym.experiments.named_models import NamedModel
 
 
 @contextmanager
@@ -32,7 +35,8 @@ def quick_imports() -> Iterator[None]:
 
 def add_recipe(parser: argparse.ArgumentParser, what: str = "recipe or run") -> None:
     """The arguments `what` (a recipe or a run folder) and `key=value`."""
-    parser.add_argument("what", metavar=what.upper().replace(" ", "_"), help=what)
+    metavar = "RECIPE_OR_RUN"
+    parser.add_argument("what", metavar=metavar, help=what)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="override a key of the recipe")
 
 
@@ -49,6 +53,39 @@ def read_recipe(given: argparse.Namespace) -> tuple["Config", Path | None]:
     config = load_config(what / "recipe.yaml", given.overrides)
     config.out = str(what)
     return config, what
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The arguments of a command that asks a model: those of `add_recipe`, and `--model`."""
+    add_recipe(parser, "recipe, run or checkpoint of a run")
+    parser.add_argument(
+        "--model",
+        metavar="FOLDER_OR_ID",
+        help="ask this model as the recipe says: a model folder (LoRA adapters too), a run, or a Hub id",
+    )
+
+
+def read_model(given: argparse.Namespace) -> "NamedModel":
+    """The model that `add_model`'s arguments name, not loaded yet."""
+    from lmgym.experiments.named_models import model_of_command
+
+    if Path(given.what).is_dir():
+        refuse_out(Path(given.what), given.overrides)
+    named = model_of_command(given.verb, given.what, given.model, given.overrides)
+    return named if given.model else replace(named, name=shown(given))
+
+
+def shown(given: argparse.Namespace) -> str:
+    """What the user has named: `what`, or the file that a recipe was converted from."""
+    return str(getattr(given, "shown", given.what))
+
+
+def next_command(verb: str, given: argparse.Namespace) -> str:
+    """A command about the same recipe or run, with the same overrides, as it can be pasted into a shell.
+
+    Example: next_command("train", given) -> "lmgym train recipe.yaml 'runs.seeds=[0,1]'"
+    """
+    return shlex.join(["lmgym", verb, shown(given).split(" (")[0], *given.overrides])
 
 
 def refuse_out(folder: Path, overrides: Sequence[str]) -> None:

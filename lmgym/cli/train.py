@@ -15,11 +15,12 @@ def run(given: argparse.Namespace) -> int:
     """Train. The exit status is 130 if Ctrl-C stopped it."""
     with quick_imports():
         from lmgym.config.build import check_same_recipe
+        from lmgym.config.packaged import find_recipe
         from lmgym.experiments.sweep import is_finished, plan, sweep_folder, train_all
         from lmgym.training.loop import train
 
     what = Path(given.what)
-    recipe = what / "recipe.yaml" if what.is_dir() else what
+    recipe = what / "recipe.yaml" if what.is_dir() else find_recipe(given.what)
     # A recipe with `runs:` is several runs; `plan` returns None for a single one.
     several = plan(recipe, given.overrides) if recipe.is_file() else None
     if several and what.is_dir():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.algorithms.base import Algorithm
+from lmgym.config.packaged import find_recipe
 from lmgym.config.schema import DEFAULT, STAGE_KEYS, Config, Stage
 from lmgym.config.yaml import NAMED, apply_override, check_heard, merge, read_yaml, write_yaml
 from lmgym.core import registry
@@ -26,13 +27,13 @@ ENV_OPTIONS = {"workers": int, "seconds": float}  # processes (0: none), and sec
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
-    """Read a recipe, apply `key=value` overrides, and build it strictly.
+    """Read a recipe, apply `key=value` overrides, and build it strictly. `path`: a file, or a packaged recipe's name.
 
     Raises LmgymError naming the file and the line or key at fault.
 
-    Example: load_config("lmgym/recipes/quickstart.yaml", ["seed=1", "stages.rl.steps=20"])
+    Example: load_config("quickstart", ["seed=1", "stages.rl.steps=20"])
     """
-    tree = read_yaml(Path(path))
+    tree = read_yaml(find_recipe(path))
     for override in overrides or []:
         apply_override(tree, override, STAGE_KEYS)
     try:

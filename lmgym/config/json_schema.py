@@ -88,6 +88,8 @@ def _key(name: str, hint: Any, definitions: Schema, section: Any) -> Schema:
         schema: Schema = {"$ref": f"#/$defs/{name}"}
     elif name in ("rewards", "metrics"):
         schema = {"$ref": "#/$defs/rewards"}
+    elif name == "sinks":
+        return {"type": "array", "items": {"anyOf": [{"enum": sorted(registry.BUILTIN["sink"])}, OWN]}, "default": []}
     elif inner is not None:
         definitions[inner.section or inner.__name__] = _section(inner, definitions)
         schema = {"$ref": f"#/$defs/{inner.section or inner.__name__}"}

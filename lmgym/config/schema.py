@@ -140,7 +140,8 @@ class LogsSection(Section):
 
     section = "logs"
 
-    sinks: list[Literal["tensorboard", "wandb", "trackio"]] = field(default_factory=list)
+    sinks: list[str] = field(default_factory=list)
+    """Trackers that get the run too: tensorboard, wandb, trackio, or one that a plug-in registers."""
     samples: NonNegativeInt = 4
     """Sample answers shown at the end."""
     rollouts: Literal["tracked", "all"] = "tracked"
@@ -183,6 +184,8 @@ class Config(Section):
         for stage in self.stages:
             stage.check(f"stage '{stage.name}': " if len(self.stages) > 1 else "")
             registry.get("driver", stage.algorithm.driver)  # raises where there is none of this name
+        for name in self.logs.sinks:
+            registry.get("sink", name)
         if isinstance(self.logs.predictions, str):
             registry.load_attribute(self.logs.predictions, "logs.predictions")
         for stage in self.stages:

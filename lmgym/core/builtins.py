@@ -1,4 +1,4 @@
-"""The table of all built-in algorithms, tasks, rewards, environments, agents, tools and engines.
+"""The table of all built-in algorithms, tasks, rewards, environments, agents, tools, trackers and engines.
 
 It is written out, so that `lmgym list` does not import them. A test compares it with the `@register` decorators.
 """
@@ -122,7 +122,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "cider": ("rewards.text.cider", "CIDEr-D: n-grams in common, rare ones count for more"),
         "spice": ("rewards.text.spice", "scene graphs in common, by SPICE's program", "Java, SPICE's jar"),
         "spider": ("rewards.text.spice", "SPICE and CIDEr, weighted", "Java, SPICE's jar"),
-        "parent": ("rewards.text.parent", "PARENT: n-grams held against references and table", METRICS),
+        "parent": ("rewards.text.parent", "PARENT: n-grams compared with references and table", METRICS),
         "parent_overlap": ("rewards.text.totto", "parent on ToTTo's overlap subset", METRICS),
         "parent_non_overlap": ("rewards.text.totto", "parent on the rest of ToTTo", METRICS),
         "totto_bleu": ("rewards.text.totto", "BLEU in lower case", METRICS),
@@ -161,7 +161,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
             "whether an utterance has the wanted intent, and METEOR",
             "a model, lmgym[metrics], WordNet for NLTK",
         ),
-        "bert_score": ("rewards.learned.similarity", "tokens' vectors held against the references'", "a model"),
+        "bert_score": ("rewards.learned.similarity", "similarity of token vectors to the references'", "a model"),
         "bleurt": ("rewards.learned.similarity", "a trained regression on reference and text", "a model"),
         "summac_zero_shot": ("rewards.learned.entailment", "whether the document entails the summary", "a model"),
         "summac_conv": ("rewards.learned.entailment", "the same, by a trained head", "a model and a head"),
@@ -199,6 +199,11 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "driver": {
         "first_order": ("updates.first_order", "optimizer steps over epochs of minibatches (the usual one)"),
         "trust_region": ("updates.trust_region", "a natural-gradient step with a line search, then the critic"),
+    },
+    "sink": {
+        "tensorboard": ("logs.sinks:Tensorboard", "event files in the run folder", "tensorboard"),
+        "wandb": ("logs.sinks:Wandb", "a run on Weights & Biases, or offline files", "wandb"),
+        "trackio": ("logs.sinks:Trackio", "a run of Trackio, on this machine or a Space", "trackio"),
     },
     "engine": {"sampler": ("inference.sampler:Sampler", "lmgym's own batched sampler, in the training process")},
 }

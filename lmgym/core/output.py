@@ -69,6 +69,17 @@ def surviving_output() -> Iterator[SurvivingOutput]:
         sys.stdout, sys.stderr = before
 
 
+def columns_of(stream: Any) -> int | None:
+    """The number of columns that a stream can show: of its terminal, or COLUMNS where that is set. None for a file or a
+    pipe, whose lines may have any length."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    with suppress(OSError, ValueError, AttributeError):  # no descriptor, or none of a terminal
+        return os.get_terminal_size(stream.fileno()).columns or None
+    return None
+
+
 def _is_file(stream: io.TextIOWrapper) -> bool:
     with suppress(OSError, ValueError):  # a closed stream has no descriptor
         return isinstance(stream.buffer, io.BufferedWriter) and stream.fileno() >= 0

@@ -20,6 +20,7 @@ from lmgym.core import errors
 from lmgym.core.availability import availability_of
 from lmgym.core.builtins import BUILTIN, Entry
 from lmgym.core.errors import LmgymError
+from lmgym.core.well_known import about
 
 T = TypeVar("T")
 
@@ -64,6 +65,8 @@ def get(kind: str, name: str) -> Any:
         if point.name == name:
             with _importing(f"{kind} '{name}' (entry point {point.value})", point.module):
                 return point.load()
+    if known := about(kind, name, names(kind)):
+        raise LmgymError(f"unknown {kind} '{name}': it {known}")
     raise LmgymError(f"unknown {kind} '{name}'; {suggest(name, names(kind))}")
 
 
@@ -133,6 +136,8 @@ def load_plugin(plugin: str) -> None:
 def load_attribute(target: str, wanted_as: str) -> Any:
     """The attribute that "module:attribute" names; else LmgymError, whose text begins with `wanted_as`."""
     module_name, _, attribute = target.partition(":")
+    if not module_name or not attribute:
+        raise LmgymError(f"{wanted_as}: write module:attribute, such as my_module:my_function")
     module = _import(module_name, wanted_as)
     if not hasattr(module, attribute):
         valid = [word for word in dir(module) if not word.startswith("_")]

@@ -1,30 +1,28 @@
 """`lmgym compare A B`: two models answer the same examples with the same decoding; is the difference significant?"""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import chain, zip_longest
 from typing import Any
-
-import torch
 
 from lmgym.config.schema import Config
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
 from lmgym.experiments.compared_models import (
-    Side,
     check_same_question,
     choose_split,
     common_rewards,
     find_models,
     same_examples,
 )
+from lmgym.experiments.named_models import NamedModel
 from lmgym.logs.console import Console
 from lmgym.logs.formatting import decimal, json_text
-from lmgym.models.load import load_policy
 from lmgym.rewards.base import Reward
 from lmgym.rewards.corpus import Corpus
-from lmgym.rollouts.evaluate import Evaluation, is_share, measured
+from lmgym.rollouts.evaluate import Evaluation, better_directions, is_share, measured
 from lmgym.rollouts.rollout import groups_of
+from lmgym.stats.intervals import direction
 from lmgym.stats.paired import Paired, compare_paired, compare_summed, untested
 from lmgym.training.preflight import check_lengths, cut_prompts
 from lmgym.training.setup import evaluate_actor, make_actor
@@ -48,6 +46,7 @@ class Comparison:
     metric: str  # selects the examples to show
     metrics: dict[str, Paired]
     examples: list[dict[str, Any]]  # id, prompt, references; "first" and "second" have texts, and values by metric
+    better: dict[str, int]  # 1 where higher is better, -1 where lower is; left out where the recipe does not say
     notes: list[str]  # sentences about metrics that were not compared
 
     def most_different(self, limit: int = 4) -> list[dict[str, Any]]:
@@ -119,7 +118,8 @@ def compare_models(
     metric = metric or next(differing, names[0])
     section = config.evaluation
     decoding = asdict(section.decoding(config.stages[-1].sampling))
-    return Comparison(first, second, section.split, section.samples, decoding, metric, metrics, rows, notes)
+    better = better_directions(metrics, rewards)
+    return Comparison(first, second, section.split, section.samples, decoding, metric, metrics, rows, better, notes)
 
 
 def print_comparison(comparison: Comparison, console: Console, limit: int = 4) -> None:
@@ -135,12 +135,15 @@ def print_comparison(comparison: Comparison, console: Console, limit: int = 4) -
     for index, (name, result) in enumerate(comparison.metrics.items()):
         counts = (result.higher_first, result.equal, result.higher_second)
         p = "<0.001" if result.p < 0.001 else decimal(result.p)
-        rows.append((name, str(result.difference), p, *("-" if count is None else str(count) for count in counts)))
+        word = "unclear" if result.difference.has_bounds else "-"
         if result.difference.low > 0 or result.difference.high < 0:
+            word = direction(result.difference.mean, comparison.better.get(name, 0))
             apart.append(index)
+        prompts = "-" if None in counts else ", ".join(map(str, counts))
+        rows.append((name, str(result.difference), word, p, prompts))
     console.table(
         "B - A, of the same prompts [95% interval]",
-        ("metric", "B - A", "p", "A higher", "equal", "B higher"),
+        ("metric", "B - A", "B", "p", "A higher, equal, B higher"),
         rows,
         bold=apart,
     )
@@ -161,7 +164,7 @@ def print_comparison(comparison: Comparison, console: Console, limit: int = 4) -
 
 
 def _answers(
-    side: Side,
+    side: NamedModel,
     compute: str | None,
     config: Config,
     examples: list[Example],
@@ -169,9 +172,7 @@ def _answers(
     console: Console,
 ) -> tuple[Evaluation, str]:
     """The scored answers of one model, and the precision in which it computed."""
-    torch.set_num_threads(side.threads or side.config.threads or torch.get_num_threads())
-    known: Any = compute or side.config.policy.compute
-    policy = load_policy(replace(side.config.policy, compute=known), side.config.seed, side.weights)
+    policy = side.load(compute)
     if cut := cut_prompts(examples, side.config.policy, policy):
         console.say(cut)
     check_lengths(examples, side.config, config.stages[-1], policy)

@@ -1,94 +1,35 @@
 """Finds the two models that `lmgym compare A B` names, and checks that they can be compared.
 
-A and B are a run folder (its newest weights), a model folder (one of a run's checkpoints/, best/ or final/, or any
-other), a recipe (its model before training), a built-in model or a Hub id. The evaluation sections of both recipes must
-agree. For a model without a recipe, the recipe of the other one is used.
+The evaluation sections of both recipes must agree. For a model without a recipe, the recipe of the other one is used.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
-from lmgym.config.build import load_config
-from lmgym.config.schema import Config
 from lmgym.core.errors import LmgymError
-from lmgym.models.builtin import is_builtin
-from lmgym.models.load import PolicySection
+from lmgym.experiments.named_models import NamedModel, find_model, model_in_recipe
 from lmgym.rewards.base import Reward, build_rewards
-from lmgym.training import checkpoint
-from lmgym.training.machine import choose_machine
-from lmgym.training.setup import held_out_examples, newest_model
+from lmgym.training.setup import held_out_examples
 from lmgym.types import Example
 
 
-@dataclass
-class Side:
-    """One of the two models: the name that the user gave, its recipe, and the folder of its weights (None: the model of
-    the recipe, untrained). `compute` and `threads` are those of its run, if it belongs to one.
-
-    Example: Side("runs/a/best", config, weights=Path("runs/a/best"), compute="float32", threads=2)
-    """
-
-    name: str
-    config: Config
-    weights: Path | None = None
-    compute: str | None = None
-    threads: int | None = None
-
-
-def find_models(first: str, second: str, overrides: Sequence[str]) -> tuple[Side, Side]:
+def find_models(first: str, second: str, overrides: Sequence[str]) -> tuple[NamedModel, NamedModel]:
     """The two models that the command line names. Raises LmgymError if a name is not a model, or if neither has a
     recipe."""
-    sides = [_find(name, list(overrides)) for name in (first, second)]
+    sides = [find_model(name, list(overrides)) for name in (first, second)]
     known = next((side for side in sides if side), None)
     if known is None:
         raise LmgymError(f"neither {first} nor {second} names a task; at least one must be a run or a recipe")
     one, other = (
-        side or Side(name, replace(known.config, policy=_base_section(known.config.policy, name)))
+        side or model_in_recipe(known.config, name, overrides)
         for side, name in zip(sides, (first, second), strict=True)
     )
     return one, other
 
 
-def _find(name: str, overrides: list[str]) -> Side | None:
-    """A run, a model in a run's folder, or a recipe; None for a model that has no recipe."""
-    path = Path(name)
-    if path.is_file() or path.suffix in (".yaml", ".yml"):
-        config = load_config(path, overrides)
-        return Side(name, config, compute=None if config.policy.compute == "auto" else config.policy.compute)
-    if not path.is_dir():
-        if is_builtin(name) or path.parent == Path(".") or not path.parent.is_dir():  # otherwise it is a mistyped path
-            return None
-        raise LmgymError(f"there is no run, model folder or recipe {name}")
-    # A folder: a run itself, or a model folder (one or two levels) inside of a run.
-    model = any((path / file).is_file() for file in ("config.json", "adapter_config.json"))
-    run = next((at for at in (path, *path.absolute().parents[:2]) if (at / "recipe.yaml").is_file()), None)
-    if run != path and not model:
-        raise LmgymError(f"{name} is a folder without a recipe.yaml or a config.json: neither a run nor a model")
-    if run is None:
-        return None
-    if (path / "manifest.json").is_file() and (problem := checkpoint.damage(path)):
-        raise LmgymError(f"checkpoint {name} is damaged ({problem}); compare another one")
-    config = load_config(run / "recipe.yaml", overrides)
-    machine = choose_machine(config, run)
-    compute = machine.compute if config.policy.compute == "auto" else config.policy.compute
-    return Side(name, config, newest_model(run) if run == path else path, compute, machine.threads)
-
-
-def _base_section(section: PolicySection, model: str) -> PolicySection:
-    """The policy section for a model without a recipe, made from the `section` of the other side. The same model name
-    means that model before training."""
-    section = replace(section, lora_rank=None, lora_alpha=None, quantise=None)
-    if model == section.model:
-        return section
-    alike = is_builtin(model) and is_builtin(section.model)  # then both can use the same built-in tokenizer
-    other = replace(section, model=model, revision=None, architecture={}, context_start_token=None, eos_token=None)
-    return replace(other, tokenizer=section.tokenizer if alike else None)
-
-
-def choose_split(sides: Sequence[Side], overrides: Sequence[str], split: str | None) -> None:
+def choose_split(sides: Sequence[NamedModel], overrides: Sequence[str], split: str | None) -> None:
     """Set the split to compare on: `split`, or the override, or the recipe's evaluation.final_split, or its
     evaluation.split."""
     given = any(override.startswith("evaluation.split=") for override in overrides)
@@ -98,7 +39,7 @@ def choose_split(sides: Sequence[Side], overrides: Sequence[str], split: str | N
         side.config = replace(side.config, evaluation=replace(section, split=wanted))
 
 
-def check_same_question(one: Side, other: Side) -> None:
+def check_same_question(one: NamedModel, other: NamedModel) -> None:
     """Raise LmgymError unless both answer the same split with the same decoding."""
     questions = []
     for side in (one, other):
@@ -116,14 +57,14 @@ def check_same_question(one: Side, other: Side) -> None:
             raise _unlike(one, other, key, value, questions[1][key])
 
 
-def _unlike(one: Side, other: Side, key: str, value: Any, others: Any) -> LmgymError:
+def _unlike(one: NamedModel, other: NamedModel, key: str, value: Any, others: Any) -> LmgymError:
     return LmgymError(
         f"{one.name} and {other.name} are not asked alike: {key} is {value!r} for the one and {others!r} for the "
         f"other; an override such as {key}={json.dumps(value)} sets it for both"
     )
 
 
-def same_examples(one: Side, other: Side) -> list[Example]:
+def same_examples(one: NamedModel, other: NamedModel) -> list[Example]:
     """The examples that both answer. Raises LmgymError if they differ, or if one side trained on the split."""
     tasks = [side.config.evaluation.task or side.config.stages[-1].task for side in (one, other)]
     if tasks[0]["name"] != tasks[1]["name"]:
@@ -141,7 +82,7 @@ def same_examples(one: Side, other: Side) -> list[Example]:
     return asked[0]
 
 
-def common_rewards(one: Side, other: Side) -> tuple[list[Reward], list[str]]:
+def common_rewards(one: NamedModel, other: NamedModel) -> tuple[list[Reward], list[str]]:
     """All rewards and metrics of both, and a note if the weights differ: then the total reward is not compared."""
     merged: dict[str, dict[str, Any]] = {}
     weights: list[dict[str, float]] = []

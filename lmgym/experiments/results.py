@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -120,11 +120,11 @@ def seeds_table(members: Sequence[Member], summaries: Mapping[str, Any]) -> Tabl
         each = [decimal(value) for value in values]
         cells = each if len(seeds) <= SEEDS_SHOWN else [" ".join(each)]
         before = decimal(sum(start) / len(start)) if len(start) == len(values) else "-"
-        rows.append((name, before, str(student_t(values)), *cells))
+        rows.append((name, before, str(_over(after[name] for after in afters)), *cells))
     heads = [f"seed {seed}" for seed in seeds] if len(seeds) <= SEEDS_SHOWN else [f"seeds {', '.join(seeds)}"]
     after = summaries[members[0].label]["after"]
     counts = f"{after['results']['reward']['count']} prompts of {after['split']}"
-    title = f"{len(seeds)} seeds, {counts}: mean over seeds [95% interval, Student's t]"
+    title = f"{len(seeds)} seeds, {counts}: mean over seeds [95% interval, Student's t, shares within 0 and 1]"
     return Table(title, ("metric", "before", "after", *heads), rows)
 
 
@@ -143,7 +143,7 @@ def settings_table(
         values = [_cell(value) for value in members[0].settings.values()]
         rows.append((*values, str(len(members)), *shown))
     several = max(len(members) for members in groups.values()) > 1
-    over = "over seeds, Student's t" if several else "over prompts, one seed each"
+    over = "over seeds, Student's t, shares within 0 and 1" if several else "over prompts, one seed each"
     title = (
         f"{metric} on {newest['split']}, {'highest' if mode == 'max' else 'lowest'} first: mean [95% interval {over}]"
     )
@@ -164,13 +164,19 @@ def _result(members: Sequence[Member], summaries: Mapping[str, Any], moment: str
     intervals = [summaries[member.label][moment]["results"].get(metric) for member in members]
     if None in intervals:
         return Interval(math.nan, math.nan, math.nan, 0)
-    return student_t([result["mean"] for result in intervals]) if len(intervals) > 1 else Interval(**intervals[0])
+    return _over(intervals) if len(intervals) > 1 else Interval(**intervals[0])
+
+
+def _over(results: Iterable[Mapping[str, Any]]) -> Interval:
+    """The interval over seeds of the means of a metric; of a share if it is one in each run."""
+    known = list(results)
+    return student_t([one["mean"] for one in known], share=all(one.get("share") for one in known))
 
 
 def _over_seeds(members: Sequence[Member], summaries: Mapping[str, Any], moment: str) -> dict[str, Any]:
     moments = [summaries[member.label][moment] for member in members]
     names = [name for name in moments[0]["results"] if all(name in one["results"] for one in moments)]
-    results = {name: asdict(student_t([one["results"][name]["mean"] for one in moments])) for name in names}
+    results = {name: asdict(_over(one["results"][name] for one in moments)) for name in names}
     return {"split": moments[0]["split"], "results": results}
 
 

@@ -79,6 +79,12 @@ class Sampling(Section):
         cut = self.top_k is not None or (self.top_p is not None and self.top_p < 1) or bool(self.min_p)
         return cut and self.temperature > 0
 
+    @property
+    def fixed_length(self) -> bool:
+        """True if no answer can end before its limit (a move of one token, or min_new_tokens equal to max_new_tokens):
+        that it was cut off there then says nothing."""
+        return self.max_new_tokens == max(1, self.min_new_tokens)
+
     def kept_bytes(self, vocabulary: int) -> int:
         """Most bytes that the kept set of one sampled token takes: one bit per token of the vocabulary, or with top_k 4
         bytes per kept token if that is less (each further token that is as likely as the last adds 4).

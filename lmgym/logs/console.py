@@ -20,24 +20,25 @@ from rich.table import Table
 from rich.text import Text
 
 from lmgym.core.errors import shortened
-from lmgym.core.output import SurvivingOutput
-from lmgym.logs.formatting import decimal, number, shorten, status, visible
-from lmgym.stats.intervals import Interval, do_not_overlap
+from lmgym.core.output import SurvivingOutput, columns_of
+from lmgym.logs.formatting import decimal, number, shorten, status, table_lines, visible
+from lmgym.stats.intervals import Interval, change
 
 SHOWN = 6  # metrics in the line of an evaluation
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One problem with the model's answers before and after training; `reward` is that of the later answer.
+    """One problem with the model's answers before and after training; `reward` is that of the later answer. Of several
+    turns the answer is the whole conversation, a list of messages.
 
     Example:
         >>> Sample(prompt="2+2=", before="5", after="4", reference="4", reward=1.0)
     """
 
     prompt: str
-    before: str
-    after: str
+    before: str | Sequence[Mapping[str, str]]
+    after: str | Sequence[Mapping[str, str]]
     reference: str
     reward: float
 
@@ -152,62 +153,69 @@ class Console:
             self._warnings.add(sentence)
             self.say(f"warning: {sentence}", style="yellow")
 
-    def before_after(self, rows: Sequence[tuple[str, Interval, Interval]]) -> None:
-        """Print a table of (metric, before, after): means with 95% intervals, and whether the intervals overlap ("-"
-        where one of them has no bounds)."""
+    def before_after(
+        self, rows: Sequence[tuple[str, Interval, Interval]], better: Mapping[str, int] | None = None
+    ) -> None:
+        """Print a table of (metric, before, after): means with 95% intervals, and what has changed, if the intervals do
+        not overlap (see `change`). `better` says of a metric whether higher (1) or lower (-1) is better."""
         self._finish_line()
         counts = {interval.count for _, *pair in rows for interval in pair}
         prompts = f" on {counts.pop()} prompts" if len(counts) == 1 else ""
-        title = f"before and after{prompts}: mean [95% interval]"
-        table = Table(box=rich.box.SIMPLE, title=title, title_justify="left")
-        table.add_column("metric", overflow="fold")
-        for heading in ("before", "after", "overlap"):
-            table.add_column(heading, no_wrap=heading != "overlap")
-        for metric, before, after in rows:
-            apart = do_not_overlap(before, after)
-            known = before.has_bounds and after.has_bounds
-            cells = (metric, str(before), str(after), ("no" if apart else "yes") if known else "-")
-            table.add_row(*map(self._text, cells), style="bold" if apart else "")
-        self._print(table)
+        cells, bold = [], []
+        for place, (metric, before, after) in enumerate(rows):
+            word = change(before, after, (better or {}).get(metric, 0))
+            cells.append((metric, str(before), str(after), word))
+            if word not in ("unclear", "-"):
+                bold.append(place)
+        self.table(
+            f"before and after{prompts}: mean [95% interval]", ("metric", "before", "after", "change"), cells, bold
+        )
 
     def samples(self, rows: Sequence[Sample]) -> None:
         """Print a few answers before and after training."""
         blocks = []
         for sample in rows:
-            block = {name: getattr(sample, name) for name in ("prompt", "before", "after", "reference")}
-            blocks.append({**block, "reward": decimal(sample.reward)})
+            block = {"prompt": sample.prompt, "before": sample.before, "after": sample.after}
+            blocks.append({**block, "reference": sample.reference, "reward": decimal(sample.reward)})
         self.blocks("sample answers", blocks)
 
-    def blocks(self, title: str, blocks: Sequence[Mapping[str, str]], limit: int = 240) -> None:
-        """Print blocks of named texts, each text shortened to `limit` characters."""
+    def blocks(
+        self, title: str, blocks: Sequence[Mapping[str, str | Sequence[Mapping[str, str]]]], limit: int = 240
+    ) -> None:
+        """Print blocks of named texts or conversations (lists of messages, shown with their roles), each text shortened
+        to `limit` characters."""
         self.say(title, style="italic")  # a table breaks its own title by its own width
         table = Table(box=rich.box.SIMPLE, show_header=False)
         table.add_column(style="dim")
         table.add_column(overflow="fold")
         for block in blocks:
             for index, (name, text) in enumerate(block.items(), 1):
-                cells = self._text(name), self._text(shorten(text, limit))
+                texts = [text] if isinstance(text, str) else [f"{one['role']}: {one['content']}" for one in text]
+                cells = self._text(name), Text("\n").join(self._text(shorten(one, limit)) for one in texts)
                 table.add_row(*cells, end_section=index == len(block))
         self._print(table)
 
     def table(
         self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], bold: Sequence[int] = ()
     ) -> None:
-        """Print a table. If it is too wide, headings are wrapped between words, then the first column is wrapped; other
-        cells never are. `bold` lists rows, counted from 0."""
+        """Print a table, or lists, where the terminal is too narrow (`table_lines`). `bold` lists rows, counted from
+        0."""
         self.say(title, style="italic")
-        table = Table(box=rich.box.SIMPLE)
-        for index, heading in enumerate(headings):
-            words = heading.split() + [row[index] for row in rows]
-            least = max(map(len, words), default=0) if index else None
-            table.add_column(self._text(heading), min_width=least, overflow="fold")
-        for index, row in enumerate(rows):
-            table.add_row(*map(self._text, row), style="bold" if index in bold else "")
-        self._print(table)
+        head, lines = table_lines(headings, rows, columns_of(self._output))
+        for line in ["", *head]:
+            self._line(line)
+        for place, own in enumerate(lines):
+            for line in own:
+                self._line(line, "bold" if place in bold else "")
+        self._line("")
 
     def say(self, sentence: str, style: str = "") -> None:
         """Print a line above the live line, neither wrapped nor shortened (so that a path can be copied)."""
         self._print(self._text(shortened(sentence), style), soft_wrap=True)
+
+    def _line(self, text: str, style: str = "") -> None:
+        """Print a line as it is, of any length."""
+        self._print(self._text(text, style), soft_wrap=True)
 
     def close(self) -> None:
         """End the live line; its last state stays on the screen."""

@@ -2,14 +2,24 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lmgym.core.errors import LmgymError
-from lmgym.logs.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, STYLE, mean_and_interval, plot_text, running_mean
+from lmgym.logs.plots import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    STYLE,
+    mean_and_interval,
+    plot_text,
+    points_with_intervals,
+    running_mean,
+)
 from lmgym.logs.writer import disk_errors, read_records
 from lmgym.stats.intervals import student_t
 
@@ -27,7 +37,8 @@ def curves_plot(groups: Mapping[str, Sequence[Path]], out: Path, metric: str) ->
 
     `groups` holds for each setting (the empty name if there are no settings) the metrics.jsonl of each seed; the first
     eight settings are drawn. The bold line is the mean over the seeds, at steps that all seeds have; the band is its
-    95% interval (Student's t, two seeds or more that differ). Raises LmgymError if there is nothing to draw.
+    95% interval (Student's t, two seeds or more that differ). Fewer than three evaluations are points that no line
+    joins. Raises LmgymError if there is nothing to draw.
 
     Example: curves_plot({"": [Path("runs/a/seed-0/metrics.jsonl")]}, Path("runs/a/plot.png"), "final_answer")
     """
@@ -51,8 +62,9 @@ def curves_plot(groups: Mapping[str, Sequence[Path]], out: Path, metric: str) ->
         figure = Figure(figsize=(12, 4.4), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
         FigureCanvasAgg(figure)
         for (name, title, unit), axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
-            for (group, runs), colour in zip(read.items(), cycle(COLOURS), strict=False):
-                _draw(axes, [run[name] for run in runs if name in run], colour, group)
+            axes.margins(x=0.03)
+            for place, (group, runs) in enumerate(read.items()):
+                _draw(axes, [run[name] for run in runs if name in run], place, group)
             _limit_y(axes, [run[name] for runs in read.values() for run in runs if name in run])
             if several and name == "held out":
                 held = [[run[name] for run in runs if name in run] for runs in read.values()]
@@ -61,8 +73,13 @@ def curves_plot(groups: Mapping[str, Sequence[Path]], out: Path, metric: str) ->
             axes.set_title(plot_text(title))
             axes.set_ylabel(unit)
             axes.set_xlabel("step of the last stage")
-            axes.margins(x=0.02)
-        axes.legend(loc="best", handlelength=1.5)
+        # Above both panels, where it hides no data; names that are in one panel only count too.
+        named = {
+            label: line
+            for axes in reversed(figure.axes)
+            for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(named.values(), named.keys(), loc="outside upper left", ncols=4, handlelength=1.5)
         with disk_errors(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(out, facecolor="white")
@@ -115,15 +132,20 @@ def _limit_y(axes: "Axes", curves: Sequence[Curve]) -> None:
     axes.set_ylim(float(values.min()) - margin, float(values.max()) + margin)
 
 
-def _draw(axes: "Axes", curves: Sequence[Curve], colour: str, name: str) -> None:
+def _draw(axes: "Axes", curves: Sequence[Curve], place: int, name: str) -> None:
     if not curves:
         return
-    for steps, values in curves:
-        axes.plot(steps, values, color=colour, linewidth=0.7, alpha=0.45, marker="." if len(steps) < 3 else "")
+    colour = COLOURS[place]
     steps, (mean, low, high) = mean_and_band(curves)
     words = [name] * bool(name) + [f"{len(curves)} seeds"] * (len(curves) > 1 or not name)
-    axes.plot(
-        steps, mean, color=colour, linewidth=2, marker="o" if len(steps) < 3 else "", label=plot_text(", ".join(words))
-    )
+    label, joined = plot_text(", ".join(words)), len(steps) > 2
+    for own_steps, values in curves:
+        style = {"linewidth": 0.7} if joined else {"linestyle": "none", "marker": "."}
+        axes.plot(own_steps, values, color=colour, alpha=0.45, **style)
+    if not joined:
+        axes.margins(x=0.12)  # room for the points beside the last step
+        points_with_intervals(axes, steps, (mean, low, high), colour, "o", label, line=False, aside=6.0 * (place + 1))
+        return
+    axes.plot(steps, mean, color=colour, linewidth=2, label=label)
     if len(curves) > 1:
         axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)

@@ -6,8 +6,10 @@ so that it cannot change the terminal.
 
 import json
 import math
+import textwrap
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 ACCURACIES = ("final_answer", "exact_match")  # metrics with the label accuracy in the live line
@@ -52,6 +54,56 @@ def status(
     return words
 
 
+def table_lines(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], columns: int | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """A table as the lines of its head and the lines of each row. It has at most `columns` columns of characters, if
+    that can be: headings are wrapped between words, and where that is not enough, each row becomes a list, so that no
+    cell is ever cut.
+
+    Example:
+        >>> table_lines(("metric", "after"), [("reward", "0.412")])
+        (['  metric   after', ' ────────────────'], [['  reward   0.412']])
+        >>> table_lines(("metric", "after"), [("reward", "0.412")], columns=12)
+        ([], [['  metric: reward', '    after: 0.412']])
+    """
+    cells = [list(map(visible, row)) for row in rows]
+    longest = [max((cell_width(row[place]) for row in cells), default=0) for place in range(len(headings))]
+    words = [max(map(cell_width, heading.split()), default=0) for heading in headings]
+    whole = [max(pair) for pair in zip(longest, map(cell_width, headings), strict=True)]
+    narrow = [max(pair) for pair in zip(longest, words, strict=True)]
+    for widths, gap in ((whole, 3), (narrow, 3), (narrow, 2)):
+        total = sum(widths) + gap * (len(widths) - 1)
+        if columns is None or 2 + total <= columns:
+            wrapped = [textwrap.wrap(heading, width) or [""] for heading, width in zip(headings, widths, strict=True)]
+            heads = [*zip_longest(*(lines[::-1] for lines in wrapped), fillvalue="")][
+                ::-1
+            ]  # their last lines are level
+            head = [*(_joined(line, widths, gap) for line in heads), " " + "─" * (total + 1)]
+            return head, [[_joined(row, widths, gap)] for row in cells]
+    lists = [[f"{heading}: {cell}" for heading, cell in zip(headings, row, strict=True)] for row in cells]
+    return [], [[f"  {first}", *_packed(others, columns or 0)] for first, *others in lists]
+
+
+def _packed(fields: Sequence[str], columns: int) -> list[str]:
+    """The fields of a list, indented: on one line if that fits, else on a line each."""
+    together = "    " + "   ".join(fields)
+    return [together] if fields and cell_width(together) <= columns else [f"    {field}" for field in fields]
+
+
+def _joined(cells: Sequence[str], widths: Sequence[int], gap: int) -> str:
+    padded = (cell + " " * (width - cell_width(cell)) for cell, width in zip(cells, widths, strict=True))
+    return ("  " + (" " * gap).join(padded)).rstrip()
+
+
+def cell_width(text: str) -> int:
+    """The number of columns that a text takes on a terminal: two for each wide character, as of Chinese, none for a
+    mark on another character."""
+    return sum(
+        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text
+    )
+
+
 def duration(seconds: float | None) -> str:
     """Minutes and seconds, from one hour on with hours; "--:--" for None.
 
@@ -73,6 +125,16 @@ def visible(text: str) -> str:
         'a␛[2Jb⏎'
     """
     return "".join(_visible(character) for character in text)
+
+
+def visible_lines(text: str) -> str:
+    """As `visible`, but with the text's own line breaks.
+
+    Example:
+        >>> visible_lines("a\\x1b[2Jb\\nc")
+        'a␛[2Jb\\nc'
+    """
+    return "\n".join(visible(line) for line in text.split("\n"))
 
 
 def shorten(text: str, limit: int) -> str:

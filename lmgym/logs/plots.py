@@ -1,10 +1,11 @@
 """The plot of one run, drawn from its metrics.jsonl."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -14,15 +15,21 @@ from lmgym.logs.writer import StepClock, disk_errors, read_records
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # The palette of Okabe & Ito, which is safe for colour-blind readers.
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
-COLOURS = (ORANGE, GREEN, PURPLE)
+COLOURS, MARKERS = (ORANGE, GREEN, PURPLE), ("o", "D", "s")  # of the splits: told apart without colours too
 ALWAYS_EVALUATED = ("reward", "length/mean", "truncated")  # metrics of every task; other metrics are preferred
+ENDS = ("", "/low", "/high")  # of a metric's name: the keys of its mean and interval
+LEAST_KL = 1e-6  # nats per token: below it a divergence is rounding
 STYLE = {
     "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 10,
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.labelsize": 9,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -35,17 +42,21 @@ STYLE = {
     "xtick.color": GREY,
     "ytick.color": GREY,
     "legend.frameon": False,
-    "legend.fontsize": 8,
+    "legend.fontsize": 9,
 }
 
 
 def training_plot(metrics_path: Path, out: Path, metric: str | None = None) -> Path:
-    """Plot reward, held-out metric and diagnostics over the steps of all stages. Returns `out` (a PNG).
+    """Plot reward, held-out metric and diagnostics over the steps. Returns `out` (a PNG).
 
     Upper row: the mean reward of each step (the loss, if no stage has rewards) with its running mean; and `metric` (by
-    default the task's first) of every evaluation with its 95% interval, one colour for each split.
-    Lower row, if recorded: entropy, completion length and truncated share, KL divergences, gradient norm.
-    Nulls are gaps. Raises LmgymError if the file is missing or damaged, or has nothing to draw.
+    default the task's first) of every evaluation with its 95% interval, one colour for each split. A split that was
+    evaluated once or twice, as before and after, is points without a line.
+    Lower row, if recorded and not 0 throughout: entropy, completion length, truncated share, KL divergences, gradient
+    norm (its scale is logarithmic if it spans more than a factor of 30).
+
+    A panel shows the stages that it has data of; steps are counted through all stages. Nulls are gaps. Raises
+    LmgymError if the file is missing or damaged, or has nothing to draw.
 
     Example: training_plot(Path("runs/a/metrics.jsonl"), Path("runs/a/training.png"))
     """
@@ -54,28 +65,65 @@ def training_plot(metrics_path: Path, out: Path, metric: str | None = None) -> P
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    run = _Run(metrics_path, metric)
-    # Draw only the panels whose metrics were recorded.
-    above = [draw for draw, recorded in ((_reward, run.reward_name), (_held_out, run.held_out)) if recorded]
-    below = [draw for draw, names in DIAGNOSTICS if any(run.names(name) for name in names)]
-    if not above and not below:
+    run = Records(metrics_path, metric)
+    rows = [row for row in panels(run) if row]
+    if not rows:
         raise LmgymError(f"{metrics_path}: there is nothing to draw yet, neither a reward, a loss nor an evaluation")
     with style.context(["default", STYLE]):
-        figure = Figure(figsize=(12, 5), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
+        figure = Figure(figsize=(12, 6), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
         FigureCanvasAgg(figure)
-        rows = [row for row in (above, below) if row]
         parts = figure.subfigures(len(rows), 1, height_ratios=[5, 3][: len(rows)], squeeze=False)[:, 0]
         for row, part in zip(rows, parts, strict=True):
-            for draw, axes in zip(row, part.subplots(1, len(row), squeeze=False)[0], strict=True):
-                draw(run, axes)
-                _stages(run, axes, named=row is above)
+            legends = any(panel.legend for panel in row)
+            for panel, axes in zip(row, part.subplots(1, len(row), squeeze=False)[0], strict=True):
+                panel.draw(run, axes)
+                axes.set_title(plot_text(panel.title), pad=22 if legends else 6)
+                axes.set_ylabel(panel.unit)
+                _legend(axes, panel.legend)
+                _stages(run, axes, panel.stages, named=row is rows[0])
         with disk_errors(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(out, facecolor="white")
     return out
 
 
-class _Run:
+@dataclass(frozen=True)
+class Panel:
+    """One part of the plot: what it is called, the stages that it has data of, and the function that draws it."""
+
+    title: str
+    unit: str
+    stages: list[int]
+    draw: Callable[["Records", "Axes"], None]
+    legend: bool = False
+
+
+def panels(run: "Records") -> tuple[list[Panel], list[Panel]]:
+    """The panels of both rows, for whatever the records have."""
+    above, below = [], []
+    if name := run.reward_name:
+        rewards = name == "reward"
+        title, unit = ("Training reward", "mean reward of the step") if rewards else ("Training loss", plot_text(name))
+        above.append(Panel(title, unit, run.stages_with(name), _reward, legend=run.window > 1))
+    if held_out := run.evaluated_stages():
+        bounded = [_finite(r.get(f"{run.metric}/low")) for _, r in run.evaluations if _finite(r.get(run.metric))]
+        title = f"Held-out {run.metric}, {mean_and_interval(bounded)}"
+        above.append(Panel(title, "mean over prompts", held_out, _held_out, legend=True))
+    for name, title, unit in (("entropy", "Entropy", "nats per token"), ("length/mean", "Completion length", "tokens")):
+        if run.has(name):
+            below.append(Panel(title, unit, run.stages_with(name), _lines([name])))
+    if run.largest("truncated") > 0:
+        below.append(Panel("Truncated answers", "% of the step", run.stages_with("truncated"), _truncated))
+    names = [name for name in run.names("kl/") if name != "kl/coefficient" and run.largest(name) > LEAST_KL]
+    if names:
+        title = "KL divergence" if len(names) > 1 else f"KL from the {_other_policy(names[0])}"
+        below.append(Panel(title, "nats per token", run.stages_with(*names), _lines(names), legend=len(names) > 1))
+    if run.has("gradient_norm"):
+        below.append(Panel("Gradient norm", "before clipping", run.stages_with("gradient_norm"), _gradient))
+    return above, below
+
+
+class Records:
     """The records as columns; steps are counted through all stages. Missing and null numbers are NaN."""
 
     def __init__(self, path: Path, metric: str | None):
@@ -97,7 +145,7 @@ class _Run:
         evaluated = [name for record in final for name in record if f"{name}/low" in record]
         of_task = [name for name in evaluated if name not in ALWAYS_EVALUATED]
         self.metric = metric or next(iter(of_task or evaluated), "")
-        self.held_out = any(_finite(record.get(self.metric)) for _, record in self.evaluations)
+        self.window = (int(np.isfinite(self.column(self.reward_name)).sum()) // 15) | 1
 
     def has(self, name: str) -> bool:
         return any(_finite(record.get(name)) for _, record in self.train)
@@ -110,129 +158,170 @@ class _Run:
         names = dict.fromkeys(name for _, record in self.train for name in record if name.startswith(prefix))
         return [name for name in names if self.has(name)]
 
+    def largest(self, name: str) -> float:
+        """The largest absolute value of a train metric; 0 without one."""
+        return float(np.nanmax(np.abs(self.column(name)))) if self.has(name) else 0.0
 
-def _reward(run: _Run, axes: "Axes") -> None:
+    def stages_with(self, *names: str) -> list[int]:
+        """The stages with a number of one of these train metrics."""
+        return sorted({r["stage"] for _, r in self.train if any(_finite(r.get(name)) for name in names)})
+
+    def evaluated_stages(self) -> list[int]:
+        """The stages with a number of the held-out metric."""
+        return sorted({record["stage"] for _, record in self.evaluations if _finite(record.get(self.metric))})
+
+    def name(self, stage: int) -> str:
+        return self.stages[stage] or f"stage {stage + 1}"
+
+    def extent(self, stages: Sequence[int]) -> tuple[int, int]:
+        """The steps that these stages begin and end at, one step or more."""
+        later = [start for stage, start in self.starts.items() if stage > max(stages)]
+        begin, end = self.starts[min(stages)], min(later, default=self.end)
+        return begin, max(end, begin + 1)
+
+
+def _reward(run: Records, axes: "Axes") -> None:
     values = run.column(run.reward_name)
-    window = (int(np.isfinite(values).sum()) // 15) | 1
-    axes.plot(run.steps, values, color=BLUE, alpha=0.35, linewidth=0.8, marker=_dot(values), label="each step")
-    if window > 1:
-        smooth = np.concatenate([running_mean(values[rows], window) for rows in _rows_by_stage(run)] or [values])
-        axes.plot(run.steps, smooth, color=BLUE, linewidth=2, label=f"mean of {window} steps")
-        axes.legend(loc="best", handlelength=1.5)
-    axes.set_title("Training reward" if run.reward_name == "reward" else "Training loss")
-    axes.set_ylabel("mean reward of the step" if run.reward_name == "reward" else plot_text(run.reward_name))
+    if run.window == 1:  # too few steps for a running mean
+        axes.plot(run.steps, values, color=BLUE, linewidth=1.5, marker=_dot(values))
+        return
+    axes.plot(run.steps, values, color=BLUE, alpha=0.35, linewidth=0.8, label="each step")
+    smooth = np.concatenate([running_mean(values[rows], run.window) for rows in _rows_by_stage(run)] or [values])
+    axes.plot(run.steps, smooth, color=BLUE, linewidth=2, label=f"mean of {run.window} steps")
 
 
-def _held_out(run: _Run, axes: "Axes") -> None:
+def _held_out(run: Records, axes: "Axes") -> None:
     splits = list(dict.fromkeys(str(record.get("split", "held out")) for _, record in run.evaluations))
-    bounded = [_finite(r.get(f"{run.metric}/low")) for _, r in run.evaluations if _finite(r.get(run.metric))]
-    for split, colour in zip(splits, cycle(COLOURS), strict=False):
-        chosen = [(at, record) for at, record in run.evaluations if str(record.get("split", "held out")) == split]
+    for place, split in enumerate(splits):
+        chosen = [(at, r) for at, r in run.evaluations if str(r.get("split", "held out")) == split]
         steps = np.array([at for at, _ in chosen], dtype=float)
-        mean, low, high = (
-            _floats([record.get(f"{run.metric}{end}") for _, record in chosen]) for end in ("", "/low", "/high")
-        )
+        mean, *ends = (_floats([record.get(f"{run.metric}{end}") for _, record in chosen]) for end in ENDS)
         counts = {record.get("count") for _, record in chosen}
         size = f", {counts.pop()} prompts" if len(counts) == 1 and None not in counts else ""
-        axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
-        axes.errorbar(
-            steps,
-            mean,
-            yerr=np.abs(np.stack([mean - low, high - mean])),
-            color=colour,
-            marker="o",
-            markersize=4,
-            linewidth=1.5,
-            elinewidth=1,
-            capsize=2,
-            label=plot_text(f"{split}{size}"),
+        few = len(set(steps[np.isfinite(mean)].tolist())) < 3  # before and after: nothing is known between them
+        colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+        label = plot_text(f"{split}{size}")
+        points_with_intervals(axes, steps, (mean, *ends), colour, marker, label, line=not few, aside=6.0 * (place > 0))
+
+
+def points_with_intervals(
+    axes: "Axes",
+    steps: np.ndarray,
+    values: Sequence[np.ndarray],
+    colour: str,
+    marker: str,
+    label: str,
+    line: bool,
+    aside: float = 0.0,
+) -> None:
+    """Draw (mean, low, high) as points with bars; with `line` they are joined and have a band. `aside` moves them to
+    the right by so many points (1/72 inch), so that they do not hide others of the same steps."""
+    from matplotlib.transforms import offset_copy
+
+    mean, low, high = values
+    axes.update_datalim(np.column_stack([np.tile(steps, 3), np.concatenate(list(values))]))  # moved points do not count
+    if line:
+        axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
+    axes.errorbar(
+        steps,
+        mean,
+        yerr=np.abs(np.stack([mean - low, high - mean])),
+        color=colour,
+        marker=marker,
+        markersize=4 if line else 5.5,
+        linestyle="-" if line else "none",
+        linewidth=1.5,
+        elinewidth=1 if line else 1.8,
+        capsize=0 if line else 3,
+        label=label,
+        transform=axes.transData
+        if line
+        else offset_copy(axes.transData, cast("Figure", axes.get_figure()), aside, units="points"),
+    )
+
+
+def _lines(names: Sequence[str]) -> Callable[[Records, "Axes"], None]:
+    """Draws several train metrics, each with its name."""
+
+    def draw(run: Records, axes: "Axes") -> None:
+        for name, colour in zip(names, cycle((BLUE, *COLOURS)), strict=False):
+            _line(run, axes, run.column(name), colour, plot_text(_other_policy(name)))
+
+    return draw
+
+
+def _truncated(run: Records, axes: "Axes") -> None:
+    _line(run, axes, 100 * run.column("truncated"))
+    axes.set_ylim(-0.2, max(5.0, 105 * run.largest("truncated")))  # a single answer is no mountain
+
+
+def _gradient(run: Records, axes: "Axes") -> None:
+    values = run.column("gradient_norm")
+    axes.set_yscale("log" if _spans_much(values) else "linear")
+    _line(run, axes, values)
+
+
+def _line(run: Records, axes: "Axes", values: np.ndarray, colour: str = BLUE, label: str = "") -> None:
+    axes.plot(run.steps, values, color=colour, linewidth=1.2, marker=_dot(values), label=label)
+
+
+def _other_policy(name: str) -> str:
+    """What a divergence is measured from, in words: kl/old is from the policy that sampled."""
+    return {"kl/old": "old policy"}.get(name, name.removeprefix("kl/"))
+
+
+def _legend(axes: "Axes", wanted: bool) -> None:
+    """Above the axes, below the title: there it hides no data."""
+    if wanted:
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1), ncols=4, handlelength=1.5, borderaxespad=0.1, borderpad=0.2
         )
-    axes.legend(loc="best", handlelength=1.5)
-    axes.set_title(plot_text(f"Held-out {run.metric}, {mean_and_interval(bounded)}"))
-    axes.set_ylabel("mean over prompts")
 
 
-def _entropy(run: _Run, axes: "Axes") -> None:
-    _lines(run, axes, ["entropy"], "Entropy", "nats per token")
-
-
-def _length(run: _Run, axes: "Axes") -> None:
-    if run.has("length/mean"):
-        _lines(run, axes, ["length/mean"], "Completion length", "tokens")
-    if not run.has("truncated"):
-        return
-    # Two scales: tokens on the left, per cent on the right.
-    share = axes
-    if run.has("length/mean"):
-        share = axes.twinx()
-        share.grid(False)
-        share.spines["right"].set_visible(True)
-    share.plot(run.steps, 100 * run.column("truncated"), color=ORANGE, linewidth=1)
-    share.set_ylim(-4, 104)  # 0 % and 100 % stay visible
-    share.set_ylabel("truncated, %", color=ORANGE)
-    share.tick_params(axis="y", colors=ORANGE)
-    axes.set_title("Length and truncated share" if share is not axes else "Truncated share")
-
-
-def _kl(run: _Run, axes: "Axes") -> None:
-    _lines(run, axes, run.names("kl/"), "KL divergence", "nats per token")
-
-
-def _gradient(run: _Run, axes: "Axes") -> None:
-    _lines(run, axes, ["gradient_norm"], "Gradient norm", "before clipping")
-
-
-DIAGNOSTICS = (  # the function that draws a panel, and the prefixes of its metrics
-    (_entropy, ("entropy",)),
-    (_length, ("length/mean", "truncated")),
-    (_kl, ("kl/",)),
-    (_gradient, ("gradient_norm",)),
-)
-
-
-def _lines(run: _Run, axes: "Axes", names: Sequence[str], title: str, unit: str) -> None:
-    for name, colour in zip(names, cycle((BLUE, *COLOURS)), strict=False):
-        values = run.column(name)
-        axes.plot(run.steps, values, color=colour, linewidth=1, marker=_dot(values), label=plot_text(name))
-    if len(names) > 1:
-        axes.legend(loc="best", handlelength=1)
-    axes.set_title(title)
-    axes.set_ylabel(unit)
-
-
-def _stages(run: _Run, axes: "Axes", named: bool) -> None:
-    """Draw the x axis (whole steps) and, for each stage, a line at its start with its name."""
+def _stages(run: Records, axes: "Axes", stages: Sequence[int], named: bool) -> None:
+    """Limit the x axis (whole steps) to these stages, and mark where each begins, in the upper row with its name."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_xlabel("step, counted through all stages" if named and len(run.stages) > 1 else "step")
-    end = max(1, run.end)
-    axes.set_xlim(-0.015 * end, 1.015 * end)  # room for the markers at both ends
+    begin, end = run.extent(stages)
+    width = end - begin
+    axes.set_xlim(begin - 0.02 * width, end + 0.035 * width)  # room for the markers at both ends
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8 if named else 4, steps=[1, 2, 5, 10], integer=True))
-    stages = sorted(run.starts)
-    pending: list[str] = []
-    for stage, following in zip(stages, [*stages[1:], None], strict=True):
-        start = run.starts[stage]
-        if start:
+    only = f" ({run.name(stages[0])})" if len(stages) == 1 and len(run.stages) > 1 else ""
+    counted = ", counted through all stages" if named and len(run.stages) > 1 else ""
+    axes.set_xlabel(plot_text(f"step{only}{counted}"))
+    starts = {stage: start for stage, start in sorted(run.starts.items()) if begin <= start < end}
+    for start in starts.values():
+        if start > begin:
             axes.axvline(start, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
-        pending.append(run.stages[stage] or f"stage {stage + 1}")
-        if following is not None and run.starts[following] - start < 0.03 * end:
+    if named and len(starts) > 1:
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.09 * (high - low))  # a line of text above the data
+        _stage_names(run, axes, starts, width, end)
+
+
+def _stage_names(run: Records, axes: "Axes", starts: dict[int, int], width: int, end: int) -> None:
+    pending: list[str] = []
+    for (stage, start), following in zip(starts.items(), [*list(starts.values())[1:], end], strict=True):
+        pending.append(run.name(stage))
+        room = (following - start) / width
+        if room < 0.03 and following != end:
             continue  # too narrow for its name: the next stage shows both
-        if named and len(stages) > 1:
-            _stage_name(axes, start, plot_text(" → ".join(pending)), before=start > 0.97 * end)
+        name = plot_text(" → ".join(pending))
+        _stage_name(axes, start, name, before=room < 0.03, upright=room < 0.02 + 0.014 * len(name))
         pending = []
 
 
-def _stage_name(axes: "Axes", start: int, name: str, before: bool) -> None:
+def _stage_name(axes: "Axes", start: int, name: str, before: bool, upright: bool) -> None:
     axes.annotate(
         name,
         xy=(start, 1),
         xycoords=("data", "axes fraction"),
         xytext=(-3 if before else 3, -2),
         textcoords="offset points",
-        rotation=90,
+        rotation=90 if upright else 0,
         ha="right" if before else "left",
         va="top",
-        fontsize=8,
+        fontsize=9,
         color=GREY,
         bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.5},
         zorder=1.5,  # below the curves
@@ -257,7 +346,7 @@ def running_mean(values: np.ndarray, window: int) -> np.ndarray:
     return np.where(seen > 0, total[chosen] / np.maximum(seen, 1), np.nan)
 
 
-def _rows_by_stage(run: _Run) -> list[np.ndarray]:
+def _rows_by_stage(run: Records) -> list[np.ndarray]:
     stages = np.array([record["stage"] for _, record in run.train])
     return [np.flatnonzero(stages == stage) for stage in dict.fromkeys(stages.tolist())]
 
@@ -269,6 +358,12 @@ def _finite(value: Any) -> bool:
 
 def _floats(values: Sequence[Any]) -> np.ndarray:
     return np.array([float(value) if _finite(value) else np.nan for value in values])
+
+
+def _spans_much(values: np.ndarray) -> bool:
+    """True for positive numbers, the largest of which is more than 30 times the smallest."""
+    known = values[np.isfinite(values)]
+    return bool(known.size and known.min() > 0 and known.max() > 30 * known.min())
 
 
 def _dot(values: np.ndarray) -> str:

@@ -98,6 +98,8 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
     """A turn as a record, without its kept sets: they would add a bit for each action and token of the vocabulary."""
     record = asdict(replace(turn, kept=None))
     del record["kept"]
+    if not turn.given:
+        del record["given"]
     return record
 
 

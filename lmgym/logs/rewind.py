@@ -55,7 +55,7 @@ def _rewind(path: Path, stage: int, step: int, expected: int | None) -> tuple[in
 
 
 def _before(path: Path, stage: int, step: int, expected: int | None) -> Iterable[tuple[bytes, Record]]:
-    """The lines that a checkpoint stands on: those before its place, and no more than it counts."""
+    """The lines written before a checkpoint: those of earlier steps, and at most `expected` of them."""
     count = 0
     if expected == 0:
         return

@@ -11,20 +11,21 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmgym.core.errors import LmgymError, describe
 from lmgym.logs.records import rename_record
-from lmgym.logs.sinks import open_sink
+from lmgym.logs.sinks import Sink, answer_rows, open_sink
 
 if TYPE_CHECKING:
     from lmgym.logs.console import Console
 
 METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts.jsonl"
+SENT = "sinks.json"
 KINDS = ("train", "evaluation", "resume")
 
 Record = dict[str, Any]
@@ -35,11 +36,11 @@ class Writer:
     puts them on the disk, which a power failure cannot take back. `counts` is the number of records of each file.
 
     Floats are written with all digits; NaN and infinity, which JSON lacks, become null. `sinks` names trackers
-    ("tensorboard", "wandb", "trackio") that get the scalar metrics too, with the key "kind/name"
-    ("evaluation/split/name" if the record has a split) and steps counted through all stages. They need
-    `pip install 'lmgym[track]'`, Trackio 'lmgym[trackio]'. A sink that fails during the run is dropped, with a warning
-    on the console. Opening a folder removes an incomplete last line, which a killed run can leave. A run that resumes
-    calls `rewind` before it opens its Writer.
+    (logs/sinks.py) that get the `recipe`, the scalar metrics with the key "kind/name" ("evaluation/split/name" if the
+    record has a split) and the tracked answers, over steps counted through all stages; sinks.json keeps what each has,
+    so that a resumed run sends nothing twice. A sink that fails during the run is dropped, with a warning on the
+    console. Opening a folder removes an incomplete last line, which a killed run can leave. A run that resumes calls
+    `rewind` before it opens its Writer.
 
     Raises LmgymError for a record without kind, stage or step, a value that JSON cannot hold, a sink that is unknown or
     not installed, and a full disk.
@@ -49,7 +50,13 @@ class Writer:
         ...     writer.metrics({"kind": "train", "stage": 0, "step": 0, "reward": 0.25})
     """
 
-    def __init__(self, folder: Path, sinks: Iterable[str] = (), console: "Console | None" = None):
+    def __init__(
+        self,
+        folder: Path,
+        sinks: Iterable[str] = (),
+        console: "Console | None" = None,
+        recipe: Mapping[str, Any] | None = None,
+    ):
         self.folder = Path(folder)
         self._warn: Callable[[str], None] = console.warn if console else warnings.warn
         with disk_errors(self.folder):
@@ -60,28 +67,52 @@ class Writer:
             self._files[name], self.counts[name] = _open(self.folder / name)
         with disk_errors(self.folder):
             flush(self.folder)  # the names of new files, and of those that `rewind` has replaced
-        self._sinks = {name: open_sink(name, self.folder) for name in sinks}
         self._clock = StepClock()
-        if self._sinks:  # they count steps through all stages, so a resumed run needs the earlier records
+        names = list(sinks)
+        if names:  # they count steps through all stages, so a resumed run needs the earlier records
             for record in read_records(self.folder / METRICS):
                 self._clock.position(record)
+        self._sinks = {name: open_sink(name, self.folder, recipe or {}, self._clock.end) for name in names}
+        self._sent = _read_sent(self.folder / SENT)
+        self._had = {name: dict(self._sent.get(name, {})) for name in names}  # when the run was opened
 
     def metrics(self, record: Record) -> None:
         """Append one record to metrics.jsonl and send its numbers to the sinks."""
         self._append(METRICS, [record])
-        if not self._sinks:
-            return
-        position, scalars = self._clock.position(record), _scalars(record)
-        for name, sink in list(self._sinks.items()):
-            try:
-                sink.write(scalars, position)
-            except Exception as error:  # a failing tracker must not end the training
-                del self._sinks[name]
-                self._warn(f"{name} failed and gets no more metrics ({describe(error)}); {METRICS} has all")
+        if self._sinks:
+            step, scalars = self._clock.position(record), _scalars(record)
+            self._send(_prefix(record), step, lambda sink: sink.write(scalars, step))
 
     def rollouts(self, records: Iterable[Record]) -> None:
         """Append records (texts, rewards, nested values) to rollouts.jsonl."""
         self._append(ROLLOUTS, records)
+
+    def answers(self, records: Iterable[Record]) -> None:
+        """Send the tracked answers of one step or of one evaluation, as `rollouts` has them, to the sinks."""
+        tracked = list(records) if self._sinks else []
+        if tracked:
+            step, name = self._clock.position(tracked[0]), _prefix(tracked[0])
+            self._send(f"answers/{name}", step, lambda sink: sink.answers(name, answer_rows(tracked), step))
+
+    def finish(self, results: dict[str, float], plot: Path) -> None:
+        """Send the results before and after, and the plot, to the sinks."""
+        step = self._clock.end
+        self._send("finish", step, lambda sink: sink.finish(results, plot, step))
+
+    def _send(self, what: str, step: int, send: Callable[[Sink], None]) -> None:
+        """Send something to all sinks that do not have it from before the run was resumed."""
+        for name, sink in list(self._sinks.items()):
+            if step <= self._had[name].get(what, -1):
+                continue
+            try:
+                send(sink)
+            except Exception as error:  # a failing tracker must not end the training
+                del self._sinks[name]
+                self._warn(f"{name} failed and gets nothing more ({describe(error)}); the run folder has all")
+                continue
+            self._sent.setdefault(name, {})[what] = step
+            with disk_errors(self.folder / SENT):
+                (self.folder / SENT).write_text(json.dumps(self._sent) + "\n", encoding="utf-8")
 
     def sync(self) -> None:
         """Put all records on the disk: a checkpoint may count them only then."""
@@ -100,7 +131,7 @@ class Writer:
             try:
                 sink.close()
             except Exception as error:
-                self._warn(f"{name} did not close properly ({describe(error)}); {METRICS} has all metrics")
+                self._warn(f"{name} did not close properly ({describe(error)}); the run folder has all")
         self._sinks = {}
         for file in self._files.values():
             file.close()
@@ -157,6 +188,11 @@ class StepClock:
     def __init__(self) -> None:
         self.lengths: dict[int, int] = {}
 
+    @property
+    def end(self) -> int:
+        """The number of steps that all stages ran."""
+        return sum(self.lengths.values())
+
     def start(self, stage: int) -> int:
         """The number of steps that all earlier stages ran."""
         return sum(length for earlier, length in self.lengths.items() if earlier < stage)
@@ -211,13 +247,27 @@ def make_folder(path: Path) -> None:
         flush(folder.parent)
 
 
+def _prefix(record: Record) -> str:
+    """What sinks call a record's kind: "train", or "evaluation/SPLIT"."""
+    return f"{record['kind']}/{record['split']}" if "split" in record else str(record["kind"])
+
+
 def _scalars(record: Record) -> dict[str, float]:
-    prefix = f"{record['kind']}/{record['split']}" if "split" in record else record["kind"]
+    prefix = _prefix(record)
     return {
         f"{prefix}/{name}": value
         for name, value in ((name, _plain(value, name)) for name, value in record.items())
         if isinstance(value, int | float) and not isinstance(value, bool) and name not in ("stage", "step")
     }
+
+
+def _read_sent(path: Path) -> dict[str, dict[str, int]]:
+    """What each sink has: the last step of each kind of thing. Nothing, where the file is not there or was torn."""
+    try:
+        sent: dict[str, dict[str, int]] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return sent
 
 
 def _open(path: Path) -> tuple[Any, int]:

@@ -18,14 +18,16 @@ from lmgym.core.availability import availability_of
 from lmgym.core.constraints import LARGEST_REWARD
 from lmgym.core.errors import LmgymError, describe, place, represent
 from lmgym.core.registry import suggest
-from lmgym.core.validation import check_arguments, converted
-from lmgym.rewards.adapters import from_trl
+from lmgym.core.validation import check_arguments, converted, parameters_of
+from lmgym.rewards import adapters
+from lmgym.rewards.adapters import Style, adapted, style_of
 from lmgym.rewards.alarm import TimeUp, alarm
 from lmgym.rewards.parallel import Parallel, in_parallel
 from lmgym.rewards.pooled import NeedsTorch, Pooled, pooled_target, pooled_values, unlimited_reason
 from lmgym.rewards.views import Stripping, strip_thoughts, with_text
 from lmgym.types import Episode, Example
 
+CorrectIsOne = bool | Literal["math_equal"]
 RewardFunction = TypeVar("RewardFunction", bound=Callable[..., Any])
 OPTIONS = {
     "weight": float,
@@ -37,7 +39,8 @@ OPTIONS = {
     "parallel": dict[str, Any],
     "pool": bool,
     "tasks": list[str],
-    "style": Literal["lmgym", "trl"],
+    "style": Style,
+    "correct_is_one": CorrectIsOne,
 }
 
 
@@ -48,8 +51,9 @@ class Reward:
     With `strip_thinking` the function sees the text without the model's thoughts (see `without_thinking`).
     `post_process` then changes that text. `tasks` names the tasks of a mixture that the reward is for (empty: all); for
     examples of other tasks it is 0. With `shaping` each token gets its own reward (see token_credit.py), with
-    `each_turn` each turn does (see turn_credit.py). `pooled` says how a worker process finds the function, if it runs
-    in one; `unlimited` is the reason why its limit of time cannot be enforced.
+    `each_turn` each turn does (see turn_credit.py). With `correct_is_one` a text that announces the reference's final
+    answer gets 1, and the function is not asked about it. `pooled` says how a worker process finds the function, if it
+    runs in one; `unlimited` is the reason why its limit of time cannot be enforced.
 
     Example: Reward("final_answer", 1.0, lmgym.core.registry.get("reward", "final_answer"))
     """
@@ -62,6 +66,7 @@ class Reward:
     post_process: Callable[[str], str] | None = None
     shaping: bool = False
     each_turn: bool = False
+    correct_is_one: CorrectIsOne = False
     pooled: Pooled | None = None
     unlimited: str = ""
 
@@ -81,6 +86,14 @@ class Reward:
                 valid = suggest(task, example.meta["mixture"])
                 raise LmgymError(f"key 'rewards.{self.name}.tasks': the mixture has no task '{task}'; {valid}")
         return example.meta["task"] in self.tasks
+
+    def correct(self, texts: Sequence[str], examples: Sequence[Example]) -> list[bool]:
+        """Which texts are 1 without asking the function: those whose announced answer is right (`final_answer`, strict,
+        or `math_equal`). Raises LmgymError for an example without references."""
+        if not self.correct_is_one:
+            return [False] * len(texts)
+        judge = registry.get("reward", "final_answer" if self.correct_is_one is True else self.correct_is_one)
+        return [value == 1.0 for value in judge(list(texts), list(examples), strict=True)]
 
 
 def episodes(function: RewardFunction) -> RewardFunction:
@@ -115,10 +128,11 @@ def build_rewards(section: Mapping[str, Any]) -> list[Reward]:
 
     A key is a registered name or "module:attribute". With the option `reward`, which then holds one of these, the key
     may be any name; so one function can be used twice. The value is the weight, or a mapping of `weight` (default 1),
-    the options of any reward (`reward`, `strip_thinking`, `post_process`, `shaping`, `each_turn`, `tasks`, `parallel`,
-    `pool`, and `style: trl` for a function written for TRL) and the function's own arguments.
+    the options of any reward (OPTIONS) and the function's own arguments. A function that was written for another
+    library is recognised by its parameters, and adapted (adapters.py); `style` names its form if they do not tell.
 
-    Raises LmgymError for unknown names, for unknown, missing or wrong arguments, and for weights that are not finite.
+    Raises LmgymError for unknown names, for unknown, missing or wrong arguments, for a function of no known form, and
+    for weights that are not finite.
 
     Example:
         >>> build_rewards({"final_answer": 1.0, "length": {"weight": 0.1, "target": 50}})
@@ -137,20 +151,23 @@ def build_rewards(section: Mapping[str, Any]) -> list[Reward]:
         }
         if not math.isfinite(options["weight"]):
             raise LmgymError(f"key '{key}.weight' must be finite, not {options['weight']}")
-        # Find the function, adapt it if it is TRL's kind, and check the arguments against its signature.
-        function = original = registry.get("reward", options.pop("reward", name))
-        style = options.pop("style", "lmgym")
-        if style == "trl":
-            function = episodes(from_trl(function, name))
+        # Find the function, adapt it if it is of another library's form, and check the arguments against its signature.
+        target = options.pop("reward", name)
+        original = registry.get("reward", target)
+        style = options.pop("style", None) or style_of(original, name)
+        function = original if style == "lmgym" else episodes(adapted(original, style, name))
         of_episodes = getattr(function, "takes_episodes", False)
+        if "correct_is_one" in options and "correct_is_one" in parameters_of(function, given=1)[0]:
+            arguments["correct_is_one"] = options.pop("correct_is_one")  # judges of lines know better where it holds
         arguments = check_arguments(function, arguments, key, given=1 if of_episodes else 2, also=OPTIONS)
         # Decide where it runs, and bind the arguments; with `parallel`, calls go to several processes.
         wanted = options.pop("pool", True)
         limits_itself = "parallel" in options or hasattr(original, "limits_itself") or hasattr(original, "linear_time")
         if not limits_itself:
-            options["unlimited"] = unlimited_reason(original, arguments) if wanted else "the recipe says pool: false"
-            if not options["unlimited"]:
-                options["pooled"] = Pooled(str(pooled_target(original)), arguments, style, of_episodes)
+            reason = unlimited_reason(original, arguments, target) if wanted else "the recipe says pool: false"
+            options["unlimited"] = reason
+            if not reason:
+                options["pooled"] = Pooled(str(pooled_target(original, target)), arguments, style, of_episodes)
         if "parallel" in options:
             how = Parallel(**check_arguments(Parallel, options.pop("parallel"), f"{key}.parallel", given=0))
             if of_episodes or getattr(function, "pays_tokens", False):
@@ -214,7 +231,10 @@ def call_reward(reward: Reward, episodes: Sequence[Episode], timeout: float | No
     """
     if getattr(reward.function, "pays_tokens", False):
         raise LmgymError(f"reward '{reward.name}' pays token by token; let lmgym.apply_rewards apply it")
-    values = iter(_judge(reward, _shown(reward, episodes, timeout), timeout))
+    shown = _shown(reward, episodes, timeout)
+    right = reward.correct([episode.text for episode in shown], [episode.example for episode in shown])
+    judged = iter(_judge(reward, [episode for episode, known in zip(shown, right, strict=True) if not known], timeout))
+    values = iter([1.0 if known else next(judged) for known in right])
     return [next(values) if reward.applies(episode.example) else 0.0 for episode in episodes]
 
 
@@ -294,16 +314,20 @@ def check_examples(rewards: Sequence[Reward], examples: Sequence[Example]) -> No
         >>> check_examples(build_rewards({"math_equal": 1.0}), load_task("math", "train", path="data/math"))
     """
     for reward in rewards:
+        shown = [example for example in examples if reward.applies(example)]
+        if reward.correct_is_one == "math_equal":
+            registry.get("reward", "math_equal").check(shown)
+        reward.correct([""] * len(shown), shown)  # raises for an example without references
         check = getattr(reward.function, "check", None)
         if check is not None:
             arguments = getattr(reward.function, "keywords", {})
-            check([example for example in examples if reward.applies(example)], **arguments)
+            check(shown, **arguments)
 
 
 def _check_tokens(function: Callable[..., Any], options: Mapping[str, Any], key: str) -> None:
-    """Raise LmgymError for options that exclude each other: a reward per token allows none of these four."""
+    """Raise LmgymError for options that exclude each other: a reward per token allows none of these five."""
     if getattr(function, "pays_tokens", False):
-        for option in ("shaping", "each_turn", "strip_thinking", "post_process"):
+        for option in ("shaping", "each_turn", "strip_thinking", "post_process", "correct_is_one"):
             if options.get(option):
                 raise LmgymError(f"key '{key}.{option}': this reward pays token by token of itself; leave it out")
     if options.get("shaping") and options.get("each_turn"):
@@ -312,7 +336,7 @@ def _check_tokens(function: Callable[..., Any], options: Mapping[str, Any], key:
 
 def _place(error: BaseException) -> str:
     """Where the error happened: " at FILE:LINE", the innermost line in the reward's own file."""
-    return place(error, __file__, from_trl.__code__.co_filename, TimeUp.file)
+    return place(error, __file__, adapters.__file__, TimeUp.file)
 
 
 def _as_list(values: Any) -> list[Any] | str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build_rewards, call_reward
+from lmgym.rewards.base import build_rewards, call_reward, check_examples
 from lmgym.types import Episode, Example, Turn
 
 # A reward that asks a model in float32 adds the same numbers in another order when the batch is another one. Two orders
@@ -29,8 +29,8 @@ def check_reward(
     """Raise LmgymError, with one sentence, if the reward breaks its contract. Use it in the tests of your own rewards.
 
     Held: one finite number per text, the empty text included, and the same number whether a text is scored
-    alone, in a batch, or in the batch reversed (up to TOLERANCE). Without `texts` and `examples` a small sample is
-    used.
+    alone, in a batch, or in the batch reversed (up to TOLERANCE); and the reward can work with the examples.
+    Without `texts` and `examples` a small sample is used.
 
     Example:
         >>> check_reward("length", target=50)
@@ -45,6 +45,7 @@ def check_reward(
         raise LmgymError(
             f"check_reward needs as many texts as examples, and at least one: {len(texts)}, {len(examples)}"
         )
+    check_examples([reward], examples)
     texts, examples = [*texts, ""], [*examples, examples[0]]
     sampled = [
         Episode(example, group=index, index=index, turns=[Turn(prompt_ids=[], action_ids=[], text=text)])

@@ -49,11 +49,14 @@ class Pooled:
     takes_episodes: bool = False
 
 
-def pooled_target(function: Callable[..., Any]) -> str | None:
+def pooled_target(function: Callable[..., Any], written: str = "") -> str | None:
     """Where a fresh process finds a function; None if it cannot import it by name (a closure, a lambda, a script's).
+    `written` is the recipe's name of it: "module:attribute" finds an object that has no name of its own, too.
 
     Example: pooled_target(lmgym.rewards.text.form.words) -> "lmgym.rewards.text.form:words"
     """
+    if not hasattr(function, "__qualname__") and ":" in written and not written.startswith("__main__:"):
+        return written
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not module or not name or module == "__main__" or "<" in name:
         return None
@@ -67,13 +70,14 @@ def pooled_target(function: Callable[..., Any]) -> str | None:
     return f"{module}:{name}"
 
 
-def unlimited_reason(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    """Why a reward has to stay in the training process; empty if it can go to a worker."""
+def unlimited_reason(function: Callable[..., Any], arguments: Mapping[str, Any], written: str = "") -> str:
+    """Why a reward has to stay in the training process; empty if it can go to a worker. `written` is the recipe's name
+    of it, as in `pooled_target`."""
     if getattr(function, "pays_tokens", False):
         return "it takes the policy's tokenizer"
     if _runs_models(function):
         return "it runs a model"
-    if pooled_target(function) is None:
+    if pooled_target(function, written) is None:
         return "another process cannot import it by name"
     try:
         packed(dict(arguments))
@@ -230,7 +234,7 @@ def _distinct(examples: Sequence[Example]) -> tuple[list[Example], list[int]]:
 
 def _runs_models(function: Callable[..., Any]) -> bool:
     """True for lmgym's learned rewards, and for a function whose module has imported a library of models."""
-    if function.__module__.startswith("lmgym.rewards.learned."):
+    if str(getattr(function, "__module__", "")).startswith("lmgym.rewards.learned."):
         return True
     known = getattr(inspect.unwrap(function), "__globals__", {}).values()
     homes = [one.__name__ if isinstance(one, types.ModuleType) else getattr(one, "__module__", None) for one in known]

@@ -13,11 +13,11 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.processes.pool import Failure, shared
 from lmgym.rewards.maths.final_answer import extract_answer
+from lmgym.rewards.reasoning_gym_entries import TAGGED, restored
 from lmgym.types import Example
 
 MEMORY = 4.0  # GiB that a worker may take
 LONGEST = 20_000  # characters of an answer
-TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 # Some data sets pass the answer to Python's eval, or to sympy's parse_expr, which calls eval. Model text must never be
 # executed, so only plain expressions may get there: numbers, names, operators, lists, and calls of these functions.
 FUNCTIONS = frozenset(str.split("sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs factorial"))
@@ -78,7 +78,7 @@ def best_score(item: list[Any]) -> float:
     """Runs in a worker: the best score of the candidate answers. `item` is [data set, entry, answers]."""
     name, entry, answers = item
     dataset, evaluators = _dataset(name)
-    entry = _restored(entry)
+    entry = restored(entry)
     return max(float(dataset.score_answer(_checked(answer, evaluators), entry)) for answer in answers or [None])
 
 
@@ -133,14 +133,3 @@ def _checked(answer: str | None, evaluators: frozenset[str]) -> str | None:
         if not harmless:
             return None
     return answer
-
-
-def _restored(value: Any) -> Any:
-    """The entry with its tuples, which JSON cannot hold: tasks/reasoning_gym.py writes them as {"tuple": [...]}."""
-    if isinstance(value, list):
-        return [_restored(item) for item in value]
-    if isinstance(value, dict):
-        if set(value) == {"tuple"}:
-            return tuple(_restored(item) for item in value["tuple"])
-        return {key: _restored(item) for key, item in value.items()}
-    return value

@@ -12,7 +12,7 @@ from typing import Any
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError, describe
-from lmgym.rewards.adapters import from_trl
+from lmgym.rewards.adapters import Style, adapted
 from lmgym.rewards.base import Reward, call_reward, episodes
 from lmgym.rewards.pooled import NeedsTorch, episode_from_json, unpacked
 from lmgym.types import Episode, Example, Turn
@@ -64,7 +64,7 @@ run.prepare = prepare  # type: ignore[attr-defined]
 
 
 @cache
-def _function(target: str, style: str, name: str) -> Any:
+def _function(target: str, style: Style, name: str) -> Any:
     module, _, path = target.rpartition(":")
     if module.endswith(".py"):
         registry.load_plugin(module)
@@ -73,7 +73,7 @@ def _function(target: str, style: str, name: str) -> Any:
         found = importlib.import_module(module)
     for part in path.split("."):
         found = getattr(found, part)
-    return from_trl(found, name) if style == "trl" else found
+    return adapted(found, style, name)
 
 
 def _episode(row: Any, example: Example, index: int) -> Episode:

@@ -38,7 +38,8 @@ def strip_thoughts(episode: Episode, stripping: Stripping) -> Episode:
     if not episode.turns:
         return episode
     *before, last = episode.turns
-    return replace(episode, turns=[*before, replace(last, text=without_thinking(last.text, stripping == "opened"))])
+    text = without_thinking(last.given + last.text, stripping == "opened")
+    return replace(episode, turns=[*before, replace(last, given="", text=text)])
 
 
 def with_text(episode: Episode, text: str) -> Episode:
@@ -51,4 +52,4 @@ def with_text(episode: Episode, text: str) -> Episode:
     if not episode.turns:
         return episode
     *before, last = (replace(turn, continuation=None) for turn in episode.turns)
-    return replace(episode, turns=[*before, replace(last, text=text)])
+    return replace(episode, turns=[*before, replace(last, given="", text=text)])

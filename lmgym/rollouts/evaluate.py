@@ -1,8 +1,8 @@
 """Evaluation: answers to held-out prompts, every reward as a metric, with 95 % confidence intervals."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from lmgym.core.constraints import NonNegativeFloat, NonNegativeInt, PositiveInt
 from lmgym.core.validation import Section
@@ -57,7 +57,9 @@ class EvaluationSection(Section):
     """Report the negative log-likelihood of held-out references (nats per token, end of sequence included) in every
     stage; without it only in those that imitate references."""
     keep_best: str | None = None
-    """A metric; the model that scored highest on it is kept in the run folder's best/."""
+    """A metric; the model that was best by it is kept in the run folder's best/."""
+    keep_best_mode: Literal["max", "min"] = "max"
+    """Whether higher or lower is better: "min" for reference_nll."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,6 +106,8 @@ def evaluate(
     apply_rewards(episodes, totals, timeout, actor.tokenizer)
     groups = groups_of(episodes)
     values = measured(groups, rewards) | by_task(groups, rewards)
+    if sampling.fixed_length:
+        del values["truncated"]
     found = corpora(rewards, groups, timeout)
     results = {}
     for name, numbers in values.items():
@@ -133,6 +137,20 @@ def measured(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> 
 def is_share(name: str) -> bool:
     """Whether a metric lies between 0 and 1 by its definition, though its values are not only 0 and 1: pass@k."""
     return "/pass@" in name
+
+
+def better_directions(names: Iterable[str], rewards: Sequence[Reward]) -> dict[str, int]:
+    """Of each metric 1 if higher is better, -1 if lower is better; left out where the recipe does not say. The reward
+    and its parts of positive weight should rise, parts of negative weight, errors and cut answers fall."""
+    known = {"reward": 1, "truncated": -1, "environment_errors": -1, "reference_nll": -1}
+    known |= {reward.name: 1 if reward.weight > 0 else -1 for reward in rewards if reward.weight}
+    found = {}
+    for name in names:
+        whole = name.removesuffix("/corpus").split("/pass@")[0]
+        whole = "reward" if whole.startswith("reward/") else whole  # of one task of a mixture
+        if whole in known:
+            found[name] = known[whole]
+    return found
 
 
 def by_task(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> dict[str, list[list[float]]]:

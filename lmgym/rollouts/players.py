@@ -7,6 +7,7 @@ goes to the player whose turn is next.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from lmgym.core import seeds
@@ -23,6 +24,7 @@ from lmgym.text.chat import (
     messages_of,
     prompt_ids,
     source_ids,
+    start_ids,
 )
 from lmgym.types import Episode, Message, Turn, recipe_spans
 
@@ -33,7 +35,8 @@ class Actor:
 
     The answers of an encoder-decoder begin with `decoder_start`; a causal model has none. An `opponent` plays the
     players that do not learn, with the same tokenizer; without one the actor plays them itself. `cut` says how a first
-    prompt that is too long is cut; a demonstration is cut after `reference_tokens` tokens.
+    prompt that is too long is cut; a demonstration is cut after `reference_tokens` tokens. Each message of the policy
+    begins with `answer_start`, which it does not sample.
 
     Example: Actor(engine, tokenizer)
     """
@@ -46,11 +49,25 @@ class Actor:
     opponent: "Actor | None" = None
     cut: Cut | None = None
     reference_tokens: int | None = None
+    answer_start: str = ""
 
     def encode_prompt(self, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None) -> list[int]:
-        """Token ids of a first prompt, for the encoder or for a causal model. `template` replaces the actor's own."""
+        """Token ids of a first prompt, for the encoder, or for a causal model with the start of the answer. `template`
+        replaces the actor's own."""
         arguments = self.template if template is None else template
-        return (source_ids if self.decoder_start else prompt_ids)(self.tokenizer, prompt, arguments, self.cut)
+        if self.decoder_start:
+            return source_ids(self.tokenizer, prompt, arguments, self.cut)
+        return [*prompt_ids(self.tokenizer, prompt, arguments, self.cut), *self.start_ids]
+
+    @cached_property
+    def start_ids(self) -> list[int]:
+        """The ids of `answer_start`."""
+        return start_ids(self.tokenizer, self.answer_start, target=bool(self.decoder_start))
+
+    @property
+    def decoder_ids(self) -> tuple[int, ...]:
+        """What an encoder-decoder's answer begins with: its first token, and the start that it is given."""
+        return (*self.decoder_start, *self.start_ids)
 
 
 class PromptCache:
@@ -90,21 +107,21 @@ class PlayerState:
         ids = encode(prompt, self.template)
         if not ids:
             raise LmgymError(f"the prompt of example {self.episode.example.id} has no token at all; give it some text")
-        self.history, self.ids, self.new_ids, self.message = messages_of(prompt), ids, ids, ""
+        self.history, self.ids, self.new_ids, self.message = messages_of(prompt), ids, ids, self.actor.answer_start
         self.restarted = bool(self.episode.turns)
 
     def request(self, one_turn: bool = False) -> Request:
         """The engine's request for the next turn. It names the conversation, so that the engine can reuse its cache."""
         key = seeds.key(self.key, len(self.episode.turns))
         if self.actor.decoder_start:
-            return Request(self.actor.decoder_start, key, source_ids=tuple(self.ids), stop=self.stop)
+            return Request(self.actor.decoder_ids, key, source_ids=tuple(self.ids), stop=self.stop)
         return Request(tuple(self.ids), key, stop=self.stop, conversation=None if one_turn else self.key)
 
     def tokenize_demonstration(self, text: str) -> Completion:
         """A demonstrator's turn as ids, with the end of sequence, or the stop string, that ends it."""
         tokenizer = self.actor.tokenizer
         if self.actor.decoder_start:
-            ids = decoder_answer_ids(tokenizer, text)
+            ids = decoder_answer_ids(tokenizer, text, bool(self.actor.answer_start))
         elif self.message or (self.episode.turns and not self.restarted):
             ids = [*continued_ids(tokenizer, text), tokenizer.eos_token_id]
         else:
@@ -116,10 +133,14 @@ class PlayerState:
         """Add what the policy has answered to the episode."""
         turn = Turn(self.new_ids, completion.ids, completion.logprobs, text, completion.stop, min_new_tokens)
         turn.kept, turn.restart = completion.kept, self.restarted
-        if start := self.actor.decoder_start:  # the encoder reads the whole conversation again
-            turn.prompt_ids, turn.source_ids, turn.restart = list(start), self.ids, bool(self.episode.turns)
+        goes_on = self.episode.turns and self.episode.turns[-1].continuation is not None and not self.restarted
+        turn.given = "" if goes_on else self.actor.answer_start
+        if self.actor.decoder_start:  # the encoder reads the whole conversation again
+            turn.prompt_ids, turn.source_ids = list(self.actor.decoder_ids), self.ids
+            turn.restart = bool(self.episode.turns)
         self.episode.turns.append(turn)
         self.message, self.restarted = self.message + text, False
+        self.episode.messages = [*self.history, {"role": "assistant", "content": self.message}]
 
     def observe(self, step: Step, encode: PromptCache) -> bool:
         """Append what the environment answers; False if the model has no room for another turn."""
@@ -132,7 +153,12 @@ class PlayerState:
             last_id = turns[-1].action_ids[-1]
             self.new_ids = appended_ids(self.actor.tokenizer, self.history, step.messages, last_id, self.template)
             self.history = [*self.history, {"role": "assistant", "content": self.message}, *step.messages]
-            self.ids, self.message = self.ids + turns[-1].action_ids + self.new_ids, ""
+            said, start = turns[-1].action_ids, self.actor.start_ids
+            if self.actor.decoder_start:  # the encoder reads the answer with its start, the decoder the next start
+                said = [*start, *said]
+            else:
+                self.new_ids = [*self.new_ids, *start]
+            self.ids, self.message = self.ids + said + self.new_ids, self.actor.answer_start
         context = self.actor.engine.context
         if context is None or len(self.ids) < context:
             return True

@@ -80,11 +80,13 @@ def _reference_turn(example: Example, actor: Actor, path: Sequence[int | str]) -
             f"example {example.id} has no reference answer to imitate; supervised training needs one for each"
         )
     answer = example.references[seeds.key(*path) % len(example.references)]
-    prompt, start, tokenizer = actor.encode_prompt(example.prompt), list(actor.decoder_start), actor.tokenizer
-    if start:
-        turn = Turn(start, decoder_answer_ids(tokenizer, answer), text=answer, source_ids=prompt)
+    prompt, tokenizer, begun = actor.encode_prompt(example.prompt), actor.tokenizer, bool(actor.answer_start)
+    if actor.decoder_start:
+        ids = decoder_answer_ids(tokenizer, answer, begun)
+        turn = Turn(list(actor.decoder_ids), ids, text=answer, source_ids=prompt, given=actor.answer_start)
     else:
-        turn = Turn(prompt, answer_ids(tokenizer, example.prompt, answer, actor.template), text=answer)
+        ids = answer_ids(tokenizer, example.prompt, answer, actor.template, begun)
+        turn = Turn(prompt, ids, text=answer, given=actor.answer_start)
     turn.action_ids = turn.action_ids[: actor.reference_tokens]
     return turn
 
@@ -221,7 +223,8 @@ class RolloutLoop:
 
         def announce(index: int, ids: list[int]) -> None:
             player = players[index]
-            turn = Turn(player.new_ids, ids, text=decode(player.actor.tokenizer, ids))
+            text, given = decode(player.actor.tokenizer, ids), player.actor.answer_start
+            turn = Turn(player.new_ids, ids, text=text, given=given)
             if self.ended is not None:
                 self.ended(replace(player.episode, turns=[turn]))
 

@@ -8,7 +8,7 @@ bounds are NaN, and tables say so.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -35,6 +35,8 @@ class Interval:
     low: float
     high: float
     count: int
+    share: bool = False
+    """Whether the values lie between 0 and 1 by their definition, and so does the truth."""
 
     @property
     def has_bounds(self) -> bool:
@@ -101,17 +103,19 @@ def share_interval(shares: Sequence[float], confidence: float = 0.95) -> Interva
         raise LmgymError("there are no prompts to average over; the evaluation set is empty")
     mean = _mean(shares)
     if count == 1:
-        return Interval(mean, math.nan, math.nan, 1)
-    return Interval(mean, max(0.0, added.low), min(1.0, added.high), count)
+        return Interval(mean, math.nan, math.nan, 1, share=True)
+    return Interval(mean, max(0.0, added.low), min(1.0, added.high), count, share=True)
 
 
-def student_t(values: Sequence[float], confidence: float = 0.95) -> Interval:
+def student_t(values: Sequence[float], confidence: float = 0.95, share: bool = False) -> Interval:
     """Mean of independent values (of prompts, or of runs with different seeds), mean -+ t sd / sqrt(n), t with n - 1
     degrees of freedom.
 
     Student, Biometrika 6 (1908), 1-25; sd divides by n - 1. With few values the quantile is large: 12.7 for two, 4.3
     for three, 2.8 for five. A single value gives no interval (NaN), nor do equal ones: that nothing has differed so far
-    says nothing about how much the next value will. Raises LmgymError without values.
+    says nothing about how much the next value will. The interval of a `share`, whose truth lies between 0 and 1, is cut
+    to [0, 1]: that leaves out no value that can be true, so it covers the truth exactly as often as the whole one.
+    Raises LmgymError without values.
 
     Example:
         >>> str(student_t([0.60, 0.64, 0.62])), str(student_t([0.6, 0.6]))
@@ -122,7 +126,10 @@ def student_t(values: Sequence[float], confidence: float = 0.95) -> Interval:
         raise LmgymError("there are no values to average over; a table over seeds needs at least one finished run")
     count, mean = len(values), _mean(values)
     deviation = math.hypot(*(value - mean for value in values)) / math.sqrt(max(count - 1, 1))
-    return _bounded(mean, deviation / math.sqrt(count), max(map(abs, values)), count, confidence)
+    found = _bounded(mean, deviation / math.sqrt(count), max(map(abs, values)), count, confidence)
+    if not (share and found.has_bounds):
+        return replace(found, share=share)
+    return Interval(mean, max(0.0, found.low), min(1.0, found.high), count, share=True)
 
 
 def sums_interval(summed: SufficientStatistics, confidence: float = 0.95) -> Interval:
@@ -194,6 +201,29 @@ def do_not_overlap(a: Interval, b: Interval) -> bool:
         True
     """
     return a.high < b.low or b.high < a.low
+
+
+def change(before: Interval, after: Interval, better: int = 0) -> str:
+    """What two intervals that do not overlap say, in a word: "gain" or "loss" where it is known that higher is better
+    (`better` 1) or lower is (-1), else "higher" or "lower". "unclear" if they overlap, "-" if one has no bounds.
+
+    Example:
+        >>> change(Interval(0.2, 0.1, 0.3, 50), Interval(0.6, 0.5, 0.7, 50), better=1)
+        'gain'
+    """
+    if not (before.has_bounds and after.has_bounds):
+        return "-"
+    if not do_not_overlap(before, after):
+        return "unclear"
+    return direction(after.mean - before.mean, better)
+
+
+def direction(difference: float, better: int = 0) -> str:
+    """A difference in a word: "gain" or "loss" where `better` (1: higher, -1: lower) is known, else "higher" or
+    "lower"."""
+    if better:
+        return "gain" if difference * better > 0 else "loss"
+    return "higher" if difference > 0 else "lower"
 
 
 def _bounded(mean: float, error: float, size: float, count: int, confidence: float) -> Interval:

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -575,7 +576,7 @@ def test_its_own_command_trains_resumes_and_writes_predictions(
     mean = sum(row["increasing_numbers"] for row in rows) / len(rows)
     assert evaluated[0]["increasing_numbers"] == pytest.approx(mean)
     assert main(flags) == 0  # a second time: nothing left to do
-    assert "resuming" in capsys.readouterr().out
+    assert "is finished" in capsys.readouterr().out
     if algorithm == "ppo":
         AutoModelForCausalLM.from_pretrained(folder / "final")
         assert main([*flags, "steps=3"]) == 1
@@ -644,3 +645,40 @@ def test_its_command_refuses_a_recipe_of_lmgym(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "recipe.yaml").write_text("task: arithmetic\n")
     assert main(["--config_path", str(tmp_path / "recipe.yaml")]) == 1
     assert "is no configuration of RL4LMs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("policy.device=tpu", "key 'policy.device'"),
+        ("steps=0", "steps is 0; it must be at least 1"),
+        ("polcy.device=cpu", "did you mean 'policy'"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["train", "check", "eval"])
+def test_errors_name_the_users_file(
+    verb: str, change: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not the recipe that is made of it for a moment."""
+    file = written(tmp_path, on_policy())
+    assert cli_main([verb, str(file), change, "threads=1"] + ["out=" + str(tmp_path / "run")] * (verb == "train")) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("lmgym: ") and words in said, said
+    assert said.startswith(f"lmgym: {file}: ")
+    assert ".yaml" not in said, said
+
+
+def test_results_and_next_steps_name_the_users_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, on_policy(), "mine.yml")
+    assert cli_main(["eval", "mine.yml", "--json", "evaluation.examples=2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["model"] == found["recipe"] == "mine.yml"
+    assert cli_main(["check", "--memory", "mine.yml", "threads=1"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "next: lmgym check mine.yml threads=1"
+    swept = at(on_policy(), ("alg", "args", "learning_rate"), {"expand": True, "values": [0.1, -1.0]})
+    written(tmp_path, swept, "swept.yml")
+    assert cli_main(["check", "swept.yml", "--memory"]) == 1
+    assert re.search(r"^lmgym: swept\.yml \(\S+\): ", capsys.readouterr().err, re.MULTILINE)

@@ -108,7 +108,7 @@ WRONG_RECIPES: list[tuple[dict[str, Any], list[str], str]] = [
     ({"plugins": ["no_such_module"]}, [], r"plugins: 'no_such_module': there is no module 'no_such_module'"),
     ({"plugins": ["no/such/file.py"]}, [], r"plugins: there is no file no/such/file\.py"),
     ({"rewards": {f"{HERE}:missing": 1}}, [], r"module tests\.contract\.test_bad_input has no 'missing'"),
-    ({"logs": {"sinks": ["tensorbord"]}}, [], r"key 'logs\.sinks\.0': .*'tensorboard', 'wandb' or 'trackio'"),
+    ({"logs": {"sinks": ["tensorbord"]}}, [], r"unknown sink 'tensorbord'; did you mean 'tensorboard'\?"),
     ({"evaluation": {"keep_best": "acuracy"}}, [], r"evaluation\.keep_best is 'acuracy'; .*Valid: .*reward"),
     ({"early_stop": {"metric": "rewrd", "patience": 1}}, [], r"early_stop\.metric is 'rewrd'; did you mean 'reward'"),
     ({"evaluation": {"split": "train"}}, [], r"evaluation on split 'train', which stage 'train' trains on"),

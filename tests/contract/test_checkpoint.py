@@ -18,6 +18,7 @@ from lmgym.models.policy import Policy
 from lmgym.training import checkpoint
 from lmgym.updates.optimizer import Optimizer, OptimizerSection
 from tests import models
+from tests.failing_calls import FailingCalls
 
 STATE = {
     "stage": 0,
@@ -318,39 +319,27 @@ def test_a_save_that_fails_leaves_the_earlier_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_every_call_of_a_save_fails_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """The n-th call that Python makes, for all n; tests/torture/io_faults.py has those of other languages too."""
-    one, left, failed = policy(), 0, 0
-
-    def failing(real):
-        def call(*arguments, **named):
-            nonlocal left, failed
-            left -= 1
-            if left == 0:
-                failed += 1
-                raise OSError(number, os.strerror(number))
-            return real(*arguments, **named)
-
-        return call
-
+    one, fault = policy(), FailingCalls(number)
     for owner, name in (
         *((os, name) for name in ("fsync", "replace", "mkdir", "unlink", "rmdir")),
         (Path, "write_text"),
         (checkpoint, "save_file"),
     ):
-        monkeypatch.setattr(owner, name, failing(getattr(owner, name)))
+        monkeypatch.setattr(owner, name, fault.of(getattr(owner, name)))
     sentences = 0
     for n in range(1, 1000):
         folder = tmp_path / str(n) / "checkpoints"
-        left = 0
+        fault.left = 0
         checkpoint.save(folder, one, None, {}, STATE | {"mean": 0.0}, {})  # it is saved again, with another mean
-        left, before = n, failed
+        fault.left, before = n, fault.failed
         try:
             checkpoint.prune(checkpoint.save(folder, one, None, {}, STATE, {}), keep=1)
         except LmgymError as error:
             sentences += 1
             assert "stage-0-step-000003" in str(error)
-        if failed == before:  # the save makes fewer calls
+        if fault.failed == before:  # the save makes fewer calls
             break
-        left = 0
+        fault.left = 0
         checkpoint.put_back(folder.parent)
         found, complaints = checkpoint.newest(folder, resumes=True)
         assert found == folder / "stage-0-step-000003" and not complaints

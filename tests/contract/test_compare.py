@@ -33,7 +33,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("lmgym.experiments.compare.load_policy", load)
+    monkeypatch.setattr("lmgym.experiments.named_models.load_policy", load)
 
 
 def last_evaluation(folder: Path) -> dict[str, Any]:
@@ -60,16 +60,20 @@ def test_two_runs(two: tuple[Path, Path], tmp_path: Path, capsys: pytest.Capture
         assert metric["difference"] == pytest.approx(runs.as_json(compare_paired(*values).difference))
         assert metric["higher_first"] + metric["equal"] + metric["higher_second"] == 8 == len(result["examples"])
         shown = re.search(
-            rf"^  {name} +(-?[\d.]+) \[(no interval|-?[\d.]+, -?[\d.]+)\] +([\d.]+) +(\d+) +(\d+) +(\d+) *$", said, re.M
+            rf"^  {name} +(-?[\d.]+) \[(no interval|-?[\d.]+, -?[\d.]+)\] +(\S+) +([\d.]+) +(\d+), (\d+), (\d+)$",
+            said,
+            re.M,
         )
         assert shown, said
-        mean, bounds, p, *counts = shown.groups()
+        mean, bounds, word, p, *counts = shown.groups()
         low, high = (metric["difference"][key] for key in ("low", "high"))
+        rises, parts = metric["difference"]["mean"] > 0, ("reward", "length", "regex")  # of weight above 0
+        words = ("gain", "loss") if name in parts else ("loss", "gain") if name == "truncated" else ("higher", "lower")
+        found = "-" if low is None else "unclear" if low <= 0 <= high else words[0 if rises else 1]
+        assert word == found, name
         assert [float(mean), float(p)] == pytest.approx([metric["difference"]["mean"], metric["p"]], abs=0.0006)
         assert bounds == ("no interval" if low is None else f"{low:.3f}, {high:.3f}")
-        assert [int(text) for text in counts] == [
-            metric[key] for key in ("higher_first", "equal", "higher_second")
-        ]
+        assert [int(text) for text in counts] == [metric[key] for key in ("higher_first", "equal", "higher_second")]
     assert result["metrics"]["reward"]["equal"] < 8  # equality would prove little
     assert f"A: {two[0]}, weights of {runs.newest(two[0])}" in said and "8 prompts of test" in said
 
@@ -145,7 +149,7 @@ def test_the_largest_differences_by_turns() -> None:
         }
         for place, pair in enumerate(values)
     ]
-    result = Comparison("a", "b", "test", 1, {}, "m", {}, rows, [])
+    result = Comparison("a", "b", "test", 1, {}, "m", {}, rows, {}, [])
     assert [row["id"] for row in result.most_different()] == ["4", "3", "1", "5"]
     assert [row["id"] for row in result.most_different(limit=9)] == ["4", "3", "1", "5", "0"]
 

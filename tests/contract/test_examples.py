@@ -3,6 +3,7 @@
 A block is tested where a comment names its file, and overrides for a tiny recipe: <!-- snippet: my.py key=value -->
 """
 
+import inspect
 import json
 import re
 import runpy
@@ -18,13 +19,14 @@ from lmgym import Example, Step, check_reward, check_task, load_config
 from lmgym.cli.main import main
 from lmgym.core import registry
 from lmgym.logs.console import Console
-from lmgym.training.loop import train
+from lmgym.training.loop import train, train_stage
 from tests import rounding, runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 PAGES = [
     runs.ROOT / "README.md",
     runs.ROOT / "CONTRIBUTING.md",
+    runs.ROOT / "SECURITY.md",
     *sorted((runs.ROOT / "docs").rglob("*.md")),
 ]
 SNIPPET = re.compile(r"<!-- snippet: (\S+) ?([^>]*?) ?-->\n```\w+\n(.*?)```", re.DOTALL)
@@ -58,7 +60,7 @@ def write(folder: Path, name: str) -> Path:
     return path
 
 
-def test_the_readme_shows_an_algorithm_a_reward_a_task_and_the_loop() -> None:
+def test_the_docs_show_an_algorithm_a_reward_a_task_and_the_loop() -> None:
     assert {"my_recipe.yaml", "my_reward.py", "my_task.py", "my_algorithm.py", "my_loop.py"} <= SNIPPETS.keys()
     for name in ("my_reward.py", "my_task.py", "my_algorithm.py"):
         assert len(SNIPPETS[name].text.splitlines()) < 20
@@ -92,29 +94,64 @@ def test_the_replay_snippet_resumes_with_its_buffer(tmp_path: Path) -> None:
     assert runs.algorithm_state(tmp_path / "whole") == runs.algorithm_state(tmp_path / "halves")
 
 
-def test_the_reward_and_the_task_of_the_readme_keep_their_contracts(tmp_path: Path) -> None:
+def test_the_reward_and_the_task_of_the_docs_keep_their_contracts(tmp_path: Path) -> None:
     for name in ("my_reward.py", "my_task.py"):
         registry.load_plugin(str(write(tmp_path, name)))
     check_reward("mentions")
     check_task("backwards")
 
 
-def test_the_recipe_of_the_readme_and_its_overrides_are_valid(tmp_path: Path) -> None:
+def test_the_recipe_of_the_docs_and_its_overrides_are_valid(tmp_path: Path) -> None:
     recipe = write(tmp_path, "my_recipe.yaml")
     overrides = ["seed=1", "stages.rl.steps=50", "policy.device=cpu", "rewards={final_answer: 1.0}"]
     config = load_config(recipe, overrides)
     assert [(stage.name, stage.steps) for stage in config.stages] == [("warm_start", 100), ("rl", 50)]
 
 
-def test_the_loop_of_the_readme_runs(
+def test_the_short_recipe_of_the_readme_is_valid(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, "short_recipe.yaml"))
+    assert (config.stages[0].task["name"], config.stages[0].steps) == ("gsm8k", 200)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_picture")
+def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order, with a tiny recipe under the name that the README uses."""
+    lines = re.findall(r"^    lmgym ([^#\n]*)", PAGES[0].read_text(encoding="utf-8"), re.M)
+    assert [line.split()[0] for line in lines] == ["check", "train", "eval", "train"]
+    runs.write(tmp_path / "my_recipe.yaml", steps=2)
+    monkeypatch.chdir(tmp_path)
+    for line in lines:
+        status = main(re.sub(r"steps=\d+", "steps=3", line).split())
+        assert status == (1 if line.startswith("check") else 0)  # check complains that answers of 6 tokens are cut off
+    assert runs.newest(tmp_path / "runs" / "my_recipe").name == "stage-0-step-000003"
+    assert len(list((tmp_path / "runs" / "my_recipe" / "evaluations").iterdir())) == 1
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_the_loop_of_the_docs_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "lmgym" / "recipes").mkdir(parents=True)
-    runs.write(tmp_path / "lmgym" / "recipes" / "gsm8k_grpo.yaml", steps=2)
+    """It leaves the folder that `train` leaves; a second start says that the run is finished, and changes nothing."""
+    recipe = runs.write(tmp_path / "gsm8k_grpo", steps=2)  # in place of the packaged recipe of this name
+    train(load_config(recipe, [f"out={tmp_path / 'trained'}"]), Console(quiet=True))
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(write(tmp_path, "my_loop.py")))
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-2:]] == ["0", "1"]
-    assert runs.newest(tmp_path / "runs" / "mine").name == "stage-0-step-000002"
+    for sentence in (
+        "step 2/2",
+        "runs/mine is finished: all 2 steps of its last stage are done. For more, raise steps",
+    ):
+        runpy.run_path(str(write(tmp_path, "my_loop.py")))
+        assert sentence in capsys.readouterr().out
+        runs.assert_equal_runs(tmp_path / "runs" / "mine", tmp_path / "trained")
+
+
+def test_the_loop_of_the_docs_has_the_lines_of_the_loop() -> None:
+    shown = [line.split("#")[0].strip() for line in SNIPPETS["my_loop.py"].text.splitlines()]
+    for line in inspect.getsource(train_stage).split('"""')[2].splitlines():
+        assert line.strip() in [*shown, "run = stage.run"]
+    for line in inspect.getsource(train).split('"""')[2].splitlines():
+        known = [*shown, "with start(config, console) as run:", "train_stage(stage)", "return run.folder"]
+        assert line.strip() in known
 
 
 @pytest.mark.slow
@@ -122,6 +159,14 @@ def test_the_minimal_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr(sys, "argv", ["minimal.py", "--steps", "2", "--warm-start", "2"])
     runpy.run_path(str(runs.ROOT / "examples" / "minimal.py"), run_name="__main__")
     assert re.search(r"^step +2  reward 0\.\d\d  held-out 0\.\d\d  entropy \d", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_the_example_of_a_loop_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The third step wins no game, so its update computes no row and has no clipped share."""
+    monkeypatch.setattr(sys, "argv", ["own_loop.py", "--steps", "3"])
+    runpy.run_path(str(runs.ROOT / "examples" / "own_loop.py"), run_name="__main__")
+    assert re.fullmatch(r"step +3  found 0\.00 .* clipped 0\.0%", capsys.readouterr().out.strip())
 
 
 def test_the_minimal_example_and_lmgym_agree_on_the_loss() -> None:

@@ -19,13 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from lmgym.core.errors import LmgymError
-from lmgym.logs import sinks
+from lmgym.inference.base import Sampling
 from lmgym.logs.console import Console, Pace, Sample
-from lmgym.logs.formatting import duration, shorten, status, visible
-from lmgym.logs.plots import mean_and_interval, running_mean, training_plot
+from lmgym.logs.formatting import cell_width, duration, shorten, status, table_lines, visible
+from lmgym.logs.plots import Records, mean_and_interval, panels, running_mean, training_plot
 from lmgym.logs.rewind import rewind
 from lmgym.logs.writer import StepClock, Writer, read_records
 from lmgym.stats.intervals import Interval, share_interval
+from tests import runs
+from tests.failing_calls import FailingCalls
 
 ROOT = Path(__file__).parents[2]
 
@@ -122,7 +124,7 @@ def test_a_torn_last_line_is_cut_off_when_the_folder_is_opened(tmp_path: Path) -
     assert [record["step"] for record in lines(tmp_path / "metrics.jsonl")] == [0, 1]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full (Linux)")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full, a disk that is always full")
 def test_a_full_disk_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     with Writer(tmp_path) as writer, pytest.raises(LmgymError) as caught:
@@ -259,26 +261,15 @@ def test_what_the_checkpoint_counts_is_there_or_is_named(tmp_path: Path) -> None
 
 def test_every_call_of_a_rewind_fails_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files are as they were or as they should be; whatever fails, the reason is a sentence."""
-    counted, left, failed = written(tmp_path, steps=4), 0, 0
+    counted, fault = written(tmp_path, steps=4), FailingCalls(errno.EIO)
     before = {name: (tmp_path / name).read_bytes() for name in counted}
 
-    def failing(real):
-        def call(*arguments, **named):
-            nonlocal left, failed
-            left -= 1
-            if left == 0:
-                failed += 1
-                raise OSError(errno.EIO, "Input/output error")
-            return real(*arguments, **named)
-
-        return call
-
     for name in ("fsync", "replace", "unlink"):
-        monkeypatch.setattr(os, name, failing(getattr(os, name)))
+        monkeypatch.setattr(os, name, fault.of(getattr(os, name)))
     for n in range(1, 100):
         for name, text in before.items():
             (tmp_path / name).write_bytes(text)
-        left, already = n, failed
+        fault.left, already = n, fault.failed
         try:
             rewind(tmp_path, 0, 2, counted)
         except LmgymError as error:
@@ -286,9 +277,9 @@ def test_every_call_of_a_rewind_fails_once(tmp_path: Path, monkeypatch: pytest.M
         for name, count in counted.items():
             text = (tmp_path / name).read_bytes()
             assert text == before[name] or text.count(b"\n") == count
-        if failed == already:
+        if fault.failed == already:
             break
-        left = 0
+        fault.left = 0
         assert rewind(tmp_path, 0, 2, counted) == []
     assert n > 4
 
@@ -314,121 +305,6 @@ def test_a_damaged_line_in_the_middle_is_named_and_nothing_is_lost(tmp_path: Pat
         rewind(tmp_path, stage=0, step=1)
     assert path.read_text() == text
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
-
-
-# ---------------------------------------------------------------- sinks
-
-
-class Notebook:
-    """A sink that remembers, and fails when it is told to."""
-
-    def __init__(self, folder: Path):
-        self.seen: list[tuple[int, dict[str, float]]] = []
-        self.broken = self.closed = False
-
-    def write(self, scalars: dict[str, float], position: int) -> None:
-        if self.broken:
-            raise ConnectionError("the tracker is away\nand more")
-        self.seen.append((position, scalars))
-
-    def close(self) -> None:
-        self.closed = True
-
-
-@pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Notebook:
-    book = Notebook(tmp_path)
-    monkeypatch.setitem(sinks.SINKS, "notebook", lambda folder: book)
-    return book
-
-
-def test_sinks_get_scalars_keyed_by_kind_over_steps_of_all_stages(tmp_path: Path, notebook: Notebook) -> None:
-    with Writer(tmp_path) as writer:  # the first two steps, before a resume
-        for step in range(2):
-            writer.metrics(train(0, step, reward=0.5))
-    with Writer(tmp_path, sinks=["notebook"]) as writer:
-        writer.metrics(train(0, 2, reward=np.float32(0.5), kl=math.nan, note="text", flag=True, seconds=1))
-        writer.metrics(evaluation(1, 0, split="test", final_answer=0.25))
-        writer.metrics(train(1, 4, reward=1.0))
-    assert notebook.seen == [
-        (2, {"train/reward": 0.5, "train/seconds": 1}),
-        (3, {"evaluation/test/final_answer": 0.25}),
-        (7, {"train/reward": 1.0}),
-    ]
-    assert notebook.closed
-
-
-def test_a_sink_that_fails_is_dropped_with_one_warning(tmp_path: Path, notebook: Notebook) -> None:
-    screen = io.StringIO()
-    with Writer(tmp_path, sinks=["notebook"], console=Console(screen)) as writer:
-        notebook.broken = True
-        for step in range(3):
-            writer.metrics(train(0, step, reward=0.5))
-    assert screen.getvalue().count("warning: notebook failed") == 1
-    assert "the tracker is away" in screen.getvalue() and "and more" not in screen.getvalue()
-    assert len(lines(tmp_path / "metrics.jsonl")) == 3
-
-
-def test_unknown_and_missing_sinks_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(LmgymError, match="unknown sink 'tensorbord'; did you mean 'tensorboard'"):
-        Writer(tmp_path, sinks=["tensorbord"])
-    monkeypatch.setitem(sys.modules, "wandb", None)  # how Python itself marks a module as absent
-    with pytest.raises(LmgymError, match=r"sink 'wandb' is not installed .*pip install 'lmgym\[track\]'"):
-        Writer(tmp_path, sinks=["wandb"])
-    monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(LmgymError, match=r"sink 'trackio' is not installed .*pip install 'lmgym\[trackio\]'"):
-        Writer(tmp_path, sinks=["trackio"])
-
-
-@pytest.mark.slow
-def test_tensorboard_reads_what_was_written_and_a_resume_purges_what_it_repeats(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    with Writer(tmp_path, sinks=["tensorboard"]) as writer:
-        for step in range(5):
-            writer.metrics(train(0, step, reward=step / 4))
-            writer.metrics(evaluation(0, step + 1, split="test", final_answer=0.5))
-    rewind(tmp_path, stage=0, step=3)
-    with Writer(tmp_path, sinks=["tensorboard"]) as writer:
-        writer.metrics(train(0, 3, reward=0.75))
-    events = EventAccumulator(str(tmp_path / "tensorboard"), purge_orphaned_data=True).Reload()
-    assert {(event.step, event.value) for event in events.Scalars("train/reward")} == {
-        (step, step / 4) for step in range(4)
-    }
-    assert [event.step for event in events.Scalars("evaluation/test/final_answer")] == [1, 2, 3]
-
-
-TRACKED = """
-import json, sys
-from pathlib import Path
-from lmgym.logs.rewind import rewind
-from lmgym.logs.writer import Writer
-from trackio.sqlite_storage import SQLiteStorage
-folder = Path(sys.argv[1])
-with Writer(folder, sinks=["trackio"]) as writer:
-    for step in range(3):
-        writer.metrics({"kind": "train", "stage": 0, "step": step, "reward": step / 4})
-rewind(folder, 0, 2)
-with Writer(folder, sinks=["trackio"]) as writer:  # a resumed run
-    for step in (2, 3):
-        writer.metrics({"kind": "train", "stage": 0, "step": step, "reward": step / 4})
-(name,) = SQLiteStorage.get_runs("lmgym")
-logs = SQLiteStorage.get_logs("lmgym", name)
-print(json.dumps([name, [[log["step"], log["train/reward"]] for log in logs]]))
-"""
-
-
-@pytest.mark.processes
-def test_trackio_has_what_was_written_in_one_run(tmp_path: Path) -> None:
-    """The library itself, on this machine only; in a process of its own, since its folder is fixed by its import."""
-    pytest.importorskip("trackio")
-    command = [sys.executable, "-c", TRACKED, str(tmp_path / "run")]
-    offline = {"TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | offline)
-    name, logs = json.loads([line for line in done.stdout.splitlines() if line.startswith("[")][-1])
-    assert name.startswith("run-") and name == (tmp_path / "run" / "trackio_name.txt").read_text()
-    assert {(step, reward) for step, reward in logs} == {(step, step / 4) for step in range(4)}
 
 
 def test_step_clock_counts_what_the_stages_ran() -> None:
@@ -522,20 +398,68 @@ def test_an_evaluation_prints_its_intervals_and_feeds_the_line() -> None:
     assert "after 20 steps (512 prompts, test)" in first and "accuracy 0.609" in second
 
 
-def test_the_table_says_which_intervals_overlap() -> None:
+def test_the_table_says_what_has_changed() -> None:
     screen = io.StringIO()
     rows = [
         ("final_answer", Interval(0.391, 0.349, 0.434, 512), Interval(0.840, 0.806, 0.869, 512)),
         ("format", Interval(0.977, 0.960, 0.987, 512), Interval(0.986, 0.972, 0.993, 512)),
         ("words", Interval(0.5, math.nan, math.nan, 512), Interval(0.9, 0.8, 1.0, 512)),
+        ("truncated", Interval(0.391, 0.349, 0.434, 512), Interval(0.840, 0.806, 0.869, 512)),
+        ("lexical", Interval(0.840, 0.806, 0.869, 512), Interval(0.391, 0.349, 0.434, 512)),
     ]
-    Console(screen).before_after(rows)
-    answer, form = (line.split() for line in screen.getvalue().splitlines() if "[0." in line and "words" not in line)
-    assert answer == ["final_answer", "0.391", "[0.349,", "0.434]", "0.840", "[0.806,", "0.869]", "no"]
-    assert form[0] == "format" and form[-1] == "yes"
+    Console(screen).before_after(rows, {"final_answer": 1, "format": 1, "truncated": -1})
+    answer, form = (line.split() for line in screen.getvalue().splitlines()[4:6])
+    assert answer == ["final_answer", "0.391", "[0.349,", "0.434]", "0.840", "[0.806,", "0.869]", "gain"]
+    assert form[0] == "format" and form[-1] == "unclear"
+    cut, lexical = (line.split() for line in screen.getvalue().splitlines()[7:9])
+    assert (cut[0], cut[-1]) == ("truncated", "loss") and (lexical[0], lexical[-1]) == ("lexical", "lower")
     (unknown,) = (line.split() for line in screen.getvalue().splitlines() if "words" in line)
     assert unknown == ["words", "0.500", "[no", "interval]", "0.900", "[0.800,", "1.000]", "-"]
     assert "on 512 prompts" in screen.getvalue() and "95%" in screen.getvalue()
+
+
+@pytest.mark.parametrize("columns", [50, 60, 80, None])
+def test_no_table_loses_a_cell(columns: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any width each name and each interval stands whole on a line that fits; a file has no width."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", str(columns))
+    cells = ["-0.125 [-0.142, -0.107]", "0.840 [0.806, 0.869]", "gain", "<0.001", "256, 256, 256"]
+    headings = ("metric", "B - A", "before", "B", "p", "A higher, equal, B higher")
+    names = ("reward", "final_answer/pass@16", "中文的名字")
+    screen = io.StringIO()
+    Console(screen).table("a table", headings, [(name, *cells) for name in names], bold=(1,))
+    lines = screen.getvalue().splitlines()
+    for cell in (*names, *cells):
+        assert sum(cell in line for line in lines) == (1 if cell in names else 3), cell
+    assert all(cell_width(line) <= (columns or 1000) for line in lines)
+    if columns is None:
+        assert all(any(heading in line for line in lines) for heading in headings)
+        assert len({cell_width(line[: line.index("256,")]) for line in lines if "256," in line}) == 1
+
+
+@given(
+    some.lists(some.tuples(some.text(max_size=20), some.text(max_size=30)), min_size=1, max_size=4),
+    some.integers(1, 90) | some.none(),
+)
+def test_table_lines_keep_every_cell(rows: list[tuple[str, str]], columns: int | None) -> None:
+    head, lines = table_lines(("metric", "a long heading"), rows, columns)
+    assert len(lines) == len(rows)
+    for row, own in zip(rows, lines, strict=True):
+        assert all(visible(cell).rstrip() in "\n".join(own) for cell in row)
+    if head and columns:
+        assert max(map(cell_width, [*head, *(line for own in lines for line in own)])) <= columns
+
+
+def test_a_conversation_is_shown_whole_with_its_roles() -> None:
+    screen = io.StringIO()
+    talk = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "5\n"}]
+    later = [*talk, {"role": "user", "content": "Sure? " * 90 + "Really?"}, {"role": "assistant", "content": HOSTILE}]
+    Console(screen).samples([Sample("2+2?", talk, later, "4", 1.0)])
+    text = screen.getvalue()
+    assert text.count("user: 2+2?") == 2 and text.count("assistant: 5⏎") == 2
+    assert text.count("user: Sure?") == 1 and "Really?" in text and "assistant: " in text.split("Really?")[1]
+    assert not set(text) & set("\x1b\x07\x9b\u202e\ud800\r\x00")
 
 
 def test_model_text_is_shown_never_obeyed() -> None:
@@ -686,7 +610,7 @@ def test_a_plot_is_drawn_of_whatever_there_is(tmp_path: Path, records: list[dict
         warnings.simplefilter("error")
         path = training_plot(metrics, tmp_path / "plots" / "training.png")
     data = path.read_bytes()
-    assert data.startswith(b"\x89PNG") and struct.unpack(">II", data[16:24]) == (1200, 500)
+    assert data.startswith(b"\x89PNG") and struct.unpack(">II", data[16:24]) == (1200, 600)
 
 
 @pytest.mark.slow
@@ -716,6 +640,61 @@ def test_the_tasks_own_metric_is_drawn_before_the_reward(tmp_path: Path) -> None
     drawn = {name: training_plot(metrics, tmp_path / f"{name}.png", metric) for name, metric in names.items()}
     pictures = {name: path.read_bytes() for name, path in drawn.items()}
     assert pictures["default"] == pictures["a"] != pictures["reward"]
+
+
+def two_stage_run(folder: Path) -> Records:
+    """A warm start without reward, then RL whose ratio is 1; evaluated on the way, and on test before and after."""
+    records = [train(0, step, stage_name="warm_start", gradient_norm=9.0 - step) for step in range(6)]
+    for step in range(5):
+        numbers = {"reward": 0.1 * step, "truncated": 0.0, "gradient_norm": 0.1, "kl/old": 0.0, "kl/coefficient": 0.05}
+        records.append(train(1, step, stage_name="rl", **numbers))
+    bounds = {"m/low": 0.1, "m/high": 0.9}
+    points = [(0, 0, "validation"), (0, 3, "validation"), (1, 0, "validation"), (1, 5, "validation")]
+    points += [(1, 0, "test"), (1, 5, "test")]
+    records += [evaluation(stage, step, split=split, m=0.5, **bounds) for stage, step, split in points]
+    return Records(write_run(folder, records), None)
+
+
+def test_a_panel_shows_the_stages_that_it_has_data_of(tmp_path: Path) -> None:
+    run = two_stage_run(tmp_path)
+    above, below = panels(run)
+    assert [(panel.title, panel.stages) for panel in above] == [
+        ("Training reward", [1]),
+        ("Held-out m, mean and 95% interval", [0, 1]),
+    ]
+    # No answer was truncated, and a ratio of 1 has no divergence: these panels would be a flat line.
+    assert [(panel.title, panel.stages) for panel in below] == [("Gradient norm", [0, 1])]
+    assert (run.extent([1]), run.extent([0]), run.extent([0, 1])) == ((6, 11), (0, 6), (0, 11))
+
+
+def test_before_and_after_are_two_points_without_a_line(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    run = two_stage_run(tmp_path)
+    axes = Figure().subplots()
+    panels(run)[0][1].draw(run, axes)
+    drawn = {bars.get_label(): bars.lines[0] for bars in axes.containers}
+    assert {name: line.get_linestyle() for name, line in drawn.items()} == {"validation": "-", "test": "None"}
+    assert drawn["test"].get_xdata().tolist() == [6.0, 11.0]
+    assert all(bars.has_yerr for bars in axes.containers) and len(axes.containers) == 2
+
+
+def test_a_divergence_is_drawn_and_the_coefficient_of_its_penalty_is_not(tmp_path: Path) -> None:
+    numbers = {"kl/coefficient": 0.05, "kl/reference": 0.01, "kl/old": 1e-9, "truncated": 0.25}
+    run = Records(write_run(tmp_path, [train(0, step, **numbers) for step in range(3)]), None)
+    assert [panel.title for panel in panels(run)[1]] == ["Truncated answers", "KL from the reference"]
+
+
+def test_moves_of_one_token_are_never_called_truncated(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    one = {"steps": 1, "sampling": {"max_new_tokens": 1}, "rewards": {"length": {"target": 1}}}
+    folder = runs.run(tmp_path / "run", Console(screen), **one)
+    assert all("truncated" not in record for record in lines(folder / "metrics.jsonl"))
+    assert "truncated" not in screen.getvalue() and "cut off" not in screen.getvalue()
+    fixed = [
+        Sampling(max_new_tokens=most, min_new_tokens=least).fixed_length for most, least in ((1, 0), (4, 4), (4, 3))
+    ]
+    assert fixed == [True, True, False]
 
 
 def test_nothing_to_draw_is_said(tmp_path: Path) -> None:

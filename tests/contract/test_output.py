@@ -132,7 +132,7 @@ def full() -> io.TextIOWrapper:
     return open("/dev/full", "w")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has /dev/full, a disk that is always full")
 def test_a_console_that_cannot_print_says_so_once_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     with full() as file, Console(file) as console:
         console.stage("rl", index=0, total=1)
@@ -191,7 +191,7 @@ def test_a_run_whose_output_cannot_be_written_ends_saved(
     assert [record["kind"] for record in runs.records(tmp_path / "run" / "metrics.jsonl")].count("train") == 2
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has /dev/full, a disk that is always full")
 def test_a_command_that_exists_to_print_fails_where_it_cannot() -> None:
     for redirect, status in (("> /dev/full", 1), ("| true", 0), (">&-", 0)):
         command = f"{sys.executable} -m lmgym list reward {redirect}; echo ${{PIPESTATUS[0]}}"

@@ -134,7 +134,7 @@ def test_wrong_options_are_named() -> None:
     for section, sentence in (
         ({"strip_thinkin": True}, r"unknown key 'rewards.words.strip_thinkin'; did you mean 'strip_thinking'"),
         ({"strip_thinking": "closed"}, r"key 'rewards.words.strip_thinking.*got 'closed'"),
-        ({"style": "verl"}, r"key 'rewards.words.style': .*'lmgym' or 'trl', got 'verl'"),
+        ({"style": "verl"}, r"key 'rewards.words.style': .*'lmgym', 'trl', 'verifiers' or 'reasoning_gym', got"),
     ):
         with pytest.raises(LmgymError, match=sentence):
             build_rewards({"words": section})
@@ -209,8 +209,8 @@ def test_a_function_of_trl_is_a_reward_like_others() -> None:
     assert (reward.name, reward.weight) == (f"{HERE}:brief", 0.5)
     assert call_reward(reward, answered("ab", "abc")) == [2.0, 4.0]
     check_reward(f"{HERE}:notes", style="trl")
-    with pytest.raises(LmgymError, match=r"raised TypeError: .*'trainer_state'"):
-        call_reward(rewarded(hungry), answered("a"))
+    with pytest.raises(LmgymError, match="needs 'trainer_state', which only TRL's trainer has"):
+        rewarded(hungry)
     line = raises.__code__.co_firstlineno + 1
     with pytest.raises(LmgymError, match=rf"raised ValueError: no at {__file__}:{line}$"):
         call_reward(rewarded(raises), answered("a"))
@@ -220,10 +220,7 @@ def test_a_function_of_trl_is_a_reward_like_others() -> None:
         LmgymError, match=r"reward '.*:notes' of style trl: the examples have a column 'prompts'; call it"
     ):
         call_reward(rewarded(notes), answered("a", prompts=1))
-    with pytest.raises(
-        LmgymError, match=r"reward '.*:later' is a coroutine function; a reward of style trl must be an"
-    ):
-        rewarded(later)
+    assert call_reward(rewarded(later), answered("a")) == [0.0]
     with pytest.raises(
         LmgymError, match=r"reward '.*:own' takes examples, texts; one of style trl is called with prompts"
     ):
@@ -379,3 +376,34 @@ def test_parallel_says_what_it_cannot_do() -> None:
 
     with pytest.raises(LmgymError, match="cannot import"):
         build_rewards({"local_for_parallel": {"parallel": {}}})
+
+
+# Option `correct_is_one`
+
+
+def judged(texts: list[str], examples: list[Example]) -> list[float]:
+    seen.append({"texts": texts})
+    return [len(text) / 100 for text in texts]
+
+
+def test_a_right_answer_is_worth_one_and_is_not_judged() -> None:
+    seen.clear()
+    section: dict[str, Any] = {f"{HERE}:judged": {"correct_is_one": True, "pool": False}}
+    scored = answered("#### 4", "4", "the answer is: 5", "#### 4.0")
+    assert call_reward(build_rewards(section)[0], scored) == [1.0, 0.01, 0.16, 1.0]
+    assert seen == [{"texts": ["4", "the answer is: 5"]}]  # 4 alone is announced by nothing
+    section[f"{HERE}:judged"]["correct_is_one"] = "math_equal"
+    [reward] = build_rewards(section)
+    assert reward.correct(["#### 8/2", "#### 5"], [scored[0].example] * 2) == [True, False]
+    with pytest.raises(LmgymError, match="needs a reference, and that of example"):
+        check_examples([reward], [Example("x/0", "?")])
+    with pytest.raises(LmgymError, match=r"key 'rewards.*judged.correct_is_one': .*got 'bleu'"):
+        build_rewards({f"{HERE}:judged": {"correct_is_one": "bleu"}})
+
+
+def test_a_line_that_is_right_is_worth_one() -> None:
+    reward = build_rewards({f"{HERE}:judged": {"correct_is_one": True, "each_turn": True, "pool": False}})[0]
+    turns = [Turn([1], [2], text="2+2=4\n", continuation=""), Turn([], [3], text="#### 4")]
+    episode = Episode(Example("x/0", "?", ("4",)), 0, 0, turns)
+    apply_rewards([episode], [reward])
+    assert [turn.reward for turn in episode.turns] == [0.06, 1.0]

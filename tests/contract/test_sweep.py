@@ -243,11 +243,12 @@ def test_each_seed_is_the_run_that_it_would_be_alone(tmp_path: Path, capsys: pyt
     results = json.loads((out / "results.json").read_text())
     assert [run["label"] for run in results["runs"]] == ["seed-1", "seed-2"]
     for name, found in results["settings"][0]["after"]["results"].items():
-        interval = student_t([after["results"][name]["mean"] for after in afters])
+        share = all(after["results"][name]["share"] for after in afters)
+        interval = student_t([after["results"][name]["mean"] for after in afters], share=share)
         assert found == pytest.approx(runs.as_json(interval))
         row = f"| {name} | "
         assert row in (out / "table.md").read_text() and str(interval) in said
-    assert "2 seeds, 4 prompts of test: mean over seeds [95% interval, Student's t]" in said
+    assert "2 seeds, 4 prompts of test: mean over seeds [95% interval, Student's t, shares within 0 and 1]" in said
 
 
 def test_an_interval_that_cannot_be_had_is_null_in_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -355,7 +356,7 @@ def test_ctrl_c_stops_all_and_the_rest_is_what_it_would_have_been(tmp_path: Path
 def test_a_single_run_that_was_stopped_says_so_in_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, out = runs.write(tmp_path / "recipe.yaml", **SMALL), f"out={tmp_path / 'run'}"
     with monkeypatch.context() as patch:
-        patch.setattr("lmgym.training.loop.Console", lambda: Interrupting(at=1))
+        patch.setattr("lmgym.training.setup.Console", lambda: Interrupting(at=1))
         assert main(["train", str(recipe), out]) == 130
     assert main(["train", str(recipe), out]) == 0
     assert main(["train", str(tmp_path / "run")]) == 0  # it is finished, and stays so

@@ -337,7 +337,7 @@ def test_a_role_is_one_word() -> None:
 @pytest.mark.parametrize("chat", [True, False])
 def test_the_recipes_own_texts_make_control_tokens(chat: bool) -> None:
     tokenizer = tokenizer_of("bytes", chat)
-    section = {"name": "x", "prompt_prefix": "<bos>P ", "prompt_suffix": " S<bos>", "system_prompt": "<eos>"}
+    section = {"name": "dummy", "prompt_prefix": "<bos>P ", "prompt_suffix": " S<bos>", "system_prompt": "<eos>"}
     (example,) = examples_from_prompts(["a<eos><bos>P b S<bos>"], section)
     ids = prompt_ids(tokenizer, example.prompt)
     text = "<bos>P a<eos><bos>P b S<bos> S<bos>"
@@ -353,7 +353,7 @@ def test_the_recipes_own_texts_make_control_tokens(chat: bool) -> None:
 def test_half_a_name_in_the_recipe_is_not_completed_by_data() -> None:
     tokenizer = tokenizer_of("bytes", chat=False)
     for text in ("eos> a", "eos> a<eos>", "<eos><e"):
-        section = {"name": "x", "prompt_prefix": "<", "prompt_suffix": "os>"}
+        section = {"name": "dummy", "prompt_prefix": "<", "prompt_suffix": "os>"}
         (example,) = examples_from_prompts([text], section)
         ids = prompt_ids(tokenizer, example.prompt)
         assert made(tokenizer, ids) == ["<bos>"] and tokenizer.decode(ids) == f"<bos><{text}os>"
@@ -363,7 +363,8 @@ def test_half_a_name_in_the_recipe_is_not_completed_by_data() -> None:
 @given(data=st.data())
 def test_a_recipes_prefix_leaves_the_ids_of_the_data_alone(kind: str, data: st.DataObject) -> None:
     tokenizer = tokenizer_of(kind, chat=False)
-    (example,) = examples_from_prompts([data.draw(benign(kind)) or "cat"], {"name": "x", "prompt_prefix": "the user "})
+    section = {"name": "dummy", "prompt_prefix": "the user "}
+    (example,) = examples_from_prompts([data.draw(benign(kind)) or "cat"], section)
     ids = tokenizer(str(example.prompt))["input_ids"]
     assert source_ids(tokenizer, example.prompt) == ids
 
@@ -380,7 +381,8 @@ def test_few_shot_answers_of_the_data_make_none(tmp_path: Path) -> None:
 
 def test_what_the_recipe_wrote_survives_json_and_processes() -> None:
     """An environment in a process of its own gives the prompt back as JSON."""
-    (example,) = examples_from_prompts(["a<eos>"], {"name": "x", "prompt_prefix": "<bos>", "system_prompt": "<eos>"})
+    section = {"name": "dummy", "prompt_prefix": "<bos>", "system_prompt": "<eos>"}
+    (example,) = examples_from_prompts(["a<eos>"], section)
     back = Example.from_json(json.loads(json.dumps(example.to_json())))
     tokenizer = tokenizer_of("bytes")
     wanted = prompt_ids(tokenizer, example.prompt)

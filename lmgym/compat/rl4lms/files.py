@@ -20,7 +20,8 @@ def recipes(path: Path, overrides: Sequence[str] = ()) -> Iterator[list[Path]]:
     """Convert a file of RL4LMs to recipe files, which exist within the `with`; warnings go to standard error.
 
     A file without a sweep is one recipe of the same name; the recipes of a sweep are named by their values. Of
-    `overrides` only `plugins=` is read, since the conversion must know the names that plugins register.
+    `overrides` only `plugins=` is read, since the conversion must know the names that plugins register. An LmgymError
+    of the body names the user's file where it names a recipe.
 
     Example:
         >>> with recipes(Path("gpt2_ppo.yml")) as found:
@@ -43,15 +44,33 @@ def recipes(path: Path, overrides: Sequence[str] = ()) -> Iterator[list[Path]]:
             name = f"{path.stem}-{label}" if label else path.stem
             files.append(Path(folder) / f"{name}.yaml")
             files[-1].write_text(text(conversion, path.name), encoding="utf-8")
-        yield files
+        try:
+            yield files
+        except LmgymError as error:  # the user knows the file, not the recipes that were made of it
+            sentence = str(error)
+            for file in files:
+                sentence = sentence.replace(str(file), named_after(file, path))
+            raise LmgymError(sentence) from error
+
+
+def named_after(recipe: Path, path: Path) -> str:
+    """What a user calls a recipe of `recipes(path)`: the file, and of a sweep the values.
+
+    Example:
+        >>> named_after(Path("made/gpt2_ppo-seed-1.yaml"), Path("gpt2_ppo.yml"))
+        'gpt2_ppo.yml (seed-1)'
+    """
+    label = recipe.stem.removeprefix(path.stem).removeprefix("-")
+    return f"{path} ({label})" if label else str(path)
 
 
 def run_converted(given: argparse.Namespace, path: Path) -> int:
-    """Run a parsed command of `lmgym` for each recipe of a file; returns the first exit status that is not 0."""
+    """Run a parsed command of `lmgym` for each recipe of a file; returns the first exit status that is not 0. What the
+    command says names the user's file (`given.shown`)."""
     overrides = given.overrides
     with recipes(path, overrides) as found:
         for recipe in found:
-            given.what = str(recipe)
+            given.what, given.shown = str(recipe), named_after(recipe, path)
             if len(found) > 1:  # each run has a folder of its own inside of `out`
                 given.overrides = [f"{o}/{recipe.stem}" if o.startswith("out=") else o for o in overrides]
             if status := int(given.run(given) or 0):

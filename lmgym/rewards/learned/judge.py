@@ -36,6 +36,7 @@ def judge_score(
     system: str = SYSTEM,
     begin: str = "Score (from 1 to 10):",
     highest: int = 10,
+    correct_is_one: bool = False,
     per: Per = "answer",
     truncation: Truncation = "refuse",
     revision: str | None = None,
@@ -52,11 +53,14 @@ def judge_score(
     in a space.
 
     With `per: turn` each action of an environment such as `stepwise` is judged, and the reward is the mean over the
-    episode's actions. `per: last` judges the last action only. `truncation` cuts the answer, never the text around it.
+    episode's actions. `per: last` judges the last action only. With `correct_is_one`, a text that announces the
+    reference's final answer (`final_answer`, strict) gets 1 and is not judged. `truncation` cuts the answer, never the
+    text around it.
     Source: LLM_RL's StepwiseVerbalRewardModel, whose `begin` ends in a space.
 
     Raises LmgymError for a model that is missing or not causal, an unknown field, a number that is not a single token
-    (often 10: write `highest: 9`), and a text that is too long.
+    (often 10: write `highest: 9`), and a text that is too long; with `correct_is_one` for an example without
+    references.
 
     Example: a judge that gives 6 and 10 the same probability
         >>> judge_score(episodes, model="meta-llama/Llama-3.1-8B-Instruct")
@@ -68,9 +72,12 @@ def judge_score(
         raise LmgymError(f"key 'rewards.judge_score.highest' must be at least 2, not {highest}")
     words = [_tokens("judge_score", "highest", scorer, begin, str(number)) for number in range(1, highest + 1)]
     items = items_of(episodes, per)
-    rows = [_row("judge_score", scorer, system, template, item, "", begin, truncation) for item in items]
+    right = [correct_is_one and item.correct for item in items]
+    asked = [item for item, known in zip(items, right, strict=True) if not known]
+    rows = [_row("judge_score", scorer, system, template, item, "", begin, truncation) for item in asked]
     probabilities = _probabilities(scorer, rows, words, tokens_per_forward)
-    scores = [math.fsum((index + 1) * p for index, p in enumerate(own)) / highest for own in probabilities]
+    judged = iter([math.fsum((index + 1) * p for index, p in enumerate(own)) / highest for own in probabilities])
+    scores = [1.0 if known else next(judged) for known in right]
     return _means(episodes, items, scores)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.hub import prepare_hub, unreachable
 
 Kind = Literal["classifier", "encoder", "causal"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -101,6 +102,7 @@ def _load(reward: str, kind: Kind, name: str, revision: str | None, device: str,
     looks_local = name.startswith((".", "/", "~", os.sep)) or name.count("/") > 1
     if looks_local and not Path(name).is_dir():
         raise LmgymError(f"key 'rewards.{reward}.model': there is no model folder {name}")
+    prepare_hub(name)
     try:
         config = AutoConfig.from_pretrained(name, revision=revision)
     except Exception as error:  # the errors of transformers and the Hub client have no common base class
@@ -158,8 +160,10 @@ def _longest(config: Any, tokenizer: Any) -> int | None:
 
 def _refuse(reward: str, name: str, error: Exception) -> NoReturn:
     reason = " ".join(str(error).split())[:300]
-    where = "from that folder" if Path(name).is_dir() else "not a model folder here, and the Hub did not give it"
-    raise LmgymError(f"key 'rewards.{reward}.model': could not load '{name}': {where} ({reason})") from error
+    local = Path(name).is_dir()
+    fetched = unreachable() or f"the Hub did not give it ({reason})"
+    where = f"from that folder ({reason})" if local else f"not a model folder here, and {fetched}"
+    raise LmgymError(f"key 'rewards.{reward}.model': could not load '{name}': {where}") from error
 
 
 @contextmanager

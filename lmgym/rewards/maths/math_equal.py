@@ -53,8 +53,9 @@ def math_equal(
     takes longer, or crashes, the answer counts as wrong, with a warning. The values do not depend on the order of the
     answers, except for answers close to the time limit.
 
-    Raises LmgymError for an example without a reference, and for a reference that math-verify cannot read (with
-    `unreadable: compare` such a reference is compared as text). Needs the extra lmgym[maths].
+    Raises LmgymError for an example without a reference, for a reference's answer of more than 1,000 characters, and
+    for one that math-verify cannot read (with `unreadable: compare` that is compared as text). Needs the extra
+    lmgym[maths].
 
     Example:
         >>> math_equal([r"so $\boxed{0.5}$"], [Example("a/0", "?", references=(r"\boxed{\frac12}",))])
@@ -136,6 +137,12 @@ def _right_answers(example: Example) -> list[str]:
     """The right answers of an example: meta["answer"], else one per reference."""
     given = example.meta.get("answer")
     answers = [str(given)] if given is not None else [reference_of(one) for one in example.references]
+    for answer in answers:
+        if len(answer) > LONGEST:
+            raise LmgymError(
+                f"reward 'math_equal': the reference answer of example '{example.id}' has {len(answer):,} characters, "
+                f"and answers of more than {LONGEST:,} are not read; shorten it, or leave the example out"
+            )
     answers = [tidied(answer) for answer in answers]
     if not answers or not all(answers):
         what = "is empty" if answers or example.references else "is missing"
