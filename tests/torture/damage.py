@@ -56,6 +56,8 @@ def near_value(chance: random.Random, value: Any, yaml: bool = False) -> Any:
     if isinstance(value, bool) or chance.random() < 0.4:
         return odd_value(chance, yaml)
     if isinstance(value, int | float):
+        if isinstance(value, int) and abs(value) > 2**1000:  # an earlier damage: too large for a float
+            return chance.choice([*NUMBERS, -value, value + 1, not value])
         return chance.choice([*NUMBERS, -value, value * 10, value + 1, float(value), str(value), not value])
     if isinstance(value, str):
         return chance.choice([*TEXTS, value + " ", value.upper(), value[:-1], value * 2, [value], value + "\x00"])

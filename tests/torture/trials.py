@@ -33,7 +33,7 @@ from lmgym.logs.plots import training_plot
 from lmgym.models.builtin import byte_tokenizer
 from lmgym.tasks.base import MissingSplit, load_task
 from lmgym.text.chat import prompt_ids
-from lmgym.training.loop import collate_step, gather
+from lmgym.training.loop import advance, begin_step, collate_step, gather
 from lmgym.training.setup import start
 from lmgym.training.stage import StageRun, begin_stage
 from lmgym.types import Example
@@ -193,13 +193,11 @@ def set_up(config: Config, deep: bool) -> None:
 def take_step(stage: StageRun) -> None:
     """The lines of a step of the loop."""
     run, algorithm, step = stage.run, stage.algorithm, stage.step
-    algorithm.progress = step / stage.config.steps
+    begin_step(stage, step)
     batch = collate_step(stage, gather(stage, step), step)
     batch = prepare(batch, run.policy, stage.frozen_models.models, algorithm)
-    stage.optimizer.set_step(step, stage.config.steps)
     update(algorithm, run.policy, batch, stage.optimizer)
-    run.progress.advance()
-    algorithm.after_update(stage)
+    advance(stage)
 
 
 def _try_data(mutant: data.DataMutant, folder: Path, deep: bool) -> None:
