@@ -1,0 +1,153 @@
+"""The pages of the documentation site, from the Markdown that a code host shows: python -m docs.site.pages
+
+Zensical wants all pages in one folder and all links inside of it. So each page is copied to build/site_pages with its
+links rewritten: to another page, or to the source file on the code host, whose address is `repo_url` in mkdocs.yml.
+While there is none, the source file becomes a page of the site.
+"""
+
+import ast
+import re
+import shutil
+import sys
+from pathlib import Path, PurePosixPath
+from posixpath import relpath
+
+import yaml
+
+from docs.site import api, notebooks
+
+ROOT = Path(__file__).parents[2]
+OUT = ROOT / "build" / "site_pages"
+PAGES = {
+    "README.md": "index.md",
+    "docs/index.md": "contents.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "benchmarks/README.md": "benchmark_scripts.md",
+}  # and all of docs/, under its own name
+SOURCES = "source"
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".json": "text"}  # a long schema
+# Code comes first, so that a link inside of it is left alone.
+CODE = r"^```.*?^```$|(?<=\n\n)(?: {4}[^\n]*\n)+|``[^\n]+?``|`[^`\n]+`"
+LINK = re.compile(CODE + r"|\]\((?P<target>[^)\s]+)\)", re.M | re.S)
+
+
+def page_of(path: str) -> str | None:
+    """Where a file of the repository is on the site, or None if it is no page.
+
+    Example: page_of("docs/algorithms/grpo.md") -> "algorithms/grpo.md"
+    """
+    if path in PAGES:
+        return PAGES[path]
+    inside = path.removeprefix("docs/")
+    if inside == path or inside.startswith("site/"):
+        return None
+    if path.endswith((".md", ".png", ".svg")):
+        return inside
+    return inside.removesuffix(".ipynb") + ".md" if path.endswith(".ipynb") else None
+
+
+def rewritten(text: str, path: str, repo_url: str, sources: set[str]) -> str:
+    """The page `path` with links that work on the site; adds to `sources` the files that must become pages for that.
+
+    A link to a file that does not exist stays as it is: the strict build names it.
+    """
+
+    def link(found: re.Match[str]) -> str:
+        target = found["target"]
+        if target is None or re.match(r"[a-z]+:|#", target):
+            return found[0]
+        file, hash_, anchor = target.partition("#")
+        wanted = relpath(PurePosixPath(path).parent / file)
+        if not (ROOT / wanted).exists() or wanted.startswith(".."):
+            return found[0]
+        new = page_of(wanted)
+        if new is None and repo_url:
+            kind = "tree" if (ROOT / wanted).is_dir() else "blob"
+            return f"]({repo_url.rstrip('/')}/{kind}/main/{wanted}{hash_}{anchor})"
+        if new is None:
+            sources.add(wanted)
+            new = source_page(wanted)
+        return f"]({relpath(new, PurePosixPath(page_of(path) or source_page(path)).parent)}{hash_}{anchor})"
+
+    return LINK.sub(link, text)
+
+
+def source_page(path: str) -> str:
+    """Where a source file or a folder is shown on the site."""
+    return f"{SOURCES}/{path}/index.md" if (ROOT / path).is_dir() else f"{SOURCES}/{path}.md"
+
+
+def source_text(path: str) -> str:
+    """A source file as a page, or a folder as a list of its files with the first line of each docstring."""
+    head = f"---\ntitle: {path}\nsearch:\n  exclude: true\nhide: [navigation, toc]\n---\n\n# {path}\n\n"
+    if (ROOT / path).is_dir():
+        files = sorted(file for file in (ROOT / path).iterdir() if file.suffix in LANGUAGES)
+        return head + "\n".join(f"* [{file.name}]({file.name}.md): {summary(file)}" for file in files) + "\n"
+    text = (ROOT / path).read_text(encoding="utf-8")
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return f"{head}{fence} {{.{LANGUAGES.get(Path(path).suffix, 'text')}}}\n{text.rstrip()}\n{fence}\n"
+
+
+def summary(file: Path) -> str:
+    """The first line of a Python file's docstring; of another file its name."""
+    if file.suffix != ".py":
+        return file.suffix.removeprefix(".").upper()
+    return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "no docstring").split("\n")[0]
+
+
+def navigation(entries: list[object]) -> list[str]:
+    """The pages that `nav` of mkdocs.yml names, in order."""
+    found: list[str] = []
+    for entry in entries:
+        for value in entry.values() if isinstance(entry, dict) else [entry]:
+            found += navigation(value) if isinstance(value, list) else [str(value)]
+    return found
+
+
+def check_navigation(nav: list[str], pages: set[str]) -> None:
+    """End with one sentence for each page that the navigation lacks, names twice, or names without there being one."""
+    wrong = [f"mkdocs.yml: nav lacks the page {page}; add it to its section" for page in sorted(pages - set(nav))]
+    wrong += [f"mkdocs.yml: nav names {page}, which does not exist" for page in sorted(set(nav) - pages)]
+    wrong += [f"mkdocs.yml: nav names {page} twice" for page in sorted({page for page in nav if nav.count(page) > 1})]
+    if wrong:
+        sys.exit("\n".join(wrong))
+
+
+def write(page: str, text: str) -> None:
+    """Write one page of the site."""
+    (OUT / page).parent.mkdir(parents=True, exist_ok=True)
+    (OUT / page).write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Write all pages to build/site_pages."""
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    shutil.rmtree(OUT, ignore_errors=True)
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in PAGES}
+    for file in sorted((ROOT / "docs").rglob("*")):
+        name = file.relative_to(ROOT).as_posix()
+        if name.startswith("docs/site/") or name in texts:
+            continue
+        if file.suffix == ".md":
+            texts[name] = file.read_text(encoding="utf-8")
+        elif file.suffix == ".ipynb":
+            texts[name] = notebooks.as_markdown(file, OUT / "notebooks")
+        elif file.suffix in (".png", ".svg"):
+            (OUT / str(page_of(name))).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, OUT / str(page_of(name)))
+    texts |= api.pages()
+    repo_url, sources = settings.get("repo_url", ""), set[str]()
+    pages = {str(page_of(name)): rewritten(text, name, repo_url, sources) for name, text in texts.items()}
+    check_navigation(navigation(settings["nav"]), set(pages))
+    for path in sorted(sources):
+        if (ROOT / path).is_dir():
+            sources |= {f"{path}/{file.name}" for file in (ROOT / path).iterdir() if file.suffix in LANGUAGES}
+    pages |= {source_page(path): source_text(path) for path in sources}
+    for page, text in pages.items():
+        write(page, text)
+    shutil.copy(Path(__file__).parent / "style.css", OUT / "style.css")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The documentation site: links between pages and to source files, docstrings as Markdown, and one whole build."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from posixpath import normpath
+
+import pytest
+
+import lmgym
+from docs.site import docstrings, notebooks, pages
+from tests import runs
+
+ADDRESS = "https://example.org/lmgym"
+
+
+def test_links_lead_to_pages_and_to_source_files() -> None:
+    sources: set[str] = set()
+    text = "[a](grpo.md#state) [b](../../README.md) [c](../../lmgym/batch.py) [d](https://arxiv.org) `[e](x.md)`"
+    assert pages.rewritten(text, "docs/algorithms/ppo.md", "", sources) == (
+        "[a](grpo.md#state) [b](../index.md) [c](../source/lmgym/batch.py.md) [d](https://arxiv.org) `[e](x.md)`"
+    )
+    assert sources == {"lmgym/batch.py"}
+
+
+def test_links_lead_to_the_code_host_once_the_repository_has_an_address() -> None:
+    sources: set[str] = set()
+    written = pages.rewritten("[b](lmgym/batch.py) [t](lmgym/tasks)", "README.md", ADDRESS, sources)
+    assert written == f"[b]({ADDRESS}/blob/main/lmgym/batch.py) [t]({ADDRESS}/tree/main/lmgym/tasks)" and not sources
+
+
+def test_code_keeps_what_looks_like_a_link() -> None:
+    text = "Text.\n\n    tasks[0](index.md)\n\n```python\nf[1](README.md)\n```\n"
+    assert pages.rewritten(text, "README.md", "", set()) == text
+
+
+def test_a_broken_link_stays_for_the_strict_build_to_find() -> None:
+    assert pages.rewritten("[x](gone.md)", "docs/index.md", "", set()) == "[x](gone.md)"
+
+
+@pytest.mark.parametrize(
+    ("nav", "sentence"),
+    [
+        (["a.md"], "mkdocs.yml: nav lacks the page b.md; add it to its section"),
+        (["a.md", "b.md", "c.md"], "mkdocs.yml: nav names c.md, which does not exist"),
+        (["a.md", "b.md", "a.md"], "mkdocs.yml: nav names a.md twice"),
+    ],
+)
+def test_the_navigation_names_every_page_once(nav: list[str], sentence: str) -> None:
+    with pytest.raises(SystemExit, match=sentence):
+        pages.check_navigation(nav, {"a.md", "b.md"})
+
+
+@pytest.mark.parametrize(
+    ("docstring", "markdown"),
+    [
+        ("x[0][1] of a * b and `c[0]`.", r"x\[0\]\[1\] of a \* b and `c[0]`."),
+        ("Sum.\n\nExample: f([1], 2) -> 3", "Sum.\n\nExample:\n    ```python\n    f([1], 2) -> 3\n    ```"),
+        ("Example: so:\n    >>> f(1)\n    2", "Example:\n    so:\n\n    ```pycon\n    >>> f(1)\n    2\n    ```"),
+        ("Example: {name: grpo}", "Example:\n    ```python\n    {name: grpo}\n    ```"),
+        ("A = R - b\nloss = - A * p", "```text\nA = R - b\nloss = - A * p\n```"),
+    ],
+)
+def test_docstrings_are_text_with_code(docstring: str, markdown: str) -> None:
+    assert docstrings.as_markdown(docstring) == markdown
+
+
+def test_the_notebooks_are_stored_without_outputs() -> None:
+    for notebook in (runs.ROOT / "docs" / "notebooks").glob("*.ipynb"):
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+        assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), notebook.name
+
+
+def test_outputs_of_a_cell() -> None:
+    printed = {"output_type": "stream", "name": "stdout", "text": "0.5\n"}
+    assert notebooks.text_of(printed) == "0.5\n"
+    assert notebooks.text_of(printed | {"name": "stderr"}) == ""
+    assert notebooks.text_of({"output_type": "execute_result", "data": {"text/plain": "7"}}) == "7"
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_site_builds_and_holds_together() -> None:
+    """Executes the notebooks too. Zensical's strict mode checks the links of Markdown; here are those of the HTML."""
+    for command in (["docs.site.pages"], ["zensical", "build", "--strict", "--clean"]):
+        done = subprocess.run([sys.executable, "-m", *command], cwd=runs.ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    site = runs.ROOT / "build" / "site"
+    html = {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    ids = {page: set(re.findall(r'\bid="([^"]+)"', text)) for page, text in html.items()}
+    broken = []
+    for page, text in html.items():
+        for link in set(re.findall(r'\b(?:href|src)="([^"]+)"', text)):
+            if re.match(r"[a-z]+:", link) or page == "404.html":
+                continue
+            file, _, anchor = link.partition("#")
+            target = normpath((Path(page).parent / file.partition("?")[0]).as_posix()) if file else page
+            target = f"{target}/index.html".removeprefix("./") if (site / target).is_dir() else target
+            if not (site / target).exists() or (anchor and target in ids and anchor not in ids[target]):
+                broken.append(f"{page}: {link}")
+    assert not broken
+    for notebook in (runs.ROOT / "docs" / "notebooks").glob("*.ipynb"):
+        assert f'src="{notebook.stem}_' in html[f"notebooks/{notebook.stem}.html"], f"{notebook.name} shows no plot"
+    assert not [page for page, text in html.items() if not re.search(r"<title>[^<]+</title>", text)]
+    loaded = r'<(?:script|img|iframe)[^>]*\bsrc="https?:|<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*href="https?:'
+    assert not [page for page, text in html.items() if re.search(loaded, text)], "a page loads from another server"
+    found = (site / "search.json").read_text(encoding="utf-8")
+    assert "group_centred" in found and "source/lmgym" not in found
+    for name, home in lmgym._HOMES.items():
+        assert any(f"lmgym.{home}.{name}" in names for names in ids.values()), f"the reference lacks {name}"
