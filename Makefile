@@ -1,29 +1,33 @@
-# make quickstart | test | fast | lint | types | contracts | bench | torture
+# make quickstart | test | fast | docs | lint | types | contracts | bench | torture
 # Works with GNU make 3.81 (macOS) and later. pip reads its usual settings (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf).
 
 PYTHON ?= python3
 WORKERS ?= 2
 BIN := .venv/bin
+ISSUE_FORMS := $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 PIP := $(BIN)/python -m pip
 TORCH := $(shell grep '^torch==' constraints.txt)
 # worksteal gives each worker neighbouring tests, which share fixtures.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help quickstart test fast lint types contracts bench torture
+.PHONY: help quickstart test fast lint types contracts docs docs-serve notebooks bench torture
 
 help:
 	@echo "make quickstart   install lmgym into .venv and train a tiny model (about 5 minutes on two cores)"
 	@echo "make test         install what the tests need and run all of them"
 	@echo "make fast         run the tests that take half a second or less each (about 80 seconds on two cores)"
-	@echo "make lint         ruff"
+	@echo "make lint         ruff; the schemas of .github and CITATION.cff; hadolint"
 	@echo "make types        mypy"
 	@echo "make contracts    which module may import which"
+	@echo "make docs         build the documentation site into build/site; a broken link or a page outside of mkdocs.yml ends it"
+	@echo "make docs-serve   build it and show it on http://localhost:8000"
+	@echo "make notebooks    run the notebooks of docs/notebooks"
 	@echo "make torture      what the tests try in short, at length (an hour or more); one part: make torture TORTURE=hangs"
 	@echo "make bench        measure against other libraries, each in a virtual environment of its own (see benchmarks/);"
 	@echo "                  options for all of it: make bench BENCH='--rounds 7 --out bench.jsonl'"
 
 quickstart: .venv/.lmgym-installed
-	$(BIN)/lmgym train lmgym/recipes/quickstart.yaml
+	$(BIN)/lmgym train quickstart
 
 test: .venv/.lmgym-developed
 	$(PYTEST)
@@ -33,12 +37,27 @@ fast: .venv/.lmgym-developed
 
 lint: .venv/.lmgym-developed
 	$(BIN)/ruff check
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-issue-forms $(ISSUE_FORMS)
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.citation-file-format CITATION.cff
+	$(BIN)/hadolint Dockerfile
 
 types: .venv/.lmgym-developed
 	$(BIN)/mypy
 
 contracts: .venv/.lmgym-developed
 	$(BIN)/lint-imports
+
+docs: .venv/.lmgym-documented
+	$(BIN)/python -m docs.site.pages
+	$(BIN)/zensical build --strict --clean
+
+docs-serve: .venv/.lmgym-documented
+	$(BIN)/python -m docs.site.pages
+	$(BIN)/zensical serve
+
+notebooks: .venv/.lmgym-documented
+	$(BIN)/python -m docs.site.notebooks
 
 torture: .venv/.lmgym-developed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture $(TORTURE)
@@ -69,4 +88,8 @@ bench: .venv/.lmgym-installed
 
 .venv/.lmgym-developed: .venv/.lmgym-torch pyproject.toml
 	$(PIP) install -c constraints.txt -e '.[dev]'
+	touch .venv/.lmgym-installed $@
+
+.venv/.lmgym-documented: .venv/.lmgym-torch pyproject.toml
+	$(PIP) install -c constraints.txt -e '.[docs]'
 	touch .venv/.lmgym-installed $@
