@@ -1,12 +1,15 @@
 """Any environment of gymnasium, as text."""
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from lmgym.core import registry
 from lmgym.core.constraints import FINITE, PositiveInt
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, describe
+from lmgym.core.registry import suggest
 from lmgym.core.validation import Section
 from lmgym.envs.agent import Agent
 from lmgym.envs.base import Step
@@ -48,6 +51,7 @@ class Gymnasium(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_id(self.id)
+        _check_arguments(self.id, self.arguments)
         make = registry.get("agent", self.agent)
         missing = [name for name in ("format_observation", "extract_action") if not callable(getattr(make, name, None))]
         if missing:
@@ -144,8 +148,8 @@ def _make(name: str, arguments: dict[str, Any]) -> Any:
         return gymnasium.make(name, disable_env_checker=True, **arguments)
     except gymnasium.error.DependencyNotInstalled as error:
         raise LmgymError(f"env.id: '{name}' needs a package that is not installed: {error}") from error
-    except (gymnasium.error.Error, TypeError) as error:
-        raise LmgymError(f"env: gymnasium cannot make '{name}': {str(error).splitlines()[0]}") from error
+    except Exception as error:  # the environment's own class judges its arguments
+        raise LmgymError(f"env: gymnasium cannot make '{name}': {describe(error)}") from error
 
 
 def _check_id(name: str) -> None:
@@ -156,6 +160,33 @@ def _check_id(name: str) -> None:
     if ":" in name or name in gymnasium.registry:
         return
     raise LmgymError(f"env.id: gymnasium has no '{name}'; {_nearest(name, list(gymnasium.registry))}")
+
+
+def _check_arguments(name: str, arguments: dict[str, Any]) -> None:
+    """Raise LmgymError for an argument that the environment's class does not have, before any stage is trained."""
+    for argument in arguments:
+        if (valid := _arguments_of(name)) is not None and argument not in valid:
+            raise LmgymError(f"unknown key 'env.arguments.{argument}' of '{name}'; {suggest(str(argument), valid)}")
+
+
+@cache
+def _arguments_of(name: str) -> frozenset[str] | None:
+    """What gymnasium.make takes for this environment; None if only making it can tell (an open **kwargs, a name with
+    a module, a package that is not installed)."""
+    import gymnasium
+    from gymnasium.envs.registration import load_env_creator
+
+    spec = gymnasium.registry.get(name)
+    if spec is None or not isinstance(spec.entry_point, str):
+        return None
+    try:
+        parameters = inspect.signature(load_env_creator(spec.entry_point)).parameters.values()
+    except (ImportError, AttributeError, ValueError, TypeError, gymnasium.error.Error):
+        return None
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return frozenset(parameter.name for parameter in parameters) | {"max_episode_steps"}
+
 
 
 def _nearest(name: str, ids: list[str]) -> str:

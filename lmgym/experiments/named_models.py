@@ -5,6 +5,7 @@ other), a recipe (its model before training), a built-in model or a Hub id. The 
 outside of a run, have no recipe of their own.
 """
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,8 +87,10 @@ def model_of_command(command: str, what: str, model: str | None, overrides: Sequ
     """
     named = find_model(what, overrides)
     if named is None:
+        near = difflib.get_close_matches(what, packaged_recipes(), n=1)
+        hint = f"; did you mean '{near[0]}'? If" if near else ", so it is not known what to ask it; if"
         raise LmgymError(
-            f"{what} is no run and no recipe, so it is not known what to ask it; if it is a model folder or a Hub id, "
+            f"{what} is no run and no recipe{hint} it is a model folder or a Hub id, "
             f"name the recipe of its task too: lmgym {command} RECIPE.yaml --model {what}"
         )
     return named if model is None else model_in_recipe(named.config, model, overrides)

@@ -141,7 +141,10 @@ def test_an_agent_of_ones_own() -> None:
         ({"id": "Blackjack-v1", "agent": "blakjack"}, "unknown agent 'blakjack'; did you mean 'blackjack'"),
         ({"id": "Blackjack-v1", "agent": "math:sqrt"}, "math:sqrt has no method format_observation"),
         ({"id": "Blackjack-v1", "max_turns": 0}, "env.max_turns is 0; it must be at least 1"),
-        ({"id": "Blackjack-v1", "arguments": {"cards": 3}}, "gymnasium cannot make 'Blackjack-v1'.*'cards'"),
+        ({"id": "Blackjack-v1", "arguments": {"natral": True}}, "natral' of 'Blackjack-v1'; did you mean 'natural'"),
+        # Only making it can tell.
+        ({"id": "FrozenLake-v1", "arguments": {"map_name": "5x5"}}, "cannot make 'FrozenLake-v1': KeyError: '5x5'"),
+        ({"id": "FrozenLake-v1", "arguments": {"max_episode_steps": -2}}, "gymnasium cannot make 'FrozenLake-v1'"),
     ],
 )
 def test_bad_input_in_one_sentence(arguments: dict[str, Any], problem: str) -> None:
@@ -155,6 +158,7 @@ def test_bad_input_in_one_sentence(arguments: dict[str, Any], problem: str) -> N
         ({"name": "gymnasium"}, "'env.id' is missing"),
         ({"name": "gymnasium", "id": "Blackjack-v1", "on_invalid": "cry"}, "env.on_invalid"),
         ({"name": "gymnasium", "id": "Blackjack-v1", "turns": 3}, "unknown key 'env.turns'"),
+        ({"name": "gymnasium", "id": "Blackjack-v1", "arguments": {"cards": 3}}, "unknown key 'env.arguments.cards'"),
         ({"name": "gymnasium", "id": "Blackjack-v1", "workers": "many"}, "env.workers"),
     ],
 )

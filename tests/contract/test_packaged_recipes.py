@@ -48,6 +48,14 @@ def test_an_unknown_name_gets_the_nearest(verb: list[str], capsys: pytest.Captur
     assert said.startswith("there is no recipe quickstrat, here or among those of lmgym; did you mean 'quickstart'?")
 
 
+@pytest.mark.parametrize("verb", [["eval"], ["generate", "2 + 2"]])
+def test_a_name_that_is_no_model_and_no_recipe_gets_the_nearest(
+    verb: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = complaint(capsys, verb[0], "quickstrat", *verb[1:])
+    assert said.startswith("quickstrat is no run and no recipe; did you mean 'quickstart'?")
+
+
 def test_a_path_to_nothing_may_have_meant_a_name(capsys: pytest.CaptureFixture[str]) -> None:
     said = complaint(capsys, "train", "lmgym/recipe/quickstart.yaml")
     assert said.endswith("the one that comes with lmgym is named quickstart")

@@ -279,6 +279,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         began = time.monotonic()
         tallies[name] = tally = campaign(name, recipe, shell, share, given.seed, own)
         print(f"{name}: {tally.kills + tally.workers} kills, {time.monotonic() - began:.0f} s", flush=True)
+        for failure in tally.failures:  # now, too: whoever stops the campaign has them
+            print(f"{name}: {failure}", flush=True)
         if not tally.failures:
             shutil.rmtree(own)
     shell.close()
