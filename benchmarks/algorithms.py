@@ -1,11 +1,12 @@
-"""Every algorithm that learns from rewards on one task, from one warm start, with equal numbers of answers.
+"""Every algorithm that learns from rewards on one task, from one warm start: after equal answers, and equal seconds.
 
     python -m benchmarks.algorithms --seeds 0 1 2 --out runs/algorithms
 
 The quickstart is trained up to the end of its warm start, once a seed. From there each algorithm, with its defaults but
-for the learning rate, gets `--steps` steps of 256 answers. Prints a Markdown table: accuracy on the test problems after
-equal answers, the seconds that took, and the validation accuracy after as many seconds as the fastest one needed.
-Writes results.json and a picture for each algorithm's page (curves by seed, their mean with its interval).
+for the learning rate, takes `--steps` steps of 256 answers (DAPO: of 256 to 1,024, since it may draw four times). Every
+few steps it answers 512 validation problems, sampled; no run selects anything by them. Prints a Markdown table: the
+accuracy before, after the answers that the thriftiest algorithm had in all its steps, and after the seconds that the
+fastest one needed. Writes results.json and a picture for each algorithm's page (curves by seed, mean and interval).
 """
 
 import argparse
@@ -20,7 +21,7 @@ import yaml
 
 from benchmarks.quickstart import RECIPE, end_of_warm_start
 from benchmarks.training import train
-from lmgym.stats.intervals import mean_interval
+from lmgym.stats.intervals import Interval, mean_interval
 
 ANSWERS = 256  # of a step
 RATE = 3e-4  # the quickstart's; critics learn ten times as fast
@@ -61,37 +62,41 @@ def one_run(name: str, seed: int, start: Path, given: argparse.Namespace) -> dic
     path.write_text(yaml.safe_dump(recipe_of(name, start, given.steps, given.every)), encoding="utf-8")
     if not (run / "summary.json").exists():
         train(path, [f"seed={seed}", f"out={run}"])
-    seconds, curve, test = 0.0, [], None
+    seconds, answers, curve = 0.0, 0, []
     for record in map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()):
         if record["kind"] == "train":
-            seconds += record["seconds"]
-        elif record["kind"] == "evaluation" and record["split"] == "validation":
-            curve.append({"step": record["step"], "seconds": seconds, "accuracy": record["final_answer"]})
-        elif record["kind"] == "evaluation":
-            test = record["final_answer"]
-    print(f"{name} seed {seed}: {curve[0]['accuracy']:.3f} to {test:.3f} in {seconds:.0f} s", flush=True)
-    return {"algorithm": name, "seed": seed, "curve": curve, "test": test, "seconds": seconds}
+            seconds, answers = seconds + record["seconds"], answers + int(record["answers"])
+        elif record["split"] == "validation":
+            curve.append({"answers": answers, "seconds": seconds, "accuracy": record["final_answer"]})
+    print(f"{name} seed {seed}: {curve[0]['accuracy']:.3f} to {curve[-1]['accuracy']:.3f} in {seconds:.0f} s", flush=True)
+    return {"algorithm": name, "seed": seed, "curve": curve}
 
 
-def after(curve: Sequence[dict[str, Any]], seconds: float) -> float:
-    """The accuracy at the last evaluation that came within so many seconds."""
-    return [point["accuracy"] for point in curve if point["seconds"] <= seconds][-1]
+def after(results: Sequence[dict[str, Any]], what: str, most: float) -> Interval:
+    """The accuracy at each run's last evaluation that came within so many answers or seconds: mean and interval."""
+    reached = [[point["accuracy"] for point in one["curve"] if point[what] <= most][-1] for one in results]
+    return mean_interval([[accuracy] for accuracy in reached])
+
+
+def mean_at_end(results: Sequence[dict[str, Any]], what: str) -> float:
+    """Answers or seconds of a whole run, on average."""
+    return statistics.mean(one["curve"][-1][what] for one in results)
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """Markdown, the best first."""
-    names = {
-        result["algorithm"]: [one for one in results if one["algorithm"] == result["algorithm"]] for result in results
-    }
-    shortest = min(statistics.mean(one["seconds"] for one in own) for own in names.values())
+    """Markdown, the best after equal answers first."""
+    names = list(dict.fromkeys(one["algorithm"] for one in results))
+    by_name = {name: [one for one in results if one["algorithm"] == name] for name in names}
+    answers = min(mean_at_end(own, "answers") for own in by_name.values())
+    seconds = min(mean_at_end(own, "seconds") for own in by_name.values())
     rows = []
-    for name, own in names.items():
-        mean = mean_interval([[one["test"]] for one in own])
-        seconds = statistics.mean(one["seconds"] for one in own)
-        equal = statistics.mean(after(one["curve"], shortest) for one in own)
-        rows.append((mean.mean, f"| {name} | {mean} | {seconds:.0f} | {equal:.3f} |"))
-    head = f"| algorithm | after equal answers [95%] | seconds | after {shortest:.0f} s |\n|---|---|---|---|"
-    return "\n".join([head, *(row for _, row in sorted(rows, reverse=True))])
+    for name, own in by_name.items():
+        before, alike = (after(own, "answers", most) for most in (0, answers))
+        pace = mean_at_end(own, "seconds") / mean_at_end(own, "answers") * answers
+        cells = (name, f"{before.mean:.3f}", alike, f"{pace:.0f}", after(own, "seconds", seconds))
+        rows.append((alike.mean, "| " + " | ".join(map(str, cells)) + " |"))
+    head = f"| algorithm | before | after {answers:,.0f} answers [95%] | seconds for them | after {seconds:.0f} s [95%] |"
+    return "\n".join([head, "|---|---|---|---|---|", *(row for _, row in sorted(rows, reverse=True))])
 
 
 def draw(name: str, results: Sequence[dict[str, Any]], path: Path) -> None:
@@ -102,10 +107,11 @@ def draw(name: str, results: Sequence[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 3.2), layout="constrained")
-    answers = [point["step"] * ANSWERS for point in results[0]["curve"]]
     curves = [[point["accuracy"] for point in one["curve"]] for one in results]
-    for curve in curves:
-        axes.plot(answers, curve, color="#0072b2", alpha=0.3, linewidth=1)
+    places = [[point["answers"] for point in one["curve"]] for one in results]
+    answers = [statistics.mean(place) for place in zip(*places, strict=True)]  # DAPO's differ from seed to seed
+    for place, curve in zip(places, curves, strict=True):
+        axes.plot(place, curve, color="#0072b2", alpha=0.3, linewidth=1)
     bands = [mean_interval([[value] for value in values]) for values in zip(*curves, strict=True)]
     axes.plot(answers, [band.mean for band in bands], color="#0072b2", linewidth=2.5)
     lows = [max(band.low, 0.0) if band.low is not None else band.mean for band in bands]

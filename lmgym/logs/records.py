@@ -49,11 +49,11 @@ def rename_evaluations(evaluations: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Metrics of the episodes sampled in a step: the mean of the reward and of its components, lengths (tokens), mean
-    number of turns (if any episode has several), the shares of truncated and of selected episodes, the share whose
+    """Metrics of the episodes sampled in a step: their number, the mean of the reward and of its components, lengths
+    (tokens), mean number of turns (if any episode has several), the shares of truncated and of selected episodes, the share whose
     environment failed (if any), and of groups with equal scores, from which a group baseline learns nothing.
 
-    Example: {"reward": 0.53, "reward/final_answer": 0.5, "length/mean": 4.2, "length/max": 8.0, "truncated": 0.0}
+    Example: {"answers": 256.0, "reward": 0.53, "reward/final_answer": 0.5, "length/mean": 4.2, "length/max": 8.0, "truncated": 0.0}
     """
     count = len(episodes)
     lengths = [sampled_tokens([episode]) for episode in episodes]
@@ -64,6 +64,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     groups = list(scores.values())
     components = {n: sum(e.reward_components[n] for e in episodes) / count for n in episodes[0].reward_components}
     return {
+        "answers": float(count),
         "reward": sum(episode.score for episode in episodes) / count,
         **{f"reward/{name}": value for name, value in components.items()},
         "length/mean": sum(lengths) / count,
