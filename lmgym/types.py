@@ -3,9 +3,10 @@
 Tasks make Examples, rollouts make Episodes of Turns, rewards score them, and `batch.collate` makes tensors of them.
 """
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -139,6 +140,18 @@ class Turn:
     given: str = ""  # how the message begins, by policy.answer_start; its ids are the last ones of `prompt_ids`
     token_rewards: list[float] | None = None  # part of `reward` that each action earned; the last one gets the rest
 
+    def to_json(self) -> dict[str, Any]:
+        """The turn as values that JSON can hold; of kept sets the shape and the bytes in base64."""
+        tree = {f.name: getattr(self, f.name) for f in fields(self)}
+        if self.kept is not None:
+            tree["kept"] = [*self.kept.shape, base64.b64encode(self.kept.tobytes()).decode()]
+        return tree
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> "Turn":
+        """The turn that `to_json` has written; floats come back bit for bit."""
+        return cls(**{**tree, "kept": _unpacked(tree["kept"])})
+
 
 @dataclass
 class Episode:
@@ -167,6 +180,22 @@ class Episode:
     baseline: float | None = None  # score of the greedy answer to the same prompt, if the algorithm needs it
     error: str = ""
 
+    def to_json(self) -> dict[str, Any]:
+        """The episode as values that JSON can hold. Raises TypeError or ValueError as `Example.to_json` does."""
+        changed = {"example": self.example.to_json(), "turns": [turn.to_json() for turn in self.turns]}
+        changed |= {"messages": [dict(message) for message in self.messages]}
+        if spans := recipe_spans(self.messages):
+            changed["recipe_spans"] = spans
+        return {f.name: getattr(self, f.name) for f in fields(self)} | changed
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> "Episode":
+        """The episode that `to_json` has written; floats come back bit for bit."""
+        known = {key: value for key, value in tree.items() if key != "recipe_spans"}
+        turns = [Turn.from_json(turn) for turn in tree["turns"]]
+        messages = with_recipe_spans(tree["messages"], tree.get("recipe_spans", ()))
+        return cls(**{**known, "example": Example.from_json(tree["example"]), "turns": turns, "messages": messages})
+
     @property
     def text(self) -> str:
         """The model's last message: its last turn, after earlier turns that belong to the same message, and after the
@@ -191,6 +220,15 @@ class Episode:
                 rows.append([])
             rows[-1].append(turn)
         return rows
+
+
+def _unpacked(kept: list[Any] | None) -> npt.NDArray[Any] | None:
+    if kept is None:
+        return None
+    rows, width, text = kept
+    packed = base64.b64decode(text)
+    form = np.uint8 if len(packed) == rows * width else np.int32  # functional/truncation.py
+    return np.frombuffer(packed, dtype=form).reshape(rows, width).copy()
 
 
 @dataclass(frozen=True)

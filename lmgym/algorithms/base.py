@@ -34,6 +34,10 @@ class UpdateContext(Protocol):
     def path(self) -> tuple[int | str, ...]:
         """Where the random numbers of this stage start (core/seeds.py)."""
 
+    @property
+    def writes_files(self) -> bool:
+        """True if this process writes the run's files: of several ranks, the first."""
+
     def refresh(self, name: str) -> None:
         """Replace the frozen copy "reference" or "mask" by a copy of the policy as it is now."""
 

@@ -5,21 +5,18 @@ lines after it is one group, a list of episodes, the oldest group first. An epis
 its turns those of `types.Turn`; of kept sets the shape and the bytes in base64. Floats come back bit for bit.
 """
 
-import base64
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from lmgym.algorithms.base import UpdateContext
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError, describe
 from lmgym.core.files import lines_of, open_regular
-from lmgym.types import Episode, Example, Turn
+from lmgym.types import Episode, Turn
 
 Group = list[Episode]
 HEADER = {"format": "lmgym replay buffer", "version": 1}
@@ -60,19 +57,19 @@ class ReplayBuffer:
 
     def end_step(self, groups: list[Group], context: UpdateContext, file: str | None) -> None:
         """Keep these groups for the steps to come, and write them to the `file`."""
-        self.groups, self.fresh = [[without_meta(episode) for episode in group] for group in groups], []
+        self.groups, self.fresh = [[_lasting(episode) for episode in group] for group in groups], []
         self.key = seeds.key(*context.path, "step", context.step)
-        if file:
+        if file and context.writes_files:
             write_buffer(file, self.groups)
 
     def state_dict(self) -> dict[str, Any]:
         """The groups and the key, as JSON values."""
-        return {"key": self.key, "buffer": [[episode_to_json(episode) for episode in group] for group in self.groups]}
+        return {"key": self.key, "buffer": [[episode.to_json() for episode in group] for group in self.groups]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned."""
         self.key, self.begun = state["key"], True
-        self.groups = [[episode_from_json(tree) for tree in group] for group in state["buffer"]]
+        self.groups = [[Episode.from_json(tree) for tree in group] for group in state["buffer"]]
 
 
 def write_buffer(path: str | Path, groups: Sequence[Group]) -> None:
@@ -85,7 +82,7 @@ def write_buffer(path: str | Path, groups: Sequence[Group]) -> None:
     try:
         with hidden.open("w", encoding="utf-8") as file:
             file.write(json.dumps({**HEADER, "groups": len(groups)}) + "\n")
-            file.writelines(json.dumps([episode_to_json(episode) for episode in group]) + "\n" for group in groups)
+            file.writelines(json.dumps([episode.to_json() for episode in group]) + "\n" for group in groups)
             file.flush()
             os.fsync(file.fileno())
         os.replace(hidden, path)
@@ -137,34 +134,10 @@ def check_alike(groups: Sequence[Group], fresh: Sequence[Group]) -> None:
             )
 
 
-def without_meta(episode: Episode) -> Episode:
-    """What training and the logs read: `meta` is for rewards, which have been paid, and need not be JSON."""
-    return replace(episode, example=replace(episode.example, meta={}))
-
-
-def episode_to_json(episode: Episode) -> dict[str, Any]:
-    """An episode as JSON values. Floats come back from JSON bit for bit; packed kept sets go as base64."""
-    turns = [{f.name: getattr(turn, f.name) for f in fields(Turn)} for turn in episode.turns]
-    for turn in turns:
-        if turn["kept"] is not None:
-            turn["kept"] = [*turn["kept"].shape, base64.b64encode(turn["kept"].tobytes()).decode()]
-    changed = {"example": episode.example.to_json(), "turns": turns, "messages": []}  # messages are for showing only
-    return {f.name: getattr(episode, f.name) for f in fields(Episode)} | changed
-
-
-def episode_from_json(tree: Mapping[str, Any]) -> Episode:
-    """The way back from `episode_to_json`."""
-    turns = [Turn(**{**turn, "kept": _unpacked(turn["kept"])}) for turn in tree["turns"]]
-    return Episode(**{**tree, "example": Example.from_json(tree["example"]), "turns": turns})
-
-
-def _unpacked(kept: list[Any] | None) -> np.ndarray | None:
-    if kept is None:
-        return None
-    rows, width, text = kept
-    packed = base64.b64decode(text)
-    form = np.uint8 if len(packed) == rows * width else np.int32  # functional/truncation.py
-    return np.frombuffer(packed, dtype=form).reshape(rows, width).copy()
+def _lasting(episode: Episode) -> Episode:
+    """What training and the logs read of an older episode: `meta` is for rewards, which have been paid, and need not be
+    JSON; messages are for showing only."""
+    return replace(episode, example=replace(episode.example, meta={}), messages=[])
 
 
 def _header(line: bytes, where: str) -> dict[str, Any]:
@@ -182,7 +155,7 @@ def _header(line: bytes, where: str) -> dict[str, Any]:
 
 def _group(line: bytes, where: str, vocabulary: int | None) -> Group:
     try:
-        group = [episode_from_json(tree) for tree in json.loads(line)]
+        group = [Episode.from_json(tree) for tree in json.loads(line)]
         ids = [id for episode in group for turn in episode.turns for id in _ids(turn)]
         whole = all(
             turn.action_ids and len(turn.action_ids) == len(turn.logprobs)

@@ -1,21 +1,40 @@
 """`lmgym train`: train a recipe, or resume a run folder."""
 
 import argparse
+import os
+import sys
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lmgym.cli.recipes import add_recipe, quick_imports, read_recipe, refuse_out
+from lmgym.core.errors import LmgymError
+
+if TYPE_CHECKING:
+    from lmgym.config.schema import Config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A recipe or a run folder, and overrides."""
+    """A recipe or a run folder, overrides, and how many processes."""
     add_recipe(parser)
+    parser.add_argument(
+        "--ranks", type=int, default=1, metavar="N", help="train with N processes of this machine (default: 1)"
+    )
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="K",
+        help="if a process dies, start again from the newest checkpoint, K times at most (default: 0)",
+    )
 
 
 def run(given: argparse.Namespace) -> int:
-    """Train. The exit status is 130 if Ctrl-C stopped it."""
+    """Train. The exit status is 130 if Ctrl-C stopped it, and 75 if another rank has gone."""
     with quick_imports():
         from lmgym.config.build import check_same_recipe
         from lmgym.config.packaged import find_recipe
+        from lmgym.distributed.process_group import ranks_of_environment
         from lmgym.experiments.sweep import is_finished, plan, sweep_folder, train_all
         from lmgym.training.loop import train
 
@@ -23,18 +42,38 @@ def run(given: argparse.Namespace) -> int:
     recipe = what / "recipe.yaml" if what.is_dir() else find_recipe(given.what)
     # A recipe with `runs:` is several runs; `plan` returns None for a single one.
     several = plan(recipe, given.overrides) if recipe.is_file() else None
+    together = given.ranks != 1 or given.restarts or int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if several and together:
+        raise LmgymError("runs: trains several runs, each in one process; give --ranks and --restarts to a single run")
     if several and what.is_dir():
         refuse_out(what, given.overrides)
         return train_all(several, what, changed=bool(given.overrides))
     if several:
         return train_all(several, sweep_folder(several, recipe))
     config, folder = read_recipe(given)
-    if folder is None and config.out is None:
-        config.out = str(_unused(Path("runs") / Path(given.what).stem))
-    elif folder is None:
-        check_same_recipe(config, given.what)
-    train(config)
+    if given.ranks != 1 or given.restarts:
+        return _launch(given, config, folder)
+    with closing(ranks_of_environment()) as ranks:
+        if folder is None and config.out is None:  # the first rank chooses for all
+            config.out = ranks.gather(str(_unused(Path("runs") / Path(given.what).stem)).encode())[0].decode()
+        elif folder is None:
+            check_same_recipe(config, given.what)
+        train(config, ranks=ranks)
     return 0 if is_finished(config) else 130
+
+
+def _launch(given: argparse.Namespace, config: "Config", folder: Path | None) -> int:
+    """Train with processes of their own, which all are told the same run folder."""
+    from lmgym.distributed.launch import launch
+
+    for option in ("ranks", "restarts"):
+        least = 1 if option == "ranks" else 0
+        if getattr(given, option) < least:
+            raise LmgymError(f"--{option} is {getattr(given, option)}; it must be at least {least}")
+    command = ["train", given.what, *given.overrides]
+    if folder is None and config.out is None:
+        command.append(f"out={_unused(Path('runs') / Path(given.what).stem)}")
+    return launch(command, given.ranks, given.restarts, lambda sentence: print(f"lmgym: {sentence}", file=sys.stderr))
 
 
 def _unused(folder: Path) -> Path:

@@ -143,6 +143,31 @@ class Writer:
         self.close()
 
 
+class NullWriter(Writer):
+    """Writes nothing: for the ranks other than the first, which has the records of all."""
+
+    def __init__(self) -> None:
+        self.counts = {}
+
+    def metrics(self, record: Record) -> None:
+        """Nothing."""
+
+    def rollouts(self, records: Iterable[Record]) -> None:
+        """Nothing."""
+
+    def answers(self, records: Iterable[Record]) -> None:
+        """Nothing."""
+
+    def finish(self, results: dict[str, float], plot: Path) -> None:
+        """Nothing."""
+
+    def sync(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 def read_records(path: Path) -> Iterator[Record]:
     """The records of a .jsonl file in order, under the names of today; an incomplete last line, as a killed run can
     leave, is skipped.

@@ -19,6 +19,7 @@ from transformers.utils import ModelOutput
 
 from lmgym.batch import Batch, PolicyOutputs, States
 from lmgym.core.errors import LmgymError
+from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.models import hooks, lora, quantization, scoring
 from lmgym.models.attention import packed
 from lmgym.models.device import choose_tokens_per_forward
@@ -67,6 +68,7 @@ class Policy:
         self.decoder_start = decoder_start or (default_decoder_start(model) if self.encoder_decoder else ())
         self.value_head: nn.Linear | None = None  # on this model's own hidden states
         self.critic: Policy | None = None  # a separate model, whose value head is used instead
+        self.ranks: Ranks = ALONE  # the processes that share out its passes over a batch
 
     @cached_property
     def context(self) -> int | None:
@@ -170,9 +172,12 @@ class Policy:
         return action_logits(logits, batch, row, column)
 
     def micro_batches(self, batch: Batch) -> list[Int[Tensor, " R"]]:
-        """The row numbers of each forward pass, within `tokens_per_forward` (one row may exceed it alone). Groups stay
-        together, longest first: so rows of similar length, and rows that share a prompt, are computed together. A group
-        that fits in one pass is not split, so its prompt is computed once."""
+        """The row numbers of each forward pass of this rank, within `tokens_per_forward` (one row may exceed it alone).
+        Groups stay together, longest first: so rows of similar length, and rows that share a prompt, are computed
+        together. A group that fits in one pass is not split, so its prompt is computed once.
+
+        Of several ranks each has its own groups, about equal numbers of tokens; whatever is summed over the passes must
+        be added over the ranks (`Policy.ranks`)."""
         # 1. Order the rows by their group's longest row.
         lengths = batch.mask.sum(1).cpu()
         if batch.source_mask is not None:
@@ -180,15 +185,20 @@ class Policy:
         groups, group_of_row = torch.unique(batch.group.cpu(), return_inverse=True)
         longest = torch.zeros(len(groups), dtype=torch.long).scatter_reduce(0, group_of_row, lengths, "amax")
         order = np.lexsort((group_of_row.numpy(), -longest[group_of_row].numpy()))  # stable within a group
-        # 2. Fill one pass after the other, with whole groups, or row by row where a group is too large.
-        batches: list[list[int]] = [[]]
+        by_group = [list(rows) for _, rows in groupby(order.tolist(), key=group_of_row.tolist().__getitem__)]
         tokens_of = scoring.tokens_of_pass(self, batch, lengths)
+        # 2. Of several ranks, each has its share of the groups (of the rows, if there are too few groups).
+        if self.ranks.size > 1:
+            if len(by_group) < self.ranks.size:
+                by_group = [[row] for rows in by_group for row in rows]
+            by_group = self.ranks.share(by_group, [tokens_of(rows) for rows in by_group])
+        # 3. Fill one pass after the other, with whole groups, or row by row where a group is too large.
+        batches: list[list[int]] = [[]]
 
         def fits(rows: list[int]) -> bool:
             return tokens_of(rows) <= self.tokens_per_forward
 
-        for _, group in groupby(order.tolist(), key=group_of_row.tolist().__getitem__):
-            rows = list(group)
+        for rows in by_group:
             for part in [rows] if fits(rows) else [[row] for row in rows]:
                 if batches[-1] and not fits(batches[-1] + part):
                     batches.append([])
@@ -209,6 +219,7 @@ class Policy:
                 columns["values"][rows, : scored.values.shape[1]] = scored.values.float().cpu()
             if scored.last_values is not None:
                 columns["last_values"][rows] = scored.last_values.float().cpu()
+        self.ranks.add(*columns.values())  # each rank has filled in its own rows
         return PolicyOutputs(**columns)
 
     def compute_values(self, batch: Batch) -> Float[Tensor, " R"]:

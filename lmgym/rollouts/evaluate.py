@@ -13,8 +13,8 @@ from lmgym.inference.base import Decoding, MinP, Sampling, TopK, TopP
 from lmgym.inference.generation_options import checked
 from lmgym.rewards.base import Reward
 from lmgym.rewards.corpus import Corpus, corpora
-from lmgym.rewards.streaming import background_scoring
-from lmgym.rollouts.rollout import Actor, apply_rewards, collect, groups_of
+from lmgym.rollouts.play import play
+from lmgym.rollouts.rollout import Actor, groups_of
 from lmgym.stats.intervals import Interval, mean_interval, pass_at_k_each
 from lmgym.types import Episode, Example
 
@@ -102,8 +102,7 @@ def evaluate(
     """
     prompts = [(group, example) for group, example in enumerate(examples) for _ in range(samples)]
     totals = [replace(reward, shaping=False) for reward in rewards]
-    episodes = collect(prompts, actor, sampling, (seed, "evaluation"), envs, background_scoring(totals))
-    apply_rewards(episodes, totals, timeout, actor.tokenizer)
+    episodes = play(prompts, actor, sampling, (seed, "evaluation"), envs, totals, timeout)
     groups = groups_of(episodes)
     values = measured(groups, rewards) | by_task(groups, rewards)
     if sampling.fixed_length:

@@ -12,6 +12,7 @@ from typing import Any
 
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
+from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.envs.base import Step
 from lmgym.envs.vector import EnvFailure, Opening
 from lmgym.inference.base import Completion, Engine, Request
@@ -36,7 +37,7 @@ class Actor:
     The answers of an encoder-decoder begin with `decoder_start`; a causal model has none. An `opponent` plays the
     players that do not learn, with the same tokenizer; without one the actor plays them itself. `cut` says how a first
     prompt that is too long is cut; a demonstration is cut after `reference_tokens` tokens. Each message of the policy
-    begins with `answer_start`, which it does not sample.
+    begins with `answer_start`, which it does not sample. `ranks` are the processes that share out its rollouts.
 
     Example: Actor(engine, tokenizer)
     """
@@ -50,6 +51,7 @@ class Actor:
     cut: Cut | None = None
     reference_tokens: int | None = None
     answer_start: str = ""
+    ranks: Ranks = ALONE
 
     def encode_prompt(self, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None) -> list[int]:
         """Token ids of a first prompt, for the encoder, or for a causal model with the start of the answer. `template`

@@ -7,7 +7,7 @@ of finished ones. The result depends on counts and on the order of the episodes,
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,12 +43,41 @@ def collect(
 
     Example: collect(list(enumerate(examples)), actor, Sampling(), (0, "step", 3, 0), InProcess(HigherOrLower))
     """
+    return finished_episodes(collect_numbered(list(enumerate(prompts)), actor, sampling, path, envs, ended))
+
+
+def collect_numbered(
+    prompts: Sequence[tuple[int, tuple[int, Example]]],
+    actor: Actor,
+    sampling: Sampling,
+    path: Sequence[int | str],
+    envs: Envs | Callable[[], Env] = SingleTurn,
+    ended: Callable[[Episode], None] | None = None,
+) -> dict[int, list[Episode]]:
+    """`collect` for a part of a rollout: the prompts have their numbers in the whole. Returns the episodes that learn
+    by the number of their environment; `finished_episodes` puts those of all parts together."""
     envs, limit = _environments(envs, actor)
     loop = RolloutLoop(prompts, actor, path, envs, ended)
     while loop.waiting or loop.live:
         loop.begin_waiting(limit)
         loop.take_turns(sampling, one_turn=limit is None)
-    return loop.finished_episodes()
+    return loop.learners
+
+
+def finished_episodes(learners: Mapping[int, Sequence[Episode]]) -> list[Episode]:
+    """All episodes of a rollout, ordered by environment, then by player, with the environments' rewards in the scores.
+    The players of a game get groups of their own. Raises LmgymError if every environment has failed."""
+    players = max((len(own) for own in learners.values()), default=1)
+    episodes: list[Episode] = []
+    for number in sorted(learners):
+        for player, episode in enumerate(learners[number]):
+            episode.group = episode.group * players + player
+            episode.index = len(episodes)
+            episode.score = sum(turn.reward for turn in episode.turns)
+            episodes.append(episode)
+    if episodes and all(episode.error for episode in episodes):
+        raise LmgymError(f"every environment of this rollout failed; the first one: {episodes[0].error}")
+    return episodes
 
 
 def demonstrate(
@@ -62,11 +91,11 @@ def demonstrate(
     own `demonstrate` returns. Raises LmgymError if an example has no reference."""
     envs, limit = _environments(envs, actor)
     if limit is not None:
-        loop = RolloutLoop(prompts, actor, path, envs)
+        loop = RolloutLoop(list(enumerate(prompts)), actor, path, envs)
         loop.begin_waiting(None)
         while loop.live:
             loop.demonstrate_turns()
-        return loop.finished_episodes()
+        return finished_episodes(loop.learners)
     return [
         Episode(example, group, index, [_reference_turn(example, actor, (*path, index))], version=actor.version)
         for index, (group, example) in enumerate(prompts)
@@ -101,6 +130,8 @@ def apply_rewards(
     for reward in rewards:
         for episode in episodes:
             episode.reward_components[reward.name] = 0.0
+        if not played:
+            continue
         if reward.by_token:
             for episode, (value, tokens) in zip(
                 played, rewards_by_token(reward, played, tokenizer, timeout), strict=True
@@ -145,11 +176,12 @@ def _environments(envs: Envs | Callable[[], Env], actor: Actor) -> tuple[Envs, i
 
 
 class RolloutLoop:
-    """The environments of one rollout: those that wait, those that are alive, and the episodes that learn from each."""
+    """The environments of one rollout: those that wait, those that are alive, and the episodes that learn from each, by
+    the environment's number."""
 
     def __init__(
         self,
-        prompts: Sequence[tuple[int, Example]],
+        prompts: Sequence[tuple[int, tuple[int, Example]]],
         actor: Actor,
         path: Sequence[int | str],
         envs: Envs,
@@ -157,10 +189,9 @@ class RolloutLoop:
     ) -> None:
         self.actor, self.envs, self.encode, self.ended = actor, envs, PromptCache(actor), ended
         self.env_key, self.episode_key = seeds.key(*path, "environment"), seeds.key(*path, "episode")
-        first = [Episode(example, group, n, version=actor.version) for n, (group, example) in enumerate(prompts)]
-        self.waiting, self.live = deque(enumerate(first)), list[EpisodeState]()
-        self.learners: dict[int, list[Episode]] = {index: [episode] for index, episode in self.waiting}
-        self.players = 1  # most players that learn in one environment
+        first = [(n, Episode(example, group, n, version=actor.version)) for n, (group, example) in prompts]
+        self.waiting, self.live = deque(first), list[EpisodeState]()
+        self.learners: dict[int, list[Episode]] = {number: [episode] for number, episode in first}
 
     def begin_waiting(self, limit: int | None) -> None:
         """Start waiting environments until `limit` are alive. An environment that fails here is over."""
@@ -178,7 +209,6 @@ class RolloutLoop:
                 continue
             state = begin_episode(index, episode, opening, self.actor, self.episode_key, self.encode)
             self.learners[index] = [state.players[number].episode for number in opening.learners]
-            self.players = max(self.players, len(opening.learners))
             self.live.append(state)
 
     def take_turns(self, sampling: Sampling, one_turn: bool) -> None:
@@ -203,20 +233,6 @@ class RolloutLoop:
             if isinstance(text, str):
                 state.player.add_turn(state.player.tokenize_demonstration(text), text)
         self._step([text if isinstance(text, EnvFailure) else None for text in answers])
-
-    def finished_episodes(self) -> list[Episode]:
-        """All episodes that learn, with the environments' rewards as scores, ordered by environment, then by player.
-        Raises LmgymError if every environment has failed."""
-        episodes: list[Episode] = []
-        for of_environment in self.learners.values():
-            for number, episode in enumerate(of_environment):
-                episode.group = episode.group * self.players + number
-                episode.index = len(episodes)
-                episode.score = sum(turn.reward for turn in episode.turns)
-                episodes.append(episode)
-        if episodes and all(episode.error for episode in episodes):
-            raise LmgymError(f"every environment of this rollout failed; the first one: {episodes[0].error}")
-        return episodes
 
     def _announce(self, players: Sequence[PlayerState]) -> Callable[[int, list[int]], None]:
         """A callback for the engine: it passes on a finished answer of an episode of one turn."""

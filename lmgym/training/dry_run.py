@@ -17,7 +17,8 @@ from lmgym.models.load import load_tokenizer
 from lmgym.models.policy import Policy
 from lmgym.models.shapes import Shapes, shapes_of
 from lmgym.rewards.base import build_rewards
-from lmgym.rollouts.rollout import apply_rewards, collect, demonstrate, groups_of
+from lmgym.rollouts.play import play
+from lmgym.rollouts.rollout import demonstrate, groups_of
 from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_ids, start_ids
 from lmgym.training.memory import PHASES, estimate, resident_bytes, size, weights_bytes
 from lmgym.training.preflight import check_model, cut_prompts, teacher_section
@@ -150,8 +151,8 @@ def _stage(
     else:
         group = max(stage.algorithm.group_size, GROUP)
         prompts = [(number, example) for number, example in enumerate(few) for _ in range(group)]
-        episodes = collect(prompts, actor, stage.sampling, path, make_envs(config, stage.env))
-        apply_rewards(episodes, build_rewards(stage.rewards), config.reward_timeout, policy.tokenizer)
+        envs, rewards = make_envs(config, stage.env), build_rewards(stage.rewards)
+        episodes = play(prompts, actor, stage.sampling, path, envs, rewards, config.reward_timeout)
         _answers(report, stage, episodes, verdict=verdict)
 
 

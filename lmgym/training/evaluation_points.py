@@ -54,6 +54,8 @@ def finish(run: Run) -> None:
     if run.interrupted:
         run.console.say(f"stopped and saved; go on with: lmgym train {run.folder}")
         return
+    if not run.ranks.first:
+        return
     checkpoint.save_model(run.folder / "final", run.policy)
     evaluations = run.progress.evaluations
     checkpoint.write_text(run.folder / "summary.json", json_text(evaluations))
@@ -91,7 +93,7 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     place = {"kind": "evaluation", **position}
     run.writer.rollouts(place | rollout_record(episode) for episode in recorded)
     run.writer.answers(place | rollout_record(episode) for episode in tracked)
-    if isinstance(predictions, str):
+    if isinstance(predictions, str) and run.ranks.first:
         write = registry.load_attribute(predictions, "logs.predictions")
         write(run.folder, run.progress.version, split, result.episodes)
     shown = [name for name in results if name not in ("reward", "length/mean", "truncated")] or ["reward"]
@@ -131,7 +133,8 @@ def _keep_best(stage: StageRun, results: dict[str, Interval]) -> None:
     sign = 1.0 if section.keep_best_mode == "max" else -1.0
     if "best" not in evaluations or sign * value > sign * evaluations["best"]["value"]:
         evaluations["best"] = {"metric": metric, "value": value, "stage": stage.config.name, "step": stage.step}
-        checkpoint.save_model(run.folder / "best", run.policy)
+        if run.ranks.first:
+            checkpoint.save_model(run.folder / "best", run.policy)
 
 
 def _stop_early(stage: StageRun, results: dict[str, Interval]) -> None:

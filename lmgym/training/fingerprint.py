@@ -57,7 +57,12 @@ def of_machine(machine: Machine, policy: Policy) -> Fingerprint:
     return {
         "model": base,
         "versions": versions,
-        "machine": {"device": kind, "threads": machine.threads, "precision": precision},
+        "machine": {
+            "device": kind,
+            "threads": machine.threads,
+            "precision": precision,
+            **({"ranks": policy.ranks.size} if policy.ranks.size > 1 else {}),
+        },
     }
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.core.errors import LmgymError
+from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.training import checkpoint, manifest
@@ -46,12 +47,14 @@ class FrozenModels:
         self.taken[name] = step
         self.unsaved.add(name)
 
-    def restore(self, name: str, step: int) -> None:
+    def restore(self, name: str, step: int, ranks: Ranks = ALONE) -> None:
         """Read a copy back. Raises LmgymError if it is gone."""
         path = checkpoint.copy_path(self.folder, self.stage, name, step)
         if not path.is_dir():
             raise LmgymError(f"{path} is gone, so the run cannot be resumed exactly; start it anew in another folder")
-        self.take(name, load_policy(self.section, self.seed, path), step)
+        policy = load_policy(self.section, self.seed, path)
+        policy.ranks = ranks
+        self.take(name, policy, step)
         if (path / manifest.NAME).is_file():  # a copy of an older version has none: it is written again, with one
             self.unsaved.discard(name)
 

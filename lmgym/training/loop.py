@@ -16,10 +16,11 @@ from lmgym.batch import Batch, collate
 from lmgym.config.schema import Config
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
+from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.logs.console import Console
 from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens
-from lmgym.rewards.streaming import background_scoring
-from lmgym.rollouts.rollout import apply_rewards, collect, demonstrate, groups_of
+from lmgym.rollouts.play import play
+from lmgym.rollouts.rollout import demonstrate, groups_of
 from lmgym.training.evaluation_points import evaluate_now, finish, is_evaluated, record_evaluation
 from lmgym.training.run import Run
 from lmgym.training.sampler_gap import watch_gap
@@ -30,14 +31,16 @@ from lmgym.updates.prepare import batch_metrics, prepare
 from lmgym.updates.update import update
 
 
-def train(config: Config, console: Console | None = None) -> Path:
+def train(config: Config, console: Console | None = None, ranks: Ranks = ALONE) -> Path:
     """Train all stages of a config and return the run folder; resumes if the folder holds a run. Raises LmgymError for
-    anything that the user can mend. Ctrl-C (or SIGTERM) finishes the step, saves and returns.
+    anything that the user can mend. Ctrl-C (or SIGTERM) finishes the step, saves and returns. `ranks` are the processes
+    that train it together: under torchrun, `ranks_of_environment()` (distributed/process_group.py).
     Example: train(load_config("quickstart", ["out=runs/mine"]))"""
-    with start(config, console) as run:
+    with start(config, console, ranks) as run:
         for stage in stages_left(run):
             train_stage(stage)
         finish(run)
+        ranks.wait()  # for what the first one writes
     return run.folder
 
 
@@ -61,7 +64,7 @@ def stages_left(run: Run) -> Iterator[StageRun]:
     """The stages that a run has left, each begun when its turn comes and closed after it; none after Ctrl-C. Each must
     be ended with `end_stage`. A finished run has its last stage left, without a step."""
     for _ in range(run.progress.stage_index, len(run.config.stages)):
-        if run.interrupted:
+        if run.agree_to_stop():
             return
         with begin_stage(run) as stage:
             yield stage
@@ -104,9 +107,8 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
         if algorithm.requirements.answers == "references":
             episodes = demonstrate(prompts, stage.actor, path, stage.envs)
         else:
-            beside = background_scoring(stage.rewards)
-            episodes = collect(prompts, stage.training_actor, config.sampling, path, stage.envs, beside)
-            apply_rewards(episodes, stage.rewards, run.config.reward_timeout, run.policy.tokenizer)
+            rewards, timeout = stage.rewards, run.config.reward_timeout
+            episodes = play(prompts, stage.training_actor, config.sampling, path, stage.envs, rewards, timeout)
         if algorithm.requirements.greedy:
             add_greedy_baseline(stage, episodes, path)
         groups += groups_of(episodes)
@@ -144,13 +146,12 @@ def add_greedy_baseline(stage: StageRun, episodes: list[Episode], path: tuple[in
     groups, timeout = groups_of(episodes), stage.run.config.reward_timeout
     prompts = [(group[0].group, group[0].example) for group in groups]
     sampling = replace(stage.config.sampling, temperature=0.0)
-    greedy = collect(prompts, stage.actor, sampling, (*path, "greedy"), stage.envs)
+    greedy = play(prompts, stage.actor, sampling, (*path, "greedy"), stage.envs, stage.rewards, timeout)
     if len(greedy) != len(groups):
         raise LmgymError(
             "the baseline is a greedy answer to the group's prompt, and a game of several players has none of its own; "
             "take another baseline"
         )
-    apply_rewards(greedy, stage.rewards, timeout, stage.run.policy.tokenizer)
     for group, answer in zip(groups, greedy, strict=True):
         for episode in group:
             episode.baseline = answer.score
@@ -244,7 +245,7 @@ def end_stage(stage: StageRun) -> None:
     """Save at the boundary: the next stage starts at step 0 with a new optimizer; the last stage can be continued.
     After Ctrl-C only save: the stage goes on when the run is resumed."""
     run, progress = stage.run, stage.run.progress
-    if run.interrupted:
+    if run.agree_to_stop():
         save_checkpoint(stage)
         return
     if not is_evaluated(stage, "newest", run.config.evaluation.split):

@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from lmgym.config.schema import Config, Stage
 from lmgym.core.errors import LmgymError
+from lmgym.distributed.ranks import Ranks
 from lmgym.inference.base import Engine
 from lmgym.logs.console import Console
 from lmgym.logs.writer import Writer, at_once, disk_errors, make_folder
@@ -83,21 +84,34 @@ class Run:
     engine: Engine
     console: Console
     writer: Writer
-    lock: IO[str]  # until it is closed, no other process may train in this folder
+    lock: IO[str] | None  # until it is closed, no other process may train in this folder; of the first rank
     progress: Progress
     resume_from: Path | None  # the checkpoint whose optimizer and algorithm the first stage takes over
     fingerprint: dict[str, Any]  # what each checkpoint says of data, recipe and machine, see fingerprint.py
     gap_limits: GapLimits  # of the sampler's gap, while it trains
-    interrupted: bool = False
+    asked_to_stop: bool = False  # by a signal to this process
+    interrupted: bool = False  # all ranks know of it, see `agree_to_stop`
     _opened: ExitStack = field(default_factory=ExitStack, repr=False)
 
     def __enter__(self) -> "Run":
         for opened in (self.console, self.lock, self.writer, stop_signals(self)):
-            self._opened.enter_context(opened)
+            if opened is not None:
+                self._opened.enter_context(opened)
         return self
 
     def __exit__(self, *raised: Any) -> None:
         self._opened.__exit__(*raised)
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that train this run together."""
+        return self.policy.ranks
+
+    def agree_to_stop(self) -> bool:
+        """True if a signal has asked any rank to stop. Between two calls all ranks believe the same, so that all leave
+        the loop after the same step."""
+        self.interrupted = self.interrupted or self.ranks.agree(self.asked_to_stop)
+        return self.interrupted
 
     @property
     def last_stage(self) -> bool:
@@ -127,9 +141,9 @@ def stop_signals(run: Run) -> Iterator[None]:
     """Ctrl-C and SIGTERM ask the loop to stop after the step in flight; a second one stops at once and loses it."""
 
     def ask(number: int, frame: Any) -> None:
-        if run.interrupted:
+        if run.asked_to_stop:
             raise KeyboardInterrupt
-        run.interrupted = True
+        run.asked_to_stop = True
         run.console.say("stopping after this step; once more to stop at once, without it")
 
     before = {}

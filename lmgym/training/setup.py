@@ -15,6 +15,7 @@ from lmgym.config.build import dump, resolved
 from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
+from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.vector import Envs, InProcess
 from lmgym.inference.base import Engine
@@ -22,7 +23,7 @@ from lmgym.inference.proof import Proof, proofs_of
 from lmgym.logs.console import Console
 from lmgym.logs.records import rename_evaluations
 from lmgym.logs.rewind import rewind
-from lmgym.logs.writer import Writer
+from lmgym.logs.writer import NullWriter, Writer
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
 from lmgym.rewards.base import Reward, available_metrics, build_rewards, check_examples
@@ -38,16 +39,16 @@ from lmgym.training.sampler_gap import GapLimits, gap_limits
 from lmgym.types import Example
 
 
-def start(config: Config, console: Console | None = None) -> Run:
+def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) -> Run:
     """Set up a run: load data and policy (from the newest whole checkpoint, if its folder has one), open the folder.
     Says so if it resumes, or if nothing is left to do. Raises LmgymError for anything that the recipe has wrong, before
-    the folder is made.
+    the folder is made. Of several `ranks` each loads all of it; the first one alone prints and writes.
     Example: with start(load_config("quickstart", ["out=runs/mine"])) as run: ..."""
-    console = console or Console()
+    console = (console or Console()) if ranks.first else Console(quiet=True)
     folder = Path(config.out or "runs/run")
     machine = choose_machine(config, folder)  # threads and precision, chosen once
     data = load_data(config)  # examples of all stages and splits; rewards find their references
-    weights, progress = find_progress(config, folder, console.warn)
+    weights, progress = find_progress(config, folder, console.warn, ranks)
     stands_on = fingerprint.of_recipe(config, data)
     check_resumable(weights, stands_on, progress)  # another seed, algorithm or data is refused
     check_model(config, data.training)  # what the model's configuration and tokenizer tell, before any weight is loaded
@@ -60,6 +61,7 @@ def start(config: Config, console: Console | None = None) -> Run:
     console.say(proofs[-1].sentence)
     machine = replace(machine, compute=str(policy.compute).removeprefix("torch."))
     limits = gap_limits(config.engine, proofs[-1])
+    policy.ranks = ranks
     stands_on |= fingerprint.of_machine(machine, policy)
     return open_run(config, folder, machine, data, policy, engine, limits, weights, progress, stands_on, console)
 
@@ -119,13 +121,17 @@ def _arguments(section: Any) -> dict[str, Any]:
     return {key: value for key, value in section.items() if key != "weight"} if isinstance(section, Mapping) else {}
 
 
-def find_progress(config: Config, folder: Path, warn: Callable[[str], None]) -> tuple[Path | None, Progress]:
+def find_progress(
+    config: Config, folder: Path, warn: Callable[[str], None], ranks: Ranks = ALONE
+) -> tuple[Path | None, Progress]:
     """The newest whole checkpoint of a run folder (None for a new run), and how far the run has come. `warn` is told of
     newer checkpoints that are damaged. Raises LmgymError if all are, or if the recipe has fewer stages than the run has
     begun."""
-    if (folder / ".lock").is_file():
-        lock_folder(folder).close()  # another process may be saving there just now
-    checkpoint.put_back(folder)
+    if ranks.first:
+        if (folder / ".lock").is_file():
+            lock_folder(folder).close()  # another process may be saving there just now
+        checkpoint.put_back(folder)
+    ranks.wait()
     newest, complaints = checkpoint.newest(folder / "checkpoints", resumes=True)
     for complaint in complaints:
         warn(complaint)
@@ -182,6 +188,7 @@ def make_actor(config: Config, policy: Policy, engine: Engine | None = None, ver
         cut=section.cut,
         reference_tokens=section.max_reference_tokens,
         answer_start=section.answer_start,
+        ranks=policy.ranks,
     )
 
 
@@ -228,6 +235,14 @@ def open_run(
 ) -> Run:
     """Lock the run folder, write what was chosen, and take its logs back to the checkpoint. Raises LmgymError if the
     checkpoint stands on something else than `stands_on`; what else has changed is said and recorded."""
+    section, ranks = replace(config.policy, compute=machine.compute), policy.ranks
+    if not ranks.first:
+        check_resumable(resume_from, stands_on, progress)
+        ranks.wait()  # until the first one has written
+        if resume_from:
+            engine.load(policy, progress.version)
+        logs: tuple[Any, ...] = (console, NullWriter(), None)
+        return Run(config, folder, section, data, policy, engine, *logs, progress, resume_from, stands_on, limits)
     lock = lock_folder(folder)
     try:
         changed = check_resumable(resume_from, stands_on, progress)
@@ -237,12 +252,12 @@ def open_run(
         missing = rewind(folder, progress.stage_index, progress.step, counted)
         writer = Writer(folder, config.logs.sinks, console, resolved(config))
         report(changed, missing, progress, config, writer, console)
+        ranks.wait()
     except BaseException:
         lock.close()
         raise
     if resume_from:
         engine.load(policy, progress.version)
         console.say(where_it_stands(config, folder, progress))
-    section = replace(config.policy, compute=machine.compute)
     logs = (console, writer, lock)
     return Run(config, folder, section, data, policy, engine, *logs, progress, resume_from, stands_on, limits)

@@ -60,6 +60,7 @@ class StageRun:
     def steps_left(self) -> Iterator[int]:
         """The numbers of the steps that are left, counted from 0. It ends early if the run is stopped."""
         for step in range(self.step, self.config.steps):
+            self.run.agree_to_stop()
             if self.run.stopped:
                 return
             yield step
@@ -80,6 +81,11 @@ class StageRun:
         """The policy as it answers in training: under the algorithm's restriction, if it has one."""
         restriction, mask = self.algorithm.restriction, self.frozen_models.copies.get("mask")
         return replace(self.actor, engine=self.run.engine.restricted(restriction, mask)) if restriction else self.actor
+
+    @property
+    def writes_files(self) -> bool:
+        """False on all ranks but the first."""
+        return self.run.ranks.first
 
     def refresh(self, name: str) -> None:
         """Replace a frozen model by a copy of the policy as it is now; for `Algorithm.after_update`."""
@@ -142,8 +148,10 @@ def _begin_rewards(stage: StageRun) -> None:
 
 
 def save_checkpoint(stage: StageRun) -> None:
-    """Write a checkpoint of the run as it is now and delete the oldest."""
+    """Write a checkpoint of the run as it is now and delete the oldest. Only the first rank writes."""
     run, progress = stage.run, stage.run.progress
+    if not run.ranks.first:
+        return
     begun = progress.step > 0  # else the next stage begins, with its own optimizer and algorithm
     state = {
         "stage": progress.stage_index,
@@ -195,6 +203,7 @@ def _frozen_models(run: Run, section: Stage, algorithm: Algorithm) -> FrozenMode
     frozen = FrozenModels(run.folder, progress.stage_index, run.section, run.config.seed)
     if required.teacher:
         teacher = load_policy(teacher_section(run.section, required.teacher), run.config.seed)
+        teacher.ranks = run.ranks
         frozen.models["teacher"] = teacher.frozen_copy()
         frozen.teacher = checksum(teacher.model.parameters())
     saved = checkpoint.read_state(run.resume_from) if progress.step > 0 and run.resume_from else {}
@@ -210,7 +219,7 @@ def _frozen_models(run: Run, section: Stage, algorithm: Algorithm) -> FrozenMode
         if name == "reference" and progress.stage_index == 0 and lora.has_adapter(run.policy.model) and not taken:
             frozen.models[name] = lora.AdapterDisabledPolicy(run.policy)  # the model before its adapters
         elif name in taken:
-            frozen.restore(name, taken[name])
+            frozen.restore(name, taken[name], run.ranks)
         else:
             frozen.take(name, run.policy, progress.step)
     return frozen

@@ -56,7 +56,8 @@ def optimizer_step(
 ) -> dict[str, float]:
     """One optimizer step on all rows of this minibatch; returns its metrics.
 
-    The weights of the tokens come from totals over the whole minibatch, so the cut into micro-batches does not matter.
+    The weights of the tokens come from totals over the whole minibatch, so neither the cut into micro-batches nor the
+    number of ranks matters.
     Rows that cannot contribute (`Algorithm.active`) are counted in the totals but not computed. On the `first` step of
     a batch `logprobs_old` is what the policy says now, so the ratio is exactly 1. If the algorithm should stop early,
     the parameters are left as they were ("gradient_norm" is then missing).
@@ -73,8 +74,9 @@ def optimizer_step(
         for name, value in _micro_batch(algorithm, policy, batch[rows], episode_tokens[rows], total, first).items():
             sums[name] = sums[name] + value if name in sums else value
     # Losses are weighted sums already; the other sums become means over tokens.
-    tokens = max(float(sums.pop("tokens", torch.tensor(0.0))), 1.0)
-    metrics = {name: float(value) / (1.0 if name.startswith("loss/") else tokens) for name, value in sums.items()}
+    added = policy.ranks.totals({name: float(value) for name, value in sums.items()})
+    tokens = max(added.pop("tokens", 0.0), 1.0)
+    metrics = {name: value / (1.0 if name.startswith("loss/") else tokens) for name, value in added.items()}
     metrics["rows/computed"] = float(active.float().mean())
     if algorithm.should_stop_early(metrics):
         return metrics

@@ -19,7 +19,7 @@ class FisherProduct:
     F v = J^T (diag(p) - p p^T) J v with J the derivative of a token's logits. The logits are cut at the hidden states
     h that enter the LM head: J v goes through the trunk and then, for `head_chunk` tokens at a time, through the head,
     and back the same way, so [N T V] never exists. Exact; temperature, excluded stop ids and kept sets included.
-    A batch of a single micro-batch keeps its trunk's graph from one product to the next.
+    A batch of a single micro-batch keeps its trunk's graph from one product to the next. Each rank computes its part.
 
     Example: FisherProduct(policy, batch)(gradient)
     """
@@ -36,6 +36,7 @@ class FisherProduct:
         total, tangents = torch.zeros_like(vector), split(vector, self.parameters)
         for part in self.parts:
             total += joined(self._product(part, tangents))
+        self.policy.ranks.add(total)
         return total / self.tokens
 
     def _linearised(self, part: Batch) -> tuple["Linearised", States]:

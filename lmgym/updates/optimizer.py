@@ -11,6 +11,7 @@ from lmgym.algorithms.base import Algorithm
 from lmgym.core.constraints import NonNegativeFloat, NonNegativeInt, ShareBelowOne
 from lmgym.core.errors import LmgymError
 from lmgym.core.validation import Section
+from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.updates.protocols import TrainablePolicy
 
 
@@ -70,8 +71,9 @@ class Optimizer:
         parameters: list[torch.nn.Parameter],
         section: OptimizerSection,
         critic: Sequence[torch.nn.Parameter] = (),
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.section = section
+        self.section, self.ranks = section, ranks
         self.learning_rate = section.learning_rate  # of the policy, as the last `set_step` has set it
         self.parameters = [*parameters, *critic]
         own = section.critic_learning_rate
@@ -102,11 +104,12 @@ class Optimizer:
         self.torch.zero_grad()
 
     def step(self) -> float:
-        """Clip, move the parameters, and return the gradient's L2 norm before clipping. Raises LmgymError, with the
-        parameters untouched, if the gradient is not finite."""
+        """Add the gradients of all ranks, clip, move the parameters, and return the gradient's L2 norm before clipping.
+        Raises LmgymError, with the parameters untouched, if the gradient is not finite."""
         for parameter in self.parameters:
             if parameter.grad is None:  # a step without any signal is still a step (momentum, decay)
                 parameter.grad = torch.zeros_like(parameter)
+        self.ranks.add(*(parameter.grad for parameter in self.parameters))
         limit = self.section.max_gradient_norm or float("inf")
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
         if not math.isfinite(norm):
@@ -123,4 +126,5 @@ def make_optimizer(algorithm: Algorithm, policy: TrainablePolicy, section: Optim
     """The optimizer over those parameters of a policy and its critic that the algorithm leaves to it.
     Example: make_optimizer(GRPO(), policy, OptimizerSection(learning_rate=1e-6))"""
     own = policy.parameters() if "policy" in algorithm.optimized else []
-    return Optimizer(own, section, policy.critic_parameters() if "critic" in algorithm.optimized else [])
+    critic = policy.critic_parameters() if "critic" in algorithm.optimized else []
+    return Optimizer(own, section, critic, policy.ranks)

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lmgym.batch import Batch, PolicyOutputs, States
+from lmgym.distributed.ranks import Ranks
 
 
 class FrozenPolicy(Protocol):
@@ -21,6 +22,10 @@ class FrozenPolicy(Protocol):
 class TrainablePolicy(Protocol):
     """A policy whose parameters an update moves: its passes over a batch, and the parameters themselves. N rows, T
     tokens, R actions, V tokens in the vocabulary."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that share out the passes of `micro_batches`."""
 
     @property
     def device(self) -> torch.device: ...
@@ -46,7 +51,7 @@ class TrainablePolicy(Protocol):
         """The value function's own parameters."""
 
     def micro_batches(self, batch: Batch) -> Sequence[Int[Tensor, " R"]]:
-        """The rows of each forward pass."""
+        """The rows of each forward pass of this rank; sums over them are to be added over the `ranks`."""
 
     def compute_logprobs(
         self,

@@ -111,6 +111,7 @@ def critic_steps(algorithm: TRPO, policy: TrainablePolicy, batch: Batch, optimiz
             loss = weight * error.sum()
             loss.backward()  # type: ignore[no-untyped-call]
             losses[-1] += float(loss.detach())
+        losses[-1] = policy.ranks.totals({"loss": losses[-1]})["loss"]
         norms.append(optimizer.step())
     return {"loss/value": sum(losses) / len(losses), "gradient_norm/critic": sum(norms) / len(norms)}
 
@@ -127,6 +128,8 @@ def surrogate_gradient(policy: TrainablePolicy, batch: Batch) -> tuple[Vector, d
         gradient += joined(filled(torch.autograd.grad(mean, parameters, allow_unused=True), parameters))
         if part.logprobs_sampler is not None:
             gap += float(((logprobs.detach() - part.logprobs_sampler).abs() * part.actions).sum())
+    policy.ranks.add(gradient)
+    gap = policy.ranks.totals({"gap": gap})["gap"]
     return gradient, {} if batch.logprobs_sampler is None else {"sampler_logprob_gap": gap / tokens}
 
 
@@ -154,7 +157,8 @@ def compare(policy: TrainablePolicy, batch: Batch, start: Sequence[Tensor]) -> t
             change = log_ratio(chosen[0], chosen[1])[:, 0]
             improvement += float((change.expm1() * advantages[row[chunk], column[chunk]]).sum())
             divergence += float(categorical_kl(before, after).sum())
-    return improvement / tokens, divergence / tokens
+    sums = policy.ranks.totals({"improvement": improvement, "divergence": divergence})
+    return sums["improvement"] / tokens, sums["divergence"] / tokens
 
 
 def some(states: States, chunk: Tensor) -> States:

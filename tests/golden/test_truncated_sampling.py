@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from lmgym.algorithms.replay_buffer import episode_from_json, episode_to_json
 from lmgym.batch import collate
 from lmgym.config.build import build_config
 from lmgym.core import seeds
@@ -254,7 +253,7 @@ def test_sets_of_both_forms_in_one_batch() -> None:
     assert read([turn(few), turn(few[:1])]) == (torch.int32, few + few[:1])
     assert read([turn(few), turn(many)]) == (torch.uint8, few + many)
     for sets in (few, many):  # through a checkpoint, as replay's buffer goes
-        back = episode_from_json(episode_to_json(Episode(Example("x", "?"), 0, 0, [turn(sets)]))).turns[0].kept
+        back = Episode.from_json(Episode(Example("x", "?"), 0, 0, [turn(sets)]).to_json()).turns[0].kept
         assert back.dtype == turn(sets).kept.dtype and np.array_equal(back, turn(sets).kept)
 
 

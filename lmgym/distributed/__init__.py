@@ -1,0 +1,1 @@
+"""Several processes that train one run: who does which part, and how the parts come together."""

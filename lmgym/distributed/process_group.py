@@ -1,0 +1,122 @@
+"""Ranks as the processes of one torch.distributed group: gloo for what lies on the CPU, NCCL for what lies on GPUs."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lmgym.core.errors import LmgymError, describe
+from lmgym.distributed.ranks import ALONE, RankLost, Ranks
+
+SECONDS = 1800.0  # torch's own limit for a wait
+BUCKET = 2**24  # numbers that are added in one call, so that what is copied for it stays small
+STORE_SECONDS = 5.0
+
+
+def ranks_of_environment(seconds: float = SECONDS) -> Ranks:
+    """The group that torchrun has started this process for; `ALONE` where it was not started by torchrun.
+
+    `seconds` is the limit of each wait for the others. Raises LmgymError if the group does not come together.
+    """
+    return ALONE if int(os.environ.get("WORLD_SIZE", "1")) == 1 else ProcessGroup(seconds)
+
+
+class ProcessGroup(Ranks):
+    """This process among those that torchrun has started (it sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT).
+
+    Raises LmgymError if not all of them come within `seconds`, and RankLost (with the ranks that are late) if one does
+    not answer for so long or has gone.
+
+    Example: python -m torch.distributed.run --nproc-per-node 2 -m lmgym train quickstart
+    """
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        limit = timedelta(seconds=seconds)
+        try:
+            if torch.cuda.is_available():
+                torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+            store, self.rank, self.size = next(iter(dist.rendezvous("env://", timeout=limit)))
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=limit)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise LmgymError(
+                f"rank {os.environ.get('RANK', '?')} of {os.environ.get('WORLD_SIZE')} could not join the others "
+                f"within {seconds:g} s: {describe(error)}"
+            ) from error
+        self.seconds = seconds
+        self.meetings = 0  # how often this rank has met the others
+        self._store = dist.PrefixStore("lmgym", store)
+
+    def add(self, *tensors: Tensor) -> None:
+        for bucket in _buckets(tensors):
+            if len(bucket) == 1 and bucket[0].is_contiguous():
+                self._meet(lambda flat=bucket[0]: dist.all_reduce(flat))
+                continue
+            flat = torch.cat([tensor.detach().flatten() for tensor in bucket])
+            self._meet(lambda flat=flat: dist.all_reduce(flat))
+            with torch.no_grad():
+                for tensor, part in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
+                    tensor.copy_(part.view_as(tensor))
+
+    def gather(self, own: bytes) -> list[bytes]:
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.rank] = len(own)
+        self._meet(lambda: dist.all_reduce(sizes))
+        longest = int(sizes.max())
+        if not longest:
+            return [b""] * self.size
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8) if own else padded[:0]
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        self._meet(lambda: dist.all_gather(parts, padded))
+        return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes.tolist(), strict=True)]
+
+    def wait(self) -> None:
+        self.gather(b"")
+
+    def close(self) -> None:
+        with suppress(RuntimeError):  # the others may have gone first
+            dist.destroy_process_group()
+
+    def _meet(self, act: Callable[[], Any]) -> None:
+        """Take part in one exchange. Each rank notes how many it has begun, so that the late ones can be named."""
+        self.meetings += 1
+        began = time.monotonic()
+        try:
+            self._store.set(f"meetings/{self.rank}", str(self.meetings))
+            act()
+        except RuntimeError as error:
+            silent = time.monotonic() - began > 0.9 * self.seconds
+            raise RankLost(f"{self._missing()} {'does not answer' if silent else 'has gone'}") from error
+
+    def _missing(self) -> str:
+        """Who has not come to the exchange that this rank is waiting in."""
+        late: list[str] = []
+        self._store.set_timeout(timedelta(seconds=STORE_SECONDS))
+        try:
+            for rank in range(self.size):
+                known = self._store.check([f"meetings/{rank}"])
+                if not known or int(self._store.get(f"meetings/{rank}")) < self.meetings:
+                    late.append(str(rank))
+        except RuntimeError:  # the store is a part of the first rank's process, or of torchrun's
+            return "rank 0, or the process that starts the ranks,"
+        return f"rank {', '.join(late)}" if late else "another rank"
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours of one type on one device, up to about `BUCKET` numbers together."""
+    bucket: list[Tensor] = []
+    for tensor in tensors:
+        alike = bucket and (bucket[0].dtype, bucket[0].device) == (tensor.dtype, tensor.device)
+        if bucket and (not alike or sum(one.numel() for one in bucket) + tensor.numel() > BUCKET):
+            yield bucket
+            bucket = []
+        bucket.append(tensor)
+    if bucket:
+        yield bucket

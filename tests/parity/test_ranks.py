@@ -1,0 +1,85 @@
+"""Several processes train one run: the same gradients as one process, the same bits in every launch."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests import runs
+from tests.parity.test_resume import ALGORITHMS
+from tests.ranks import Group, group  # noqa: F401 (a fixture)
+from tests.runs import assert_equal_runs
+
+pytestmark = pytest.mark.slow
+
+NEAR = 1e-6  # relative: sums of fp32 numbers in another order
+
+
+@pytest.fixture(scope="module")
+def updates(group: Group, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:  # noqa: F811
+    """What `rank_targets.gradients` wrote, by the number of ranks."""
+    folders = {}
+    for size in (1, 2, 4):
+        folders[size] = tmp_path_factory.mktemp(f"ranks-{size}")
+        statuses = group.run(size, str(folders[size]), target="tests.rank_targets:gradients")
+        assert statuses == [0] * size, group.said()
+    return folders
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_gradients_do_not_depend_on_the_number_of_ranks(name: str, size: int, updates: dict[int, Path]) -> None:
+    [alone] = [load_file(updates[1] / f"{name}-0.safetensors")]
+    first, *others = (load_file(updates[size] / f"{name}-{rank}.safetensors") for rank in range(size))
+    for other in others:  # all ranks hold the same bits
+        assert all(torch.equal(first[key], other[key]) for key in first)
+    of_gradient = [key for key in alone if key.startswith("gradient")] or list(alone)
+    expected = torch.cat([alone[key].flatten() for key in of_gradient]).double()
+    found = torch.cat([first[key].flatten() for key in of_gradient]).double()
+    assert float(expected.norm()) > 0
+    assert float((found - expected).norm() / expected.norm()) < NEAR
+    metrics = [json.loads((updates[n] / f"{name}-0.json").read_text()) for n in (1, size)]
+    assert metrics[0].keys() == metrics[1].keys()
+
+
+def launched(group: Group, folder: Path, size: int = 2, **changes: object) -> Path:  # noqa: F811
+    recipe = runs.write(folder.with_suffix(".yaml"), **{"algorithm": {"name": "ppo", "epochs": 2}, **changes})
+    assert group.run(size, ["train", str(recipe), f"out={folder}"]) == [0] * size, group.said() + group.said(1)
+    return folder
+
+
+def test_two_launches_are_equal_bit_for_bit(group: Group, tmp_path: Path) -> None:  # noqa: F811
+    assert_equal_runs(launched(group, tmp_path / "a"), launched(group, tmp_path / "b"))
+
+
+def test_the_first_rollout_is_that_of_one_process(group: Group, tmp_path: Path) -> None:  # noqa: F811
+    """Random numbers belong to the episode, not to the rank that plays it."""
+    changes = {"logs": {"rollouts": "all", "samples": 2}, "steps": 1}
+    alone = runs.run(tmp_path / "alone", algorithm={"name": "ppo", "epochs": 2}, **changes)
+    ours = [runs.records(folder / "rollouts.jsonl") for folder in (alone, launched(group, tmp_path / "two", **changes))]
+    sampled = [[[turn["action_ids"] for turn in record["turns"]] for record in records] for records in ours]
+    assert sampled[0] == sampled[1]
+    assert [record["score"] for record in ours[0]] == [record["score"] for record in ours[1]]
+
+
+def test_a_killed_rank_ends_the_others_and_a_new_group_goes_on(group: Group, tmp_path: Path) -> None:  # noqa: F811
+    whole = launched(group, tmp_path / "whole", checkpoint={"every": 1, "keep": 2}, steps=8)
+    recipe, folder = tmp_path / "whole.yaml", tmp_path / "killed"
+    for victim in (1, 0):
+        group.start(2, ["train", str(recipe), f"out={folder}"])
+        saved = {*folder.glob("checkpoints/stage*")}
+        while not {*folder.glob("checkpoints/stage*")} - saved:
+            time.sleep(0.02)
+        os.kill(group.processes[victim], signal.SIGKILL)
+        began = time.monotonic()
+        statuses = group.wait()
+        assert statuses[victim] == -signal.SIGKILL and statuses[1 - victim] == 75, statuses
+        assert time.monotonic() - began < 10  # the limit of a wait is half an hour: the others notice at once
+        assert "has gone" in group.said(1 - victim)
+    assert group.run(2, ["train", str(recipe), f"out={folder}"]) == [0, 0]
+    assert_equal_runs(whole, folder)

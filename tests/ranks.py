@@ -1,0 +1,86 @@
+"""Several ranks at once: processes forked from one that has imported everything, joined as torchrun would join them."""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.runs import ROOT
+
+DRIVER = """
+import importlib, json, os, sys
+import lmgym.training.dry_run, lmgym.training.loop, lmgym.distributed.process_group
+import matplotlib.backends.backend_agg, matplotlib.style, tests.rank_targets
+for line in sys.stdin:
+    target, arguments, size, port, output = json.loads(line)
+    module, _, name = target.partition(":")
+    children = []
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            os.dup2(os.open(f"{output}.{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 1)
+            os.dup2(1, 2)
+            status = getattr(importlib.import_module(module), name)(*arguments)
+            sys.stdout.flush()
+            os._exit(int(status or 0))
+        children.append(child)
+    print(json.dumps(children), flush=True)
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]), flush=True)
+"""
+
+
+class Group:
+    """Runs a function, by default the command line, in several ranks.
+
+    Example:
+        >>> group.start(2, ["train", str(recipe)]); os.kill(group.processes[1], signal.SIGKILL); group.wait()
+        [75, -9]
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.output = folder / "output.txt"
+        self.processes: list[int] = []
+        pipe, command = subprocess.PIPE, [sys.executable, "-c", DRIVER]
+        self.driver = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+
+    def start(self, size: int, *arguments: object, target: str = "lmgym.cli.main:main") -> None:
+        assert self.driver.stdin is not None
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        print(json.dumps([target, arguments, size, port, str(self.output)]), file=self.driver.stdin, flush=True)
+        self.processes = self._read()
+
+    def wait(self) -> list[int]:
+        """The exit status of each rank, or minus the signal that ended it."""
+        return self._read()
+
+    def run(self, size: int, *arguments: object, target: str = "lmgym.cli.main:main") -> list[int]:
+        self.start(size, *arguments, target=target)
+        return self.wait()
+
+    def said(self, rank: int = 0) -> str:
+        return Path(f"{self.output}.{rank}").read_text()
+
+    def close(self) -> None:
+        assert self.driver.stdin is not None
+        self.driver.stdin.close()
+        self.driver.wait()
+
+    def _read(self) -> list[int]:
+        assert self.driver.stdout is not None
+        numbers: list[int] = json.loads(self.driver.stdout.readline())
+        return numbers
+
+
+@pytest.fixture(scope="session")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    group = Group(tmp_path_factory.mktemp("ranks"))
+    yield group
+    group.close()
