@@ -68,7 +68,8 @@ def one_run(name: str, seed: int, start: Path, given: argparse.Namespace) -> dic
             seconds, answers = seconds + record["seconds"], answers + int(record["answers"])
         elif record["split"] == "validation":
             curve.append({"answers": answers, "seconds": seconds, "accuracy": record["final_answer"]})
-    print(f"{name} seed {seed}: {curve[0]['accuracy']:.3f} to {curve[-1]['accuracy']:.3f} in {seconds:.0f} s", flush=True)
+    first, last = curve[0]["accuracy"], curve[-1]["accuracy"]
+    print(f"{name} seed {seed}: {first:.3f} to {last:.3f} in {seconds:.0f} s", flush=True)
     return {"algorithm": name, "seed": seed, "curve": curve}
 
 
@@ -95,7 +96,8 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         pace = mean_at_end(own, "seconds") / mean_at_end(own, "answers") * answers
         cells = (name, f"{before.mean:.3f}", alike, f"{pace:.0f}", after(own, "seconds", seconds))
         rows.append((alike.mean, "| " + " | ".join(map(str, cells)) + " |"))
-    head = f"| algorithm | before | after {answers:,.0f} answers [95%] | seconds for them | after {seconds:.0f} s [95%] |"
+    ends = (f"after {answers:,.0f} answers [95%]", "seconds for them", f"after {seconds:.0f} s [95%]")
+    head = f"| algorithm | before | {' | '.join(ends)} |"
     return "\n".join([head, "|---|---|---|---|---|", *(row for _, row in sorted(rows, reverse=True))])
 
 
