@@ -7,6 +7,10 @@ for the learning rate, takes `--steps` steps of 256 answers (DAPO: of 256 to 1,0
 few steps it answers 512 validation problems, sampled; no run selects anything by them. Prints a Markdown table: the
 accuracy before, after the answers that the thriftiest algorithm had in all its steps, and after the seconds that the
 fastest one needed. Writes results.json and a picture for each algorithm's page (curves by seed, mean and interval).
+
+TRPO is not among them unless it is named: a step of 256 answers takes it more than a minute.
+
+    python -m benchmarks.algorithms --seeds 0 1 2 --only trpo --answers 32 --steps 20 --every 2 --out runs/trpo
 """
 
 import argparse
@@ -23,10 +27,9 @@ from benchmarks.quickstart import RECIPE, end_of_warm_start
 from benchmarks.training import train
 from lmgym.stats.intervals import Interval, mean_interval
 
-ANSWERS = 256  # of a step
 RATE = 3e-4  # the quickstart's; critics learn ten times as fast
 GROUPS = {"group_size": 8}
-# Each with the prompts of a step, so that a step has 256 answers.
+SLOW = ("trpo",)
 ALGORITHMS: dict[str, dict[str, Any]] = {
     **{name: GROUPS for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo", "rloo", "raft", "replay")},
     "reinforce": {"group_size": 1},
@@ -36,8 +39,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
-def recipe_of(name: str, start: Path, steps: int, every: int) -> dict[str, Any]:
-    """The quickstart's last stage with another algorithm, from a model folder."""
+def recipe_of(name: str, start: Path, steps: int, every: int, answers: int) -> dict[str, Any]:
+    """The quickstart's last stage with another algorithm and so many answers a step, from a model folder."""
     recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
     stage = recipe.pop("stages")[-1]
     del stage["name"]
@@ -46,7 +49,7 @@ def recipe_of(name: str, start: Path, steps: int, every: int) -> dict[str, Any]:
     recipe |= stage | {
         "algorithm": {"name": name, **fields},
         "optimizer": rates,
-        "prompts_per_step": ANSWERS // fields.get("group_size", 1),
+        "prompts_per_step": answers // fields.get("group_size", 1),
         "steps": steps,
         "threads": 1,
     }
@@ -59,7 +62,7 @@ def one_run(name: str, seed: int, start: Path, given: argparse.Namespace) -> dic
     """Train one algorithm with one seed: its evaluations, each with the seconds of training before it."""
     run = given.out / f"{name}-{seed}"
     path = given.out / f"{name}-{seed}.yaml"
-    path.write_text(yaml.safe_dump(recipe_of(name, start, given.steps, given.every)), encoding="utf-8")
+    path.write_text(yaml.safe_dump(recipe_of(name, start, given.steps, given.every, given.answers)), encoding="utf-8")
     if not (run / "summary.json").exists():
         train(path, [f"seed={seed}", f"out={run}"])
     seconds, answers, curve = 0.0, 0, []
@@ -131,11 +134,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--every", type=int, default=10, help="steps between two points of a curve (%(default)s)")
-    parser.add_argument("--only", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS), metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=ALGORITHMS, metavar="NAME", help="these algorithms")
+    parser.add_argument("--answers", type=int, default=256, help="answers of a step (%(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="runs side by side, one thread each (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("runs/algorithms"))
     given = parser.parse_args()
-    given.out = given.out.absolute()
+    given.out, given.only = given.out.absolute(), given.only or [name for name in ALGORITHMS if name not in SLOW]
     given.out.mkdir(parents=True, exist_ok=True)
     starts = {}
     for seed in given.seeds:
