@@ -53,7 +53,7 @@ def run(given: argparse.Namespace) -> int:
     config, folder = read_recipe(given)
     if given.ranks != 1 or given.restarts:
         return _launch(given, config, folder)
-    with closing(ranks_of_environment()) as ranks:
+    with closing(ranks_of_environment(config.distributed.seconds)) as ranks:
         if folder is None and config.out is None:  # the first rank chooses for all
             config.out = ranks.gather(str(_unused(Path("runs") / Path(given.what).stem)).encode())[0].decode()
         elif folder is None:

@@ -135,6 +135,17 @@ class CheckpointSection(Section):
 
 
 @dataclass(kw_only=True)
+class DistributedSection(Section):
+    """The `distributed:` section, for runs of several processes (docs/scale.md)."""
+
+    section = "distributed"
+
+    seconds: Annotated[float, Gt(0), FINITE, Rule("it must be above 0 seconds")] = 1800.0
+    """Longest wait for another rank: more than one rank may need for its answers longer than another. Then the run
+    ends, with a sentence that names the ranks that do not answer."""
+
+
+@dataclass(kw_only=True)
 class LogsSection(Section):
     """The `logs:` section. metrics.jsonl and rollouts.jsonl are always written."""
 
@@ -171,6 +182,7 @@ class Config(Section):
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     logs: LogsSection = field(default_factory=LogsSection)
+    distributed: DistributedSection = field(default_factory=DistributedSection)
     reward_timeout: Annotated[float, Gt(0), Rule("it must be above 0 seconds")] = 60.0
     """Seconds after which a reward function that has not returned ends the run (docs/rewards.md says for which rewards
     this can be enforced)."""

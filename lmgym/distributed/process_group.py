@@ -93,7 +93,8 @@ class ProcessGroup(Ranks):
             act()
         except RuntimeError as error:
             silent = time.monotonic() - began > 0.9 * self.seconds
-            raise RankLost(f"{self._missing()} {'does not answer' if silent else 'has gone'}") from error
+            how = f"did not answer within {self.seconds:g} s" if silent else "has gone"
+            raise RankLost(f"{self._missing()} {how}") from error
 
     def _missing(self) -> str:
         """Who has not come to the exchange that this rank is waiting in."""

@@ -24,6 +24,7 @@ MAY_CHANGE = {  # a key of a recipe, or a section: those of a stage without the 
     "threads": FREE,  # what comes of it is in "machine"
     "checkpoint": FREE,
     "logs": FREE,
+    "distributed": FREE,
     "evaluation": FREE,
     "reward_timeout": FREE,
     "policy.device": FREE,  # as threads
