@@ -15,8 +15,6 @@ from lmgym import __version__
 from lmgym.config.packaged import hides_packaged
 from lmgym.core.errors import LmgymError
 from lmgym.core.output import SurvivingOutput, surviving_output
-from lmgym.distributed.launch import RANK_LOST
-from lmgym.distributed.ranks import RankLost
 from lmgym.logs.formatting import visible
 
 EPILOG = """examples:
@@ -76,7 +74,7 @@ def _main(arguments: Sequence[str] | None, output: SurvivingOutput) -> int:
         return status
     except LmgymError as error:
         print(f"lmgym: {visible(str(error))}", file=sys.stderr)
-        return RANK_LOST if isinstance(error, RankLost) else 1
+        return 1
     except KeyboardInterrupt:
         print(
             "lmgym: stopped; what was saved is whole, and `lmgym train RUN_FOLDER` goes on from there", file=sys.stderr

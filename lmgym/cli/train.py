@@ -34,7 +34,9 @@ def run(given: argparse.Namespace) -> int:
     with quick_imports():
         from lmgym.config.build import check_same_recipe
         from lmgym.config.packaged import find_recipe
+        from lmgym.distributed.launch import RANK_LOST
         from lmgym.distributed.process_group import ranks_of_environment
+        from lmgym.distributed.ranks import RankLost
         from lmgym.experiments.sweep import is_finished, plan, sweep_folder, train_all
         from lmgym.training.loop import train
 
@@ -58,7 +60,12 @@ def run(given: argparse.Namespace) -> int:
             config.out = ranks.gather(str(_unused(Path("runs") / Path(given.what).stem)).encode())[0].decode()
         elif folder is None:
             check_same_recipe(config, given.what)
-        train(config, ranks=ranks)
+        try:
+            train(config, ranks=ranks)
+        except RankLost as error:
+            print(f"lmgym: {error}", file=sys.stderr, flush=True)
+            sys.stdout.flush()
+            os._exit(RANK_LOST)  # a thread may still wait for a connection that is dead
     return 0 if is_finished(config) else 130
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from lmgym.distributed.ranks import ALONE, RankLost, Ranks
 
 SECONDS = 1800.0  # torch's own limit for a wait
 BUCKET = 2**24  # numbers that are added in one call, so that what is copied for it stays small
-STORE_SECONDS = 5.0
+LISTENING = 1.0  # seconds, for the others to notice a loss too
 
 
 def ranks_of_environment(seconds: float = SECONDS) -> Ranks:
@@ -30,8 +31,8 @@ def ranks_of_environment(seconds: float = SECONDS) -> Ranks:
 class ProcessGroup(Ranks):
     """This process among those that torchrun has started (it sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT).
 
-    Raises LmgymError if not all of them come within `seconds`, and RankLost (with the ranks that are late) if one does
-    not answer for so long or has gone.
+    Raises LmgymError if not all of them come within `seconds`, and RankLost (with the ranks that are missing) if one
+    does not answer for so long or has gone.
 
     Example: python -m torch.distributed.run --nproc-per-node 2 -m lmgym train quickstart
     """
@@ -50,7 +51,6 @@ class ProcessGroup(Ranks):
                 f"within {seconds:g} s: {describe(error)}"
             ) from error
         self.seconds = seconds
-        self.meetings = 0  # how often this rank has met the others
         self._store = dist.PrefixStore("lmgym", store)
 
     def add(self, *tensors: Tensor) -> None:
@@ -85,29 +85,36 @@ class ProcessGroup(Ranks):
             dist.destroy_process_group()
 
     def _meet(self, act: Callable[[], Any]) -> None:
-        """Take part in one exchange. Each rank notes how many it has begun, so that the late ones can be named."""
-        self.meetings += 1
+        """Take part in one exchange."""
         began = time.monotonic()
         try:
-            self._store.set(f"meetings/{self.rank}", str(self.meetings))
             act()
         except RuntimeError as error:
             silent = time.monotonic() - began > 0.9 * self.seconds
-            how = f"did not answer within {self.seconds:g} s" if silent else "has gone"
-            raise RankLost(f"{self._missing()} {how}") from error
+            how = f"no answer within {self.seconds:g} s from" if silent else "lost the connection to"
+            raise RankLost(f"rank {self.rank}: {how} {self._missing()}") from error
 
     def _missing(self) -> str:
-        """Who has not come to the exchange that this rank is waiting in."""
-        late: list[str] = []
-        self._store.set_timeout(timedelta(seconds=STORE_SECONDS))
-        try:
-            for rank in range(self.size):
-                known = self._store.check([f"meetings/{rank}"])
-                if not known or int(self._store.get(f"meetings/{rank}")) < self.meetings:
-                    late.append(str(rank))
-        except RuntimeError:  # the store is a part of the first rank's process, or of torchrun's
-            return "rank 0, or the process that starts the ranks,"
-        return f"rank {', '.join(late)}" if late else "another rank"
+        """Who is missing: those that have not noticed a loss themselves, some seconds after this rank has."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        heard: set[int] = set()
+
+        def ask() -> None:
+            self._store.set(f"lost/{self.rank}", "")
+            while True:
+                heard.update(rank for rank in others if self._store.check([f"lost/{rank}"]))
+                time.sleep(0.1)
+
+        # In a thread, because the store may be behind a dead connection, and has no limit of its own.
+        Thread(target=_quietly, args=(ask,), daemon=True).start()
+        time.sleep(LISTENING)
+        missing = [str(rank) for rank in others if rank not in heard] or [str(rank) for rank in others]
+        return f"rank {missing[0]}" if len(missing) == 1 else f"one of the ranks {', '.join(missing)}"
+
+
+def _quietly(act: Callable[[], None]) -> None:
+    with suppress(RuntimeError):
+        act()
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -80,6 +80,6 @@ def test_a_killed_rank_ends_the_others_and_a_new_group_goes_on(group: Group, tmp
         statuses = group.wait()
         assert statuses[victim] == -signal.SIGKILL and statuses[1 - victim] == 75, statuses
         assert time.monotonic() - began < 10  # the limit of a wait is half an hour: the others notice at once
-        assert "has gone" in group.said(1 - victim)
+        assert f"lost the connection to rank {victim}" in group.said(1 - victim)
     assert group.run(2, ["train", str(recipe), f"out={folder}"]) == [0, 0]
     assert_equal_runs(whole, folder)
