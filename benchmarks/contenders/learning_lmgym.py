@@ -5,7 +5,6 @@ python -m benchmarks.contenders.learning_lmgym FOLDER
 
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from lmgym.config.schema import Config
 from lmgym.core import seeds
 from lmgym.core.registry import register
 from lmgym.logs.console import Console
-from lmgym.training.loop import collate_step, gather, log_step
+from lmgym.training.loop import advance, begin_step, collate_step, gather, log_step
 from lmgym.training.setup import start
 from lmgym.training.stage import StageRun, begin_stage
 from lmgym.types import Example
@@ -66,16 +65,13 @@ def config_of(folder: Path, out: str) -> Config:
 
 def one_step(stage: StageRun) -> None:
     """What `train` does in a step; evaluations and checkpoints are never due."""
-    run, algorithm, began = stage.run, stage.algorithm, time.perf_counter()
-    answers = gather(stage, stage.step)
-    gathered = time.perf_counter()
-    batch = prepare(collate_step(stage, answers, stage.step), run.policy, stage.frozen_models.models, algorithm)
-    rate = stage.optimizer.set_step(stage.step, stage.config.steps)
-    metrics = update(algorithm, run.policy, batch, stage.optimizer)
-    run.progress.advance()
-    run.engine.load(run.policy, run.progress.version)
-    algorithm.after_update(stage)
-    log_step(stage, answers, batch, {**metrics, "learning_rate": rate}, began, gathered)
+    run, step = stage.run, stage.step
+    begin_step(stage, step)
+    episodes = gather(stage, step)
+    batch = prepare(collate_step(stage, episodes, step), run.policy, stage.frozen_models.models, stage.algorithm)
+    metrics = update(stage.algorithm, run.policy, batch, stage.optimizer)
+    advance(stage)
+    log_step(stage, episodes, batch, metrics)
 
 
 def main() -> None:
