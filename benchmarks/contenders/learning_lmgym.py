@@ -85,7 +85,7 @@ def main() -> None:
                 one_step(stage)
                 turns.mark("step")
                 if stage.step % given.every == 0:
-                    run.policy.model.save_pretrained(saved(folder, "lmgym", stage.step))
+                    run.policy.save_pretrained(saved(folder, "lmgym", stage.step))
                 turns.answer()
 
 

@@ -39,6 +39,7 @@ class Held(TrainerCallback):
         self.turns.mark("step")
         if step % self.settings.every == 0:
             model.save_pretrained(saved(self.folder, "trl", step))
+            AutoTokenizer.from_pretrained(self.folder / "model").save_pretrained(saved(self.folder, "trl", step))
         self.turns.answer()
 
 
