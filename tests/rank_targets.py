@@ -1,21 +1,37 @@
 """What tests run in each of several ranks (tests/ranks.py)."""
 
 import json
+import os
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
 from lmgym.config.build import build_config
+from lmgym.core.errors import LmgymError
 from lmgym.distributed.process_group import ranks_of_environment
+from lmgym.envs.base import Step
 from lmgym.logs.console import Console
 from lmgym.training.loop import begin_step, collate_step, gather
 from lmgym.training.setup import start
 from lmgym.training.stage import begin_stage
+from lmgym.types import Example
 from lmgym.updates.prepare import prepare
 from lmgym.updates.update import update
 from tests import runs
 from tests.parity.test_resume import ALGORITHMS, SETTINGS
+
+
+class FailsOnTheSecondRank:
+    """A question that the second rank cannot even ask, for a reason of its own."""
+
+    def reset(self, example: Example, seed: int) -> str:
+        if os.environ.get("RANK") == "1":
+            raise LmgymError("the second rank has no questions")
+        return "?"
+
+    def step(self, text: str, stop: str) -> Step:
+        return Step(reward=float(len(text)), terminated=True)
 
 
 def gradients(folder: str) -> None:

@@ -67,7 +67,7 @@ def _one_group(command: Sequence[str], ranks: int) -> tuple[int, str]:
                 failed = [rank for rank, code in codes.items() if code == status]
                 if failed:
                     return status, "" if failed[0] == 0 else _last_words(folder, failed[:1])
-            return RANK_LOST, _deaths(codes)
+            return RANK_LOST, deaths(codes)
     return DONE, ""
 
 
@@ -81,7 +81,7 @@ def _last_words(folder: str, ranks: Iterable[int]) -> str:
     return "; ".join(said)
 
 
-def _deaths(codes: dict[int, int]) -> str:
+def deaths(codes: dict[int, int]) -> str:
     """Which ranks died, and how; not those that only noticed that another one had gone."""
     effects = (RANK_LOST, -signal.SIGTERM)  # torchrun ends with SIGTERM those that are left
     died = {rank: code for rank, code in codes.items() if code not in effects} or codes

@@ -83,3 +83,35 @@ def test_a_killed_rank_ends_the_others_and_a_new_group_goes_on(group: Group, tmp
         assert f"lost the connection to rank {victim}" in group.said(1 - victim)
     assert group.run(2, ["train", str(recipe), f"out={folder}"]) == [0, 0]
     assert_equal_runs(whole, folder)
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(group: Group, tmp_path: Path) -> None:  # noqa: F811
+    """Its records say that it is no longer bit for bit what it would have been."""
+    folder = launched(group, tmp_path / "two", steps=3)
+    runs.run(folder, algorithm={"name": "ppo", "epochs": 2}, steps=6)
+    records = runs.records(folder / "metrics.jsonl")
+    assert [record["step"] for record in records if record["kind"] == "train"] == list(range(6))
+    [resumed] = [record for record in records if record["kind"] == "resume"]
+    assert "ranks" in json.dumps(resumed)
+
+
+def test_ctrl_c_stops_all_ranks_after_the_same_step(group: Group, tmp_path: Path) -> None:  # noqa: F811
+    whole = launched(group, tmp_path / "whole", checkpoint={"every": 1, "keep": 2}, steps=12)
+    folder = tmp_path / "stopped"
+    group.start(2, ["train", str(tmp_path / "whole.yaml"), f"out={folder}"])
+    while not [*folder.glob("checkpoints/stage-0-*")]:
+        time.sleep(0.02)
+    os.kill(group.processes[1], signal.SIGINT)  # one rank is told, all stop
+    assert group.wait() == [130, 130], group.said() + group.said(1)
+    assert not (folder / "final").exists()
+    assert group.run(2, ["train", str(tmp_path / "whole.yaml"), f"out={folder}"]) == [0, 0]
+    assert_equal_runs(whole, folder)
+
+
+def test_an_error_of_one_rank_ends_all(group: Group, tmp_path: Path) -> None:  # noqa: F811
+    """Every environment of the second rank fails; the first one notices that it has gone."""
+    changes = {"env": "tests.rank_targets:FailsOnTheSecondRank", "rewards": None, "prompts_per_step": 2}
+    recipe = runs.write(tmp_path / "failing.yaml", **{"algorithm": {"name": "rloo", "group_size": 2}, **changes})
+    statuses = group.run(2, ["train", str(recipe), f"out={tmp_path / 'run'}"])
+    assert statuses == [75, 1], group.said() + group.said(1)
+    assert "lost the connection to rank 1" in group.said() and "second rank" in group.said(1)

@@ -1,0 +1,63 @@
+"""`lmgym train --ranks --restarts`: torchrun starts the ranks, and a new group goes on after one has died."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from lmgym.distributed.launch import RANK_LOST, deaths
+from tests import runs
+from tests.runs import complaint
+from tests.torture.ranks import command, newest_step, ranks_of
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--ranks", "0"], "--ranks is 0; it must be at least 1"),
+        (["--restarts", "-1"], "--restarts is -1; it must be at least 0"),
+        (["--ranks", "2", "runs.seeds=[0,1]"], "runs: trains several runs, each in one process"),
+        (["--ranks", "2", "stepz=3"], "unknown key 'stepz'"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_anything_starts(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = runs.write(tmp_path / "recipe.yaml", out=str(tmp_path / "run"))
+    assert said in complaint(capsys, "train", recipe, *options)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("codes", "said"),
+    [
+        ({0: RANK_LOST, 1: -9}, "rank 1 was ended by signal 9"),
+        ({0: -15, 1: -9, 2: RANK_LOST}, "rank 1 was ended by signal 9"),  # torchrun ends with SIGTERM who is left
+        ({0: RANK_LOST, 1: RANK_LOST}, "rank 0 ended with status 75, rank 1 ended with status 75"),
+    ],
+)
+def test_who_died_is_told_from_who_noticed(codes: dict[int, int], said: str) -> None:
+    assert deaths(codes) == said
+
+
+@pytest.mark.slow
+def test_a_group_starts_again_by_itself(tmp_path: Path) -> None:
+    """The short form of tests/torture/ranks.py, which also compares the end with a run that nobody touched."""
+    folder = tmp_path / "run"
+    recipe = runs.write(tmp_path / "recipe.yaml", checkpoint={"every": 1, "keep": 2}, steps=40)
+    with (tmp_path / "output.txt").open("wb") as output:
+        line = command(recipe, folder, 2, "--restarts", "1")
+        training = subprocess.Popen(line, cwd=runs.ROOT, stdout=output, stderr=output)
+        while newest_step(folder) < 2:
+            assert training.poll() is None, (tmp_path / "output.txt").read_text()
+            time.sleep(0.02)
+        os.kill(ranks_of(folder)[1], signal.SIGKILL)
+        assert training.wait() == 0, (tmp_path / "output.txt").read_text()
+    said = (tmp_path / "output.txt").read_text()
+    assert "rank 1 was ended by signal 9" in said and "resuming" in said
+    assert "Traceback" not in said
+    assert (folder / "final/model.safetensors").is_file()
+    assert not ranks_of(folder)
