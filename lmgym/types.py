@@ -182,8 +182,8 @@ class Episode:
 
     def to_json(self) -> dict[str, Any]:
         """The episode as values that JSON can hold. Raises TypeError or ValueError as `Example.to_json` does."""
-        changed = {"example": self.example.to_json(), "turns": [turn.to_json() for turn in self.turns]}
-        changed |= {"messages": [dict(message) for message in self.messages]}
+        changed: dict[str, Any] = {"example": self.example.to_json(), "turns": [turn.to_json() for turn in self.turns]}
+        changed["messages"] = [dict(message) for message in self.messages]
         if spans := recipe_spans(self.messages):
             changed["recipe_spans"] = spans
         return {f.name: getattr(self, f.name) for f in fields(self)} | changed

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from threading import Thread
 from typing import Any
 
@@ -55,11 +56,8 @@ class ProcessGroup(Ranks):
 
     def add(self, *tensors: Tensor) -> None:
         for bucket in _buckets(tensors):
-            if len(bucket) == 1 and bucket[0].is_contiguous():
-                self._meet(lambda flat=bucket[0]: dist.all_reduce(flat))
-                continue
             flat = torch.cat([tensor.detach().flatten() for tensor in bucket])
-            self._meet(lambda flat=flat: dist.all_reduce(flat))
+            self._meet(partial(dist.all_reduce, flat))
             with torch.no_grad():
                 for tensor, part in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
                     tensor.copy_(part.view_as(tensor))
@@ -67,14 +65,14 @@ class ProcessGroup(Ranks):
     def gather(self, own: bytes) -> list[bytes]:
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = len(own)
-        self._meet(lambda: dist.all_reduce(sizes))
+        self._meet(partial(dist.all_reduce, sizes))
         longest = int(sizes.max())
         if not longest:
             return [b""] * self.size
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8) if own else padded[:0]
         parts = [torch.empty_like(padded) for _ in range(self.size)]
-        self._meet(lambda: dist.all_gather(parts, padded))
+        self._meet(partial(dist.all_gather, parts, padded))
         return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes.tolist(), strict=True)]
 
     def wait(self) -> None:

@@ -241,8 +241,8 @@ def open_run(
         ranks.wait()  # until the first one has written
         if resume_from:
             engine.load(policy, progress.version)
-        logs: tuple[Any, ...] = (console, NullWriter(), None)
-        return Run(config, folder, section, data, policy, engine, *logs, progress, resume_from, stands_on, limits)
+        silent = (console, NullWriter(), None)
+        return Run(config, folder, section, data, policy, engine, *silent, progress, resume_from, stands_on, limits)
     lock = lock_folder(folder)
     try:
         changed = check_resumable(resume_from, stands_on, progress)
