@@ -2,8 +2,9 @@
 
     python -m benchmarks.ranks --rounds 3
 
-Each round trains every workload for some steps with one rank, then with two. Prints a Markdown table: the median seconds
-of a step (sampling, rewards, update), over all rounds without each run's first two steps, and the ratio by round.
+Each round trains every workload for some steps with one rank, then with two. Prints a Markdown table: the median
+seconds of a step (sampling, rewards, update), over all rounds without each run's first two steps, and the ratio by
+round.
 """
 
 import argparse
@@ -56,7 +57,7 @@ def workloads() -> dict[str, dict[str, Any]]:
     return {
         "quickstart's GRPO, 256 answers of 9 tokens, 0.8M": short,
         "PPO, 64 answers of 96 tokens, 0.8M": long,
-        "GRPO, 64 answers of 32 tokens, 19M": large,
+        "GRPO, 64 answers of 32 tokens, 21M": large,
     }
 
 
