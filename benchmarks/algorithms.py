@@ -132,7 +132,7 @@ def draw(name: str, results: Sequence[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=10, help="steps between two points of a curve (%(default)s)")
     parser.add_argument("--only", nargs="+", choices=ALGORITHMS, metavar="NAME", help="these algorithms")
     parser.add_argument("--answers", type=int, default=256, help="answers of a step (%(default)s)")

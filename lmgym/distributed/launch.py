@@ -23,8 +23,10 @@ def launch(command: Sequence[str], ranks: int, restarts: int, say: Callable[[str
 
     Example: launch(["train", "quickstart", "out=runs/a"], ranks=2, restarts=3, say=print)
     """
-    # Of the cores, each rank gets its share, unless the user has said otherwise.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
+    import torch
+
+    # Each rank gets its share of the threads, unless the user has said otherwise.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // ranks)))
     for left in range(restarts, -1, -1):
         began = time.monotonic()
         status, why = _one_group(command, ranks)
