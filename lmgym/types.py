@@ -192,9 +192,9 @@ class Episode:
     def from_json(cls, tree: Mapping[str, Any]) -> "Episode":
         """The episode that `to_json` has written; floats come back bit for bit."""
         known = {key: value for key, value in tree.items() if key != "recipe_spans"}
-        turns = [Turn.from_json(turn) for turn in tree["turns"]]
+        example, turns = Example.from_json(tree["example"]), [Turn.from_json(turn) for turn in tree["turns"]]
         messages = with_recipe_spans(tree["messages"], tree.get("recipe_spans", ()))
-        return cls(**{**known, "example": Example.from_json(tree["example"]), "turns": turns, "messages": messages})
+        return cls(**{**known, "example": example, "turns": turns, "messages": messages})
 
     @property
     def text(self) -> str:
