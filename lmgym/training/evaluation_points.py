@@ -49,13 +49,18 @@ def is_evaluated(stage: StageRun, moment: str, split: str) -> bool:
 
 
 def finish(run: Run) -> None:
-    """Write the final model, the summary and the plot, and show the tables; if interrupted, say how to go on."""
+    """Write the final model, the summary and the plot, and show the tables; if interrupted, say how to go on. All ranks
+    return when the first one has written."""
     run.console.close()
     if run.interrupted:
         run.console.say(f"stopped and saved; go on with: lmgym train {run.folder}")
         return
-    if not run.ranks.first:
-        return
+    if run.ranks.first:
+        _write_results(run)
+    run.ranks.wait()
+
+
+def _write_results(run: Run) -> None:
     checkpoint.save_model(run.folder / "final", run.policy)
     evaluations = run.progress.evaluations
     checkpoint.write_text(run.folder / "summary.json", json_text(evaluations))

@@ -40,7 +40,6 @@ def train(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
         for stage in stages_left(run):
             train_stage(stage)
         finish(run)
-        ranks.wait()  # for what the first one writes
     return run.folder
 
 

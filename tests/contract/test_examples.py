@@ -150,7 +150,7 @@ def test_the_loop_of_the_docs_has_the_lines_of_the_loop() -> None:
     for line in inspect.getsource(train_stage).split('"""')[2].splitlines():
         assert line.strip() in [*shown, "run = stage.run"]
     for line in inspect.getsource(train).split('"""')[2].splitlines():
-        known = [*shown, "with start(config, console) as run:", "train_stage(stage)", "return run.folder"]
+        known = [*shown, "with start(config, console, ranks) as run:", "train_stage(stage)", "return run.folder"]
         assert line.strip() in known
 
 
