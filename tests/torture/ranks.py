@@ -67,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", type=int, default=2, help="ranks (%(default)s)")
     given = parser.parse_args(arguments)
     place = Path(tempfile.mkdtemp(prefix="lmgym-ranks-"))
-    recipe = runs.write(place / "recipe.yaml", **RECIPE, steps=4 * given.kills + 4)  # some more steps pass before a kill takes effect
+    steps = 4 * given.kills + 4  # one or two more pass before a kill takes effect
+    recipe = runs.write(place / "recipe.yaml", **RECIPE, steps=steps)
     whole, killed = place / "whole", place / "killed"
     with (place / "output.txt").open("wb") as output:
         # The run that nobody touches; how long it takes until its first checkpoint.
