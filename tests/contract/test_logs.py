@@ -420,7 +420,7 @@ def test_the_table_says_what_has_changed() -> None:
 
 @pytest.mark.parametrize("columns", [50, 60, 80, None])
 def test_no_table_loses_a_cell(columns: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At any width each name and each interval stands whole on a line that fits; a file has no width."""
+    """No name and no interval is broken over two lines, and no line is wider than the terminal. A file has no limit."""
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns:
         monkeypatch.setenv("COLUMNS", str(columns))
