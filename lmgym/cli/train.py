@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import traceback
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,13 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Train. The exit status is 130 if Ctrl-C stopped it, and 75 if another rank has gone."""
+    """Train. The exit status is 130 if Ctrl-C stopped it, 75 if another rank has gone, and under torchrun 70
+    after an exception that nobody foresaw."""
     with quick_imports():
         from lmgym.config.build import check_same_recipe
         from lmgym.config.packaged import find_recipe
-        from lmgym.distributed.launch import RANK_LOST
+        from lmgym.distributed.launch import CRASHED, RANK_LOST
         from lmgym.distributed.process_group import ranks_of_environment
-        from lmgym.distributed.ranks import RankLost
+        from lmgym.distributed.ranks import RankLost, ranks_started
         from lmgym.experiments.sweep import is_finished, plan, sweep_folder, train_all
         from lmgym.training.loop import train
 
@@ -44,7 +46,7 @@ def run(given: argparse.Namespace) -> int:
     recipe = what / "recipe.yaml" if what.is_dir() else find_recipe(given.what)
     # A recipe with `runs:` is several runs; `plan` returns None for a single one.
     several = plan(recipe, given.overrides) if recipe.is_file() else None
-    together = given.ranks != 1 or given.restarts or int(os.environ.get("WORLD_SIZE", "1")) > 1
+    together = given.ranks != 1 or given.restarts or ranks_started() > 1
     if several and together:
         raise LmgymError("runs: trains several runs, each in one process; give --ranks and --restarts to a single run")
     if several and what.is_dir():
@@ -66,6 +68,13 @@ def run(given: argparse.Namespace) -> int:
             print(f"lmgym: {error}", file=sys.stderr, flush=True)
             sys.stdout.flush()
             os._exit(RANK_LOST)  # a thread may still wait for a connection that is dead
+        except LmgymError:
+            raise
+        except Exception:
+            if "TORCHELASTIC_RUN_ID" not in os.environ:
+                raise
+            traceback.print_exc()  # torchrun shall tell this from a sentence about the recipe: it may go better again
+            os._exit(CRASHED)
     return 0 if is_finished(config) else 130
 
 

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 # Exit statuses of `lmgym train`.
 DONE, USER_ERROR, STOPPED = 0, 1, 130  # to start again would not help
+CRASHED = 70  # an exception that nobody foresaw; BSD's EX_SOFTWARE
 RANK_LOST = 75  # another rank has gone; BSD's EX_TEMPFAIL
 
 
@@ -19,7 +20,8 @@ def launch(command: Sequence[str], ranks: int, restarts: int, say: Callable[[str
     """Run `python -m lmgym COMMAND` as so many ranks of one group, and return its exit status.
 
     torchrun starts and watches them. When a rank dies, it ends the others, and a new group is started, up to `restarts`
-    times: a run then goes on from its newest whole checkpoint. A rank that ends with `USER_ERROR` ends it for good.
+    times: a run then goes on from its newest whole checkpoint. A rank that ends with `USER_ERROR` ends it for good;
+    one that crashed (a signal, an exception of a driver or a library) does not.
 
     Example: launch(["train", "quickstart", "out=runs/a"], ranks=2, restarts=3, say=print)
     """
@@ -69,7 +71,8 @@ def _one_group(command: Sequence[str], ranks: int) -> tuple[int, str]:
                 failed = [rank for rank, code in codes.items() if code == status]
                 if failed:
                     return status, "" if failed[0] == 0 else _last_words(folder, failed[:1])
-            return RANK_LOST, deaths(codes)
+            others = _last_words(folder, [rank for rank, code in codes.items() if code == CRASHED and rank])
+            return RANK_LOST, "; ".join(filter(None, [deaths(codes), others]))
     return DONE, ""
 
 

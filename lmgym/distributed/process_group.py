@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lmgym.core.errors import LmgymError, describe
-from lmgym.distributed.ranks import ALONE, RankLost, Ranks
+from lmgym.distributed.ranks import ALONE, RankLost, Ranks, ranks_started
 
 SECONDS = 1800.0  # torch's own limit for a wait
 BUCKET = 2**24  # numbers that are added in one call, so that what is copied for it stays small
@@ -26,7 +26,7 @@ def ranks_of_environment(seconds: float = SECONDS) -> Ranks:
 
     `seconds` is the limit of each wait for the others. Raises LmgymError if the group does not come together.
     """
-    return ALONE if int(os.environ.get("WORLD_SIZE", "1")) == 1 else ProcessGroup(seconds)
+    return ALONE if ranks_started() == 1 else ProcessGroup(seconds)
 
 
 class ProcessGroup(Ranks):

@@ -6,6 +6,7 @@ no torch: the form for several processes is in process_group.py.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
@@ -87,3 +88,12 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def ranks_started() -> int:
+    """How many processes torchrun has started for this run: its WORLD_SIZE, 1 without torchrun. Raises LmgymError if
+    the variable is no number."""
+    given = os.environ.get("WORLD_SIZE", "1")
+    if not (given.isascii() and given.isdigit() and int(given) > 0):
+        raise LmgymError(f"the environment variable WORLD_SIZE is '{given}'; it must be a number of processes")
+    return int(given)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmgym.distributed.launch import RANK_LOST, deaths
+from lmgym.distributed.launch import CRASHED, RANK_LOST, deaths
 from tests import runs
 from tests.runs import complaint
 from tests.torture.ranks import command, newest_step, ranks_of
@@ -18,14 +18,21 @@ from tests.torture.ranks import command, newest_step, ranks_of
     ("options", "said"),
     [
         (["--ranks", "0"], "--ranks is 0; it must be at least 1"),
+        (["WORLD_SIZE=two"], "the environment variable WORLD_SIZE is 'two'"),
         (["--restarts", "-1"], "--restarts is -1; it must be at least 0"),
         (["--ranks", "2", "runs.seeds=[0,1]"], "runs: trains several runs, each in one process"),
         (["--ranks", "2", "stepz=3"], "unknown key 'stepz'"),
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_starts(
-    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if options[0].startswith("WORLD_SIZE="):
+        monkeypatch.setenv("WORLD_SIZE", options.pop().partition("=")[2])
     recipe = runs.write(tmp_path / "recipe.yaml", out=str(tmp_path / "run"))
     assert said in complaint(capsys, "train", recipe, *options)
     assert not (tmp_path / "run").exists()
@@ -36,6 +43,7 @@ def test_bad_input_is_one_sentence_before_anything_starts(
     [
         ({0: RANK_LOST, 1: -9}, "rank 1 was ended by signal 9"),
         ({0: -15, 1: -9, 2: RANK_LOST}, "rank 1 was ended by signal 9"),  # torchrun ends with SIGTERM who is left
+        ({0: CRASHED, 1: RANK_LOST}, "rank 0 ended with status 70"),
         ({0: RANK_LOST, 1: RANK_LOST}, "rank 0 ended with status 75, rank 1 ended with status 75"),
     ],
 )
@@ -61,3 +69,15 @@ def test_a_group_starts_again_by_itself(tmp_path: Path) -> None:
     assert "Traceback" not in said
     assert (folder / "final/model.safetensors").is_file()
     assert not ranks_of(folder)
+
+
+@pytest.mark.slow
+def test_a_single_process_starts_again_after_an_exception(tmp_path: Path) -> None:
+    algorithm = {"name": "tests.rank_targets:CrashesOnce", "group_size": 4, "marker": str(tmp_path / "marker")}
+    recipe = runs.write(tmp_path / "recipe.yaml", algorithm=algorithm, steps=2)
+    line = command(recipe, tmp_path / "run", 1, "--restarts", "2")
+    done = subprocess.run(line, cwd=runs.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "RuntimeError: the device went away" in done.stderr
+    assert done.stderr.count("rank 0 ended with status 70") == 1
+    assert (tmp_path / "run/final/model.safetensors").is_file()

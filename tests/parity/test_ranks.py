@@ -47,6 +47,17 @@ def test_gradients_do_not_depend_on_the_number_of_ranks(name: str, size: int, up
     assert metrics[0].keys() == metrics[1].keys()
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_trpo_finds_the_same_gradient_and_product(size: int, updates: dict[int, Path]) -> None:
+    """Of the policy; what the test above compares is the critic's."""
+    alone, first = (load_file(updates[number] / "trpo policy-0.safetensors") for number in (1, size))
+    for name, expected in alone.items():
+        assert float(expected.norm()) > 0
+        assert float((first[name] - expected).double().norm() / expected.double().norm()) < NEAR
+        for rank in range(1, size):
+            assert torch.equal(load_file(updates[size] / f"trpo policy-{rank}.safetensors")[name], first[name])
+
+
 def launched(group: Group, folder: Path, size: int = 2, **changes: object) -> Path:  # noqa: F811
     recipe = runs.write(folder.with_suffix(".yaml"), **{"algorithm": {"name": "ppo", "epochs": 2}, **changes})
     assert group.run(size, ["train", str(recipe), f"out={folder}"]) == [0] * size, group.said() + group.said(1)
