@@ -18,6 +18,7 @@ SECTIONS = {
     "rollouts": ("Rollouts", "From prompts to scored episodes; evaluation.", ["rollouts"]),
     "inference": ("Inference", "Engines that sample answers.", ["inference"]),
     "models": ("Models", "Loading, scoring, critics, LoRA, quantisation.", ["models"]),
+    "distributed": ("Ranks", "Several processes that train one run.", ["distributed"]),
     "updates": ("Updates", "From a batch to a step of the optimizer.", ["updates"]),
     "training": ("Training", "A whole run, and its lines for a loop of your own.", ["training"]),
     "logs": ("Logs", "Records, plots, and sinks for trackers.", ["logs"]),
