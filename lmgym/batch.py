@@ -89,6 +89,12 @@ class Batch:
                 columns[name] = column[:, : longest["source_mask" if name in SOURCE else "mask"]]
         return replace(self, **columns)
 
+    def idle(self) -> "Batch":
+        """Its first row, without actions: what a rank runs while others run their last rows. It adds nothing to any
+        loss, but puts together the rank's part of the weights."""
+        row = self[torch.tensor([0])]
+        return row.replace(actions=torch.zeros_like(row.actions))
+
     def replace(self, **columns: Any) -> "Batch":
         """A copy with these columns set."""
         return replace(self, **columns)

@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -13,18 +14,23 @@ from lmgym.algorithms.trpo import TRPO
 from lmgym.batch import Batch
 from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
+from lmgym.distributed.parts import whole
 from lmgym.distributed.process_group import ranks_of_environment
 from lmgym.envs.base import Step
 from lmgym.logs.console import Console
+from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.sharding import shard_policy
 from lmgym.training.loop import begin_step, collate_step, gather
 from lmgym.training.setup import start
 from lmgym.training.stage import begin_stage
 from lmgym.types import Example
 from lmgym.updates.fisher import FisherProduct
+from lmgym.updates.optimizer import make_optimizer
 from lmgym.updates.prepare import prepare
 from lmgym.updates.trust_region import surrogate_gradient
 from lmgym.updates.update import update
 from tests import runs
+from tests.contract.test_every_algorithm import policy_section
 from tests.parity.test_resume import ALGORITHMS, SETTINGS
 
 
@@ -53,17 +59,44 @@ class FailsOnTheSecondRank:
         return Step(reward=float(len(text)), terminated=True)
 
 
-def gradients(folder: str) -> None:
-    """For each algorithm the gradient of its first optimizer step, and the policy after one step of training. Each rank
-    makes the batch by itself, so all have the same one; the update is shared out."""
+PPO = ALGORITHMS["ppo"]
+TINY = runs.TINY["policy"]
+# What shared-out weights must get right besides the algorithm: kinds of model, and of passes over them.
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gpt2": (PPO, {"model": "builtin:tiny_gpt2", "device": "cpu", "architecture": {"n_embd": 16, "n_head": 2}}),
+    "t5": (PPO, policy_section("builtin:tiny_t5")),
+    "bart": (PPO, policy_section("builtin:tiny_bart")),
+    "t5, separate critic": (PPO, policy_section("builtin:tiny_t5", critic="separate")),
+    "head of its own": (PPO, TINY | {"architecture": runs.ARCHITECTURE | {"tie_word_embeddings": False}}),
+    "three layers": (PPO, TINY | {"architecture": runs.ARCHITECTURE | {"num_hidden_layers": 3}}),
+    "padded": (PPO, TINY | {"path": "plain"}),
+    "adapters": (ALGORITHMS["grpo, reference"], policy_section("builtin:tiny", lora_rank=4)),
+    "adapters, t5": (PPO, policy_section("builtin:tiny_t5", lora_rank=4)),
+    "many passes": (ALGORITHMS["grpo, 4 optimizer steps a batch"], TINY | {"tokens_per_forward": 40}),
+    "recomputed": (PPO, TINY | {"activation_checkpointing": True}),
+}
+
+
+def gradients(folder: str, sharded: bool = False, kinds: bool = False) -> None:
+    """For each algorithm (or for each of KINDS) the gradient of its first optimizer step, and the policy after one step
+    of training. Each rank makes the batch by itself, so all have the same one; the update is shared out, and if
+    `sharded` the weights too."""
     ranks = ranks_of_environment(60)
-    for name, section in ALGORITHMS.items():
+    settings = {name: {"algorithm": section, **SETTINGS.get(name, {})} for name, section in ALGORITHMS.items()}
+    if kinds:
+        settings = {name: {"algorithm": algorithm, "policy": policy} for name, (algorithm, policy) in KINDS.items()}
+    for name, changes in settings.items():
+        if sharded and changes["algorithm"]["name"] == "trpo":
+            continue
         out = Path(folder) / f"{name}-{ranks.rank}"
-        config = build_config(runs.tiny(out=str(out), algorithm=section, **SETTINGS.get(name, {})))
+        config = build_config(runs.tiny(out=str(out), **changes))
         with start(config, Console(quiet=True)) as run, begin_stage(run) as stage:
             begin_step(stage, 0)
             batch = collate_step(stage, gather(stage, 0), 0)
             run.policy.ranks = stage.optimizer.ranks = ranks
+            if sharded:
+                shard_policy(run.policy, ranks)
+                stage.optimizer = make_optimizer(stage.algorithm, run.policy, stage.config.optimizer)
             for model in stage.frozen_models.models.values():
                 model.ranks = ranks
             found: dict[str, torch.Tensor] = {}
@@ -71,7 +104,7 @@ def gradients(folder: str) -> None:
 
             def step(found: dict[str, torch.Tensor] = found, usual=usual, optimizer=stage.optimizer) -> None:
                 if not found:
-                    found.update({f"gradient {n}": p.grad.clone() for n, p in enumerate(optimizer.parameters)})
+                    found.update({f"gradient {n}": whole(p.grad).clone() for n, p in enumerate(optimizer.parameters)})
                 usual()
 
             stage.optimizer.torch.step = step
@@ -81,9 +114,20 @@ def gradients(folder: str) -> None:
                 product = FisherProduct(run.policy, prepared)(own)
                 found_by = Path(folder) / f"{name} policy-{ranks.rank}.safetensors"
                 save_file({"gradient": own, "product": product}, found_by)
-            before = {f"change {n}": p.detach().clone() for n, p in enumerate(run.policy.parameters())}
+            before = {f"change {n}": whole(p).detach().clone() for n, p in enumerate(run.policy.parameters())}
             metrics = update(stage.algorithm, run.policy, prepared, stage.optimizer)
-            found |= {f"change {n}": p.detach() - before[f"change {n}"] for n, p in enumerate(run.policy.parameters())}
+            after = {f"change {n}": whole(p).detach() for n, p in enumerate(run.policy.parameters())}
+            found |= {key: after[key] - before[key] for key in after}
             save_file(found, Path(folder) / f"{name}-{ranks.rank}.safetensors")
             (Path(folder) / f"{name}-{ranks.rank}.json").write_text(json.dumps(metrics))
+    ranks.close()
+
+
+def parts(folder: str) -> None:
+    """How many numbers of the weights this rank holds."""
+    ranks = ranks_of_environment(60)
+    policy = load_policy(PolicySection(**runs.TINY["policy"]))
+    shard_policy(policy, ranks)
+    held: Any = policy.parameters()
+    (Path(folder) / str(ranks.rank)).write_text(str(sum(part.to_local().numel() for part in held)))
     ranks.close()

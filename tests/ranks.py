@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.runs import ROOT
 
@@ -84,3 +86,27 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
     group = Group(tmp_path_factory.mktemp("ranks"))
     yield group
     group.close()
+
+
+NEAR = 1e-6  # relative: sums of fp32 numbers in another order
+
+
+def written(group: Group, folder: Path, size: int, *how: object) -> Path:
+    """The folder to which so many ranks have written what `rank_targets.gradients` finds."""
+    statuses = group.run(size, str(folder), *how, target="tests.rank_targets:gradients")
+    assert statuses == [0] * size, group.said()
+    return folder
+
+
+def assert_equal_updates(name: str, alone: Path, together: Path, size: int) -> None:
+    """Of this setting, the gradient that several ranks have found is that of one process; all ranks hold the same."""
+    expected = load_file(alone / f"{name}-0.safetensors")
+    first, *others = (load_file(together / f"{name}-{rank}.safetensors") for rank in range(size))
+    for other in others:
+        assert all(torch.equal(first[key], other[key]) for key in first)
+    keys = [key for key in expected if key.startswith("gradient")] or list(expected)
+    ours, theirs = (torch.cat([found[key].flatten() for key in keys]).double() for found in (first, expected))
+    assert float(theirs.norm()) > 0
+    assert float((ours - theirs).norm() / theirs.norm()) < NEAR
+    metrics = [json.loads((folder / f"{name}-0.json").read_text()) for folder in (alone, together)]
+    assert metrics[0].keys() == metrics[1].keys()

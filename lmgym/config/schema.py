@@ -140,6 +140,9 @@ class DistributedSection(Section):
 
     section = "distributed"
 
+    sharding: Literal["none", "fsdp"] = "none"
+    """none: each rank holds the whole model, with gradients and moments; fsdp: a part of each, by FSDP2. One process
+    holds everything either way."""
     seconds: Annotated[float, Gt(0), FINITE, Rule("it must be above 0 seconds")] = 1800.0
     """Longest wait for another rank: more than one rank may need for its answers longer than another. Then the run
     ends, with a sentence that names the ranks that do not answer."""
@@ -193,8 +196,15 @@ class Config(Section):
         for name, count in Counter(stage.name for stage in self.stages).items():
             if count > 1:
                 raise LmgymError(f"two stages are called '{name}'; give each its own 'name'")
+        if self.distributed.sharding != "none" and self.policy.quantise is not None:
+            raise LmgymError("distributed.sharding: packed weights cannot be cut; remove it, or policy.quantise")
         for stage in self.stages:
             stage.check(f"stage '{stage.name}': " if len(self.stages) > 1 else "")
+            if self.distributed.sharding != "none" and stage.algorithm.driver == "trust_region":
+                raise LmgymError(
+                    f"distributed.sharding: stage '{stage.name}' multiplies with the Fisher matrix, which needs all "
+                    "weights on each rank; remove it, or take a first-order algorithm such as ppo"
+                )
             registry.get("driver", stage.algorithm.driver)  # raises where there is none of this name
         for name in self.logs.sinks:
             registry.get("sink", name)

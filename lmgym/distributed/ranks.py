@@ -25,7 +25,8 @@ class Ranks:
     `add`, `gather`, `agree` and `wait`, in the same order.
 
     Example: the mean over all ranks' parts:
-        >>> total = sum(work(part) for part in ranks.share(parts, cost=len))
+        >>> own = ranks.shares(parts, costs)[ranks.rank]
+        >>> total = sum(work(part) for part in own)
         >>> ranks.totals({"work": total})["work"] / len(parts)
     """
 
@@ -50,19 +51,17 @@ class Ranks:
     def close(self) -> None:
         """Leave the other ranks."""
 
-    def share(self, parts: Sequence[T], costs: Sequence[float]) -> list[T]:
-        """This rank's parts, in their order. The costliest part goes first, each to the rank that has the least to do
+    def shares(self, parts: Sequence[T], costs: Sequence[float]) -> list[list[T]]:
+        """Each rank's parts, in their order. The costliest part goes first, each to the rank that has the least to do
         (a tie: to the lower rank), so that every rank finds the same answer.
 
-        Example: with 2 ranks, share("abc", [5, 3, 2]) is ["a"] on the first rank and ["b", "c"] on the second
+        Example: with 2 ranks, shares("abc", [5, 3, 2]) is [["a"], ["b", "c"]]
         """
-        if self.size == 1:
-            return list(parts)
         loads, owner = [0.0] * self.size, [0] * len(parts)
         for index in sorted(range(len(parts)), key=lambda index: -costs[index]):
             owner[index] = min(range(self.size), key=lambda rank: (loads[rank], rank))
             loads[owner[index]] += costs[index]
-        return [part for part, rank in zip(parts, owner, strict=True) if rank == self.rank]
+        return [[part for part, own in zip(parts, owner, strict=True) if own == rank] for rank in range(self.size)]
 
     def share_groups(self, items: Iterable[T], group: Callable[[T], Any]) -> list[T]:
         """This rank's items: neighbours of equal `group(item)` stay together, and each R-th group is this rank's.

@@ -11,6 +11,7 @@ import torch
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
+from lmgym.distributed.parts import whole
 from lmgym.inference.base import Completion, Decoding, Request, Sampling
 from lmgym.inference.completions import check_memory, check_request
 from lmgym.inference.conversation_cache import ConversationCache
@@ -41,7 +42,7 @@ class Sampler:
                 f"engine.captured: decoding steps of {policy.model.config.model_type} run through Hugging Face's "
                 "caches, whose shapes are not fixed; remove it"
             )
-        self._bf16_copy: Policy | None = None
+        self._copy: Policy | None = None
         self._restriction: Restriction | None = None
         self._mask: Policy | None = None
         self._conversations = ConversationCache()
@@ -52,20 +53,19 @@ class Sampler:
         return self.policy.context
 
     def load(self, policy: Policy, version: int) -> None:
-        """Use the policy's weights from now on. They are shared, not copied, unless a fast path computes in bf16."""
+        """Use the policy's weights from now on. They are copied if a fast path computes in bf16, or if each rank holds
+        only a part of them; else shared."""
         self.policy, self.version = policy, version
         self._conversations.clear()
-        if policy.compute == next(policy.model.parameters()).dtype or not policy.fast:
+        shared = policy.skeleton is None
+        if shared and (policy.compute == next(policy.model.parameters()).dtype or not policy.fast):
             return
-        if self._bf16_copy is None:
-            self._bf16_copy = copy.copy(policy)
-            self._bf16_copy.model = copy.deepcopy(policy.model).requires_grad_(False)
-            # Parameters only: rotary frequencies are buffers, and positions need their full precision.
-            for parameter in self._bf16_copy.model.parameters():
-                parameter.data = parameter.data.to(policy.compute)
+        if self._copy is None:
+            self._copy = policy.sampling_copy()
+            return
         with torch.no_grad():
-            for ours, theirs in zip(self._bf16_copy.model.parameters(), policy.model.parameters(), strict=True):
-                ours.copy_(theirs)
+            for ours, theirs in zip(self._copy.model.parameters(), policy.model.parameters(), strict=True):
+                ours.copy_(whole(theirs))
 
     def restricted(self, restriction: Restriction, mask: Policy | None = None) -> "Sampler":
         """A copy of this engine that samples only tokens that are likely under `mask` (None: the policy itself). It
@@ -96,7 +96,7 @@ class Sampler:
             sampling.check_untruncated("the algorithm")
         if not requests:
             return []
-        policy = self._bf16_copy or self.policy
+        policy = self._copy or self.policy
         with policy.precision():
             if isinstance(sampling, Decoding) and sampling.generation:
                 return generate(policy, requests, sampling, self.rows)

@@ -2,7 +2,9 @@
 
 from torch import Tensor, nn
 
+from lmgym.distributed.parts import mesh_of
 from lmgym.models.policy import Policy
+from lmgym.models.sharding import shard_module, shard_policy
 
 
 def value_head(size: int, like: Tensor) -> nn.Linear:
@@ -28,7 +30,11 @@ def add_critic(policy: Policy, separate: bool) -> None:
     if separate:
         policy.critic = policy.trainable_copy()
         add_critic(policy.critic, separate=False)
+        if policy.skeleton is not None:
+            shard_policy(policy.critic, policy.ranks)
         return
     # Preferably like a parameter that trains: the weights of a quantized base are packed, its adapters are not.
     like = next(iter([*policy.parameters(), *policy.model.parameters()]))
     policy.value_head = value_head(policy.hidden_size, like)
+    if policy.skeleton is not None:
+        shard_module(policy.value_head, mesh_of(policy.ranks, policy.device.type))

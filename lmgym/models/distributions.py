@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lmgym.batch import Batch, States
+from lmgym.distributed.parts import whole
 from lmgym.functional import truncation
 from lmgym.models.fused_logprobs import FusedLogprobs
 from lmgym.models.scoring import ScoringModel
@@ -90,7 +91,7 @@ def logprobs_of_states(
         targets = batch.tokens[row, column]
         bias = None if bias is None else bias.flatten()
         return FusedLogprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
-            hidden, head.weight, bias, targets, adjust, scale, entropy, model.head_chunk, logprob_gradient
+            hidden, whole(head.weight), bias, targets, adjust, scale, entropy, model.head_chunk, logprob_gradient
         )
 
     def chunk_logprobs(hidden: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:

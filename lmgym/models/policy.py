@@ -1,7 +1,7 @@
 """Policy: a Hugging Face causal or encoder-decoder LM, and the log-probabilities it gives to the actions of a batch."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from itertools import groupby
@@ -19,12 +19,14 @@ from transformers.utils import ModelOutput
 
 from lmgym.batch import Batch, PolicyOutputs, States
 from lmgym.core.errors import LmgymError
+from lmgym.distributed.parts import whole
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.models import hooks, lora, quantization, scoring
 from lmgym.models.attention import packed
 from lmgym.models.device import choose_tokens_per_forward
 from lmgym.models.distributions import action_logits, logprobs_of_states
 from lmgym.models.families import context_length, default_decoder_start, first_position, supports_fast_path
+from lmgym.models.skeleton import Skeleton
 
 VALUE_HEAD = "value_head.safetensors"
 
@@ -69,6 +71,7 @@ class Policy:
         self.value_head: nn.Linear | None = None  # on this model's own hidden states
         self.critic: Policy | None = None  # a separate model, whose value head is used instead
         self.ranks: Ranks = ALONE  # the processes that share out its passes over a batch
+        self.skeleton: Skeleton | None = None  # if each rank holds a part of the weights: to make whole copies
 
     @cached_property
     def context(self) -> int | None:
@@ -161,8 +164,13 @@ class Policy:
         """The inputs of the LM head [R H] for the tokens at (row, column), in that order, with gradient."""
         path = scoring.padded if not self.fast else scoring.encoder_decoder if self.encoder_decoder else scoring.packed
         recompute = self.activation_checkpointing and torch.is_grad_enabled()
+        # An idle pass asks for no state, and runs the model all the same.
+        asked = (row, column) if len(row) else (row.new_zeros(1), column.new_zeros(1))
         with hooks.activation_checkpointing(self.model) if recompute else nullcontext():
-            return path(self, batch, row, column)
+            found = path(self, batch, *asked)
+        if len(row):
+            return found
+        return States(found.hidden[:0], None if found.logits is None else found.logits[:0])
 
     def action_logits(
         self, states: States, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]
@@ -177,7 +185,8 @@ class Policy:
         together. A group that fits in one pass is not split, so its prompt is computed once.
 
         Of several ranks each has its own groups, about equal numbers of tokens; whatever is summed over the passes must
-        be added over the ranks (`Policy.ranks`)."""
+        be added over the ranks (`Policy.ranks`). If each rank holds a part of the weights, all make equally many
+        passes: the last ones may be idle, without any row (`Batch.idle`)."""
         # 1. Order the rows by their group's longest row.
         lengths = batch.mask.sum(1).cpu()
         if batch.source_mask is not None:
@@ -188,22 +197,29 @@ class Policy:
         by_group = [list(rows) for _, rows in groupby(order.tolist(), key=group_of_row.tolist().__getitem__)]
         tokens_of = scoring.tokens_of_pass(self, batch, lengths)
         # 2. Of several ranks, each has its share of the groups (of the rows, if there are too few groups).
-        if self.ranks.size > 1:
-            if len(by_group) < self.ranks.size:
-                by_group = [[row] for rows in by_group for row in rows]
-            by_group = self.ranks.share(by_group, [tokens_of(rows) for rows in by_group])
-        # 3. Fill one pass after the other, with whole groups, or row by row where a group is too large.
+        if len(by_group) < self.ranks.size:
+            by_group = [[row] for rows in by_group for row in rows]
+        shares = self.ranks.shares(by_group, [tokens_of(rows) for rows in by_group])
+        own = self._passes(shares[self.ranks.rank], tokens_of)
+        # 3. Where the weights are put together for each pass, all ranks make as many as the one with the most.
+        if self.skeleton is not None:
+            most = max(len(self._passes(share, tokens_of)) for share in shares)
+            own += [[]] * (most - len(own))
+        return [torch.tensor(rows, dtype=torch.long) for rows in own]
+
+    def _passes(self, groups: list[list[int]], tokens_of: Callable[[Sequence[int]], int]) -> list[list[int]]:
+        """Fill one pass after the other, with whole groups, or row by row where a group is too large."""
         batches: list[list[int]] = [[]]
 
         def fits(rows: list[int]) -> bool:
             return tokens_of(rows) <= self.tokens_per_forward
 
-        for rows in by_group:
+        for rows in groups:
             for part in [rows] if fits(rows) else [[row] for row in rows]:
                 if batches[-1] and not fits(batches[-1] + part):
                     batches.append([])
                 batches[-1] += part
-        return [torch.tensor(rows) for rows in batches if rows]
+        return [rows for rows in batches if rows]
 
     @torch.no_grad()
     def compute_logprobs_no_grad(self, batch: Batch, values: bool = False, last_values: bool = False) -> PolicyOutputs:
@@ -213,7 +229,10 @@ class Policy:
         if values:
             columns |= {"values": torch.zeros(batch.tokens.shape), "last_values": torch.zeros(len(batch))}
         for rows in self.micro_batches(batch):
-            scored = self.compute_logprobs(batch[rows], values=values, last_values=last_values)
+            part = batch[rows] if len(rows) else batch.idle()
+            scored = self.compute_logprobs(part, values=values, last_values=last_values)
+            if not len(rows):
+                continue
             columns["logprobs"][rows, : scored.logprobs.shape[1]] = scored.logprobs.float().cpu()
             if scored.values is not None:
                 columns["values"][rows, : scored.values.shape[1]] = scored.values.float().cpu()
@@ -276,7 +295,8 @@ class Policy:
         """The autocast context of the forward pass; it does nothing if `compute` is the parameters' own precision."""
         if self.compute == next(self.model.parameters()).dtype:
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.compute)
+        # Copies in the lower precision would stay for the whole pass; they must go with the weights they are of.
+        return torch.autocast(self.device.type, dtype=self.compute, cache_enabled=self.skeleton is None)
 
     @contextmanager
     def twice_differentiable(self) -> Iterator[None]:
@@ -293,23 +313,58 @@ class Policy:
     def trainable_copy(self) -> "Policy":
         """A trainable copy without a value function. A quantized base, which does not train, is shared."""
         is_packed = quantization.is_quantised(self.model)
-        return self._with_model(quantization.copy_beside(self.model) if is_packed else copy.deepcopy(self.model))
+        return self._with_model(quantization.copy_beside(self.model) if is_packed else self._whole_model())
 
     def frozen_copy(self, precision: torch.dtype | None = None) -> "Policy":
         """A copy that does not train, without a value function: adapters merged, parameters in `precision` if the model
         is on the fast path (others do not all run with such parameters). Of a policy with a quantized base, only the
         adapters are copied, and they are not merged."""
         is_packed = quantization.is_quantised(self.model)
-        other = self._with_model(quantization.copy_beside(self.model) if is_packed else lora.merged(self.model))
+        model = self.model if self.skeleton is None else self._whole_model()
+        other = self._with_model(quantization.copy_beside(model) if is_packed else lora.merged(model))
         other.model.requires_grad_(False)
         if precision is not None and self.fast and not is_packed:
-            for parameter in other.model.parameters():  # not the rotary frequencies, which are buffers
-                parameter.data = parameter.data.to(precision)
+            other.convert(precision)
         return other
+
+    def sampling_copy(self) -> "Policy":
+        """A copy that samples: parameters in the precision of the forward pass if the model is on the fast path."""
+        precision = self.compute if self.fast else None
+        if self.skeleton is not None:
+            return self._with_model(self.skeleton.filled(self.model, precision).requires_grad_(False))
+        other = self._with_model(copy.deepcopy(self.model).requires_grad_(False))
+        if precision is not None:
+            other.convert(precision)
+        return other
+
+    def convert(self, precision: torch.dtype) -> None:
+        """Turn the parameters into this precision; not the rotary frequencies, which are buffers."""
+        for parameter in self.model.parameters():
+            parameter.data = parameter.data.to(precision)
+
+    def gathered(self) -> "Policy | None":
+        """This policy with all of its weights, to be written; None on all ranks but the first. Where each rank holds a
+        part, they come together in memory of the CPU, and all ranks must ask at once."""
+        if self.skeleton is None:
+            return self if self.ranks.first else None
+        model = self.skeleton.gathered(self.model, keep=self.ranks.first)
+        head = None if self.value_head is None else whole(self.value_head.weight).detach()
+        critic = None if self.critic is None else self.critic.gathered()
+        if model is None:
+            return None
+        other = self._with_model(model)
+        other.critic = critic
+        if head is not None:
+            other.value_head = nn.Linear(head.shape[1], 1, bias=False)
+            other.value_head.weight.data = head.cpu()
+        return other
+
+    def _whole_model(self) -> PreTrainedModel:
+        return copy.deepcopy(self.model) if self.skeleton is None else self.skeleton.filled(self.model)
 
     def _with_model(self, model: PreTrainedModel) -> "Policy":
         other = copy.copy(self)
-        other.model, other.value_head, other.critic = model, None, None
+        other.model, other.value_head, other.critic, other.skeleton = model, None, None, None
         return other
 
     def save_pretrained(self, folder: Path) -> None:

@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from lmgym.core.errors import LmgymError
+from lmgym.distributed.parts import cut_like, is_part, whole
 from lmgym.logs.writer import disk_errors, flush, make_folder
 from lmgym.models.policy import Policy
 from lmgym.training import manifest
@@ -41,19 +42,19 @@ SAVING, OLD = ".saving-", ".old-"  # beginnings of hidden names: not yet whole; 
 def save(
     folder: Path,
     policy: Policy,
-    optimizer: torch.optim.Optimizer | None,
+    moments: Mapping[str, torch.Tensor],
     algorithm: Mapping[str, Any],
     state: Mapping[str, Any],
     fingerprint: Mapping[str, Any],
 ) -> Path:
-    """Write one checkpoint below `folder` atomically; returns its path. `algorithm`, `state` (with "stage" and "step")
-    and `fingerprint` are plain JSON. Raises LmgymError if the disk is full; earlier checkpoints are left as they
-    were."""
+    """Write one checkpoint below `folder` atomically; returns its path. `moments` are the optimizer's; `algorithm`,
+    `state` (with "stage" and "step") and `fingerprint` are plain JSON. Raises LmgymError if the disk is full; earlier
+    checkpoints are left as they were."""
     path = folder / _name(state["stage"], state["step"])
 
     def write(hidden: Path) -> None:
         policy.save(hidden)
-        save_file(_moments(optimizer), hidden / "optimizer.safetensors")
+        save_file(dict(moments), hidden / "optimizer.safetensors")
         (hidden / "algorithm.json").write_text(json.dumps(algorithm))
         (hidden / "state.json").write_text(json.dumps({**state, "format": FORMAT}))
         (hidden / "fingerprint.json").write_text(json.dumps(fingerprint, indent=1, sort_keys=True))
@@ -194,14 +195,28 @@ def read_algorithm(path: Path) -> dict[str, Any]:
     return _read_json(path / "algorithm.json")
 
 
+def moments(optimizer: torch.optim.Optimizer, keep: bool = True) -> dict[str, torch.Tensor]:
+    """The optimizer's state by parameter, to be written; where each rank holds a part, they come together in memory of
+    the CPU, on the ranks that `keep` them, and all ranks must ask at once."""
+    found = {}
+    for index, entry in optimizer.state_dict()["state"].items():
+        for key, value in entry.items():
+            together = whole(value).contiguous()
+            if keep:
+                found[f"{index}.{key}"] = together.cpu() if is_part(value) else together
+    return found
+
+
 def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
     """Put the saved moments back, bit for bit; rates, betas and the like stay as the recipe has them now."""
     file, state = path / "optimizer.safetensors", dict[int, dict[str, Any]]()
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     try:
         for name, tensor in load_file(file).items():
             index, _, key = name.partition(".")
-            state.setdefault(int(index), {})[key] = tensor.clone()  # off the mapped file, which will be deleted
-    except (SafetensorError, OSError, ValueError) as error:
+            own = cut_like(tensor.clone(), parameters[int(index)])  # off the mapped file, which will be deleted
+            state.setdefault(int(index), {})[key] = own
+    except (SafetensorError, OSError, ValueError, IndexError) as error:
         raise LmgymError(f"{file} holds no state of an optimizer ({error}); take the checkpoint before it") from error
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
@@ -264,11 +279,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise LmgymError(f"{path} holds a {type(tree).__name__} where it should hold keys and values")
     return tree
-
-
-def _moments(optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:
-    state = optimizer.state_dict()["state"] if optimizer else {}
-    return {f"{index}.{key}": value.contiguous() for index, entry in state.items() for key, value in entry.items()}
 
 
 def _remove(path: Path) -> None:

@@ -55,13 +55,14 @@ def finish(run: Run) -> None:
     if run.interrupted:
         run.console.say(f"stopped and saved; go on with: lmgym train {run.folder}")
         return
-    if run.ranks.first:
-        _write_results(run)
+    final = run.policy.gathered()
+    if final is not None:
+        _write_results(run, final)
     run.ranks.wait()
 
 
-def _write_results(run: Run) -> None:
-    checkpoint.save_model(run.folder / "final", run.policy)
+def _write_results(run: Run, final: Policy) -> None:
+    checkpoint.save_model(run.folder / "final", final)
     evaluations = run.progress.evaluations
     checkpoint.write_text(run.folder / "summary.json", json_text(evaluations))
     run.console.samples(_samples(evaluations["before"]["answers"], evaluations["after"]["answers"]))
@@ -138,8 +139,9 @@ def _keep_best(stage: StageRun, results: dict[str, Interval]) -> None:
     sign = 1.0 if section.keep_best_mode == "max" else -1.0
     if "best" not in evaluations or sign * value > sign * evaluations["best"]["value"]:
         evaluations["best"] = {"metric": metric, "value": value, "stage": stage.config.name, "step": stage.step}
-        if run.ranks.first:
-            checkpoint.save_model(run.folder / "best", run.policy)
+        best = run.policy.gathered()
+        if best is not None:
+            checkpoint.save_model(run.folder / "best", best)
 
 
 def _stop_early(stage: StageRun, results: dict[str, Interval]) -> None:

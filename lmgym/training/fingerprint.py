@@ -13,6 +13,7 @@ import torch
 
 from lmgym.config.build import resolved
 from lmgym.config.schema import Config
+from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.models import lora
 from lmgym.models.policy import Policy
 from lmgym.training import manifest
@@ -41,7 +42,7 @@ def plain_recipe(config: Config) -> dict[str, Any]:
     return json.loads(json.dumps(tree, default=str))
 
 
-def of_machine(machine: Machine, policy: Policy) -> Fingerprint:
+def of_machine(machine: Machine, policy: Policy, ranks: Ranks = ALONE) -> Fingerprint:
     """Versions, the kind of machine, and what the policy is made of that no checkpoint holds: the base of adapters."""
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     versions |= {"python": platform.python_version(), "lmgym": _own_version()}
@@ -61,7 +62,7 @@ def of_machine(machine: Machine, policy: Policy) -> Fingerprint:
             "device": kind,
             "threads": machine.threads,
             "precision": precision,
-            **({"ranks": policy.ranks.size} if policy.ranks.size > 1 else {}),
+            **({"ranks": ranks.size} if ranks.size > 1 else {}),
         },
     }
 
@@ -133,4 +134,3 @@ def _processor() -> str:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
-

@@ -17,6 +17,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.sharding import shard_policy
 from lmgym.training import checkpoint, manifest
 from lmgym.updates.protocols import FrozenPolicy
 
@@ -25,15 +26,16 @@ class FrozenModels:
     """The frozen models of one stage, by name.
 
     `models` are all of them. `copies` are those that are copies of the policy, each `taken` at a step; the others are
-    borrowed: a teacher, the policy without its adapters.
+    borrowed: a teacher, the policy without its adapters. Of several ranks each may hold a part of those that only score
+    (`sharded`); those that sample are whole.
 
     Example:
         >>> frozen = FrozenModels(folder, stage=0, section=section, seed=0)
         >>> frozen.take("reference", policy, step=0); frozen.models["reference"].compute_logprobs_no_grad(batch)
     """
 
-    def __init__(self, folder: Path, stage: int, section: PolicySection, seed: int) -> None:
-        self.folder, self.stage, self.section, self.seed = folder, stage, section, seed
+    def __init__(self, folder: Path, stage: int, section: PolicySection, seed: int, sharded: bool = False) -> None:
+        self.folder, self.stage, self.section, self.seed, self.sharded = folder, stage, section, seed, sharded
         self.models: dict[str, FrozenPolicy] = {}
         self.copies: dict[str, Policy] = {}
         self.taken: dict[str, int] = {}
@@ -42,7 +44,10 @@ class FrozenModels:
 
     def take(self, name: str, policy: Policy, step: int) -> None:
         """Copy the policy as it is now. Models that sample are kept in the precision of the forward pass."""
-        copied = policy.frozen_copy(policy.compute if name in ("mask", "opponent") else None)
+        samples = name in ("mask", "opponent")
+        copied = policy.frozen_copy(policy.compute if samples else None)
+        if self.sharded and not samples:
+            shard_policy(copied, copied.ranks)
         self.models[name] = self.copies[name] = copied
         self.taken[name] = step
         self.unsaved.add(name)
@@ -59,10 +64,13 @@ class FrozenModels:
             self.unsaved.discard(name)
 
     def save(self) -> None:
-        """Write the copies that are not on the disk yet; a damaged one of the same name is replaced."""
+        """Write the copies that are not on the disk yet; a damaged one of the same name is replaced. The first rank
+        writes, all take part."""
         for name in sorted(self.unsaved):
             path = checkpoint.copy_path(self.folder, self.stage, name, self.taken[name])
-            checkpoint.save_copy(path, self.copies[name])
+            copied = self.copies[name].gathered()
+            if copied is not None:
+                checkpoint.save_copy(path, copied)
             self.unsaved.discard(name)
 
     def prune(self, states: Iterable[Mapping[str, Any]]) -> None:

@@ -26,6 +26,7 @@ from lmgym.logs.rewind import rewind
 from lmgym.logs.writer import NullWriter, Writer
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.sharding import shard_policy
 from lmgym.rewards.base import Reward, available_metrics, build_rewards, check_examples
 from lmgym.rollouts.evaluate import Evaluation, evaluate
 from lmgym.rollouts.rollout import Actor
@@ -54,15 +55,17 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
     check_model(config, data.training)  # what the model's configuration and tokenizer tell, before any weight is loaded
     policy = load_weights(config, machine, weights)
     check_fit(config, data, policy, console.say)  # lengths of prompts and references
+    machine = replace(machine, compute=str(policy.compute).removeprefix("torch."))
+    stands_on |= fingerprint.of_machine(machine, policy, ranks)
+    if config.distributed.sharding == "fsdp":
+        shard_policy(policy, ranks)
     engine = make_engine(config, policy)
     proofs = prove_policy(config, policy, engine)  # what is sampled, scored and said by the model itself must agree
     for proof in proofs:
         proof.check()
     console.say(proofs[-1].sentence)
-    machine = replace(machine, compute=str(policy.compute).removeprefix("torch."))
     limits = gap_limits(config.engine, proofs[-1])
     policy.ranks = ranks
-    stands_on |= fingerprint.of_machine(machine, policy)
     return open_run(config, folder, machine, data, policy, engine, limits, weights, progress, stands_on, console)
 
 

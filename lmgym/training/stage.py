@@ -15,6 +15,7 @@ from lmgym.envs.vector import Envs
 from lmgym.models import lora
 from lmgym.models.critic import add_critic
 from lmgym.models.load import load_policy
+from lmgym.models.sharding import shard_policy
 from lmgym.rewards import pooled
 from lmgym.rewards.base import Reward, build_rewards
 from lmgym.rollouts.rollout import Actor
@@ -148,11 +149,16 @@ def _begin_rewards(stage: StageRun) -> None:
 
 
 def save_checkpoint(stage: StageRun) -> None:
-    """Write a checkpoint of the run as it is now and delete the oldest. Only the first rank writes."""
+    """Write a checkpoint of the run as it is now and delete the oldest. Only the first rank writes; all take part, as
+    each may hold a part of the weights."""
     run, progress = stage.run, stage.run.progress
-    if not run.ranks.first:
-        return
     begun = progress.step > 0  # else the next stage begins, with its own optimizer and algorithm
+    policy = run.policy.gathered()
+    moments = checkpoint.moments(stage.optimizer.torch, keep=run.ranks.first) if begun else {}
+    if begun:
+        stage.frozen_models.save()
+    if policy is None:
+        return
     state = {
         "stage": progress.stage_index,
         "step": progress.step,
@@ -163,12 +169,9 @@ def save_checkpoint(stage: StageRun) -> None:
         "teacher": stage.frozen_models.teacher if begun else None,
         "records": dict(run.writer.counts),
     }
-    if begun:
-        stage.frozen_models.save()
     run.writer.sync()  # the records are on the disk before the checkpoint that counts them
-    optimizer = stage.optimizer.torch if begun else None
     algorithm = stage.algorithm.state_dict() if begun else {}
-    saved = checkpoint.save(run.folder / "checkpoints", run.policy, optimizer, algorithm, state, run.fingerprint)
+    saved = checkpoint.save(run.folder / "checkpoints", policy, moments, algorithm, state, run.fingerprint)
     stage.frozen_models.prune(_readable_states(checkpoint.prune(saved, run.config.checkpoint.keep)))
 
 
@@ -200,12 +203,15 @@ def _restore(stage: StageRun, saved: Path) -> None:
 def _frozen_models(run: Run, section: Stage, algorithm: Algorithm) -> FrozenModels:
     """The frozen models that a stage needs: copies of the policy as it is now, or those of the checkpoint."""
     progress, required = run.progress, algorithm.requirements
-    frozen = FrozenModels(run.folder, progress.stage_index, run.section, run.config.seed)
+    sharded = run.policy.skeleton is not None
+    frozen = FrozenModels(run.folder, progress.stage_index, run.section, run.config.seed, sharded)
     if required.teacher:
         teacher = load_policy(teacher_section(run.section, required.teacher), run.config.seed)
         teacher.ranks = run.ranks
-        frozen.models["teacher"] = teacher.frozen_copy()
         frozen.teacher = checksum(teacher.model.parameters())
+        frozen.models["teacher"] = copied = teacher.frozen_copy()
+        if sharded:
+            shard_policy(copied, run.ranks)
     saved = checkpoint.read_state(run.resume_from) if progress.step > 0 and run.resume_from else {}
     if saved.get("teacher") not in (None, frozen.teacher):
         raise LmgymError(

@@ -71,7 +71,8 @@ def optimizer_step(
     sums: dict[str, Tensor] = {}
     for rows in policy.micro_batches(batch[active]) if bool(active.any()) else []:
         rows = active.nonzero()[:, 0][rows]
-        for name, value in _micro_batch(algorithm, policy, batch[rows], episode_tokens[rows], total, first).items():
+        part, own_tokens = (batch[rows], episode_tokens[rows]) if len(rows) else (batch.idle(), episode_tokens[:1])
+        for name, value in _micro_batch(algorithm, policy, part, own_tokens, total, first).items():
             sums[name] = sums[name] + value if name in sums else value
     # Losses are weighted sums already; the other sums become means over tokens.
     added = policy.ranks.totals({name: float(value) for name, value in sums.items()})

@@ -11,6 +11,7 @@ from lmgym.algorithms.base import Algorithm
 from lmgym.core.constraints import NonNegativeFloat, NonNegativeInt, ShareBelowOne
 from lmgym.core.errors import LmgymError
 from lmgym.core.validation import Section
+from lmgym.distributed.parts import is_part, whole
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.updates.protocols import TrainablePolicy
 
@@ -109,9 +110,10 @@ class Optimizer:
         for parameter in self.parameters:
             if parameter.grad is None:  # a step without any signal is still a step (momentum, decay)
                 parameter.grad = torch.zeros_like(parameter)
-        self.ranks.add(*(parameter.grad for parameter in self.parameters))
+        # Of weights that are shared out, each rank has its part of the sum already.
+        self.ranks.add(*(p.grad for p in self.parameters if p.grad is not None and not is_part(p)))
         limit = self.section.max_gradient_norm or float("inf")
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(self.parameters, limit)))
         if not math.isfinite(norm):
             raise LmgymError(
                 "the gradient is not finite, so the policy was left as it was; lower optimizer.learning_rate, "

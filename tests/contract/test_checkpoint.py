@@ -49,7 +49,9 @@ def moved(policy: Policy, section: OptimizerSection | None = None, steps: int = 
 
 def save(folder: Path, step: int, stage: int = 0) -> Path:
     one = policy()
-    return checkpoint.save(folder, one, moved(one).torch, {}, STATE | {"stage": stage, "step": step}, {"recipe": {}})
+    return checkpoint.save(
+        folder, one, checkpoint.moments(moved(one).torch), {}, STATE | {"stage": stage, "step": step}, {"recipe": {}}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +65,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     one = policy()
     optimizer = moved(one)
-    path = checkpoint.save(tmp_path, one, optimizer.torch, {}, STATE, {"recipe": {}})
+    path = checkpoint.save(tmp_path, one, checkpoint.moments(optimizer.torch), {}, STATE, {"recipe": {}})
     assert path.name == "stage-0-step-000003" and checkpoint.damage(path) is None
     assert checkpoint.read_state(path) == {**STATE, "format": checkpoint.FORMAT}
     other = Optimizer(policy().parameters(), OptimizerSection())
@@ -77,7 +79,7 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
 
 def test_moments_come_from_the_checkpoint_and_settings_from_the_recipe(tmp_path: Path) -> None:
     one = policy()
-    path = checkpoint.save(tmp_path, one, moved(one).torch, {}, STATE, {"recipe": {}})
+    path = checkpoint.save(tmp_path, one, checkpoint.moments(moved(one).torch), {}, STATE, {"recipe": {}})
     section = OptimizerSection(weight_decay=0.25, betas=(0.5, 0.75), epsilon=1e-3)
     other = Optimizer(policy().parameters(), section)
     checkpoint.load_optimizer(path, other.torch)
@@ -249,7 +251,7 @@ def with_copy(folder: Path, step: int, copied: int) -> Path:
     """A checkpoint that refers to a frozen copy, both whole."""
     checkpoint.save_copy(checkpoint.copy_path(folder, 0, "reference", copied), policy(copied))
     state = {**STATE, "step": step, "copies": {"reference": copied}}
-    return checkpoint.save(folder / "checkpoints", policy(), None, {}, state, {})
+    return checkpoint.save(folder / "checkpoints", policy(), {}, {}, state, {})
 
 
 @pytest.mark.parametrize("harm", [truncate, flip, delete])
@@ -310,7 +312,7 @@ def test_a_save_that_fails_leaves_the_earlier_one(tmp_path: Path) -> None:
 
     broken = Failing(models.llama(), models.tokenizer())
     with pytest.raises(LmgymError, match=r"stage-0-step-000003: the disk is full"):
-        checkpoint.save(tmp_path, broken, None, {}, STATE, {"recipe": {}})
+        checkpoint.save(tmp_path, broken, {}, {}, STATE, {"recipe": {}})
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
@@ -330,10 +332,10 @@ def test_every_call_of_a_save_fails_once(tmp_path: Path, monkeypatch: pytest.Mon
     for n in range(1, 1000):
         folder = tmp_path / str(n) / "checkpoints"
         fault.left = 0
-        checkpoint.save(folder, one, None, {}, STATE | {"mean": 0.0}, {})  # it is saved again, with another mean
+        checkpoint.save(folder, one, {}, {}, STATE | {"mean": 0.0}, {})  # it is saved again, with another mean
         fault.left, before = n, fault.failed
         try:
-            checkpoint.prune(checkpoint.save(folder, one, None, {}, STATE, {}), keep=1)
+            checkpoint.prune(checkpoint.save(folder, one, {}, {}, STATE, {}), keep=1)
         except LmgymError as error:
             sentences += 1
             assert "stage-0-step-000003" in str(error)
@@ -344,7 +346,7 @@ def test_every_call_of_a_save_fails_once(tmp_path: Path, monkeypatch: pytest.Mon
         found, complaints = checkpoint.newest(folder, resumes=True)
         assert found == folder / "stage-0-step-000003" and not complaints
         assert checkpoint.read_state(found)["mean"] in (0.0, 1 / 3)
-        checkpoint.prune(checkpoint.save(folder, one, None, {}, STATE, {}), keep=1)
+        checkpoint.prune(checkpoint.save(folder, one, {}, {}, STATE, {}), keep=1)
         assert [path.name for path in folder.iterdir()] == [found.name]
         assert checkpoint.read_state(found)["mean"] == 1 / 3
     assert sentences >= 15 and n > sentences

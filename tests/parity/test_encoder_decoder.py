@@ -524,7 +524,7 @@ def test_bf16_compute(family: str) -> None:
     policy, exact = policy_of(family, compute="bfloat16"), policy_of(family)
     sampling, asked = Sampling(max_new_tokens=NEW), requests(policy, 12)
     sampler = Sampler(policy)
-    assert {parameter.dtype for parameter in sampler._bf16_copy.model.parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in sampler._copy.model.parameters()} == {torch.bfloat16}
     answers = sampler.generate(asked, sampling)
     ours, rough = reported(answers), rescored(policy, asked, answers, sampling)
     assert rounding.near_in_bf16(policy.model, ours, rough) and float(torch.tensor(ours).std()) > 0.5

@@ -12,39 +12,22 @@ from safetensors.torch import load_file
 
 from tests import runs
 from tests.parity.test_resume import ALGORITHMS
-from tests.ranks import Group, group  # noqa: F401 (a fixture)
+from tests.ranks import NEAR, Group, assert_equal_updates, group, written  # noqa: F401 (a fixture)
 from tests.runs import assert_equal_runs
 
 pytestmark = pytest.mark.slow
-
-NEAR = 1e-6  # relative: sums of fp32 numbers in another order
 
 
 @pytest.fixture(scope="module")
 def updates(group: Group, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:  # noqa: F811
     """What `rank_targets.gradients` wrote, by the number of ranks."""
-    folders = {}
-    for size in (1, 2, 4):
-        folders[size] = tmp_path_factory.mktemp(f"ranks-{size}")
-        statuses = group.run(size, str(folders[size]), target="tests.rank_targets:gradients")
-        assert statuses == [0] * size, group.said()
-    return folders
+    return {size: written(group, tmp_path_factory.mktemp(f"ranks-{size}"), size) for size in (1, 2, 4)}
 
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_gradients_do_not_depend_on_the_number_of_ranks(name: str, size: int, updates: dict[int, Path]) -> None:
-    [alone] = [load_file(updates[1] / f"{name}-0.safetensors")]
-    first, *others = (load_file(updates[size] / f"{name}-{rank}.safetensors") for rank in range(size))
-    for other in others:  # all ranks hold the same bits
-        assert all(torch.equal(first[key], other[key]) for key in first)
-    of_gradient = [key for key in alone if key.startswith("gradient")] or list(alone)
-    expected = torch.cat([alone[key].flatten() for key in of_gradient]).double()
-    found = torch.cat([first[key].flatten() for key in of_gradient]).double()
-    assert float(expected.norm()) > 0
-    assert float((found - expected).norm() / expected.norm()) < NEAR
-    metrics = [json.loads((updates[n] / f"{name}-0.json").read_text()) for n in (1, size)]
-    assert metrics[0].keys() == metrics[1].keys()
+    assert_equal_updates(name, updates[1], updates[size], size)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -295,11 +295,11 @@ def test_prompts_that_leave_no_room_are_refused() -> None:
 # Weights
 
 
-def test_the_bf16_copy_follows_load() -> None:
+def test_the_copy_follows_load() -> None:
     """Sampling in bf16 from fp32 masters: the copy is renewed by `load`, and keeps the precision of its positions."""
     policy = policy_of(compute=torch.bfloat16)
     sampler, sampling, asked = Sampler(policy), Sampling(max_new_tokens=16), requests(12)
-    copied = sampler._bf16_copy.model
+    copied = sampler._copy.model
     assert {parameter.dtype for parameter in copied.parameters()} == {torch.bfloat16}
     for ours, theirs in zip(copied.buffers(), policy.model.buffers(), strict=True):
         assert ours.dtype == theirs.dtype

@@ -29,11 +29,13 @@ from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.core.errors import LmgymError
 from lmgym.models import fused_logprobs
 from lmgym.models.policy import Policy
+from lmgym.models.skeleton import Skeleton
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.first_order import minibatches_of, optimizer_step
 from lmgym.updates.optimizer import Optimizer, OptimizerSection
 from lmgym.updates.prepare import prepare
 from tests import models, rounding
+from tests.property.test_ranks import OneOf
 
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "grpo token": lambda: GRPO(group_size=4),
@@ -147,6 +149,23 @@ def test_micro_batches_hold_every_row_once_and_keep_to_the_bound(fast: bool, see
         own = (batch.group == group).nonzero()[:, 0]
         holding = [rows for rows in parts if bool(torch.isin(own, rows).any())]
         assert len(holding) == 1 or held(own) > tokens
+
+
+@pytest.mark.slow
+@given(seed=numbers, tokens=st.integers(1, 60), size=st.integers(2, 6))
+def test_ranks_with_parts_of_the_weights_make_equally_many_passes(seed: int, tokens: int, size: int) -> None:
+    batch = models.batch_of(models.episodes(seed))
+    policy = cut(policy_of("gpt2"), tokens)
+    policy.skeleton = Skeleton(policy.model)
+    passes = []
+    for rank in range(size):
+        policy.ranks = OneOf(rank, size)
+        passes.append(policy.micro_batches(batch))
+    assert len({len(own) for own in passes}) == 1
+    assert sorted(int(row) for own in passes for rows in own for row in rows) == list(range(len(batch)))
+    assert any(len(own[-1]) for own in passes)  # no pass in which all are idle
+    scored = policy.compute_logprobs(batch.idle())
+    assert not bool(scored.logprobs.any()) and scored.logprobs.requires_grad
 
 
 def test_answers_of_one_token_share_their_prompt() -> None:

@@ -26,7 +26,8 @@ COSTS = st.lists(st.floats(0, 1e6), max_size=40)
 @given(SIZES, COSTS)
 def test_shares_are_disjoint_and_are_everything(size: int, costs: Sequence[float]) -> None:
     parts = list(range(len(costs)))
-    shares = [OneOf(rank, size).share(parts, costs) for rank in range(size)]
+    shares = OneOf(0, size).shares(parts, costs)
+    assert len(shares) == size
     assert sorted(part for share in shares for part in share) == parts
     assert all(share == sorted(share) for share in shares)  # in their order
 
@@ -34,7 +35,7 @@ def test_shares_are_disjoint_and_are_everything(size: int, costs: Sequence[float
 @given(SIZES, COSTS)
 def test_no_rank_has_much_more_to_do(size: int, costs: Sequence[float]) -> None:
     """The bound of Graham's list scheduling (SIAM J. Appl. Math. 17, 1969): at most one part above the mean."""
-    loads = [sum(OneOf(rank, size).share(costs, costs)) for rank in range(size)]
+    loads = [sum(share) for share in OneOf(0, size).shares(costs, costs)]
     assert max(loads) <= sum(costs) / size + max(costs, default=0.0) + 1e-6 * sum(costs)
 
 
@@ -48,7 +49,7 @@ def test_groups_stay_together(size: int, sizes: Sequence[int]) -> None:
 
 
 def test_one_process_meets_itself() -> None:
-    assert ALONE.share("abc", [1, 2, 3]) == list("abc")
+    assert ALONE.shares("abc", [1, 2, 3]) == [list("abc")]
     assert ALONE.gather(b"x") == [b"x"] and ALONE.totals({"a": 0.1}) == {"a": 0.1}
     assert ALONE.agree(True) and not ALONE.agree(False)
     assert ALONE.first
