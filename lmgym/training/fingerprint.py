@@ -42,7 +42,7 @@ def plain_recipe(config: Config) -> dict[str, Any]:
     return json.loads(json.dumps(tree, default=str))
 
 
-def of_machine(machine: Machine, policy: Policy, ranks: Ranks = ALONE) -> Fingerprint:
+def of_machine(machine: Machine, policy: Policy, ranks: Ranks = ALONE, sharding: str = "none") -> Fingerprint:
     """Versions, the kind of machine, and what the policy is made of that no checkpoint holds: the base of adapters."""
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     versions |= {"python": platform.python_version(), "lmgym": _own_version()}
@@ -63,6 +63,7 @@ def of_machine(machine: Machine, policy: Policy, ranks: Ranks = ALONE) -> Finger
             "threads": machine.threads,
             "precision": precision,
             **({"ranks": ranks.size} if ranks.size > 1 else {}),
+            **({"sharding": sharding} if ranks.size > 1 and sharding != "none" else {}),
         },
     }
 

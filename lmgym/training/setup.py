@@ -56,7 +56,7 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
     policy = load_weights(config, machine, weights)
     check_fit(config, data, policy, console.say)  # lengths of prompts and references
     machine = replace(machine, compute=str(policy.compute).removeprefix("torch."))
-    stands_on |= fingerprint.of_machine(machine, policy, ranks)
+    stands_on |= fingerprint.of_machine(machine, policy, ranks, config.distributed.sharding)
     if config.distributed.sharding == "fsdp":
         shard_policy(policy, ranks)
     engine = make_engine(config, policy)
