@@ -6,8 +6,11 @@ padded on the right. Column t describes token t; `Policy.compute_logprobs` is th
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Bool, Float, Int, Int32, UInt8
 from torch import Tensor
@@ -166,39 +169,48 @@ def collate(
     rows = [(episode, row) for episode in episodes for row in episode.rows()]
     if not rows:
         raise LmgymError("there is no episode to train on")
-    # 1. Empty columns, as wide as the longest row.
-    length = max(sum(len(turn.prompt_ids) + len(turn.action_ids) for turn in row) for _, row in rows)
-    size = (len(rows), length)
-    tokens = torch.full(size, pad_id, dtype=torch.long)
-    mask, actions, excluded = (torch.zeros(size, dtype=torch.bool) for _ in range(3))
-    rewards, logprobs, turn_numbers = torch.zeros(size), torch.zeros(size), torch.zeros(size, dtype=torch.long)
-    number_of = {id(turn): number for episode in episodes for turn, number in numbered_turns(episode.turns)}
-    # 2. Fill in each row: its tokens, then what belongs to the actions of each of its turns.
-    for n, (episode, row) in enumerate(rows):
-        ids = [token for turn in row for token in turn.prompt_ids + turn.action_ids]
-        tokens[n, : len(ids)] = torch.tensor(ids)
-        mask[n, : len(ids)] = True
-        for turn, start, stop in _spans(row):
-            if start == stop:
-                raise LmgymError(f"episode {episode.index} (example {episode.example.id}) has a turn without an action")
-            actions[n, start:stop] = True
-            excluded[n, start : start + min(turn.min_new_tokens, stop - start)] = True
-            rewards[n, start:stop] = _token_rewards(turn)
-            turn_numbers[n, start:stop] = number_of[id(turn)]
-            if turn.logprobs:
-                logprobs[n, start:stop] = torch.tensor(turn.logprobs)
+    # 1. Each turn is a segment of given tokens, then one of actions; all of them one behind the other.
+    turns = [turn for _, row in rows for turn in row]
+    actions_of = np.array([len(turn.action_ids) for turn in turns])
+    segments = np.stack([[len(turn.prompt_ids) for turn in turns], actions_of], axis=1)
+    ids = np.fromiter(chain.from_iterable(chain(turn.prompt_ids, turn.action_ids) for turn in turns), np.int64)
+    is_action = np.repeat(np.tile([False, True], len(turns)), segments.ravel())
+    if not actions_of.all():
+        owner = next(one for one, row in rows if not all(turn.action_ids for turn in row))
+        raise LmgymError(f"episode {owner.index} (example {owner.example.id}) has a turn without an action")
+    # 2. Columns: the tokens of all rows fill the places of `mask` in order, what belongs to actions those of `actions`.
+    ends = np.cumsum([len(row) for _, row in rows])
+    lengths = np.diff(np.cumsum(segments.sum(1))[ends - 1], prepend=0)
+    mask = torch.from_numpy(np.arange(lengths.max()) < lengths[:, None])
+    tokens = torch.full(mask.shape, pad_id, dtype=torch.long)
+    tokens[mask] = torch.from_numpy(ids)
+    actions = torch.zeros_like(mask)
+    actions[mask] = torch.from_numpy(is_action)
+
+    def column(values: npt.NDArray[Any]) -> Tensor:
+        """A value for each action, zero elsewhere."""
+        numbers = torch.from_numpy(values)
+        return numbers.new_zeros(mask.shape).masked_scatter_(actions, numbers)
+
+    sampled = all(turn.logprobs for turn in turns)
+    for turn in turns if sampled else ():
+        if len(turn.logprobs) != len(turn.action_ids):
+            raise LmgymError(f"a turn of {len(turn.action_ids)} actions has {len(turn.logprobs)} logprobs")
+    numbers = {id(turn): number for episode in episodes for turn, number in numbered_turns(episode.turns)}
+    logprobs = np.fromiter(chain.from_iterable(turn.logprobs for turn in turns), np.float32) if sampled else None
+    excluded = np.array([turn.min_new_tokens for turn in turns])  # the first actions of a turn, so many
+    place = np.arange(actions_of.sum()) - np.repeat(np.cumsum(actions_of) - actions_of, actions_of)
     # 3. Columns that exist only if all turns or episodes have them.
     owners = [episode for episode, _ in rows]
     sources = [row[0].source_ids for _, row in rows]
     if any(sources) and not (all(sources) and all(len(row) == 1 for _, row in rows)):
         raise LmgymError("some turns have source_ids; then each turn needs them, and a row of its own (restart=True)")
-    sampled = all(turn.logprobs for episode in episodes for turn in episode.turns)
     greedy = all(episode.baseline is not None for episode in episodes)
     return Batch(
         tokens=tokens,
         mask=mask,
         actions=actions,
-        rewards=rewards,
+        rewards=column(_rewards(turns, actions_of)),
         score=torch.tensor([episode.score for episode in owners]),
         episode=torch.tensor([episode.index for episode in owners]),
         group=torch.tensor([episode.group for episode in owners]),
@@ -208,12 +220,12 @@ def collate(
         stop_ids=tuple(stop_ids),
         key=key,
         limit=limit,
-        stop_excluded=excluded if bool(excluded.any()) else None,
-        turn=turn_numbers,
-        logprobs_sampler=logprobs if sampled else None,
+        stop_excluded=column(place < np.repeat(excluded, actions_of)) if excluded.any() else None,
+        turn=column(np.repeat(np.array([numbers[id(turn)] for turn in turns]), actions_of)),
+        logprobs_sampler=None if logprobs is None else column(logprobs),
         baseline=torch.tensor([float(episode.baseline or 0.0) for episode in owners]) if greedy else None,
         **(_source_columns(sources, pad_id) if any(sources) else {}),
-        **_kept_columns([turn for _, row in rows for turn in row], actions),
+        **_kept_columns(turns, actions),
         **(_component_columns(owners, weights) if weights is not None else {}),
     )
 
@@ -228,16 +240,17 @@ def _required(owner: Batch | PolicyOutputs, name: str) -> Tensor:
     return column
 
 
-def _token_rewards(turn: Turn) -> Float[Tensor, " A"]:
-    """A turn's reward per action: its token rewards, and the rest of `turn.reward` on the last action."""
-    rewards = torch.zeros(len(turn.action_ids))
-    if turn.token_rewards is None:
-        rewards[-1] = turn.reward
-        return rewards
-    if len(turn.token_rewards) != len(turn.action_ids):
-        raise LmgymError(f"a turn of {len(turn.action_ids)} actions has {len(turn.token_rewards)} token_rewards")
-    rewards += torch.tensor(turn.token_rewards)
-    rewards[-1] += turn.reward - sum(turn.token_rewards)
+def _rewards(turns: Sequence[Turn], actions_of: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """The reward of each action of all turns: its token rewards, and the rest of `turn.reward` on the last action."""
+    rewards, ends = np.zeros(int(actions_of.sum()), np.float32), np.cumsum(actions_of)
+    for turn, count, end in zip(turns, actions_of, ends, strict=True):
+        rest = turn.reward
+        if turn.token_rewards is not None:
+            if len(turn.token_rewards) != count:
+                raise LmgymError(f"a turn of {count} actions has {len(turn.token_rewards)} token_rewards")
+            rewards[end - count : end] = turn.token_rewards
+            rest -= sum(turn.token_rewards)
+        rewards[end - 1] += rest
     return rewards
 
 
@@ -293,13 +306,3 @@ def _component_columns(owners: list[Episode], weights: Mapping[str, float]) -> d
         of_environment = of_environment if abs(of_environment) > rounding else 0.0  # a rounding error is no reward
         table.append([*(episode.reward_components[name] for name in weighted), of_environment])
     return {"reward_components": torch.tensor(table), "component_weights": (*weighted.values(), 1.0)}
-
-
-def _spans(row: list[Turn]) -> list[tuple[Turn, int, int]]:
-    """Each turn with the columns [start, stop) of its actions."""
-    spans, position = [], 0
-    for turn in row:
-        start = position + len(turn.prompt_ids)
-        position = start + len(turn.action_ids)
-        spans.append((turn, start, position))
-    return spans

@@ -49,9 +49,11 @@ def exchanged(
     if ranks.size == 1:
         return {number: list(episodes) for number, episodes in own.items()}
     sent = {n: [replace(one, example=NO_EXAMPLE).to_json() for one in episodes] for n, episodes in own.items()}
-    every: dict[int, list[Episode]] = {}
-    for part in ranks.gather(json.dumps(sent).encode()):
-        for number, trees in json.loads(part).items():
-            example = prompts[int(number)][1]
-            every[int(number)] = [replace(Episode.from_json(tree), example=example) for tree in trees]
+    every = {number: list(episodes) for number, episodes in own.items()}
+    for rank, part in enumerate(ranks.gather(json.dumps(sent).encode())):
+        if rank != ranks.rank:  # what travels comes back bit for bit, so its own need not be read again
+            trees = json.loads(part).items()
+            every |= {int(number): [Episode.from_json(tree) for tree in each] for number, each in trees}
+    for number, episodes in every.items():
+        every[number] = [replace(episode, example=prompts[number][1]) for episode in episodes]
     return every
