@@ -81,6 +81,7 @@ _HOMES = {
     "check_env": "envs.check",
     "check_task": "tasks.base",
     "check_reward": "rewards.check",
+    "check_algorithm": "training.algorithm_check",
 }
 
 __all__ = sorted(_HOMES)

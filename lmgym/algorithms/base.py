@@ -1,7 +1,7 @@
 """The contract of an algorithm: a dataclass of its hyperparameters and a few short methods.
 
-The trainer knows only what is here. `advantages` and `loss` are the algorithm; the rest has defaults. An algorithm
-never sees a string, a model or a tokenizer: columns of a `Batch` come in, per-token terms go out. A driver
+The trainer knows only what is here. `advantages` and `loss` (or `batch_loss`) are the algorithm; the rest has defaults.
+An algorithm never sees a string, a model or a tokenizer: columns of a `Batch` come in, per-token terms go out. A driver
 (updates/) calls it and moves the parameters.
 """
 
@@ -113,6 +113,25 @@ class Algorithm(Section):
         says now. The driver weights the terms of all tokens and sums them; do not average here. It must have no effects
         of its own, since it may be called more than once for the same rows."""
         raise NotImplementedError(f"{type(self).__name__} has no loss()")
+
+    def batch_loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Mapping[str, Tensor], Mapping[str, float]]:
+        """In place of `loss`, for what compares rows or tokens with each other, such as pairs or quantiles: named
+        numbers to minimise, and metrics, of all rows of an optimizer step at once. `new` is what the policy says of
+        them, entropies too if required. It is a leaf of the graph: the driver takes the gradient by each number in it,
+        and applies that in a second pass. So the cut into micro-batches does not matter here either.
+
+        Example: half of the tokens train, those of the largest entropy (arXiv 2506.01939):
+            >>> def batch_loss(self, batch, new):
+            ...     entropies = new.require("entropy").detach()
+            ...     chosen = batch.actions & (entropies >= entropies[batch.actions].median())
+            ...     return {"policy": masked_mean(-batch.advantages * new.logprobs, chosen)}, {}
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no batch_loss()")
+
+    @property
+    def whole_batch(self) -> bool:
+        """True if the loss is `batch_loss`: if a subclass has written one."""
+        return type(self).batch_loss is not Algorithm.batch_loss
 
     def active(self, batch: Batch) -> Bool[Tensor, " N"]:
         """Rows that can move the policy; the others count in the totals but cost no compute."""

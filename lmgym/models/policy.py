@@ -222,22 +222,23 @@ class Policy:
         return [rows for rows in batches if rows]
 
     @torch.no_grad()
-    def compute_logprobs_no_grad(self, batch: Batch, values: bool = False, last_values: bool = False) -> PolicyOutputs:
+    def compute_logprobs_no_grad(
+        self, batch: Batch, values: bool = False, last_values: bool = False, entropy: bool = False
+    ) -> PolicyOutputs:
         """`compute_logprobs` of a whole batch without gradient, by micro-batches; columns in fp32 on the CPU.
         Example: policy.compute_logprobs_no_grad(batch).logprobs  # [N T]"""
-        columns = {"logprobs": torch.zeros(batch.tokens.shape)}
-        if values:
-            columns |= {"values": torch.zeros(batch.tokens.shape), "last_values": torch.zeros(len(batch))}
+        asked = {"logprobs": True, "entropy": entropy, "values": values}
+        columns = {name: torch.zeros(batch.tokens.shape) for name, wanted in asked.items() if wanted}
+        columns |= {"last_values": torch.zeros(len(batch))} if last_values else {}
         for rows in self.micro_batches(batch):
             part = batch[rows] if len(rows) else batch.idle()
-            scored = self.compute_logprobs(part, values=values, last_values=last_values)
-            if not len(rows):
-                continue
-            columns["logprobs"][rows, : scored.logprobs.shape[1]] = scored.logprobs.float().cpu()
-            if scored.values is not None:
-                columns["values"][rows, : scored.values.shape[1]] = scored.values.float().cpu()
-            if scored.last_values is not None:
-                columns["last_values"][rows] = scored.last_values.float().cpu()
+            scored = self.compute_logprobs(part, entropy, values, last_values)
+            for name, column in columns.items() if len(rows) else ():
+                found = scored.require(name).float().cpu()
+                if found.dim() == 2:
+                    column[rows, : found.shape[1]] = found
+                else:
+                    column[rows] = found
         self.ranks.add(*columns.values())  # each rank has filled in its own rows
         return PolicyOutputs(**columns)
 

@@ -13,6 +13,7 @@ from lmgym.core.registry import register
 from lmgym.functional.reductions import Totals, tokens_of_episode, totals, weights
 from lmgym.updates.optimizer import Optimizer
 from lmgym.updates.protocols import TrainablePolicy
+from lmgym.updates.whole_batch import whole_batch_gradient
 
 
 @register("driver", "first_order")
@@ -62,6 +63,10 @@ def optimizer_step(
     a batch `logprobs_old` is what the policy says now, so the ratio is exactly 1. If the algorithm should stop early,
     the parameters are left as they were ("gradient_norm" is then missing).
     """
+    if algorithm.whole_batch:
+        optimizer.zero_grad()
+        metrics = whole_batch_gradient(algorithm, policy, batch, first)
+        return metrics if algorithm.should_stop_early(metrics) else {**metrics, "gradient_norm": optimizer.step()}
     # What each token weighs follows from the whole minibatch.
     total = totals(batch.actions, batch.episode)
     episode_tokens = tokens_of_episode(batch.actions, batch.episode)

@@ -63,7 +63,9 @@ class TrainablePolicy(Protocol):
     ) -> PolicyOutputs:
         """Log-probabilities of the actions of a batch that fits one forward pass, with gradient."""
 
-    def compute_logprobs_no_grad(self, batch: Batch, values: bool = False, last_values: bool = False) -> PolicyOutputs:
+    def compute_logprobs_no_grad(
+        self, batch: Batch, values: bool = False, last_values: bool = False, entropy: bool = False
+    ) -> PolicyOutputs:
         """The same of a whole batch, micro-batch by micro-batch, without gradient, on the CPU."""
 
     def compute_values(self, batch: Batch) -> Float[Tensor, " R"]:

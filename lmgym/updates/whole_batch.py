@@ -1,0 +1,70 @@
+"""The gradient of a loss that looks at all rows of an optimizer step at once (`Algorithm.batch_loss`)."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from lmgym.algorithms.base import Algorithm
+from lmgym.batch import Batch, PolicyOutputs
+from lmgym.functional.reductions import masked_mean
+from lmgym.updates.protocols import TrainablePolicy
+
+
+def whole_batch_gradient(algorithm: Algorithm, policy: TrainablePolicy, batch: Batch, first: bool) -> dict[str, float]:
+    """Accumulate the gradient of `batch_loss` over all rows, exact for any cut; returns the step's metrics.
+
+    By the chain rule, d loss / d parameters is the sum over tokens of d loss / d logprob * d logprob / d parameters.
+    A first pass without gradient says what the loss is a function of (the log-probabilities; entropies and values if
+    required), and autograd gives its derivative by each of these numbers. A second pass, micro-batch by micro-batch,
+    applies them. On the `first` step of a batch `logprobs_old` is what the policy says now. Costs one forward pass more
+    than `loss` does.
+    """
+    # 1. What the policy says of all rows: the leaves of the loss.
+    required = algorithm.requirements
+    said = policy.compute_logprobs_no_grad(batch, entropy=required.entropy, values=required.values)
+    if first:
+        batch = batch.replace(logprobs_old=said.logprobs)
+    columns = {"logprobs": said.logprobs, "entropy": said.entropy, "values": said.values}
+    leaves = {name: column.detach().requires_grad_() for name, column in columns.items() if column is not None}
+    # 2. The loss, and its derivative by each number; every rank finds the same.
+    losses, metrics = algorithm.batch_loss(batch, PolicyOutputs(**leaves))
+    total = torch.stack([loss.double() for loss in losses.values()]).sum()
+    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True) if total.requires_grad else ()
+    derivatives = {name: one for name, one in zip(leaves, found, strict=False) if one is not None}
+    # 3. The second pass, over the rows that have any.
+    moved = torch.zeros(len(batch), dtype=torch.bool)
+    for one in derivatives.values():
+        moved |= (one != 0).any(1)
+    numbers = moved.nonzero()[:, 0]
+    for rows in policy.micro_batches(batch[moved]) if len(numbers) else []:
+        part = batch[numbers[rows]] if len(rows) else batch.idle()
+        own = {name: one[numbers[rows] if len(rows) else [0]] for name, one in derivatives.items()}
+        _apply(policy, part, own)
+    return {"rows/computed": float(moved.float().mean())} | _metrics(batch, said, losses, metrics, first)
+
+
+def _apply(policy: TrainablePolicy, batch: Batch, derivatives: dict[str, Tensor]) -> None:
+    """Add to the gradients: each number of a micro-batch times the loss's derivative by it."""
+    batch, width = batch.to(policy.device), batch.tokens.shape[1]
+    derivatives = {name: one[:, :width].to(policy.device) * batch.actions for name, one in derivatives.items()}
+    entropy, values = "entropy" in derivatives, "values" in derivatives
+    known = None
+    if not entropy and "logprobs" in derivatives:
+        known = derivatives["logprobs"].to(torch.promote_types(policy.compute, torch.float32))
+    new = policy.compute_logprobs(batch, entropy=entropy, values=values, logprob_gradient=known)
+    terms = [(one.to(new.require(name).dtype) * new.require(name)).sum() for name, one in derivatives.items()]
+    torch.stack(terms).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def _metrics(
+    batch: Batch, said: PolicyOutputs, losses: Mapping[str, Tensor], metrics: Mapping[str, float], first: bool
+) -> dict[str, float]:
+    """The same names as of a loss by tokens."""
+    found = {f"loss/{name}": float(loss.detach()) for name, loss in losses.items()} | dict(metrics)
+    if said.entropy is not None:
+        found["entropy"] = float(masked_mean(said.entropy.detach(), batch.actions))
+    if first and batch.logprobs_sampler is not None:
+        gap = (said.logprobs.detach() - batch.logprobs_sampler).abs()
+        found["sampler_logprob_gap"] = float(masked_mean(gap, batch.actions))
+    return found
