@@ -184,6 +184,8 @@ def _named(kind: str, value: Any, key: str) -> Any:
     thing = registry.get(kind, tree["name"])
     arguments = {k: v for k, v in tree.items() if k != "name"}
     if kind == "algorithm":
+        if not (isinstance(thing, type) and issubclass(thing, Algorithm)):
+            raise LmgymError(f"'{key}': {tree['name']} is no algorithm; name a class that extends lmgym.Algorithm")
         own = with_present_keys(thing, arguments, key + ".")
         return build(thing, _with_preset(thing, tree["name"], own, key), key + ".")
     # What `load_task`, `make_envs` and the run itself take.

@@ -257,6 +257,8 @@ def _few_shot(few_shot: FewShot | dict[str, Any] | None) -> FewShot | None:
 
 def _system_text(system_prompt: str | None) -> str | None:
     """The system prompt, read from its file if it is "file:PATH"."""
+    if not isinstance(system_prompt, str | None):
+        raise LmgymError(f"key 'task.system_prompt' must be a text, or file:PATH, not {str(system_prompt)[:100]}")
     if system_prompt is None or not system_prompt.startswith("file:"):
         return system_prompt
     path = Path(system_prompt.removeprefix("file:")).expanduser()

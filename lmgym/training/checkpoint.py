@@ -180,6 +180,8 @@ def read_state(path: Path) -> dict[str, Any]:
         raise LmgymError(f"{path} has format {state.get('format')}, and this lmgym reads formats 2 and 3{remedy}")
     counts = [state.get(name) for name in ("stage", "step", "steps", "version")]
     kept = [state.get(name) for name in ("progress", "copies", *["records"] * (state["format"] > 2))]
+    for own in kept[1:]:  # steps by name, numbers of records by name
+        counts += own.values() if isinstance(own, dict) else []
     if not (all(type(count) is int and count >= 0 for count in counts) and all(isinstance(own, dict) for own in kept)):
         raise LmgymError(f"{path / 'state.json'} lacks a part of a checkpoint's state, or has it in another form")
     return state

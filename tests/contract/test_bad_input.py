@@ -84,6 +84,8 @@ WRONG_RECIPES: list[tuple[dict[str, Any], list[str], str]] = [
     ({"task": {"name": "dummy", "size": 10**9}}, [], r"task\.size is 1000000000; it must be at most 10000000"),
     ({"task": {"name": "episodes", "count": 10**9}}, [], r"task\.count is 1000000000; it must be at most 10000000"),
     ({"algorithm": {"name": "grpo", "preset": ["dapo"]}}, [], r"'algorithm\.preset' is \['dapo'\]; .*Valid:"),
+    ({"algorithm": "json:loads"}, [], r"'algorithm': json:loads is no algorithm; name a class that extends"),
+    ({"task": {"name": "episodes", "system_prompt": {}}}, [], r"'task\.system_prompt' must be a text, or file:PATH"),
     ({"task": {"name": "arithmetic", "limit": 0}}, [], r"'task\.limit' must be a whole number of at least 1"),
     ({"evaluation": {"examples": 0}}, [], r"evaluation\.examples is 0; it must be at least 1"),
     ({"checkpoint": {"every": -1}}, [], r"checkpoint\.every is -1; it must be at least 0"),

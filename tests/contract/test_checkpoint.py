@@ -363,6 +363,15 @@ def test_another_format_is_refused_by_name(tmp_path: Path) -> None:
         checkpoint.read_state(path)
 
 
+@pytest.mark.parametrize("damage", [{"records": {"metrics.jsonl": "4"}}, {"copies": {"reference": -1}}])
+def test_a_state_whose_counts_are_no_counts_is_refused(damage: dict[str, Any], tmp_path: Path) -> None:
+    path = save(tmp_path, 3)
+    state = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps(state | damage))
+    with pytest.raises(LmgymError, match="lacks a part of a checkpoint's state, or has it in another form"):
+        checkpoint.read_state(path)
+
+
 def test_text_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     checkpoint.write_text(tmp_path / "a.json", "one")
     checkpoint.write_text(tmp_path / "a.json", "zwei, für drei")

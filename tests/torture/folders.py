@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,8 @@ def write(mutant: FolderMutant, bases: dict[str, Path], folder: Path) -> Path:
             (copy / argument).write_bytes(path.read_bytes())
             path.write_bytes(other)
         elif what == "beside" and not os.path.lexists(path.with_name(argument)):
-            (shutil.copytree if path.is_dir() else shutil.copyfile)(path, path.with_name(argument))
+            with suppress(OSError):  # what was damaged before may be nothing that can be copied
+                (shutil.copytree if path.is_dir() else shutil.copyfile)(path, path.with_name(argument))
         elif what in SPECIAL:
             _replace(path, what)
     return copy

@@ -125,6 +125,9 @@ def _work(given: argparse.Namespace) -> None:
         mutant = make_mutant(kind, given.seed, number, bases)
         with emptied(place):
             outcome = trials.judge(mutant, place, bases, deep=number // len(KINDS) % 3 == 0)
+        if outcome.finding == "slow":  # another program may have had the processor: what is slow is so twice
+            with emptied(place):
+                outcome = trials.judge(mutant, place, bases, deep=number // len(KINDS) % 3 == 0)
         _record(given.out, kind, number, given.seed, mutant, outcome)
 
 
