@@ -59,6 +59,7 @@ class FailsOnTheSecondRank:
         return Step(reward=float(len(text)), terminated=True)
 
 
+LIMIT = 600.0  # seconds; on a busy machine a rank may wait long for another
 PPO = ALGORITHMS["ppo"]
 TINY = runs.TINY["policy"]
 # What shared-out weights must get right besides the algorithm: kinds of model, and of passes over them.
@@ -81,7 +82,7 @@ def gradients(folder: str, sharded: bool = False, kinds: bool = False) -> None:
     """For each algorithm (or for each of KINDS) the gradient of its first optimizer step, and the policy after one step
     of training. Each rank makes the batch by itself, so all have the same one; the update is shared out, and if
     `sharded` the weights too."""
-    ranks = ranks_of_environment(60)
+    ranks = ranks_of_environment(LIMIT)
     settings = {name: {"algorithm": section, **SETTINGS.get(name, {})} for name, section in ALGORITHMS.items()}
     if kinds:
         settings = {name: {"algorithm": algorithm, "policy": policy} for name, (algorithm, policy) in KINDS.items()}
@@ -125,7 +126,7 @@ def gradients(folder: str, sharded: bool = False, kinds: bool = False) -> None:
 
 def parts(folder: str) -> None:
     """How many numbers of the weights this rank holds."""
-    ranks = ranks_of_environment(60)
+    ranks = ranks_of_environment(LIMIT)
     policy = load_policy(PolicySection(**runs.TINY["policy"]))
     shard_policy(policy, ranks)
     held: Any = policy.parameters()

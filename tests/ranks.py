@@ -98,6 +98,12 @@ def written(group: Group, folder: Path, size: int, *how: object) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def alone(group: Group, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process writes, for every algorithm."""
+    return written(group, tmp_path_factory.mktemp("alone"), 1)
+
+
 def assert_equal_updates(name: str, alone: Path, together: Path, size: int) -> None:
     """Of this setting, the gradient that several ranks have found is that of one process; all ranks hold the same."""
     expected = load_file(alone / f"{name}-0.safetensors")

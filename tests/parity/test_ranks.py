@@ -12,16 +12,21 @@ from safetensors.torch import load_file
 
 from tests import runs
 from tests.parity.test_resume import ALGORITHMS
-from tests.ranks import NEAR, Group, assert_equal_updates, group, written  # noqa: F401 (a fixture)
+from tests.ranks import NEAR, Group, alone, assert_equal_updates, group, written  # noqa: F401 (fixtures)
 from tests.runs import assert_equal_runs
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def updates(group: Group, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:  # noqa: F811
+def updates(
+    group: Group,  # noqa: F811
+    alone: Path,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[int, Path]:
     """What `rank_targets.gradients` wrote, by the number of ranks."""
-    return {size: written(group, tmp_path_factory.mktemp(f"ranks-{size}"), size) for size in (1, 2, 4)}
+    several = {size: written(group, tmp_path_factory.mktemp(f"ranks-{size}"), size) for size in (2, 4)}
+    return {1: alone, **several}
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -33,10 +38,10 @@ def test_gradients_do_not_depend_on_the_number_of_ranks(name: str, size: int, up
 @pytest.mark.parametrize("size", [2, 4])
 def test_trpo_finds_the_same_gradient_and_product(size: int, updates: dict[int, Path]) -> None:
     """Of the policy; what the test above compares is the critic's."""
-    alone, first = (load_file(updates[number] / "trpo policy-0.safetensors") for number in (1, size))
-    for name, expected in alone.items():
-        assert float(expected.norm()) > 0
-        assert float((first[name] - expected).double().norm() / expected.double().norm()) < NEAR
+    expected, first = (load_file(updates[number] / "trpo policy-0.safetensors") for number in (1, size))
+    for name, own in expected.items():
+        assert float(own.norm()) > 0
+        assert float((first[name] - own).double().norm() / own.double().norm()) < NEAR
         for rank in range(1, size):
             assert torch.equal(load_file(updates[size] / f"trpo policy-{rank}.safetensors")[name], first[name])
 
@@ -54,8 +59,8 @@ def test_two_launches_are_equal_bit_for_bit(group: Group, tmp_path: Path) -> Non
 def test_the_first_rollout_is_that_of_one_process(group: Group, tmp_path: Path) -> None:  # noqa: F811
     """Random numbers belong to the episode, not to the rank that plays it."""
     changes = {"logs": {"rollouts": "all", "samples": 2}, "steps": 1}
-    alone = runs.run(tmp_path / "alone", algorithm={"name": "ppo", "epochs": 2}, **changes)
-    ours = [runs.records(folder / "rollouts.jsonl") for folder in (alone, launched(group, tmp_path / "two", **changes))]
+    one = runs.run(tmp_path / "one", algorithm={"name": "ppo", "epochs": 2}, **changes)
+    ours = [runs.records(folder / "rollouts.jsonl") for folder in (one, launched(group, tmp_path / "two", **changes))]
     sampled = [[[turn["action_ids"] for turn in record["turns"]] for record in records] for records in ours]
     assert sampled[0] == sampled[1]
     assert [record["score"] for record in ours[0]] == [record["score"] for record in ours[1]]

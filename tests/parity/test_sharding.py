@@ -19,7 +19,7 @@ from lmgym.models.skeleton import Skeleton
 from tests import runs
 from tests.parity.test_resume import ALGORITHMS
 from tests.rank_targets import KINDS
-from tests.ranks import Group, assert_equal_updates, group, written  # noqa: F401 (a fixture)
+from tests.ranks import Group, alone, assert_equal_updates, group, written  # noqa: F401 (fixtures)
 from tests.runs import assert_equal_runs
 
 pytestmark = pytest.mark.slow
@@ -33,14 +33,14 @@ REFERENCE = {
 
 
 @pytest.fixture(scope="module")
-def updates(group: Group, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:  # noqa: F811
+def updates(
+    group: Group,  # noqa: F811
+    alone: Path,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[int, Path]:
     """What `rank_targets.gradients` wrote: one process with whole weights, and ranks with parts."""
-    made = tmp_path_factory.mktemp
-    return {
-        "alone": written(group, made("alone"), 1),
-        "2": written(group, made("parts-2"), 2, True),
-        "4": written(group, made("parts-4"), 4, True),
-    }
+    parts = {size: written(group, tmp_path_factory.mktemp(f"parts-{size}"), size, True) for size in (2, 4)}
+    return {1: alone, **parts}
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,8 @@ def kinds(group: Group, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", [name for name, own in ALGORITHMS.items() if own["name"] != "trpo"])
-def test_gradients_of_all_algorithms(name: str, size: int, updates: dict[str, Path]) -> None:
-    assert_equal_updates(name, updates["alone"], updates[str(size)], size)
+def test_gradients_of_all_algorithms(name: str, size: int, updates: dict[int, Path]) -> None:
+    assert_equal_updates(name, updates[1], updates[size], size)
 
 
 @pytest.mark.parametrize("name", KINDS)
