@@ -46,6 +46,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "trpo": ("algorithms.trpo:TRPO", "natural-gradient step of a given divergence, with a line search"),
         "a2c": ("algorithms.actor_critic:A2C", "advantage actor-critic, one step per batch"),
         "raft": ("algorithms.raft:RAFT", "imitates the best answers of each group (expert iteration, ReST)"),
+        "online_dpo": ("algorithms.online_dpo:OnlineDPO", "the best answer of a group against its worst; DPO's loss"),
         "distill": (
             "algorithms.distill:Distill",
             "learns from a teacher, on the student's own answers or on its texts",

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable
 
 PREFERENCES = (
-    "learns from pairs of a better and a worse answer, which no algorithm here does yet; train on a reward model "
-    "instead: algorithm: grpo with rewards: {reward_model: {model: ...}} (docs/learned_rewards.md)"
+    "learns from given pairs of answers, which no algorithm here does yet; online_dpo makes pairs of sampled answers, "
+    "by any reward, for example {reward_model: {model: ...}} (docs/learned_rewards.md)"
 )
 MARKS = (
     "learns from answers marked good or bad, which no algorithm here does yet; make the mark a reward: algorithm: grpo "
@@ -16,7 +16,9 @@ REWARD_MODEL = (
     "(docs/learned_rewards.md)"
 )
 ABOUT = {  # what to say: the names, written as `plainly` writes them
-    PREFERENCES: ("dpo", "ipo", "orpo", "simpo", "cpo", "online_dpo", "nash_md", "xpo"),
+    PREFERENCES: ("dpo", "orpo", "cpo", "nash_md", "xpo"),
+    "is online_dpo with preset: ipo here": ("ipo", "online_ipo"),
+    "is online_dpo with preset: simpo here": ("simpo",),
     MARKS: ("kto",),
     REWARD_MODEL: ("rlhf", "rlaif"),
     "is grpo with a reward that checks the answer: rewards: {final_answer: 1.0}": ("rlvr",),

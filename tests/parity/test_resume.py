@@ -32,6 +32,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "ppo": {"name": "ppo", "epochs": 2, "minibatches": 2, "kl_coefficient": 0.1, "kl_target": 0.01},
     "ppo, separate critic": {"name": "ppo", "epochs": 2, "kl_coefficient": 0.1, "kl_target": 0.01},
     "a2c, rmsprop": {"name": "a2c"},
+    "online_dpo": {"name": "online_dpo", "group_size": 4, "supervised_coefficient": 0.1, "epochs": 2},
     "raft": {"name": "raft", "group_size": 4, "epochs": 2, "minibatches": 2},
     "distill": {"name": "distill", "teacher": "builtin:tiny"},
     "distill, references": {"name": "distill", "source": "references"},
