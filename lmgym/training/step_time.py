@@ -113,9 +113,11 @@ def step_seconds(
     # Fewer groups than ranks are updated with row by row.
     updated = prompts * group if stage.prompts_per_step >= ranks else share(stage.prompts_per_step * group, ranks)
     critics = 2 if required.values and config.policy.critic == "separate" else 1
-    # Passes without gradient: the policy and its value function before the update, then the frozen models.
+    # Passes without gradient: policy and value function before the update, the frozen models, and in each epoch policy
+    # and value function again if the loss is one of the whole batch.
     before = algorithm.optimizer_steps > 1 or required.old_logprobs or required.values
-    scored = (critics if before else 0) + required.reference + teacher
+    own = bool(before) + algorithm.epochs * algorithm.whole_batch
+    scored = critics * own + required.reference + teacher
     passes = scored * measured.scoring + critics * algorithm.epochs * measured.gradient
     return sampled * measured.sampling / measured.answers, updated * passes / measured.answers
 

@@ -1,7 +1,7 @@
 """`lmgym check`: memory on each of several ranks, whether it fits, and about how long a step takes."""
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from lmgym.algorithms.base import Algorithm
 from lmgym.batch import collate
 from lmgym.cli.main import main
 from lmgym.config.build import build_config
@@ -42,6 +43,12 @@ class OneOf(Ranks):
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
+
+
+@dataclass(kw_only=True)
+class WholeBatch(Algorithm):
+    def batch_loss(self, batch: Any, new: Any) -> Any:
+        return {"policy": new.logprobs.sum()}, {}
 
 
 def bytes_of(found: Estimate) -> dict[str, float]:
@@ -268,8 +275,12 @@ def test_seconds_by_hand() -> None:
     # One answer to each prompt, and a greedy one; a critic of its own runs as often as the policy.
     assert seconds(algorithm={"name": "reinforce", "baseline": "scst"}) == (2.0, 1.5)
     ppo = {"name": "ppo", "epochs": 1, "minibatches": 1, "kl_coefficient": 0.0}
-    config = {**runs.TINY["policy"], "critic": "separate"}
-    assert seconds(algorithm=ppo, policy=config)[1] == 32 / 64 * (2 * 1.0 + 2 * 3.0)
+    policy = {**runs.TINY["policy"], "critic": "separate"}
+    assert seconds(algorithm=ppo, policy=policy)[1] == 32 / 64 * (2 * 1.0 + 2 * 3.0)
+    # A loss of the whole batch: one pass more in each epoch, before the one with gradient.
+    config = build_config(runs.tiny(prompts_per_step=64))
+    stage = replace(config.stages[0], algorithm=WholeBatch(epochs=2))
+    assert step_seconds(config, stage, measured) == (2.0, 1.0 + 2 * (1.0 + 3.0))
 
 
 def test_seconds_in_words() -> None:
