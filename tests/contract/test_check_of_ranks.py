@@ -228,6 +228,7 @@ def test_what_the_ranks_exchange() -> None:
     assert said(algorithm=GRPO, **FSDP).startswith("each forward and each backward pass gathers 25.10 GiB of weights")
 
 
+@pytest.mark.slow
 def test_check_says_what_would_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Llama 7B on 4 GPUs of 80 GiB each, of which one is here: whole it does not fit, in parts it does."""
     LlamaConfig(architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path / "seven")  # its defaults are Llama 7B
