@@ -1,15 +1,20 @@
 """`lmgym check RECIPE`: a dry run that finds what would spoil a training run, before it starts.
 
 First it estimates the memory, from the configuration and the lengths of a few prompts (memory.py). Then, if the weights
-fit here, it samples once and reports lengths, stops and rewards. Findings that would spoil the run are marked with "!".
+fit here, it samples once and reports lengths, stops, rewards, and about how long a step will take (step_time.py).
+Findings that would spoil the run are marked with "!". It runs in one process, also for a run of several ranks.
 """
 
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+
+import torch
 
 from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 from lmgym.core.output import columns_of
 from lmgym.logs.formatting import table_lines
 from lmgym.models.device import expected_device, memory_here
@@ -20,10 +25,22 @@ from lmgym.rewards.base import build_rewards
 from lmgym.rollouts.play import play
 from lmgym.rollouts.rollout import demonstrate, groups_of
 from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_ids, start_ids
-from lmgym.training.memory import PHASES, estimate, resident_bytes, size, weights_bytes
+from lmgym.training.memory import estimate, resident_bytes, weights_bytes
+from lmgym.training.memory_fit import LESS, Needs, exchange_sentence, fit_sentence, other_form
+from lmgym.training.memory_table import size
 from lmgym.training.preflight import check_model, cut_prompts, teacher_section
 from lmgym.training.run import Data
 from lmgym.training.setup import load_data, make_actor, make_engine, make_envs, prove_policy, trained_policy
+from lmgym.training.step_time import (
+    Measured,
+    Sampled,
+    TimedEngine,
+    crowding,
+    measure_passes,
+    step_seconds,
+    threads_of_a_rank,
+    time_sentence,
+)
 from lmgym.types import Episode, Example
 
 EXAMPLES = 8
@@ -50,17 +67,20 @@ class Report:
         self.problems += 1
 
 
-def check(config: Config, folder: Path | None = None, load: bool = True) -> int:
-    """Print the report of a recipe (or of a run folder's newest model); returns 1 if anything would spoil the run, else
-    0. Without `load` it ends with the estimate of memory. Raises LmgymError where the run would not even start."""
+def check(config: Config, folder: Path | None = None, load: bool = True, ranks: int = 1) -> int:
+    """Print the report of a recipe (or of a run folder's newest model), to be trained by so many `ranks`; returns 1 if
+    anything would spoil the run, else 0. Without `load` it ends with the estimate of memory. Raises LmgymError where
+    the run would not even start."""
     report = Report()
     data = load_data(config)
     check_model(config, data.training)
-    fits = _memory(report, config, data)
+    fits, backward_fits = _memory(report, config, data, ranks)
     print("\n".join(report.lines), flush=True)
     report.lines.clear()
     if load and fits:
         policy = trained_policy(config, folder)
+        if ranks > 1 and folder is None and policy.device.type == "cpu":
+            torch.set_num_threads(threads_of_a_rank(config, ranks))
         _model(report, policy)
         for proof in prove_policy(config, policy, make_engine(config, policy)):
             (report.note if proof.holds else report.warn)(proof.sentence)
@@ -69,47 +89,79 @@ def check(config: Config, folder: Path | None = None, load: bool = True) -> int:
         _cut(report, config, policy, held_out)
         for index, stage in enumerate(config.stages):
             report.lines.append(f"stage {stage.name}: {type(stage.algorithm).__name__} on {stage.task['name']}")
-            _stage(report, config, stage, data.training[index], policy, verdict=index == 0 or folder is not None)
+            verdict = index == 0 or folder is not None
+            tried = _stage(report, config, stage, data.training[index], policy, verdict)
+            if backward_fits[index]:
+                _time(report, config, stage, policy, tried, ranks)
+            else:
+                report.note("seconds of a step: not measured, since one process has no memory here for a backward pass")
         print("\n".join(report.lines))
     ready = "looks ready to train" if load and fits else "no model was loaded"
     print(ready if not report.problems else f"{report.problems} thing(s) to look at, marked with !")
     return 1 if report.problems else 0
 
 
-def _memory(report: Report, config: Config, data: Data) -> bool:
-    """Report the memory of each stage, and warn if there is less here; False if there is less than the weights take."""
+def _memory(report: Report, config: Config, data: Data, ranks: int) -> tuple[bool, list[bool]]:
+    """Report the memory of each stage, and warn if there is less here. Returns whether the weights fit here, and
+    whether a backward pass of one process does, for each stage."""
     shapes = shapes_of(config.policy)
     device, compute = expected_device(config.policy.device, config.policy.compute, shapes.parameters)
     here, on_cpu = memory_here(device), device == "cpu"
-    tokenizer = load_tokenizer(config.policy)
-    read = source_ids if shapes.encoder_decoder else prompt_ids
+    process = resident_bytes() if on_cpu else 0
+    other = other_form(config) if ranks > 1 else None
+    peaks, other_peaks, backward_fits = list[float](), list[float](), list[bool]()
     for index, stage in enumerate(config.stages):
-        few = data.training[index][:EXAMPLES]
-        section = config.policy
-        if getattr(registry.get("env", stage.env["name"]), "needs_data", True):
-            prompt = max(len(read(tokenizer, example.prompt, section.template, section.cut)) for example in few)
-        else:  # the environment writes the prompts while it plays: assume that they fill the context
-            prompt = max((shapes.context or 1024) - stage.sampling.max_new_tokens, 1)
-        found = estimate(
-            config, stage, shapes, prompt, first=index == 0, compute=compute, on_cpu=on_cpu,
-            teacher=_teacher(config, stage), process=resident_bytes() if on_cpu else 0,
+        prompt = _longest_prompt(config, stage, shapes, data.training[index][:EXAMPLES])
+        estimated = partial(
+            estimate, stage=stage, shapes=shapes, prompt=prompt, first=index == 0, compute=compute, on_cpu=on_cpu,
+            teacher=_teacher(config, stage), process=process,
         )  # fmt: skip
+        found = estimated(config, ranks=ranks)
+        peaks.append(found.peak)
+        other_peaks += [] if other is None else [estimated(other, ranks=ranks).peak]
+        backward_fits.append(here is None or estimated(config).total("update") <= here)
+        each = f" on each of {ranks} ranks" if ranks > 1 else ""
         report.lines.append(
-            f"memory, estimated for stage {stage.name}: {size(found.peak)} at most, on {device}, with prompts of "
+            f"memory, estimated for stage {stage.name}: {size(found.peak)} at most{each}, on {device}, with prompts of "
             f"{prompt} tokens and {shapes.parameters:,} parameters"
         )
-        head, rows = table_lines(("part", *PHASES), found.rows(), columns_of(sys.stdout))
+        head, rows = table_lines(("part", *found.phases), found.rows(), columns_of(sys.stdout))
         report.lines += [*head[:1], *(line for row in rows for line in row)]
-        if here is not None and found.peak > here:
-            report.warn(
-                f"that is more than the {size(here)} here; lower policy.tokens_per_forward or engine.rows, take "
-                "policy.activation_checkpointing, policy.lora_rank or policy.quantise, or a smaller model"
-            )
+        if ranks > 1:
+            report.note(exchange_sentence(config, stage, shapes, ranks))
+        elif here is not None and found.peak > here:
+            report.warn(f"that is more than the {size(here)} here; {LESS}")
+    if ranks > 1:
+        sharded = config.distributed.sharding == "fsdp"
+        _fit(report, Needs(ranks, device, here, sharded, max(peaks), max(other_peaks, default=None)))
     weights = weights_bytes(config, shapes, compute)
     if here is None or weights <= here:
-        return True
+        return True, backward_fits
     report.warn(f"the weights alone take {size(weights)}, and there are {size(here)} here: nothing more can be tried")
-    return False
+    return False, backward_fits
+
+
+def _longest_prompt(config: Config, stage: Stage, shapes: Shapes, examples: list[Example]) -> int:
+    """Tokens of the longest of these prompts."""
+    if not getattr(registry.get("env", stage.env["name"]), "needs_data", True):
+        # The environment writes the prompts while it plays: assume that they fill the context.
+        return max((shapes.context or 1024) - stage.sampling.max_new_tokens, 1)
+    tokenizer, section = load_tokenizer(config.policy), config.policy
+    read = source_ids if shapes.encoder_decoder else prompt_ids
+    return max(len(read(tokenizer, example.prompt, section.template, section.cut)) for example in examples)
+
+
+def _fit(report: Report, needs: Needs) -> None:
+    """Report whether several ranks fit here."""
+    sentence = fit_sentence(needs)
+    if needs.fits(needs.own):
+        report.lines.append(sentence)
+    else:
+        report.warn(sentence)
+    gpus = torch.cuda.device_count() if needs.device == "cuda" else 0
+    if 0 < gpus < needs.ranks:
+        report.warn(f"{needs.ranks} ranks and {gpus} GPU(s) here: on this machine alone, ranks would share a GPU; on "
+                    f"several machines each needs one of its own")  # fmt: skip
 
 
 def _teacher(config: Config, stage: Stage) -> Shapes | None:
@@ -137,23 +189,40 @@ def _model(report: Report, policy: Policy) -> None:
 
 def _stage(
     report: Report, config: Config, stage: Stage, examples: list[Example], policy: Policy, verdict: bool
-) -> None:
+) -> Sampled:
+    """Report a stage's data and a few of its answers, and return these."""
     few = examples[:EXAMPLES]
     report.note(f"{len(examples)} training examples, {stage.prompts_per_step} prompts a step, {stage.steps} steps "
                 f"({stage.prompts_per_step * stage.steps / len(examples):.2f} epochs)")  # fmt: skip
     if getattr(registry.get("env", stage.env["name"]), "needs_data", True):  # else prompts come from the environment
         _cut(report, config, policy, examples)
         _lengths(report, config, stage, policy, few)
-    actor = make_actor(config, policy)
-    path = (config.seed, "check")
+    engine = TimedEngine(make_engine(config, policy))
+    actor, path = make_actor(config, policy, engine), (config.seed, "check")
     if stage.algorithm.requirements.answers == "references":
-        episodes = demonstrate(list(enumerate(few)), actor, path, make_envs(config, stage.env))
-    else:
-        group = max(stage.algorithm.group_size, GROUP)
-        prompts = [(number, example) for number, example in enumerate(few) for _ in range(group)]
-        envs, rewards = make_envs(config, stage.env), build_rewards(stage.rewards)
-        episodes = play(prompts, actor, stage.sampling, path, envs, rewards, config.reward_timeout)
-        _answers(report, stage, episodes, verdict=verdict)
+        return Sampled(demonstrate(list(enumerate(few)), actor, path, make_envs(config, stage.env)), len(few))
+    group = max(stage.algorithm.group_size, GROUP)
+    prompts = [(number, example) for number, example in enumerate(few) for _ in range(group)]
+    envs, rewards = make_envs(config, stage.env), build_rewards(stage.rewards)
+    episodes = play(prompts, actor, stage.sampling, path, envs, rewards, config.reward_timeout)
+    _answers(report, stage, episodes, verdict=verdict)
+    return Sampled(episodes, len(prompts), engine.seconds)
+
+
+def _time(report: Report, config: Config, stage: Stage, policy: Policy, tried: Sampled, ranks: int) -> None:
+    """Report about how long a step will take, from a few answers."""
+    try:
+        passes = measure_passes(stage, policy, tried.episodes)
+    except LmgymError as error:
+        report.note(f"seconds of a step: not measured ({error})")
+        return
+    slower, teacher = crowding(policy, ranks), _teacher(config, stage)
+    size_of_teacher = 0.0
+    if teacher is not None:
+        size_of_teacher = teacher.parameters / sum(parameter.numel() for parameter in policy.model.parameters())
+    measured = Measured(tried.answers, *(slower * seconds for seconds in (tried.seconds, *passes)))
+    expected = step_seconds(config, stage, measured, ranks, size_of_teacher)
+    report.note(time_sentence(stage, measured, *expected, ranks))
 
 
 def _cut(report: Report, config: Config, policy: Policy, examples: list[Example]) -> None:

@@ -32,8 +32,9 @@ from lmgym.models.builtin import builtin_model, byte_tokenizer
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.shapes import Shapes, shapes_of
-from lmgym.training import memory
-from lmgym.training.memory import Estimate, Part, estimate
+from lmgym.training.memory import estimate
+from lmgym.training.memory_passes import largest_pass
+from lmgym.training.memory_table import Estimate, Part
 from lmgym.training.setup import start
 from lmgym.training.stage import begin_stage
 from lmgym.types import Episode, Example, Turn
@@ -609,7 +610,7 @@ def test_the_largest_pass_is_as_micro_batches_cut_it(path: str, budget: int | No
         sampling={"max_new_tokens": 44 if path == "auto" else 45},
     )  # fmt: skip
     shapes = replace(shapes, fast=path == "auto")
-    largest = memory._largest_pass(config, stage, shapes, 20, stage.sampling.max_new_tokens, on_cpu=True)
+    largest = largest_pass(config, stage, shapes, 20, stage.sampling.max_new_tokens, on_cpu=True)
     assert largest.rows == max(map(len, parts))
 
 
