@@ -36,6 +36,7 @@ _HOMES = {
     "TRPO": "algorithms.trpo",
     "NLPO": "algorithms.nlpo",
     "RAFT": "algorithms.raft",
+    "OnlineDPO": "algorithms.online_dpo",
     "Distill": "algorithms.distill",
     "Replay": "algorithms.replay",
     "Supervised": "algorithms.supervised",

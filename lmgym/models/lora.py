@@ -77,17 +77,20 @@ def without_adapter(model: Any) -> Iterator[None]:
 
 
 @torch.no_grad()
-def merged(model: PreTrainedModel) -> PreTrainedModel:
+def merged(model: PreTrainedModel, copied: bool = False) -> PreTrainedModel:
     """A copy of the model without adapters: each adapted weight W becomes W + (alpha / rank) B A, computed in fp32.
+    `copied` says that the model is a copy already, which is then changed itself.
 
     Without adapters it is simply a copy. Of a quantized base, W is the dequantized weight, and the whole copy is fp32.
     """
     if not has_adapter(model):
-        return copy.deepcopy(model)
+        return model if copied else copy.deepcopy(model)
     from peft.tuners.lora import LoraLayer
 
     quantized = quantization.is_quantised(model)
-    result: Any = quantization.copy_beside(model) if quantized else copy.deepcopy(model)
+    result: Any = model
+    if not copied:
+        result = quantization.copy_beside(model) if quantized else copy.deepcopy(model)
     modules: list[tuple[str, Any]] = list(result.named_modules())
     for name, module in modules:
         if not isinstance(module, LoraLayer):

@@ -321,8 +321,10 @@ class Policy:
         is on the fast path (others do not all run with such parameters). Of a policy with a quantized base, only the
         adapters are copied, and they are not merged."""
         is_packed = quantization.is_quantised(self.model)
-        model = self.model if self.skeleton is None else self._whole_model()
-        other = self._with_model(quantization.copy_beside(model) if is_packed else lora.merged(model))
+        if self.skeleton is not None:
+            other = self._with_model(lora.merged(self._whole_model(), copied=True))
+        else:
+            other = self._with_model(quantization.copy_beside(self.model) if is_packed else lora.merged(self.model))
         other.model.requires_grad_(False)
         if precision is not None and self.fast and not is_packed:
             other.convert(precision)

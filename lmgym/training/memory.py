@@ -160,7 +160,7 @@ def _copying(
     if required.values and config.policy.critic == "separate":
         moments.append(whole)
     if _copies_reference(stage, shapes, first) or required.mask:
-        moments.append(2 * whole)  # put together, and a copy of that without adapters
+        moments.append(whole)
     if teacher is not None:
-        moments.append(2 * MASTER * teacher.parameters)  # as it is loaded, and its frozen copy
+        moments.append(MASTER * teacher.parameters)
     found.add("whole models, being copied", max(moments), "copying")

@@ -209,9 +209,10 @@ def _frozen_models(run: Run, section: Stage, algorithm: Algorithm) -> FrozenMode
         teacher = load_policy(teacher_section(run.section, required.teacher), run.config.seed)
         teacher.ranks = run.ranks
         frozen.teacher = checksum(teacher.model.parameters())
-        frozen.models["teacher"] = copied = teacher.frozen_copy()
+        teacher.model.requires_grad_(False)
         if sharded:
-            shard_policy(copied, run.ranks)
+            shard_policy(teacher, run.ranks)
+        frozen.models["teacher"] = teacher
     saved = checkpoint.read_state(run.resume_from) if progress.step > 0 and run.resume_from else {}
     if saved.get("teacher") not in (None, frozen.teacher):
         raise LmgymError(

@@ -92,17 +92,22 @@ class Case:
         from trl.trainer.dpo_trainer import DPOTrainer
 
         rows, longest = self.mask.shape
-        said = {"entropy": torch.zeros(rows, longest), "mean_logits": torch.zeros(rows, longest), "aux_loss": None}
-        said |= {"num_correct_tokens": torch.tensor(0), "log_sum_sq_probs": torch.zeros(rows, longest)}
+        statistics = ("entropy", "mean_logits", "log_sum_sq_probs")  # logged only, as is_top1
+        said = {name: torch.zeros(rows, longest) for name in statistics} | {"is_top1": self.mask}
 
         def model_of(logprobs: torch.Tensor) -> Any:
             masked = logprobs * self.mask
-            return lambda **_: SimpleNamespace(log_probs=masked, **said, logits=None)
+            return lambda **_: SimpleNamespace(log_probs=masked, **said)
 
-        policy, reference = model_of(self.new), model_of(self.reference)
+        policy, reference, network = model_of(self.new), model_of(self.reference), torch.nn.Identity()
+        network.is_gradient_checkpointing = False  # asked of the network around the pass of the reference
+
+        def same(x: Any) -> Any:
+            return x
+
         trainer = SimpleNamespace(
-            accelerator=SimpleNamespace(gather_for_metrics=lambda x: x, device="cpu", unwrap_model=lambda x: x),
-            model=SimpleNamespace(training=True, is_gradient_checkpointing=False),
+            accelerator=SimpleNamespace(gather_for_metrics=same, gather=same, unwrap_model=same, device="cpu"),
+            model=network,
             ref_model=reference,
             args=SimpleNamespace(gradient_checkpointing_kwargs=None, gradient_checkpointing=False),
             aux_loss_enabled=False, precompute_ref_logps=False, ld_alpha=None, f_divergence_type="reverse_kl",
