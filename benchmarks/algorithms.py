@@ -31,7 +31,8 @@ RATE = 3e-4  # the quickstart's; critics learn ten times as fast
 GROUPS = {"group_size": 8}
 SLOW = ("trpo",)
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    **{name: GROUPS for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo", "rloo", "raft", "replay", "online_dpo")},
+    **{name: GROUPS for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo", "rloo", "raft", "replay")},
+    "online_dpo": GROUPS,
     "reinforce": {"group_size": 1},
     "reinforce_pp": {"group_size": 1},
     "reinforce_stable": {"group_size": 1},

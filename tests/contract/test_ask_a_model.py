@@ -292,7 +292,7 @@ def test_check_ends_with_what_to_do_next(done: Path, tmp_path: Path, capsys: Cap
     ("name", "words"),
     [
         ("dpo", "docs/learned_rewards.md"),
-        ("ipo", "docs/learned_rewards.md"),
+        ("ipo", "online_dpo with preset: ipo"),
         ("KTO", "docs/learned_rewards.md"),
         ("rlhf", "docs/learned_rewards.md"),
         ("DPOTrainer", "docs/learned_rewards.md"),
