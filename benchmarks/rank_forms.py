@@ -24,6 +24,7 @@ FORMS: dict[str, list[str]] = {
 SMALL = [
     "policy.model=builtin:tiny",
     "policy.device=cpu",
+    "policy.architecture={max_position_embeddings: 2048}",
     "policy.tokens_per_forward=4096",
     "sampling.max_new_tokens=48",
     "rewards={length: {unit: characters, target: 30}}",
