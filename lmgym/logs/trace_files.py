@@ -134,9 +134,9 @@ def read_member(archive: ZipFile, name: str) -> bytes:
 def zipped(contents: Iterable[tuple[str, bytes]]) -> bytes:
     """A zip of these members. It has no times, so equal contents are equal bytes."""
     buffer = io.BytesIO()
-    with ZipFile(buffer, "w", ZIP_DEFLATED) as archive:
+    with ZipFile(buffer, "w", ZIP_DEFLATED, compresslevel=1) as archive:
         for name, data in contents:
-            archive.writestr(_info(name, ZIP_DEFLATED), data)
+            archive.writestr(_info(name, ZIP_DEFLATED), data, compresslevel=1)
     return buffer.getvalue()
 
 

@@ -30,6 +30,7 @@ from lmgym.logs.trace_files import (
 )
 
 FORMAT = 1
+LITTLE = {"i": ("int32", np.dtype("<i4")), "f": ("float32", np.dtype("<f4"))}  # by numpy's letter of the type
 
 Integers = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.float32]
@@ -156,17 +157,15 @@ def read_episode(folder: Path, stage: int, step: int, index: int) -> TraceEpisod
 
 def packed(array: npt.NDArray[Any]) -> dict[str, str]:
     """An array of int32 or float32 as JSON can hold it. Example: packed(np.float32([1])) -> {"float32": "AACAPw=="}"""
-    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    return {array.dtype.name: base64.b64encode(little.tobytes()).decode()}
+    name, little = LITTLE[array.dtype.char]
+    return {name: base64.b64encode(array.astype(little, copy=False).tobytes()).decode()}
 
 
 def unpacked(tree: Mapping[str, str]) -> npt.NDArray[Any]:
-    """The array that `packed` has written. Raises ValueError for anything else."""
+    """The array that `packed` has written. Raises KeyError or ValueError for anything else."""
     ((name, text),) = tree.items()
-    if name not in ("int32", "float32"):
-        raise ValueError(f"an array of type {name}")
-    little = np.frombuffer(base64.b64decode(text, validate=True), np.dtype(name).newbyteorder("<"))
-    return little.astype(name)
+    little = dict(LITTLE.values())[name]
+    return np.frombuffer(base64.b64decode(text, validate=True), little).astype(name)
 
 
 def _member(index: int) -> str:
