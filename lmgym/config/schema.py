@@ -150,7 +150,7 @@ class DistributedSection(Section):
 
 @dataclass(kw_only=True)
 class LogsSection(Section):
-    """The `logs:` section. metrics.jsonl and rollouts.jsonl are always written."""
+    """The `logs:` section. metrics.jsonl and rollouts.jsonl are always written, traces/ unless it says otherwise."""
 
     section = "logs"
 
@@ -162,10 +162,10 @@ class LogsSection(Section):
     """What rollouts.jsonl keeps of a step: the first prompt's answers, or everything."""
     traces: Literal["some", "all", "none"] = "some"
     """What traces/ keeps of a step besides a table of its answers: every number of the answers of three groups (the
-    first, the most surprising, a random one), or of all answers. none: no traces/."""
+    first, the one with the largest advantages, a random one), or of all answers. none: no traces/."""
     traces_gib: PositiveFloat = 1.0
-    """Most GiB of traces/: the oldest steps lose their answers first, and keep their table. A run of three groups of 8
-    answers of 500 tokens writes about one GiB in 2,000 steps."""
+    """Most GiB of traces/: the oldest steps lose their answers first, and keep their table. With three groups of 8
+    answers of 500 tokens a step, GRPO fills one GiB in some 5,000 steps."""
     predictions: bool | str = False
     """true: rollouts.jsonl has every answer of each evaluation, not only the first ones. "module:function": this
     function writes them in its own way; it gets the run folder, the number of updates, the split and the episodes."""

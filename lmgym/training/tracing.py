@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -75,10 +74,13 @@ def begin_trace(stage: StageRun, episodes: Sequence[Episode], batch: Batch, step
     if what == "some":
         groups = kept_groups(episodes, surprise, seeds.key(*stage.path, "traces", step))
         kept = {episode.index for episode in episodes if episode.group in groups}
-    places = [(one.index, number) for one in episodes if one.selected for number in range(len(one.rows()))]
-    if batch.row is None or batch.episode.tolist() != [index for index, _ in places]:
-        places = []  # a batch that a loop of one's own has made of something else
-    rows = {number: place for number, place in enumerate(places) if place[0] in kept}
+    # An episode's rows are in the batch in their order.
+    rows: dict[int, RowPlace] = {}
+    counts: dict[int, int] = {}
+    for number, index in zip(batch.require("row").tolist(), batch.episode.tolist(), strict=True):
+        if index in kept:
+            rows[number] = (index, counts.get(index, 0))
+            counts[index] = counts.get(index, 0) + 1
     return StepTrace(step, kept, surprise, rows, left=set(rows))
 
 
@@ -112,10 +114,11 @@ def write_trace(stage: StageRun, episodes: Sequence[Episode], batch: Batch, trac
     own. Raises LmgymError if it cannot be written."""
     kept = [episode for episode in episodes if episode.index in trace.kept]
     rows = {(one.index, number): row_of(one, row) for one in kept for number, row in enumerate(one.rows())}
-    computed = shown_columns(trace, {number: rows[place] for number, place in trace.rows.items()}, stage.run.ranks)
+    trained = rows_of_batch(rows, trace, batch)
+    computed = shown_columns(trace, trained, stage.run.ranks)
     if stage.run.traces is None:
         return
-    add_columns(rows, trace, batch, computed)
+    add_columns(trained, batch, computed)
     tree = plain(stage.algorithm)
     step = TraceStep(
         stage=stage.index,
@@ -129,15 +132,25 @@ def write_trace(stage: StageRun, episodes: Sequence[Episode], batch: Batch, trac
     stage.run.traces.write(step, (whole_record(one, found[id(one.example)], rows) for one in kept))
 
 
-def shown_columns(
-    trace: StepTrace, rows: Mapping[int, TraceRow], ranks: Ranks
-) -> dict[int, dict[str, npt.NDArray[Any]]]:
+def rows_of_batch(rows: Mapping[RowPlace, TraceRow], trace: StepTrace, batch: Batch) -> dict[int, TraceRow]:
+    """Those of the kept rows that are in the batch, by `Batch.row`. One that a loop of one's own has changed is left
+    out."""
+    found, tokens, lengths = {}, batch.tokens.cpu().numpy(), batch.mask.sum(1).tolist()
+    for position, number in enumerate(batch.require("row").tolist()):
+        row = rows.get(trace.rows[number]) if number in trace.rows else None
+        if row is not None and np.array_equal(tokens[position, : lengths[position]], row.tokens):
+            found[number] = row
+    return found
+
+
+def shown_columns(trace: StepTrace, rows: Mapping[int, TraceRow], ranks: Ranks) -> dict[int, dict[str, Numbers]]:
     """What the update has shown of each row on any rank, by the row's number: a number per action."""
-    own: dict[int, dict[str, npt.NDArray[Any]]] = {}
+    own: dict[int, dict[str, Numbers]] = {}
     for numbers, names, block in trace.shown:
         values = block.cpu().numpy()
         for place, number in enumerate(numbers):
-            own[number] = dict(zip(names, values[:, place, rows[number].actions], strict=True))
+            if number in rows:
+                own[number] = dict(zip(names, values[:, place, rows[number].actions], strict=True))
     if ranks.size == 1:
         return own
     trees = {number: {name: packed(column) for name, column in columns.items()} for number, columns in own.items()}
@@ -148,30 +161,18 @@ def shown_columns(
     return found
 
 
-def add_columns(
-    rows: Mapping[RowPlace, TraceRow],
-    trace: StepTrace,
-    batch: Batch,
-    computed: Mapping[int, Mapping[str, npt.NDArray[Any]]],
-) -> None:
-    """Add the batch's columns to the kept rows, then what the update has computed of them."""
-    chosen = torch.tensor(list(trace.rows), dtype=torch.long)
+def add_columns(rows: Mapping[int, TraceRow], batch: Batch, computed: Mapping[int, Mapping[str, Numbers]]) -> None:
+    """Add the batch's columns to its rows, then what the update has computed of them."""
+    positions = {number: position for position, number in enumerate(batch.require("row").tolist())}
+    chosen = torch.tensor([positions[number] for number in rows], dtype=torch.long)
     for name in PREPARED:
         column = getattr(batch, name)
-        if column is None or not len(chosen):
-            continue
-        values = column[chosen.to(column.device)].to(torch.float32).cpu().numpy()
-        for place, own in zip(trace.rows.values(), values, strict=True):
-            rows[place].columns[name] = own[rows[place].actions]
-    # A step may see other advantages than `prepare` left (whitened by minibatch); those of the other rows are then
-    # not comparable.
-    prepared = {number: rows[place].columns.get("advantages") for number, place in trace.rows.items()}
-    same = all(np.array_equal(own["advantages"], prepared[n]) for n, own in computed.items() if "advantages" in own)  # type: ignore[arg-type]
-    for number, place in trace.rows.items():
-        if number in computed:
-            rows[place].columns.update(computed[number])
-        elif not same:
-            rows[place].columns.pop("advantages", None)
+        if column is not None:
+            values = column[chosen.to(column.device)].to(torch.float32).cpu().numpy()
+            for row, own in zip(rows.values(), values, strict=True):
+                row.columns[name] = own[row.actions]
+    for number, columns in computed.items():  # whitened by minibatch, advantages are no longer those of `prepare`
+        rows[number].columns.update(columns)
 
 
 def row_of(episode: Episode, turns: Sequence[Turn]) -> TraceRow:
