@@ -7,7 +7,8 @@ Example:
     >>> lmgym.train(lmgym.load_config("quickstart", ["stages.rl.steps=20"]))
 
 A loop of one's own has the lines of lmgym/training/loop.py: `start`, `stages_left`, and then for each step
-`begin_step`, `gather`, `collate_step`, `prepare`, `update`, `advance`, `log_step`, `evaluate_and_save_when_due`.
+`begin_step`, `gather`, `collate_step`, `prepare`, `begin_trace`, `update`, `advance`, `log_step`,
+`evaluate_and_save_when_due`.
 """
 
 import importlib
@@ -68,6 +69,7 @@ _HOMES = {
     "OptimizerSection": "updates.optimizer",
     "make_optimizer": "updates.optimizer",
     "prepare": "updates.prepare",
+    "begin_trace": "training.tracing",
     "update": "updates.update",
     "advance": "training.loop",
     "log_step": "training.loop",

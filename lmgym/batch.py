@@ -70,6 +70,7 @@ class Batch:
     sampling_mask: SamplingMask | None = None  # of truncated or restricted sampling
     kept: Int[Tensor, "N T"] | None = None  # each action's row in `sampling_mask.bits`
     turn: Int[Tensor, "N T"] | None = None  # number of each action's turn in its episode (functional/turn_discounts.py)
+    row: Int[Tensor, " N"] | None = None  # each row's number in the whole batch, for who writes down what became of it
     logprobs_sampler: Float[Tensor, "N T"] | None = None
     baseline: Float[Tensor, " N"] | None = None  # score of the greedy answer
     logprobs_old: Float[Tensor, "N T"] | None = None
@@ -222,6 +223,7 @@ def collate(
         limit=limit,
         stop_excluded=column(place < np.repeat(excluded, actions_of)) if excluded.any() else None,
         turn=column(np.repeat(np.array([numbers[id(turn)] for turn in turns]), actions_of)),
+        row=torch.arange(len(rows)),
         logprobs_sampler=None if logprobs is None else column(logprobs),
         baseline=torch.tensor([float(episode.baseline or 0.0) for episode in owners]) if greedy else None,
         **(_source_columns(sources, pad_id) if any(sources) else {}),

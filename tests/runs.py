@@ -174,12 +174,14 @@ def algorithm_state(folder: Path) -> dict[str, Any]:
 
 
 def assert_equal_runs(one: Path, other: Path) -> None:
-    """Two finished runs are the same, bit for bit: parameters, moments, algorithm, rollouts, metrics."""
+    """Two finished runs are the same, bit for bit: parameters, moments, algorithm, rollouts, traces, metrics."""
     assert newest(one).name == newest(other).name
     names = [path.relative_to(newest(one)) for path in newest(one).rglob("*") if path.is_file()]  # a critic's too
     assert {*names} >= {Path(f"{name}.safetensors") for name in ("model", "optimizer")}
     for name in names:
         assert (newest(one) / name).read_bytes() == (newest(other) / name).read_bytes(), name
-    for name in ("final/model.safetensors", "rollouts.jsonl", "summary.json"):
+    traces = [sorted(path.name for path in folder.glob("traces/*")) for folder in (one, other)]
+    assert traces[0] == traces[1]
+    for name in ("final/model.safetensors", "rollouts.jsonl", "summary.json", *(f"traces/{own}" for own in traces[0])):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     assert records(one / "metrics.jsonl") == records(other / "metrics.jsonl")

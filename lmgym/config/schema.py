@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le
 
 from lmgym.algorithms.base import Algorithm
 from lmgym.core import registry
-from lmgym.core.constraints import FINITE, NonNegativeFloat, NonNegativeInt, PositiveInt, Rule
+from lmgym.core.constraints import FINITE, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rule
 from lmgym.core.errors import LmgymError
 from lmgym.core.validation import Section
 from lmgym.inference.base import Sampling
@@ -150,7 +150,7 @@ class DistributedSection(Section):
 
 @dataclass(kw_only=True)
 class LogsSection(Section):
-    """The `logs:` section. metrics.jsonl and rollouts.jsonl are always written."""
+    """The `logs:` section. metrics.jsonl and rollouts.jsonl are always written, traces/ unless it says otherwise."""
 
     section = "logs"
 
@@ -160,6 +160,12 @@ class LogsSection(Section):
     """Sample answers shown at the end."""
     rollouts: Literal["tracked", "all"] = "tracked"
     """What rollouts.jsonl keeps of a step: the first prompt's answers, or everything."""
+    traces: Literal["some", "all", "none"] = "some"
+    """What traces/ keeps of a step besides a table of its answers: every number of the answers of three groups (the
+    first, the one with the largest advantages, a random one), or of all answers. none: no traces/."""
+    traces_gib: PositiveFloat = 1.0
+    """Most GiB of traces/: the oldest steps lose their answers first, and keep their table. With three groups of 8
+    answers of 500 tokens a step, GRPO fills one GiB in some 5,000 steps."""
     predictions: bool | str = False
     """true: rollouts.jsonl has every answer of each evaluation, not only the first ones. "module:function": this
     function writes them in its own way; it gets the run folder, the number of updates, the split and the episodes."""

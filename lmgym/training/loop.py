@@ -26,6 +26,7 @@ from lmgym.training.run import Run
 from lmgym.training.sampler_gap import watch_gap
 from lmgym.training.setup import start
 from lmgym.training.stage import StageRun, begin_stage, save_checkpoint
+from lmgym.training.tracing import StepTrace, begin_trace, write_trace
 from lmgym.types import Episode
 from lmgym.updates.prepare import batch_metrics, prepare
 from lmgym.updates.update import update
@@ -52,9 +53,10 @@ def train_stage(stage: StageRun) -> None:
         episodes = gather(stage, step)
         batch = collate_step(stage, episodes, step)
         batch = prepare(batch, run.policy, stage.frozen_models.models, stage.algorithm)
-        metrics = update(stage.algorithm, run.policy, batch, stage.optimizer)
+        trace = begin_trace(stage, episodes, batch, step)
+        metrics = update(stage.algorithm, run.policy, batch, stage.optimizer, trace)
         advance(stage)
-        log_step(stage, episodes, batch, metrics)
+        log_step(stage, episodes, batch, metrics, trace)
         evaluate_and_save_when_due(stage)
     end_stage(stage)
 
@@ -173,9 +175,12 @@ def collate_step(stage: StageRun, episodes: list[Episode], step: int) -> Batch:
     )
 
 
-def log_step(stage: StageRun, episodes: list[Episode], batch: Batch, metrics: dict[str, float]) -> None:
-    """Write one record to metrics.jsonl and the tracked answers to rollouts.jsonl, and show a line on the console; warn
-    of what is wrong with them. Tokens per second are sampled tokens in the rollout and all tokens of the batch in the
+def log_step(
+    stage: StageRun, episodes: list[Episode], batch: Batch, metrics: dict[str, float], trace: StepTrace | None = None
+) -> None:
+    """Write one record to metrics.jsonl, the tracked answers to rollouts.jsonl and the step to traces/, and show a line
+    on the console; warn of what is wrong with them. Without the `trace` that has watched the update, traces/ lacks what
+    the update has computed. Tokens per second are sampled tokens in the rollout and all tokens of the batch in the
     update; memory is the GPU's if the policy is on one. Raises LmgymError if sampler and trainer are too far apart."""
     now, run, step = time.perf_counter(), stage.run, stage.step - 1
     watch_gap(run.gap_limits, metrics, batch, step, run.console.warn)
@@ -206,6 +211,9 @@ def log_step(stage: StageRun, episodes: list[Episode], batch: Batch, metrics: di
     run.writer.rollouts(position | rollout_record(episode) for episode in recorded)
     if required.answers == "policy":
         run.writer.answers(position | rollout_record(episode) for episode in tracked)
+    trace = trace or begin_trace(stage, episodes, batch, step)
+    if trace is not None:
+        write_trace(stage, episodes, batch, trace)
     run.console.step(record, step, stage.config.steps)
     warn_of_failures(stage, fresh, step)
 

@@ -5,6 +5,8 @@ runs/NAME/
     machine.json        precision, threads, versions: chosen once, see machine.py
     metrics.jsonl       one record a step and an evaluation
     rollouts.jsonl      a tracked prompt's answers in each step
+    traces/             a table of each step's answers, and every number of some of them, see logs/traces.py
+    tokenizer/          what the ids in traces/ are read with
     copies/             frozen models that checkpoints refer to, see frozen_models.py
     checkpoints/        the newest few, see checkpoint.py
     best/               the best model, if evaluation.keep_best names a metric
@@ -26,6 +28,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import Ranks
 from lmgym.inference.base import Engine
 from lmgym.logs.console import Console
+from lmgym.logs.trace_folder import TraceFolder
 from lmgym.logs.writer import Writer, at_once, disk_errors, make_folder
 from lmgym.models.load import PolicySection
 from lmgym.models.policy import Policy
@@ -89,6 +92,7 @@ class Run:
     resume_from: Path | None  # the checkpoint whose optimizer and algorithm the first stage takes over
     fingerprint: dict[str, Any]  # what each checkpoint says of data, recipe and machine, see fingerprint.py
     gap_limits: GapLimits  # of the sampler's gap, while it trains
+    traces: TraceFolder | None = None  # of the first rank, unless the recipe keeps none
     asked_to_stop: bool = False  # by a signal to this process
     interrupted: bool = False  # all ranks know of it, see `agree_to_stop`
     _opened: ExitStack = field(default_factory=ExitStack, repr=False)

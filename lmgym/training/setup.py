@@ -23,6 +23,7 @@ from lmgym.inference.proof import Proof, proofs_of
 from lmgym.logs.console import Console
 from lmgym.logs.records import rename_evaluations
 from lmgym.logs.rewind import rewind
+from lmgym.logs.trace_folder import TraceFolder, rewind_traces
 from lmgym.logs.writer import NullWriter, Writer
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
@@ -255,6 +256,7 @@ def open_run(
         missing = rewind(folder, progress.stage_index, progress.step, counted)
         writer = Writer(folder, config.logs.sinks, console, resolved(config))
         report(changed, missing, progress, config, writer, console)
+        traces = open_traces(config, folder, policy, progress, console)
         ranks.wait()
     except BaseException:
         lock.close()
@@ -263,4 +265,18 @@ def open_run(
         engine.load(policy, progress.version)
         console.say(where_it_stands(config, folder, progress))
     logs = (console, writer, lock)
-    return Run(config, folder, section, data, policy, engine, *logs, progress, resume_from, stands_on, limits)
+    return Run(config, folder, section, data, policy, engine, *logs, progress, resume_from, stands_on, limits, traces)
+
+
+def open_traces(
+    config: Config, folder: Path, policy: Policy, progress: Progress, console: Console
+) -> TraceFolder | None:
+    """The traces/ of a run, without the steps that the run will repeat, and beside it the tokenizer; None if the recipe
+    keeps none."""
+    for sentence in rewind_traces(folder, progress.stage_index, progress.step):
+        console.warn(sentence)
+    if config.logs.traces == "none":
+        return None
+    if not (folder / "tokenizer").exists():
+        checkpoint.write_folder(folder / "tokenizer", policy.tokenizer.save_pretrained)
+    return TraceFolder(folder, config.logs.traces_gib * 2**30, console.warn)

@@ -170,6 +170,8 @@ def save_checkpoint(stage: StageRun) -> None:
         "records": dict(run.writer.counts),
     }
     run.writer.sync()  # the records are on the disk before the checkpoint that counts them
+    if run.traces is not None:
+        run.traces.sync()
     algorithm = stage.algorithm.state_dict() if begun else {}
     saved = checkpoint.save(run.folder / "checkpoints", policy, moments, algorithm, state, run.fingerprint)
     stage.frozen_models.prune(_readable_states(checkpoint.prune(saved, run.config.checkpoint.keep)))

@@ -6,19 +6,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmgym.algorithms.base import Algorithm
+from lmgym.algorithms.base import Algorithm, Terms
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core import seeds
 from lmgym.core.registry import register
-from lmgym.functional.reductions import Totals, tokens_of_episode, totals, weights
+from lmgym.functional.reductions import Reduction, Totals, tokens_of_episode, totals, weights
 from lmgym.updates.optimizer import Optimizer
-from lmgym.updates.protocols import TrainablePolicy
+from lmgym.updates.protocols import TrainablePolicy, UpdateWatcher
 from lmgym.updates.whole_batch import whole_batch_gradient
 
 
 @register("driver", "first_order")
-def first_order(algorithm: Algorithm, policy: TrainablePolicy, batch: Batch, optimizer: Optimizer) -> dict[str, float]:
-    """All optimizer steps on one prepared batch: `algorithm.epochs` passes over its minibatches.
+def first_order(
+    algorithm: Algorithm,
+    policy: TrainablePolicy,
+    batch: Batch,
+    optimizer: Optimizer,
+    watcher: UpdateWatcher | None = None,
+) -> dict[str, float]:
+    """All optimizer steps on one prepared batch: `algorithm.epochs` passes over its minibatches. The `watcher` is shown
+    what each step computes for the rows that it wants.
 
     Returns the mean of the steps' metrics, and how many `updates` there were: once the algorithm says that it should
     stop early, that step and all after it are left out.
@@ -26,7 +33,7 @@ def first_order(algorithm: Algorithm, policy: TrainablePolicy, batch: Batch, opt
     records = []
     for index, minibatch in enumerate(minibatches_of(batch, algorithm.epochs, algorithm.minibatches)):
         minibatch = algorithm.before_minibatch(minibatch)
-        records.append(optimizer_step(algorithm, policy, minibatch, optimizer, first=index == 0))
+        records.append(optimizer_step(algorithm, policy, minibatch, optimizer, index == 0, watcher))
         if "gradient_norm" not in records[-1]:
             break
     names = {name for record in records for name in record}
@@ -53,7 +60,12 @@ def minibatches_of(batch: Batch, epochs: int, minibatches: int) -> Iterator[Batc
 
 
 def optimizer_step(
-    algorithm: Algorithm, policy: TrainablePolicy, batch: Batch, optimizer: Optimizer, first: bool
+    algorithm: Algorithm,
+    policy: TrainablePolicy,
+    batch: Batch,
+    optimizer: Optimizer,
+    first: bool,
+    watcher: UpdateWatcher | None = None,
 ) -> dict[str, float]:
     """One optimizer step on all rows of this minibatch; returns its metrics.
 
@@ -65,7 +77,7 @@ def optimizer_step(
     """
     if algorithm.whole_batch:
         optimizer.zero_grad()
-        metrics = whole_batch_gradient(algorithm, policy, batch, first)
+        metrics = whole_batch_gradient(algorithm, policy, batch, first, watcher)
         return metrics if algorithm.should_stop_early(metrics) else {**metrics, "gradient_norm": optimizer.step()}
     # What each token weighs follows from the whole minibatch.
     total = totals(batch.actions, batch.episode)
@@ -77,7 +89,8 @@ def optimizer_step(
     for rows in policy.micro_batches(batch[active]) if bool(active.any()) else []:
         rows = active.nonzero()[:, 0][rows]
         part, own_tokens = (batch[rows], episode_tokens[rows]) if len(rows) else (batch.idle(), episode_tokens[:1])
-        for name, value in _micro_batch(algorithm, policy, part, own_tokens, total, first).items():
+        watching = watcher if len(rows) else None
+        for name, value in _micro_batch(algorithm, policy, part, own_tokens, total, first, watching).items():
             sums[name] = sums[name] + value if name in sums else value
     # Losses are weighted sums already; the other sums become means over tokens.
     added = policy.ranks.totals({name: float(value) for name, value in sums.items()})
@@ -90,20 +103,28 @@ def optimizer_step(
 
 
 def _micro_batch(
-    algorithm: Algorithm, policy: TrainablePolicy, batch: Batch, episode_tokens: Tensor, total: Totals, first: bool
+    algorithm: Algorithm,
+    policy: TrainablePolicy,
+    batch: Batch,
+    episode_tokens: Tensor,
+    total: Totals,
+    first: bool,
+    watcher: UpdateWatcher | None,
 ) -> dict[str, Tensor]:
     """Accumulate the gradient of some rows; returns sums over their tokens, to be divided by "tokens"."""
+    numbers = batch.require("row") if watcher is not None else None
     batch = batch.to(policy.device)
     wide = torch.float32 if policy.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
     episode_tokens = episode_tokens.to(policy.device, wide)
 
-    def compute_losses(batch: Batch, new: PolicyOutputs) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
-        terms, metrics = algorithm.loss(batch, new)
-        losses = {
-            f"loss/{name}": (weights(reduction, batch.actions, episode_tokens, total) * term).sum()
-            for name, (term, reduction) in terms.items()
-        }
-        return losses, metrics
+    def weigh(reduction: Reduction) -> Tensor:
+        return weights(reduction, batch.actions, episode_tokens, total)
+
+    def add_up(terms: Terms) -> dict[str, Tensor]:
+        return {f"loss/{name}": (weigh(reduction) * term).sum() for name, (term, reduction) in terms.items()}
+
+    def compute_losses(batch: Batch, new: PolicyOutputs) -> dict[str, Tensor]:
+        return add_up(algorithm.loss(batch, new)[0])
 
     # Forward. If the loss's gradient by the log-probabilities is known beforehand, the head's backward is cheaper.
     required = algorithm.requirements
@@ -118,7 +139,8 @@ def _micro_batch(
     if first:
         batch = batch.replace(logprobs_old=new.logprobs.detach())
     # Backward.
-    losses, metrics = compute_losses(batch, new)
+    terms, metrics = algorithm.loss(batch, new)
+    losses = add_up(terms)
     torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
     # Sums for the metrics, over this micro-batch's tokens.
     with torch.no_grad():
@@ -129,12 +151,30 @@ def _micro_batch(
         if first and batch.logprobs_sampler is not None:
             gap = (new.logprobs.detach() - batch.logprobs_sampler).abs() * batch.actions
             sums["sampler_logprob_gap"] = gap.sum().to(wide)
+        if watcher is not None and numbers is not None and watcher.wants(numbers):
+            watcher.show(numbers, _token_columns(batch, new, terms, metrics, weigh))
     return sums | {name: loss.detach() for name, loss in losses.items()}
+
+
+def _token_columns(
+    batch: Batch,
+    new: PolicyOutputs,
+    terms: Terms,
+    metrics: Mapping[str, Tensor],
+    weigh: Callable[[Reduction], Tensor],
+) -> dict[str, Tensor]:
+    """What a watcher is shown of a pass: columns [N T] that it has anyway, each term's weights among them."""
+    known = {"logprobs": new.logprobs, "advantages": batch.advantages, "entropy": new.entropy}
+    columns = {name: column for name, column in known.items() if column is not None}
+    for name, (term, reduction) in terms.items():
+        columns |= {f"weight/{name}": weigh(reduction), f"loss/{name}": term}
+    columns |= metrics
+    return {name: column.detach().broadcast_to(batch.actions.shape) for name, column in columns.items()}
 
 
 def constant_logprob_gradient(
     batch: Batch,
-    compute_losses: Callable[[Batch, PolicyOutputs], tuple[dict[str, Tensor], Mapping[str, Tensor]]],
+    compute_losses: Callable[[Batch, PolicyOutputs], dict[str, Tensor]],
     values: bool,
     dtype: torch.dtype,
 ) -> Tensor | None:
@@ -144,7 +184,7 @@ def constant_logprob_gradient(
     for guess in (-0.5, -2.0):
         logprobs = torch.full(batch.tokens.shape, guess, dtype=dtype, device=batch.tokens.device, requires_grad=True)
         said = torch.zeros_like(logprobs) if values else None
-        losses, _ = compute_losses(
+        losses = compute_losses(
             batch.replace(logprobs_old=logprobs.detach()), PolicyOutputs(logprobs=logprobs, values=said)
         )
         total = torch.stack(list(losses.values())).sum()

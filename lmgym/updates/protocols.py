@@ -1,6 +1,6 @@
 """What an update may ask of a policy. `models.policy.Policy` has all of it; a test's stand-in may have less."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -81,3 +81,14 @@ class TrainablePolicy(Protocol):
 
     def twice_differentiable(self) -> AbstractContextManager[None]:
         """Within it a forward pass has second derivatives."""
+
+
+class UpdateWatcher(Protocol):
+    """Who is shown the numbers that an update computes for the tokens of some rows, to write them down
+    (training/tracing.py). It changes none of them."""
+
+    def wants(self, rows: Int[Tensor, " N"]) -> bool:
+        """Whether one of these rows is to be shown; `rows` are numbers of `Batch.row`, on the CPU."""
+
+    def show(self, rows: Int[Tensor, " N"], columns: Mapping[str, Float[Tensor, "N T"]]) -> None:
+        """What an optimizer step has computed for these rows; the columns are on the policy's device."""

@@ -20,12 +20,19 @@ from lmgym.functional.trust_region import categorical_kl, conjugate_gradient, st
 from lmgym.updates.first_order import minibatches_of
 from lmgym.updates.fisher import FisherProduct, Vector, filled, joined, split
 from lmgym.updates.optimizer import Optimizer
-from lmgym.updates.protocols import TrainablePolicy
+from lmgym.updates.protocols import TrainablePolicy, UpdateWatcher
 
 
 @register("driver", "trust_region")
-def trust_region(algorithm: Algorithm, policy: TrainablePolicy, batch: Batch, optimizer: Optimizer) -> dict[str, float]:
-    """One step of the policy and the critic's optimizer steps on a prepared batch; returns the metrics of both.
+def trust_region(
+    algorithm: Algorithm,
+    policy: TrainablePolicy,
+    batch: Batch,
+    optimizer: Optimizer,
+    watcher: UpdateWatcher | None = None,
+) -> dict[str, float]:
+    """One step of the policy and the critic's optimizer steps on a prepared batch; returns the metrics of both. The
+    `watcher` is shown the log-probabilities that the gradient is taken of.
 
     Raises LmgymError if the algorithm is no TRPO, whose fields the steps read, or if the gradient is not finite.
     """
@@ -33,13 +40,15 @@ def trust_region(algorithm: Algorithm, policy: TrainablePolicy, batch: Batch, op
         name = type(algorithm).__name__
         raise LmgymError(f"the driver trust_region reads TRPO's fields, and {name} has none; let it extend TRPO")
     batch = batch[algorithm.active(batch)]
-    return policy_step(algorithm, policy, batch) | critic_steps(algorithm, policy, batch, optimizer)
+    return policy_step(algorithm, policy, batch, watcher) | critic_steps(algorithm, policy, batch, optimizer)
 
 
-def policy_step(algorithm: TRPO, policy: TrainablePolicy, batch: Batch) -> dict[str, float]:
+def policy_step(
+    algorithm: TRPO, policy: TrainablePolicy, batch: Batch, watcher: UpdateWatcher | None = None
+) -> dict[str, float]:
     """Move the policy's parameters, or leave them exactly as they were; returns what happened. Raises LmgymError, with
     the parameters untouched, if the gradient is not finite."""
-    gradient, metrics = surrogate_gradient(policy, batch)
+    gradient, metrics = surrogate_gradient(policy, batch, watcher)
     norm = gradient.norm()
     if not bool(torch.isfinite(norm)):
         raise LmgymError(
@@ -116,7 +125,9 @@ def critic_steps(algorithm: TRPO, policy: TrainablePolicy, batch: Batch, optimiz
     return {"loss/value": sum(losses) / len(losses), "gradient_norm/critic": sum(norms) / len(norms)}
 
 
-def surrogate_gradient(policy: TrainablePolicy, batch: Batch) -> tuple[Vector, dict[str, float]]:
+def surrogate_gradient(
+    policy: TrainablePolicy, batch: Batch, watcher: UpdateWatcher | None = None
+) -> tuple[Vector, dict[str, float]]:
     """The gradient of the mean over tokens of ratio * A at ratio 1, and the sampler's gap as a metric."""
     parameters, tokens, gap = policy.parameters(), int(batch.actions.sum()), 0.0
     gradient = torch.zeros_like(joined(parameters))
@@ -128,6 +139,8 @@ def surrogate_gradient(policy: TrainablePolicy, batch: Batch) -> tuple[Vector, d
         gradient += joined(filled(torch.autograd.grad(mean, parameters, allow_unused=True), parameters))
         if part.logprobs_sampler is not None:
             gap += float(((logprobs.detach() - part.logprobs_sampler).abs() * part.actions).sum())
+        if watcher is not None and watcher.wants(numbers := batch.require("row")[rows]):
+            watcher.show(numbers, {"logprobs": logprobs.detach()})
     policy.ranks.add(gradient)
     gap = policy.ranks.totals({"gap": gap})["gap"]
     return gradient, {} if batch.logprobs_sampler is None else {"sampler_logprob_gap": gap / tokens}

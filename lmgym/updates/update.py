@@ -1,21 +1,29 @@
 """One update of the policy, whatever the algorithm: the driver that it names takes the optimizer steps."""
 
+import inspect
 from collections.abc import Callable
 
 from lmgym.algorithms.base import Algorithm
 from lmgym.batch import Batch
 from lmgym.core import registry
 from lmgym.updates.optimizer import Optimizer
-from lmgym.updates.protocols import TrainablePolicy
+from lmgym.updates.protocols import TrainablePolicy, UpdateWatcher
 
-Driver = Callable[[Algorithm, TrainablePolicy, Batch, Optimizer], dict[str, float]]
+Driver = Callable[..., dict[str, float]]  # of an algorithm, a policy, a batch, an optimizer; perhaps of a `watcher` too
 
 
-def update(algorithm: Algorithm, policy: TrainablePolicy, batch: Batch, optimizer: Optimizer) -> dict[str, float]:
+def update(
+    algorithm: Algorithm,
+    policy: TrainablePolicy,
+    batch: Batch,
+    optimizer: Optimizer,
+    watcher: UpdateWatcher | None = None,
+) -> dict[str, float]:
     """Change the policy by one prepared batch; returns the metrics of the driver and of the algorithm.
 
-    `batch` is what `prepare` returned. Raises LmgymError if there is no driver of the name `algorithm.driver`, or if
-    the gradient is not finite (the policy is then as it was).
+    `batch` is what `prepare` returned. The `watcher` is shown numbers per token, if the driver has a parameter of this
+    name. Raises LmgymError if there is no driver of the name `algorithm.driver`, or if the gradient is not finite (the
+    policy is then as it was).
 
     Example: a driver of your own, for every algorithm with `driver = "mine"`:
         >>> @register("driver", "mine")
@@ -23,4 +31,6 @@ def update(algorithm: Algorithm, policy: TrainablePolicy, batch: Batch, optimize
         ...     return first_order(algorithm, policy, batch, optimizer) | {"mine/rows": float(len(batch))}
     """
     driver: Driver = registry.get("driver", algorithm.driver)
-    return {**driver(algorithm, policy, batch, optimizer), **algorithm.metrics(batch)}
+    watched = watcher is not None and "watcher" in inspect.signature(driver).parameters
+    metrics = driver(algorithm, policy, batch, optimizer, **({"watcher": watcher} if watched else {}))
+    return {**metrics, **algorithm.metrics(batch)}

@@ -8,17 +8,19 @@ from torch import Tensor
 from lmgym.algorithms.base import Algorithm
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.functional.reductions import masked_mean
-from lmgym.updates.protocols import TrainablePolicy
+from lmgym.updates.protocols import TrainablePolicy, UpdateWatcher
 
 
-def whole_batch_gradient(algorithm: Algorithm, policy: TrainablePolicy, batch: Batch, first: bool) -> dict[str, float]:
+def whole_batch_gradient(
+    algorithm: Algorithm, policy: TrainablePolicy, batch: Batch, first: bool, watcher: UpdateWatcher | None = None
+) -> dict[str, float]:
     """Accumulate the gradient of `batch_loss` over all rows, exact for any cut; returns the step's metrics.
 
     By the chain rule, d loss / d parameters is the sum over tokens of d loss / d logprob * d logprob / d parameters.
     A first pass without gradient says what the loss is a function of (the log-probabilities; entropies and values if
     required), and autograd gives its derivative by each of these numbers. A second pass, micro-batch by micro-batch,
     applies them. On the `first` step of a batch `logprobs_old` is what the policy says now. Costs one forward pass more
-    than `loss` does.
+    than `loss` does. The `watcher` is shown what the first pass says.
     """
     # 1. What the policy says of all rows: the leaves of the loss.
     required = algorithm.requirements
@@ -27,6 +29,8 @@ def whole_batch_gradient(algorithm: Algorithm, policy: TrainablePolicy, batch: B
         batch = batch.replace(logprobs_old=said.logprobs)
     columns = {"logprobs": said.logprobs, "entropy": said.entropy, "values": said.values}
     leaves = {name: column.detach().requires_grad_() for name, column in columns.items() if column is not None}
+    if watcher is not None and watcher.wants(batch.require("row")):
+        watcher.show(batch.require("row"), {name: column.detach() for name, column in leaves.items()})
     # 2. The loss, and its derivative by each number; every rank finds the same.
     losses, metrics = algorithm.batch_loss(batch, PolicyOutputs(**leaves))
     total = torch.stack([loss.double() for loss in losses.values()]).sum()
