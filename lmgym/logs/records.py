@@ -80,6 +80,19 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     }
 
 
+def version_lag(episodes: Sequence[Episode], version: int) -> dict[str, float]:
+    """How many updates older than `version` the weights are that sampled the selected episodes, on average; nothing if
+    none is older.
+
+    Example: a fresh answer, and one of a replay buffer
+        >>> example = Example("a/0", "2+2=")
+        >>> version_lag([Episode(example, 0, 0, version=7), Episode(example, 1, 1, version=3)], version=7)
+        {'version_lag': 2.0}
+    """
+    lags = [version - episode.version for episode in episodes if episode.selected]
+    return {"version_lag": sum(lags) / len(lags)} if any(lags) else {}
+
+
 def rollout_record(episode: Episode) -> dict[str, Any]:
     """An episode as a record of rollouts.jsonl: texts, sampled ids, rewards, and why each turn stopped."""
     return {

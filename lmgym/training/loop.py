@@ -18,7 +18,7 @@ from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.logs.console import Console
-from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens
+from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens, version_lag
 from lmgym.rollouts.play import play
 from lmgym.rollouts.rollout import demonstrate, groups_of
 from lmgym.training.evaluation_points import evaluate_now, finish, is_evaluated, record_evaluation
@@ -26,6 +26,7 @@ from lmgym.training.run import Run
 from lmgym.training.sampler_gap import watch_gap
 from lmgym.training.setup import start
 from lmgym.training.stage import StageRun, begin_stage, save_checkpoint
+from lmgym.training.symptoms import warn_of_symptoms
 from lmgym.training.tracing import StepTrace, begin_trace, write_trace
 from lmgym.types import Episode
 from lmgym.updates.prepare import batch_metrics, prepare
@@ -187,6 +188,7 @@ def log_step(
     position = {"kind": "train", "stage": stage.index, "stage_name": stage.config.name, "step": step}
     fresh = [episode for episode in episodes if episode.version == run.progress.version - 1]  # the others were replayed
     record: dict[str, Any] = position | episode_metrics(fresh) | batch_metrics(batch) | metrics
+    record |= version_lag(episodes, run.progress.version - 1)
     on_gpu = run.policy.device.type == "cuda"
     rollout, learning = stage.gathered - stage.began, now - stage.gathered
     record |= {
@@ -216,6 +218,7 @@ def log_step(
         write_trace(stage, episodes, batch, trace)
     run.console.step(record, step, stage.config.steps)
     warn_of_failures(stage, fresh, step)
+    warn_of_symptoms(stage, record, tracked)
 
 
 def warn_of_failures(stage: StageRun, episodes: list[Episode], step: int) -> None:

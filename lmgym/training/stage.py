@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.algorithms.base import Algorithm
+from lmgym.config.build import resolved
 from lmgym.config.schema import Stage
 from lmgym.core.errors import LmgymError
 from lmgym.envs.vector import Envs
+from lmgym.logs.doctor import Watch
+from lmgym.logs.doctor_facts import facts_of
 from lmgym.models import lora
 from lmgym.models.critic import add_critic
 from lmgym.models.load import load_policy
@@ -49,6 +52,8 @@ class StageRun:
     rewards: list[Reward]
     envs: Envs
     held_out_envs: Envs
+    watch: Watch | None
+    """Holds the doctor's rules against the steps of this stage since it began or was resumed."""
     began: float = field(default_factory=time.perf_counter)
     """When the step in flight began, and when all its answers were there: seconds of `time.perf_counter`."""
     gathered: float = field(default_factory=time.perf_counter)
@@ -123,6 +128,7 @@ def begin_stage(run: Run) -> StageRun:
         rewards=build_rewards(section.rewards),
         envs=envs,
         held_out_envs=make_envs(config, config.evaluation.env) if config.evaluation.env else envs,
+        watch=Watch(facts_of(resolved(config), index)),
     )
     if run.progress.step > 0 and run.resume_from is not None:
         _restore(stage, run.resume_from)

@@ -118,7 +118,7 @@ def test_the_short_recipe_of_the_readme_is_valid(tmp_path: Path) -> None:
 def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In their order, with a tiny recipe under the name that the README uses."""
     lines = re.findall(r"^    lmgym ([^#\n]*)", PAGES[0].read_text(encoding="utf-8"), re.M)
-    assert [line.split()[0] for line in lines] == ["check", "train", "eval", "train"]
+    assert [line.split()[0] for line in lines] == ["check", "train", "eval", "train", "doctor", "plot"]
     runs.write(tmp_path / "my_recipe.yaml", steps=2)
     monkeypatch.chdir(tmp_path)
     for line in lines:
@@ -256,8 +256,13 @@ def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
         {"name": "distill", "teacher": "builtin:tiny"},
         {"name": "reinforce_stable"},
         {"name": "sapo", "importance_cap": 2.0},
+        {"name": "replay", "group_size": 4},
     ]
-    stages = [{"name": str(algorithm["name"]), "algorithm": algorithm, "steps": 1} for algorithm in algorithms]
+    steps = {"replay": 3}  # in the first there is nothing to replay
+    stages: list[dict[str, Any]] = [
+        {"name": str(algorithm["name"]), "algorithm": algorithm, "steps": steps.get(str(algorithm["name"]), 1)}
+        for algorithm in algorithms
+    ]
     env = f"{__name__}:Unreliable"
     stages.append({"name": "turns", "algorithm": "rloo", "env": env, "prompts_per_step": 8, "steps": 1})
     evaluation: dict[str, Any] = {"every": 0, "examples": 4, "samples": 2, "temperature": 1.0}

@@ -15,7 +15,9 @@ import pytest
 
 from lmgym.algorithms.grpo import GRPO
 from lmgym.batch import Batch
+from lmgym.config.yaml import read_yaml
 from lmgym.core import registry
+from lmgym.logs.doctor import examine
 from lmgym.types import Example
 from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
@@ -54,6 +56,11 @@ def learn(folder: Path, **changes: Any) -> tuple[float, float]:
     summary = json.loads((runs.run(folder, **tree | changes) / "summary.json").read_text())
     before, after = (summary[moment]["results"]["reward"]["mean"] for moment in ("before", "after"))
     return before, after
+
+
+def findings(folder: Path) -> list[str]:
+    """What the doctor finds in a run."""
+    return [finding.rule for finding in examine(folder, read_yaml(folder / "recipe.yaml")).findings]
 
 
 @dataclass(kw_only=True)
@@ -108,6 +115,7 @@ def test_every_algorithm_learns_to_answer_as_the_prompt_asks(
 ) -> None:
     before, after = learn(tmp_path / "run", algorithm=algorithm, **changes)
     assert before < 0.15 and after > 0.7
+    assert not findings(tmp_path / "run")  # of a run that learns it has nothing to say
 
 
 def test_a_student_learns_from_its_teachers_opinion_alone(tmp_path: Path) -> None:
@@ -117,6 +125,7 @@ def test_a_student_learns_from_its_teachers_opinion_alone(tmp_path: Path) -> Non
     distill = {"name": "distill", "teacher": str(tmp_path / "teacher" / "final")}
     before, after = learn(tmp_path / "run", algorithm=distill, seed=1, **ONE_ANSWER | {"steps": 60})
     assert before < 0.15 and after > 0.7
+    assert not findings(tmp_path / "teacher") and not findings(tmp_path / "run")
 
 
 def test_every_algorithm_is_tried() -> None:

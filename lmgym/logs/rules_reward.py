@@ -1,0 +1,230 @@
+"""The doctor's rules about rewards and answers (see doctor.py)."""
+
+from lmgym.logs.doctor_facts import bounded
+from lmgym.logs.history import SOLVED, History, Sign, errors_apart, fell, mean, rose
+
+EQUAL_GROUPS, NO_GROUPS = 0.8, 0.95
+"""Share of groups without a signal: docs/metrics.md calls up to a half healthy; from here most sampling is lost."""
+CUT, MOSTLY_CUT, FEWEST = 0.25, 0.5, 5
+"""Shares of answers that were cut off; a good run had 0.16 (distill_miniature). The fewest whole answers to compare
+with."""
+DRIFT = 2.0
+"""Factor by which the mean length changes."""
+LOST = 0.4
+"""Share of the range between the worst and the best answer that the mean reward has lost again."""
+CARRIED = 0.9
+"""Share of the gain in reward that one component brings."""
+GAIN, FOLLOWS = 0.1, 0.5
+"""Least gain in reward, as a share of the range of scores, that a held-out metric is compared with; the share of it
+that the metric must be able to have gained within its interval."""
+REPEATED = 0.5
+"""Share of repeated runs of four tokens: human text is below 0.01, degenerate text above 0.4 (arXiv 1908.04319)."""
+ALWAYS_EVALUATED = ("reward", "length/mean", "truncated", "environment_errors", "reference_nll")
+LOWER_IS_BETTER = ("perplexity", "causal_perplexity")
+
+Bounds = tuple[float, float, float]  # mean, low, high
+
+
+def reward_collapse(history: History) -> Sign | None:
+    """The reward has fallen from its best window by much of the range of scores."""
+    recent, (low, high) = history.recent("reward"), history.ranges.get("", (0.0, 0.0))
+    if not recent or history.best is None or high <= low:
+        return None
+    best, values, step = history.best
+    if best - mean(recent) < LOST * (high - low) or not fell(values, recent):
+        return None
+    return Sign(
+        "severe",
+        f"the reward has fallen to {mean(recent):.3g}; it was {best:.3g} in the steps up to step {step}",
+        "begin anew from a checkpoint before it (policy.model) with a lower optimizer.learning_rate or "
+        "algorithm.entropy_coefficient; checkpoint.keep keeps more of them",
+        "reward",
+        mean(recent),
+        best - LOST * (high - low),
+    )
+
+
+def overfitting(history: History) -> Sign | None:
+    """The training reward has risen, and the held-out reward has risen by less than half of that, and lies below it."""
+    first, recent, (low, high) = history.first("reward"), history.recent("reward"), history.ranges.get("", (0.0, 0.0))
+    gain, change = relative_gain(history), held_out_change(history, "reward")
+    if gain is None or change is None:
+        return None
+    before, after = change
+    if after[2] - before[1] >= FOLLOWS * gain * (high - low) or mean(recent) <= after[2]:
+        return None
+    return Sign(
+        "severe",
+        f"the training reward has risen from {mean(first):.3g} to {mean(recent):.3g}, the held-out reward went from "
+        f"{before[0]:.3g} to {after[0]:.3g}",
+        "train on more or other prompts (task), for fewer steps, or with early_stop on a held-out metric",
+        "reward",
+        after[0],
+        held_out=True,
+    )
+
+
+def reward_hacking(history: History) -> Sign | None:
+    """The training reward has risen, and the first held-out metric that is no part of it is lower, or (if it lies
+    between 0 and 1) has risen by less than half as much."""
+    gain, name = relative_gain(history), goal_metric(history)
+    change = held_out_change(history, name) if gain is not None and name else None
+    if gain is None or name is None or change is None:
+        return None
+    before, after = change
+    lower, share = after[2] < before[1], all(0 <= bound <= 1 for bound in (*before, *after))
+    flat = share and after[2] - before[1] < FOLLOWS * gain < 1 - before[0]  # the last: it could have risen
+    if not (lower or flat):
+        return None
+    return Sign(
+        "severe" if lower else "moderate",
+        f"the reward has risen, and the held-out metric {name}, which is no part of it, went from {before[0]:.3g} to "
+        f"{after[0]:.3g}: the reward may be gamed",
+        f"read the answers (rollouts.jsonl) and mend the function in rewards; early_stop on {name} ends such a run",
+        name,
+        after[0],
+        held_out=True,
+    )
+
+
+def repeated_phrases(history: History) -> Sign | None:
+    """Answers have begun to repeat themselves."""
+    first, recent = history.first("repeated"), history.recent("repeated")
+    if not (history.two_windows and recent) or mean(recent) < max(REPEATED, 2 * mean(first or [0.0])):
+        return None
+    before = f", {mean(first):.0%} in the first steps" if first else ""
+    return Sign(
+        "severe",
+        f"{mean(recent):.0%} of the runs of four tokens in an answer are repeats{before}",
+        "let rewards cost repetition (a metric such as distinct_2 shows it), or raise algorithm.kl_coefficient",
+        "repeated",
+        mean(recent),
+        REPEATED,
+    )
+
+
+def equal_groups(history: History) -> Sign | None:
+    """Most groups have equal scores, and the task is not solved."""
+    recent = history.recent("zero_variance_groups")
+    if not recent or mean(recent) < EQUAL_GROUPS or history.solved:
+        return None
+    return Sign(
+        "severe" if mean(recent) >= NO_GROUPS else "moderate",
+        f"{mean(recent):.0%} of the groups have equal scores, from which a group baseline learns nothing",
+        "choose easier or harder prompts (task), a finer reward, or a larger algorithm.group_size; with a base model, "
+        "begin with a supervised stage",
+        "zero_variance_groups",
+        mean(recent),
+        EQUAL_GROUPS,
+    )
+
+
+def truncation(history: History) -> Sign | None:
+    """Many answers are cut off, and that costs them their reward: whole ones earn more, or no answer earns anything
+    else than the others."""
+    recent = history.recent("truncated")
+    if not recent or mean(recent) < CUT:
+        return None
+    cut = [answer.score for answer in history.answers if answer.cut]
+    whole = [answer.score for answer in history.answers if not answer.cut]
+    costs = len(whole) >= FEWEST and rose(cut, whole)
+    if not costs and (history.solved or len(set(history.recent("reward"))) != 1):
+        return None
+    why = f"and earn {mean(cut):.3g} on average, whole ones {mean(whole):.3g}" if costs else "and all earn the same"
+    return Sign(
+        "severe" if mean(recent) >= MOSTLY_CUT else "moderate",
+        f"{mean(recent):.0%} of the answers are cut off, {why}",
+        "raise sampling.max_new_tokens, or name what ends an answer in sampling.stop; with a base model, begin with a "
+        "supervised stage",
+        "truncated",
+        mean(recent),
+        CUT,
+    )
+
+
+def length_drift(history: History) -> Sign | None:
+    """Answers have become twice or half as long, and that has brought nothing: the reward has not risen, or the metric
+    that is no part of it has not."""
+    first, recent = history.first("length/mean"), history.recent("length/mean")
+    if not (history.two_windows and first and recent and mean(first) > 0):
+        return None
+    factor, goal = mean(recent) / mean(first), reward_hacking(history)
+    if 1 / DRIFT < factor < DRIFT or (history.gained and goal is None):
+        return None
+    longer, flat = factor > 1, goal.metric if goal else "the reward"
+    return Sign(
+        "moderate",
+        f"answers went from {mean(first):.3g} to {mean(recent):.3g} tokens, and {flat} has not risen with it",
+        "let length cost something (the reward overlong), or set algorithm.mask_truncated: true"
+        if longer
+        else "lower the weight of what pays short answers (rewards), or set sampling.min_new_tokens",
+        "length/mean",
+        mean(recent),
+        mean(first) * (DRIFT if longer else 1 / DRIFT),
+    )
+
+
+def one_component(history: History) -> Sign | None:
+    """One component brings the gain in reward, while another of at least its weight stays where it was, with room."""
+    weights = {name: weight for name, weight in history.facts.weights.items() if weight}
+    windows = {name: (history.first(f"reward/{name}"), history.recent(f"reward/{name}")) for name in weights}
+    if len(weights) < 2 or not history.two_windows or not history.gained:
+        return None
+    if not all(first and recent for first, recent in windows.values()):
+        return None
+    gains = {name: weights[name] * (mean(recent) - mean(first)) for name, (first, recent) in windows.items()}
+    carrier = max(gains, key=lambda name: gains[name])
+    if gains[carrier] < CARRIED * sum(gain for gain in gains.values() if gain > 0):
+        return None
+    for name in sorted(weights, key=lambda name: -abs(weights[name])):
+        better = errors_apart(*windows[name]) * (1 if weights[name] > 0 else -1)
+        if name == carrier or abs(weights[name]) < abs(weights[carrier]) or better >= 2 or not _has_room(history, name):
+            continue
+        before, after = (mean(window) for window in windows[name])
+        return Sign(
+            "moderate",
+            f"the component {carrier} alone brings the gain in reward; {name}, of no less weight, went from "
+            f"{before:.3g} to {after:.3g}",
+            f"lower the weight of {carrier} in rewards (0 makes it a metric only), or make {name} easier to earn",
+            f"reward/{name}",
+            after,
+        )
+    return None
+
+
+def relative_gain(history: History) -> float | None:
+    """By how much of the range of scores the training reward has risen; None if it has not, or by less than a tenth."""
+    low, high = history.ranges.get("", (0.0, 0.0))
+    if not (history.two_windows and high > low and history.gained):
+        return None
+    gain = (mean(history.recent("reward")) - mean(history.first("reward"))) / (high - low)
+    return gain if gain >= GAIN else None
+
+
+def goal_metric(history: History) -> str | None:
+    """The first held-out metric that is no part of the reward."""
+    trained = {name for name, weight in history.facts.weights.items() if weight}
+    for name in history.evaluations[-1] if history.evaluations else ():
+        has_interval = f"{name}/low" in history.evaluations[-1] and "/" not in name
+        if has_interval and name not in (*ALWAYS_EVALUATED, *LOWER_IS_BETTER, *trained):
+            return name
+    return None
+
+
+def held_out_change(history: History, name: str) -> tuple[Bounds, Bounds] | None:
+    """A held-out metric in the first and in the newest evaluation. None with fewer than two evaluations, or without
+    intervals, which say how much of a change may be chance."""
+    if len(history.evaluations) < 2:
+        return None
+    ends = (history.evaluations[0], history.evaluations[-1])
+    found = [[bounded(record.get(f"{name}{end}")) for end in ("", "/low", "/high")] for record in ends]
+    known = [(middle, low, high) for middle, low, high in found if None not in (middle, low, high)]
+    return (known[0], known[1]) if len(known) == 2 else None  # type: ignore[return-value]
+
+
+def _has_room(history: History, name: str) -> bool:
+    """True if a component could still get better. One that has been constant has room if it never earned anything."""
+    standing, sign = history.standing(name), 1 if history.facts.weights[name] > 0 else -1
+    if standing is None:
+        return sign * mean(history.recent(f"reward/{name}")) <= 0
+    return (standing if sign > 0 else 1 - standing) < SOLVED

@@ -1,0 +1,48 @@
+"""The doctor's rules while a run trains: what they find is warned of, once each."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmgym.core.errors import describe
+from lmgym.logs.doctor import LIVE
+from lmgym.logs.doctor_facts import answer_of_episode
+from lmgym.training.stage import StageRun
+from lmgym.types import Episode
+
+
+def warn_of_symptoms(stage: StageRun, record: Mapping[str, Any], tracked: Sequence[Episode]) -> None:
+    """Hold the rules against a step's record and the answers to its first prompt, and warn of what they find for the
+    first time. Reads no file and changes no number; on ranks other than the first it does nothing."""
+    run, watch = stage.run, stage.watch
+    if not run.ranks.first or watch is None:
+        return
+    try:
+        newest = run.progress.evaluations.get("newest")
+        if newest and newest["stage"] == stage.config.name:
+            watch.add_evaluation(evaluation_record(newest))
+        found = watch.add_step(record, [answer_of_episode(episode) for episode in tracked])
+    except Exception as error:  # advice must not end a training
+        stage.watch = None
+        run.console.warn(f"the doctor's rules failed ({describe(error)}), and are not asked any more")
+        return
+    for finding in found:
+        if finding.rule in LIVE:
+            sign = finding.sign
+            run.console.warn(f"step {finding.step}: {sign.what}; {sign.remedy} (`lmgym doctor {run.folder}`)")
+
+
+def evaluation_record(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """An evaluation as `Progress.evaluations` keeps it, in the form of metrics.jsonl.
+
+    Example:
+        >>> interval = {"mean": 0.4, "low": 0.3, "high": math.nan}
+        >>> evaluation_record({"step": 20, "split": "test", "results": {"reward": interval}})
+        {'step': 20, 'split': 'test', 'reward': 0.4, 'reward/low': 0.3, 'reward/high': None}
+    """
+    record: dict[str, Any] = {"step": kept["step"], "split": kept["split"]}
+    for name, interval in kept["results"].items():
+        for key, end in (("mean", ""), ("low", "/low"), ("high", "/high")):
+            value = interval[key]
+            record[f"{name}{end}"] = None if value is None or math.isnan(value) else value
+    return record

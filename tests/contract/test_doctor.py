@@ -1,0 +1,343 @@
+"""The doctor finds what is wrong with runs that were made to fail, and nothing else; training warns of the same.
+
+That it has nothing to say of good runs is tested where they are trained: tests/learn, every algorithm.
+"""
+
+import json
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from lmgym.cli.main import main
+from lmgym.config.build import build_config
+from lmgym.config.yaml import read_yaml
+from lmgym.core.errors import LmgymError
+from lmgym.distributed.ranks import Ranks
+from lmgym.logs import doctor
+from lmgym.logs.console import Console
+from lmgym.logs.doctor import LIVE, RULES, Diagnosis, Rule, Watch, examine
+from lmgym.logs.doctor_facts import Answer, Facts, facts_of
+from lmgym.logs.doctor_report import report
+from lmgym.logs.history import WINDOW, History, Sign, errors_apart
+from lmgym.rewards.base import linear_time
+from lmgym.training.loop import train
+from lmgym.training.run import lock_folder
+from lmgym.training.symptoms import warn_of_symptoms
+from lmgym.types import Example
+from tests import failing_runs, runs
+from tests.contract.test_guides import recipe_keys, rows
+from tests.failing_runs import FAILING
+from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.usefixtures("no_picture")
+SLOW_STEP = Path(__file__).parents[1] / "golden" / "slow_step.json"
+NOT_OF_A_RULE = "ended_early"  # is about the folder, not about the numbers
+
+
+class Listening(Console):
+    """Keeps the warnings of the doctor's rules."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.heard: list[str] = []
+
+    def warn(self, sentence: str) -> None:
+        if "`lmgym doctor " in sentence or "the doctor's rules" in sentence:
+            self.heard.append(sentence)
+
+
+def fail(folder: Path, name: str, console: Console | None = None, **changes: Any) -> Path:
+    """Train one of the runs that fail."""
+    config = build_config({**failing_runs.recipe(name), "out": str(folder), **changes})
+    return train(config, console or Console(quiet=True))
+
+
+def diagnosis(folder: Path) -> Diagnosis:
+    return examine(folder, read_yaml(folder / "recipe.yaml"))
+
+
+# ---------------------------------------------------------------- runs that were made to fail
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAILING)
+def test_what_was_made_to_fail_is_found_and_warned_of_once(name: str, tmp_path: Path) -> None:
+    console = Listening()
+    found = diagnosis(fail(tmp_path / "run", name, console))
+    assert found.state == "finished"
+    assert FAILING[name].rules <= {finding.rule for finding in found.findings}
+    for finding in found.findings:
+        assert 0 <= finding.step <= finding.sign_step <= finding.last_step < found.steps
+        assert math.isfinite(finding.sign.value) and finding.sign.what and finding.sign.remedy
+    live = [finding for finding in found.findings if finding.rule in LIVE]
+    assert len(console.heard) == len(live)
+    for finding in live:
+        (said,) = (sentence for sentence in console.heard if finding.sign.remedy in sentence)
+        assert said.startswith(f"step {finding.step}: ") and f"`lmgym doctor {tmp_path / 'run'}`" in said
+        assert finding.sign_step > finding.step or finding.sign.what in said
+
+
+def test_every_rule_is_proven_by_a_run() -> None:
+    proven = set().union(*(failing.rules for failing in FAILING.values()))
+    assert proven | {"slow_part"} == {rule.name for rule in RULES}
+
+
+def test_the_slow_part_of_a_step_is_named() -> None:
+    """The times are those of a real run with a slow reward: tests/golden/record_slow_step.py."""
+    records = json.loads(SLOW_STEP.read_text())
+    slow, quick = Watch(Facts()), Watch(Facts())
+    for record in records:
+        slow.add_step(record)
+        quick.add_step(record | {name: value / 100 for name, value in record.items() if name.startswith("seconds")})
+    (finding,) = slow.findings.values()
+    assert finding.rule == "slow_part" and finding.sign.metric == "seconds/rollout"
+    assert not quick.findings  # nobody waits for it
+
+
+CALLS: list[int] = []
+
+
+@linear_time
+def fails_at_the_third_call(texts: list[str], examples: list[Example]) -> list[float]:
+    CALLS.append(len(texts))
+    return [float("nan") if len(CALLS) == 4 else 1.0 for _ in texts]  # the first call is an evaluation's
+
+
+@pytest.mark.slow
+def test_a_run_that_ended_early_says_so_and_one_that_still_trains_does_not(tmp_path: Path) -> None:
+    CALLS.clear()
+    rewards = {f"{__name__}:{fails_at_the_third_call.__name__}": 1.0}
+    with pytest.raises(LmgymError):
+        fail(tmp_path / "run", "impossible_task", rewards=rewards)
+    found = diagnosis(tmp_path / "run")
+    (finding,) = found.findings
+    assert (found.state, finding.rule, finding.step) == ("unfinished", NOT_OF_A_RULE, 1)
+    assert "after 2 of 12 steps" in finding.sign.what
+    with lock_folder(tmp_path / "run"):
+        found = diagnosis(tmp_path / "run")
+    assert (found.state, found.findings) == ("running", [])
+
+
+# ---------------------------------------------------------------- training
+
+
+@pytest.mark.slow
+def test_the_rules_change_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Listening()
+    fail(tmp_path / "watched", "impossible_task", console)
+    assert console.heard
+    monkeypatch.setattr("lmgym.training.loop.warn_of_symptoms", lambda *_: None)
+    fail(tmp_path / "alone", "impossible_task")
+    runs.assert_equal_runs(tmp_path / "watched", tmp_path / "alone")
+
+
+def test_other_ranks_than_the_first_are_silent() -> None:
+    class Second(Ranks):
+        rank, size = 1, 2
+
+    stage: Any = SimpleNamespace(run=SimpleNamespace(ranks=Second()), watch=None)
+    warn_of_symptoms(stage, {"step": 0}, [])  # looks at nothing else
+
+
+@pytest.mark.slow
+def test_a_rule_that_fails_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(history: History) -> Sign | None:
+        raise ZeroDivisionError("a mistake of ours")
+
+    monkeypatch.setattr(doctor, "RULES", (Rule("broken", broken),))
+    console = Listening()
+    fail(tmp_path / "run", "impossible_task", console, steps=2)
+    said = "the doctor's rules failed (ZeroDivisionError: a mistake of ours), and are not asked any more"
+    assert console.heard == [said]
+
+
+# ---------------------------------------------------------------- any numbers
+
+NAMES = [
+    *("reward", "reward/a", "reward/b", "entropy", "length/mean", "truncated", "zero_variance_groups", "kl/old"),
+    *("kl/reference", "gradient_norm", "ratio/clipped", "updates", "value/explained_variance", "version_lag"),
+    *("sampler_logprob_gap", "seconds", "seconds/rollout", "seconds/update", "learning_rate"),
+]
+NUMBERS = some.one_of(
+    some.floats(), some.floats(0, 1), some.just(None), some.integers(), some.sampled_from([0.0, 1.0, 1e308, -1e308])
+)
+RECORDS = some.dictionaries(some.sampled_from(NAMES), NUMBERS)
+HELD_OUT = ["reward", "reward/low", "reward/high", "goal", "goal/low", "goal/high"]
+EVALUATIONS = some.dictionaries(some.sampled_from(HELD_OUT), NUMBERS)
+ANSWERS = some.builds(
+    Answer,
+    some.floats(-1e100, 1e100),
+    some.dictionaries(some.sampled_from(["a", "b"]), some.floats(-1e100, 1e100)),
+    some.booleans(),
+    some.one_of(some.just(math.nan), some.floats(0, 1)),
+)
+STEPS = some.tuples(RECORDS, some.lists(ANSWERS, max_size=3), some.none() | EVALUATIONS)
+FACTS = Facts(learning_rate=0.5, weights={"a": 1.0, "b": -0.5}, gap_limit=0.1, updates=4)
+
+
+def watched(steps: list[Any], repeat: int = 1) -> Watch:
+    watch = Watch(FACTS)
+    for step, (record, answers, evaluation) in enumerate(steps * repeat):
+        if evaluation is not None:
+            watch.add_evaluation({"step": step, "split": "test", **evaluation})
+        watch.add_step({"step": step, **record}, answers)
+    watch.close()
+    return watch
+
+
+@given(some.lists(STEPS, max_size=WINDOW - 1))
+def test_no_rule_fires_because_a_run_is_short(steps: list[Any]) -> None:
+    assert not watched(steps).findings
+
+
+@given(some.lists(STEPS, min_size=1, max_size=6), some.integers(2, 12))
+def test_any_numbers_are_judged_without_an_error(steps: list[Any], repeat: int) -> None:
+    for finding in watched(steps, repeat).findings.values():
+        assert math.isfinite(finding.sign.value) and "nan" not in finding.sign.what
+
+
+@given(some.lists(some.floats(-1e100, 1e100), min_size=1), some.floats(-1e9, 1e9))
+def test_equal_windows_are_no_errors_apart(values: list[float], shift: float) -> None:
+    assert errors_apart(values, values) == 0.0
+    apart = errors_apart(values, [value + shift for value in values])
+    assert apart == 0.0 or math.copysign(1, apart) == math.copysign(1, shift)
+
+
+@given(*[some.lists(some.floats(-1e6, 1e6), min_size=2, max_size=20)] * 2)
+def test_standard_errors_are_welchs(before: list[float], after: list[float]) -> None:
+    """Means' difference over the root of the sum of var / n, by numpy."""
+    error = np.sqrt(np.var(before, ddof=1) / len(before) + np.var(after, ddof=1) / len(after))
+    if error > 1e-6 * max(map(abs, [*before, *after])):
+        expected = (np.mean(after) - np.mean(before)) / error
+        assert errors_apart(before, after) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lmgym.training.evaluation_points.training_plot", lambda metrics, plot: plot)
+        return fail(tmp_path_factory.mktemp("doctor") / "run", "impossible_task")
+
+
+def command(*arguments: object) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+@pytest.mark.slow
+def test_the_report_has_the_worst_first_with_number_step_and_remedy(
+    failed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("doctor", failed, "--out", tmp_path / "new" / "findings.png") == 0
+    said = capsys.readouterr().out
+    assert f"{failed}: finished, 12 steps; 2 findings, worst first" in said
+    assert "1. severe: equal groups (step 9 to the end)" in said
+    assert "zero_variance_groups is 1 at step 9, the limit is 0.8." in said
+    assert "Remedy: choose easier or harder prompts (task)" in said
+    assert f"picture: {tmp_path / 'new' / 'findings.png'}" in said
+    assert (tmp_path / "new" / "findings.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_json_has_every_number_and_the_picture_is_beside_the_run(
+    failed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("doctor", failed, "--json") == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["picture"] == str(failed / "doctor.png") and (failed / "doctor.png").is_file()
+    assert (tree["state"], tree["steps"]) == ("finished", 12)
+    assert set(tree["seconds"]["train"]) == {"seconds", "seconds/rollout", "seconds/update"}
+    first = tree["findings"][0]
+    assert {key: first[key] for key in ("rule", "level", "step", "metric", "value", "limit")} == {
+        "rule": "equal_groups",
+        "level": "severe",
+        "step": 9,
+        "metric": "zero_variance_groups",
+        "value": 1.0,
+        "limit": 0.8,
+    }
+
+
+@pytest.mark.slow
+def test_a_picture_that_cannot_be_written_keeps_no_finding_back(
+    failed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("doctor", failed, "--out", failed / "metrics.jsonl" / "findings.png") == 0
+    said = capsys.readouterr().out
+    assert "1. severe: equal groups" in said and "no picture: " in said
+
+
+@pytest.mark.slow
+def test_a_folder_of_an_older_version_is_read(failed: Path, tmp_path: Path) -> None:
+    """Without answers, precision and lock; with fewer keys in its recipe."""
+    recipe = read_yaml(failed / "recipe.yaml")
+    (tmp_path / "metrics.jsonl").write_bytes((failed / "metrics.jsonl").read_bytes())
+    found = examine(tmp_path, {key: value for key, value in recipe.items() if key != "engine"})
+    assert [finding.rule for finding in found.findings] == ["equal_groups", "truncation", NOT_OF_A_RULE]
+
+
+def test_what_is_no_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint(capsys, "doctor", tmp_path / "nowhere").startswith("there is no run folder")
+    assert "has no metrics.jsonl, so it is no run" in complaint(capsys, "doctor", tmp_path)
+    (tmp_path / "seed-0").mkdir()
+    (tmp_path / "seed-0" / "metrics.jsonl").write_text("")
+    assert f"holds 1 runs; name one of them, such as {tmp_path / 'seed-0'}" in complaint(capsys, "doctor", tmp_path)
+    assert "there is no recipe" in complaint(capsys, "doctor", tmp_path / "seed-0")
+    (tmp_path / "seed-0" / "recipe.yaml").write_text("stages: []\n")
+    assert command("doctor", tmp_path / "seed-0") == 0  # a run that has not begun
+    assert "0 steps; the rules find nothing wrong" in capsys.readouterr().out
+    (tmp_path / "seed-0" / "metrics.jsonl").write_text('{"kind": "train", "stage": 0, "step": 0}\n')
+    assert "is not the resolved recipe of this run" in complaint(capsys, "doctor", tmp_path / "seed-0")
+    (tmp_path / "seed-0" / "metrics.jsonl").write_text("{}\n")
+    assert "line 1: this is no record" in complaint(capsys, "doctor", tmp_path / "seed-0")
+    (tmp_path / "seed-0" / "metrics.jsonl").write_text("")
+    (tmp_path / "seed-0" / "rollouts.jsonl").write_text('{"kind": "train", "stage": 0, "step": 3, "group": 0}\n')
+    assert "an answer of stage 0, step 3 is not as lmgym" in complaint(capsys, "doctor", tmp_path / "seed-0")
+
+
+def test_lines_fit_a_narrow_terminal(failed: Path) -> None:
+    lines = list(report(diagnosis(failed), columns=40))
+    assert all(len(line) <= 40 or not line.startswith(" ") for line in lines)
+
+
+# ---------------------------------------------------------------- the page
+
+KEY = re.compile(r"\b(?:algorithm|optimizer|policy|sampling|engine|checkpoint)\.\w+")
+
+
+def test_remedies_name_keys_that_exist() -> None:
+    named = set()
+    for name in ("rules_policy", "rules_reward"):
+        named |= set(KEY.findall((runs.ROOT / "lmgym" / "logs" / f"{name}.py").read_text(encoding="utf-8")))
+    assert len(named) > 15
+    assert named <= recipe_keys().keys()
+
+
+def test_the_page_has_a_row_for_each_rule_with_the_runs_that_prove_it() -> None:
+    described = {row["rule"].strip("`"): row["run that proves it"] for row in rows("doctor") if "rule" in row}
+    assert set(described) == {rule.name for rule in RULES} | {NOT_OF_A_RULE}
+    for name, failing in FAILING.items():
+        assert all(f"`{name}`" in described[rule] for rule in failing.rules), name
+
+
+def test_facts_are_read_from_a_resolved_recipe() -> None:
+    stage: dict[str, Any] = {
+        "name": "rl",
+        "optimizer": {"learning_rate": 0.1},
+        "rewards": {"a": 2, "b": {"weight": -1.0}, "c": {"target": 3}},
+        "algorithm": {"name": "ppo", "target_kl": 0.1, "epochs": 4, "minibatches": 2},
+    }
+    facts = facts_of({"stages": [stage]}, 0, "float32")
+    assert facts == Facts(0, "rl", 0.1, {"a": 2.0, "b": -1.0, "c": 1.0}, 1e-3, 8, False, True)
+    replay = {**stage, "algorithm": {"name": "replay", "replayed": 8, "ratio": "sequence"}}
+    facts = facts_of({"stages": [replay], "engine": {"gap_warning": 0.5}}, 0)
+    assert (facts.gap_limit, facts.replays, facts.clips_tokens) == (None, True, False)

@@ -1,0 +1,157 @@
+"""`lmgym plot`: the numbers behind its lines and bands, its files, and what it refuses."""
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from lmgym.cli.main import main
+from lmgym.config.yaml import write_yaml
+from lmgym.experiments.plotted_runs import plotted_runs
+from lmgym.logs import metric_plot
+from lmgym.logs.metric_plot import Line, caption, spread
+from lmgym.logs.writer import Writer
+from lmgym.stats.intervals import student_t
+from tests.runs import complaint
+
+STEPS = 30
+
+
+def made(folder: Path, offset: float = 0.0, stages: int = 1, steps: int = STEPS, **recipe: Any) -> Path:
+    """A run folder whose reward is offset + step / 10, evaluated every ten steps on two splits."""
+    with Writer(folder) as writer:
+        for stage in range(stages):
+            position: dict[str, Any] = {"stage": stage, "stage_name": f"s{stage}"}
+            for step in range(steps):
+                writer.metrics(
+                    {"kind": "train", **position, "step": step, "reward": offset + step / 10, "entropy": None}
+                )
+                if step % 10 == 0:
+                    held = {"goal": offset, "goal/low": offset - 1, "goal/high": offset + 1}
+                    for split in ("validation", "test"):
+                        writer.metrics({"kind": "evaluation", **position, "step": step, "split": split, **held})
+    (folder / "recipe.yaml").write_text(write_yaml({"seed": 0, "out": str(folder), **recipe}))
+    return folder
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Two settings of three seeds."""
+    for size in (4, 8):
+        for seed in range(3):
+            made(tmp_path / "sweep" / f"group_size-{size},seed-{seed}", size + 0.1 * seed**2, seed=seed, size=size)
+    return tmp_path / "sweep"
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Line], tuple[str, ...]]]:
+    """What `metric_plot` hands to its drawing: the lines, and the texts."""
+    seen: list[Any] = []
+    monkeypatch.setattr(metric_plot, "_draw", lambda lines, *texts: seen.append((lines, texts)))
+
+    def draw(groups: dict[str, list[Path]], *arguments: Any, **options: Any) -> tuple[list[Line], tuple[str, ...]]:
+        metric_plot.metric_plot(groups, *arguments, Path("x.png"), **options)
+        return seen[-1]
+
+    return draw
+
+
+def test_runs_that_differ_in_the_seed_are_one_line(sweep: Path, tmp_path: Path) -> None:
+    assert {name: len(folders) for name, folders in plotted_runs([str(sweep)]).items()} == {
+        "group_size-4": 3,
+        "group_size-8": 3,
+    }
+    seeds = tmp_path / "seeds"
+    for seed in range(2):
+        made(seeds / f"seed-{seed}", seed=seed)
+    named = plotted_runs([str(seeds), str(sweep), str(made(tmp_path / "alone"))])
+    assert list(named) == ["seeds", "sweep: group_size-4", "sweep: group_size-8", "alone"]
+    assert named["seeds"] == [seeds / "seed-0", seeds / "seed-1"]
+
+
+def test_lines_are_means_with_students_interval_over_seeds(sweep: Path, drawn: Callable[..., Any]) -> None:
+    lines, texts = drawn(plotted_runs([str(sweep)]), "reward", smooth=1)
+    assert [(line.name, line.runs, len(line.steps)) for line in lines] == [
+        ("group_size-4", 3, 30),
+        ("group_size-8", 3, 30),
+    ]
+    expected = student_t([8 + 2.9, 8.1 + 2.9, 8.4 + 2.9])
+    assert lines[1].bounds[:, 29] == pytest.approx([expected.mean, expected.low, expected.high])
+    assert texts[:3] == ("reward", "step", "mean over 3 seeds, 95% interval")
+
+
+def test_a_single_run_has_the_interval_of_its_evaluations(tmp_path: Path, drawn: Callable[..., Any]) -> None:
+    (line,), texts = drawn({"a": [made(tmp_path / "a", offset=0.5, stages=2)]}, "goal")
+    assert line.steps.tolist() == [0, 10, 20]  # of the last stage, and of the first split
+    assert line.bounds[:, 0].tolist() == [0.5, -0.5, 1.5]
+    assert texts[:3] == ("held-out goal", "step of stage s1", "mean over prompts, 95% interval")
+
+
+def test_train_metrics_are_smoothed_all_alike(tmp_path: Path, drawn: Callable[..., Any]) -> None:
+    groups = {"long": [made(tmp_path / "long", steps=60)], "short": [made(tmp_path / "short", steps=20)]}
+    lines, texts = drawn(groups, "train/reward")
+    assert "mean of 5 steps" in texts[2]  # 60 / 15, odd
+    assert lines[1].bounds[0, 0] == pytest.approx(0.1)  # of steps 0, 1, 2: a straight line keeps its middle
+    assert lines[1].bounds[0, 10] == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_the_command_draws_and_says_where(
+    suffix: str, sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / "new" / f"{name}.{suffix}" for name in "ab"]
+    for out in files:
+        assert main(["plot", str(sweep), "--metric", "reward", "--out", str(out)]) == 0
+        assert capsys.readouterr().out == f"plot: {out}\n"
+    data = files[0].read_bytes()
+    assert data == files[1].read_bytes()  # the same runs, the same file
+    if suffix == "png":
+        assert data.startswith(b"\x89PNG")
+    else:
+        assert ElementTree.fromstring(data).tag == "{http://www.w3.org/2000/svg}svg"
+
+
+@given(some.lists(some.floats(0, 1), max_size=8), some.floats(0, 0.2))
+def test_names_do_not_overlap_and_keep_their_order(heights: list[float], apart: float) -> None:
+    moved = spread(heights, apart)
+    order = sorted(range(len(heights)), key=lambda place: heights[place])
+    gaps = np.diff([moved[place] for place in order])
+    assert all(gaps >= apart - 1e-9)
+    assert sum(moved) == pytest.approx(sum(heights))  # a block stays around its middle
+    if all(np.diff(sorted(heights)) > apart):
+        assert moved == pytest.approx(heights)
+
+
+def test_a_caption_says_what_lines_and_bands_are() -> None:
+    bounds = np.array([[1.0], [np.nan], [np.nan]])
+    one, two = Line("a", np.arange(1), bounds, 1), Line("b", np.arange(1), bounds, 2)
+    assert caption([one], "train", 1) == "one run"
+    assert caption([one, one], "train", 3) == "one run each; mean of 3 steps"
+    assert caption([one, two], "train", 1) == "mean over 1 or 2 seeds"
+    assert caption([one], "evaluation", 1) == "mean over prompts"
+
+
+def test_what_cannot_be_drawn_is_named(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(*arguments: object) -> str:
+        return complaint(capsys, "plot", *arguments)
+
+    assert refused(sweep, "--metric", "rewards") == ("no run has a metric 'rewards'; the nearest names are reward")
+    assert refused(sweep, "--metric", "evaluation/gaol").endswith("the nearest names are goal")
+    assert refused(sweep, "--out", "a.pdf") == "--out is a.pdf; its name must end in .png or .svg"
+    assert "nowhere is not there" in refused(tmp_path / "nowhere")
+    assert "has no metrics.jsonl and no runs in it" in refused(tmp_path)
+    one = sweep / "group_size-4,seed-0"
+    assert "is named twice" in refused(one, one, one)
+    with Writer(tmp_path / "empty") as writer:
+        writer.metrics({"kind": "train", "stage": 0, "step": 0, "loss/policy": 1.0})
+    assert "empty has no train metric 'reward'" in refused(one, tmp_path / "empty")
+    many = [made(tmp_path / f"run{number}") for number in range(9)]
+    assert refused(*many) == "9 lines cannot be told apart; name at most 8 runs or settings"
+    with pytest.raises(SystemExit, match="2"):
+        main(["plot", str(one), "--smooth", "0"])
