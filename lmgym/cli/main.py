@@ -30,6 +30,7 @@ EPILOG = """examples:
   lmgym compare runs/a runs/b                                     the same problems: the difference and its interval
   lmgym doctor runs/quickstart                                    what is wrong with a run, and what to do
   lmgym plot runs/a runs/b --metric reward --out reward.svg       one metric of several runs, for a paper
+  lmgym view runs/quickstart                                      a page: curves, groups of answers, tokens
   lmgym generate runs/quickstart --prompt "Mia has 3 pens and gets 4 more. How many?"
   lmgym export runs/quickstart --to model                         the model with its tokenizer and a model card
   lmgym convert rl4lms gpt2_ppo.yml > gpt2_ppo.yaml               RL4LMs' file as a recipe (train takes it too)
@@ -112,6 +113,7 @@ COMMANDS = {  # command: its module, and its help
     "generate": ("generate", "answer prompts (--prompt, --file, or one a line on standard input)"),
     "doctor": ("doctor", "say what is wrong with a run, worst first, and what to do"),
     "plot": ("plot", "draw one metric of several runs, with intervals over seeds"),
+    "view": ("view", "look at runs in the browser: curves, groups, answers, tokens"),
     "check": ("check", "a dry run of a recipe: loads everything, samples once, reports problems"),
     "export": ("export", "write a trained model for sharing, with its tokenizer and a model card"),
     "convert": ("convert", "print another system's configuration as a recipe"),
