@@ -190,6 +190,7 @@ FAMILIES: Mapping[str, Family] = {  # by registered name; a plug-in's terms are 
     "nlpo": CRITIC,
     "a2c": Family(_with_value(_policy_gradient), _of_critic),
     "trpo": Family(lambda fields: [], _of_critic),  # no loss per token: one step in a trust region
+    "online_dpo": Family(lambda fields: [], lambda fields: "none: the loss compares the best and the worst of a group"),
     "reinforce": Family(_policy_gradient, _of_baseline),
     "rloo": Family(_policy_gradient, lambda fields: "R - mean_others"),
     "reinforce_pp": Family(_clipped, _of_returns),
