@@ -147,7 +147,8 @@ def load_attribute(target: str, wanted_as: str) -> Any:
 
 def _import(module_name: str, wanted_as: str) -> Any:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # a user's module usually lies beside the recipe's command
+        # A user's module usually lies in the current folder. Last, because html.py there must not replace Python's own.
+        sys.path.append(str(Path.cwd()))
     with _importing(wanted_as, module_name):
         return importlib.import_module(module_name)
 

@@ -103,3 +103,15 @@ def test_everything_that_lmgym_registers_is_in_the_table() -> None:
         if thing.__module__.startswith("lmgym.") and name not in registry.BUILTIN[kind]
     ]
     assert missing == []
+
+
+def test_files_of_the_current_folder_replace_no_installed_module(tmp_path: Path) -> None:
+    """A user's html.py stays a user's file; a module of theirs is found all the same."""
+    (tmp_path / "html.py").write_text("raise SystemExit('html of the folder')")
+    (tmp_path / "own_module.py").write_text("value = 7")
+    code = (
+        "import sys; sys.path.remove(''); from lmgym.core.registry import load_attribute; "
+        "print(load_attribute('own_module:value', 'x'), load_attribute('html.entities:html5', 'x')['amp;'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "7 &\n", done.stderr
