@@ -28,6 +28,7 @@ EPILOG = """examples:
   lmgym check gsm8k_grpo                                          a dry run: lengths, stops, rewards, memory
   lmgym eval runs/quickstart --samples 8                          pass@1, 2, 4, 8; also of a checkpoint, or with --model
   lmgym compare runs/a runs/b                                     the same problems: the difference and its interval
+  lmgym view runs/quickstart                                      a page: curves, groups of answers, tokens
   lmgym generate runs/quickstart --prompt "Mia has 3 pens and gets 4 more. How many?"
   lmgym export runs/quickstart --to model                         the model with its tokenizer and a model card
   lmgym convert rl4lms gpt2_ppo.yml > gpt2_ppo.yaml               RL4LMs' file as a recipe (train takes it too)
@@ -108,6 +109,7 @@ COMMANDS = {  # command: its module, and its help
     "eval": ("evaluate", "evaluate a run, one of its checkpoints, or another model as a recipe says"),
     "compare": ("compare", "compare two models on the same examples, prompt by prompt"),
     "generate": ("generate", "answer prompts (--prompt, --file, or one a line on standard input)"),
+    "view": ("view", "look at runs in the browser: curves, groups, answers, tokens"),
     "check": ("check", "a dry run of a recipe: loads everything, samples once, reports problems"),
     "export": ("export", "write a trained model for sharing, with its tokenizer and a model card"),
     "convert": ("convert", "print another system's configuration as a recipe"),

@@ -1,0 +1,40 @@
+"""`lmgym view`: a page over runs: curves, steps, groups, answers with their tokens; or the same as one file."""
+
+import argparse
+from pathlib import Path
+
+PORT = 8642
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Run folders, and where the page is: on a port of this machine, or in a file."""
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run folder, or a folder of runs")
+    parser.add_argument("--port", type=int, default=PORT, help=f"of 127.0.0.1; default: {PORT}, or if taken any other")
+    parser.add_argument("--open", action="store_true", help="open the page in the browser too")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the page as one file instead, to be sent")
+    parser.add_argument(
+        "--limit", type=float, default=20.0, metavar="MB", help="the largest size of that file; default: 20 MB"
+    )
+
+
+def run(given: argparse.Namespace) -> None:
+    """Serve the page until Ctrl-C, or write the file."""
+    from lmgym.viewer.runs import open_runs
+
+    runs = open_runs(given.runs)
+    if given.html:
+        from lmgym.viewer.single_file import write_file
+
+        for sentence in write_file(runs, given.html, given.limit):
+            print(sentence)
+        return
+    from lmgym.viewer.server import serve
+
+    def say(address: str) -> None:
+        print(f"{address}\nCtrl-C ends it; whoever has this address can read the runs", flush=True)
+        if given.open:
+            import webbrowser
+
+            webbrowser.open(address)
+
+    serve(runs, given.port, say)

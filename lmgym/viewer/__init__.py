@@ -1,0 +1,1 @@
+"""`lmgym view`: a page over the records of runs, served on this machine or written as one file. It imports no torch."""

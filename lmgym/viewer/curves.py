@@ -1,0 +1,157 @@
+"""The numbers of metrics.jsonl as curves over all steps of a run, read once and then only what is new."""
+
+import json
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmgym.core.errors import LmgymError
+from lmgym.logs.records import rename_record
+from lmgym.logs.writer import METRICS, StepClock
+from lmgym.viewer.tail import Tail, inside
+
+MOST_POINTS = 500  # of a curve, as a screen can show
+ENDS = ("/low", "/high")  # of an evaluated metric's name: the keys of its interval
+
+
+class Table:
+    """Records of one kind as columns of numbers; NaN where a record lacks the number.
+
+    Example:
+        >>> table = Table()
+        >>> table.add(0, 0, 0, {"reward": 0.5}); table.add(1, 0, 1, {"length/mean": 7.0})
+        >>> table.column("reward").tolist()
+        [0.5, nan]
+    """
+
+    def __init__(self) -> None:
+        self.places: list[tuple[int, int, int]] = []  # (position through all stages, stage, step)
+        self.columns: dict[str, array[float]] = {}
+
+    def add(self, position: int, stage: int, step: int, numbers: Mapping[str, float]) -> None:
+        """Append one record."""
+        for name, value in numbers.items():
+            column = self.columns.setdefault(name, array("d"))
+            column.extend([math.nan] * (len(self.places) - len(column)))
+            column.append(value)
+        self.places.append((position, stage, step))
+
+    def column(self, name: str) -> np.ndarray:
+        """The numbers of one name, float64 [records]."""
+        column = self.columns[name]
+        return np.array([*column, *[math.nan] * (len(self.places) - len(column))], dtype=float)
+
+
+class Curves:
+    """All numbers of a run's metrics.jsonl. `update` reads what was written since; lines that are no records are left
+    out and named in `problems`.
+
+    Example: Curves(Path("runs/a")).tree()["train"]["values"]["reward"] -> [0.25, 0.31, ...]
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._tail = Tail(inside(folder, METRICS), self._clear)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.clock = StepClock()
+        self.tables: dict[str, Table] = {}  # "train", and "evaluation/SPLIT"
+        self.stages: dict[int, str] = {}
+        self.steps: dict[tuple[int, int], int] = {}  # (stage, step) of each train record: its row
+        self.resumed: list[dict[str, Any]] = []
+        self.problems: list[str] = []
+
+    def update(self) -> None:
+        """Read the records that are new."""
+        for _, line in self._tail.lines():
+            try:
+                record = rename_record(json.loads(line), METRICS)
+                place = (int(record["stage"]), int(record["step"]))
+                self._add(record, *place)
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                self.problems.append(f"{METRICS} line {self._tail.number} is no record with kind, stage and step")
+
+    def _add(self, record: Mapping[str, Any], stage: int, step: int) -> None:
+        kind = record["kind"]
+        position = self.clock.position(dict(record))
+        self.stages.setdefault(stage, str(record.get("stage_name", stage)))
+        if kind == "resume":
+            self.resumed.append({"x": position, "changed": record.get("changed", []) + record.get("missing", [])})
+            return
+        name = "train" if kind == "train" else f"evaluation/{record.get('split', '')}"
+        table = self.tables.setdefault(name, Table())
+        if kind == "train":
+            self.steps[stage, step] = len(table.places)
+        numbers = {
+            key: float(value)
+            for key, value in record.items()
+            if type(value) in (int, float) and key not in ("stage", "step") and abs(value) < 1e300
+        }
+        table.add(position, stage, step, numbers)
+
+    def tree(self, most: int = MOST_POINTS) -> dict[str, Any]:
+        """The curves as JSON can hold them. A table of more than `most` records becomes as many runs of neighbours,
+        each the mean of its numbers, with the smallest and the largest as `low` and `high`."""
+        tables = {}
+        for name, table in self.tables.items():
+            if not table.places:
+                continue
+            cuts = _cuts([stage for _, stage, _ in table.places], most)
+            middles = [table.places[(begin + end) // 2] for begin, end in cuts]
+            tree: dict[str, Any] = {"x": [place[0] for place in middles], "places": [place[1:] for place in middles]}
+            tree["grouped"] = len(cuts) < len(table.places)
+            tree["values"], tree["low"], tree["high"] = {}, {}, {}
+            for metric in table.columns:
+                if metric.endswith(ENDS) and metric.rpartition("/")[0] in table.columns:
+                    continue
+                self._add_curve(tree, table, metric, cuts)
+            tables[name] = tree
+        stages = [
+            {"stage": stage, "name": name, "start": self.clock.start(stage), "steps": self.clock.lengths.get(stage, 0)}
+            for stage, name in sorted(self.stages.items())
+        ]
+        return {"tables": tables, "stages": stages, "resumed": self.resumed, "problems": self.problems[:20]}
+
+    def _add_curve(self, tree: dict[str, Any], table: Table, metric: str, cuts: Sequence[tuple[int, int]]) -> None:
+        values = table.column(metric)
+        tree["values"][metric] = _each(values, cuts, np.mean)
+        if all(metric + end in table.columns for end in ENDS):  # the interval of an evaluation
+            for key, end in zip(("low", "high"), ENDS, strict=True):
+                tree[key][metric] = _each(table.column(metric + end), cuts, np.mean)
+        elif tree["grouped"]:
+            tree["low"][metric], tree["high"][metric] = _each(values, cuts, np.min), _each(values, cuts, np.max)
+
+    def record(self, stage: int, step: int) -> dict[str, float]:
+        """The numbers of one step's train record; none if there is none."""
+        table = self.tables.get("train")
+        if table is None or (stage, step) not in self.steps:
+            return {}
+        row = self.steps[stage, step]
+        found = {name: column[row] for name, column in table.columns.items() if row < len(column)}
+        return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+def _cuts(stages: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Begin and end of `most` or fewer runs of neighbours per stage, about equally long; none is of two stages."""
+    size = max(1, math.ceil(len(stages) / most))
+    borders = [0, *(row for row in range(1, len(stages)) if stages[row] != stages[row - 1]), len(stages)]
+    return [(begin, min(begin + size, last)) for first, last in pairwise(borders) for begin in range(first, last, size)]
+
+
+def _each(values: np.ndarray, cuts: Sequence[tuple[int, int]], reduce: Any) -> list[float | None]:
+    """One number for each run of neighbours, of those that are there; None if none is."""
+    if len(cuts) == len(values):
+        return [None if math.isnan(value) else value for value in values.tolist()]
+    known = [values[begin:end][~np.isnan(values[begin:end])] for begin, end in cuts]
+    return [float(reduce(part)) if len(part) else None for part in known]
+
+
+def check_is_run(folder: Path) -> None:
+    """Raise LmgymError for a folder without the records of a run."""
+    if not (folder / METRICS).is_file():
+        raise LmgymError(f"{folder} holds no {METRICS}, so it is no run folder; name one, as runs/quickstart")

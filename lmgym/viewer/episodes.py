@@ -1,0 +1,109 @@
+"""One answer with all that is known of its tokens: from a shard of traces, or from a record of rollouts.jsonl."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from lmgym.logs.traces import TraceEpisode, TraceRow, TraceTurn
+from lmgym.text.tokens import token_texts
+
+TURN = [field.name for field in fields(TraceTurn)]
+
+
+def episode_of_record(record: Mapping[str, Any]) -> TraceEpisode:
+    """A record of rollouts.jsonl in the form of a trace. Its columns are the sampler's log-probabilities, and the
+    rewards of single tokens if there are any: nothing else was kept there.
+
+    Example: episode_of_record(record).rows[0].columns["logprobs_sampler"] -> array([-0.1, -0.02], dtype=float32)
+    """
+    turns = list(record.get("turns", []))
+    starts = [number for number, turn in enumerate(turns) if number == 0 or turn.get("restart")]
+    ends = [*starts[1:], len(turns)]
+    rows = [_row(turns, begin, end) for begin, end in zip(starts, ends, strict=False)]
+    prompt = record.get("prompt", "")
+    return TraceEpisode(
+        index=int(record["index"]),
+        group=int(record["group"]),
+        example={"id": record.get("example", ""), "prompt": prompt, "references": record.get("references", [])},
+        messages=[],
+        score=record.get("score") or 0.0,
+        reward_components=record.get("reward_components", {}),
+        baseline=None,
+        terminated=not any(turn.get("stop") in ("length", "context") for turn in turns),
+        error=record.get("error", ""),
+        version=record.get("version", 0),
+        selected=True,
+        turns=[TraceTurn(**{name: turn[name] for name in TURN if name in turn}) for turn in turns],
+        rows=rows,
+    )
+
+
+def _row(turns: Sequence[Mapping[str, Any]], begin: int, end: int) -> TraceRow:
+    """The token sequence of the turns `begin` to `end`: each turn's prompt, then its actions."""
+    tokens, actions, numbers = list[int](), list[int](), list[int]()
+    columns: dict[str, list[float]] = {"logprobs_sampler": [], "token_rewards": []}
+    for number, turn in enumerate(turns[begin:end], begin):
+        tokens += turn["prompt_ids"]
+        count = len(turn["action_ids"])
+        actions += range(len(tokens), len(tokens) + count)
+        numbers += [number] * count
+        tokens += turn["action_ids"]
+        columns["logprobs_sampler"] += turn.get("logprobs") or []
+        columns["token_rewards"] += turn.get("token_rewards") or []
+    whole = {name: np.array(column, np.float32) for name, column in columns.items() if len(column) == len(actions) > 0}
+    source = turns[begin].get("source_ids") or None
+    return TraceRow(
+        tokens=np.array(tokens, np.int32),
+        actions=np.array(actions, np.int32),
+        turn=np.array(numbers, np.int32),
+        columns=whole,
+        source=None if source is None else np.array(source, np.int32),
+    )
+
+
+def turn_texts(episode: TraceEpisode) -> list[str]:
+    """What the model said, one text a turn, with the beginning that it was given."""
+    return [turn.given + turn.text for turn in episode.turns]
+
+
+def mean_advantage(episode: TraceEpisode) -> float | None:
+    """The mean advantage over an answer's actions; None if it was not in the batch."""
+    known = [row.columns["advantages"] for row in episode.rows if "advantages" in row.columns]
+    values = np.concatenate(known) if known else np.array([])
+    return float(values.mean(dtype=float)) if len(values) else None
+
+
+def row_tree(row: TraceRow, tokenizer: Any) -> dict[str, Any]:
+    """A token sequence as JSON can hold it: `pieces` are the texts of the tokens, which joined give the whole text, and
+    `special` the places of control tokens. Without a tokenizer a token's text is its id.
+
+    Example: row_tree(row, tokenizer)["pieces"] -> ["2", "+", "2", "=", "4", "<eos>"]
+    """
+    ids = row.tokens.tolist()
+    tree = {"ids": ids, **_texts(ids, tokenizer), "actions": row.actions.tolist(), "turn": row.turn.tolist()}
+    tree["columns"] = {name: shortest(column) for name, column in row.columns.items()}
+    if row.source is not None:
+        tree["source"] = _texts(row.source.tolist(), tokenizer)
+    return tree
+
+
+def shortest(column: np.ndarray) -> list[float | None]:
+    """float32 numbers with as many digits as it takes to tell them apart; None for NaN and infinity.
+
+    Example:
+        >>> shortest(np.array([0.1, np.nan], np.float32))
+        [0.1, None]
+    """
+    return [float(str(value)) if np.isfinite(value) else None for value in np.asarray(column, np.float32)]
+
+
+def _texts(ids: list[int], tokenizer: Any) -> dict[str, Any]:
+    if tokenizer is None:
+        return {"pieces": [f"[{id}]" for id in ids], "special": []}
+    special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    return {
+        "pieces": token_texts(tokenizer, ids),
+        "special": [place for place, id in enumerate(ids) if id in special],
+    }

@@ -1,0 +1,108 @@
+// A group side by side: the answers to one prompt by reward, with advantages, rewards, lengths, and what was left out.
+
+import {count, h, link, mean, number, promptText, textBlock} from "./dom.js";
+import {get} from "./source.js";
+
+export async function groupView({run, parts, query, go, setQuery}) {
+  const [stage, step, group] = parts.map(Number);
+  const tree = await get(`runs/${run.number}/groups/${stage}/${step}/${group}`, true);
+  const folded = fold(tree.answers);
+  const sort = h("select", {"aria-label": "sort by", onchange: () => { setQuery({sort: sort.value === "score" ? "" : sort.value}); draw(); }},
+    ...[["score", "best first"], ["-score", "worst first"], ["length", "longest first"], ["-length", "shortest first"], ["-index", "by number"]].map(([value, name]) => h("option", {value}, name)));
+  const cards = h("div", {class: "cards"});
+  let selected = 0;
+  sort.value = query.get("sort") ?? "score";
+  const advantages = tree.answers.map((answer) => answer.advantage).filter((value) => typeof value === "number");
+  const most = Math.max(1e-12, ...advantages.map(Math.abs));
+  const best = Math.max(...tree.answers.map((answer) => answer.score ?? -Infinity));
+
+  function draw() {
+    const name = sort.value.replace(/^-/, "");
+    const sign = sort.value.startsWith("-") ? 1 : -1;
+    folded.sort((one, other) => sign * ((one.answer[name] ?? 0) - (other.answer[name] ?? 0)) || one.answer.index - other.answer.index);
+    cards.replaceChildren(...folded.map((own, place) => card(own, place)));
+    mark();
+  }
+
+  function card({answer, twins}, place) {
+    const address = answerAddress(answer);
+    const others = twins.slice(1);
+    return h("article", {class: "card" + (answer.selected === false ? " left-out" : ""), onclick: (event) => { if (!event.target.closest("a, details")) { selected = place; open(); } }},
+      h("header", {},
+        h("b", {class: answer.score === best ? "score best" : "score"}, number(answer.score)),
+        h("span", {class: "quiet"}, link(address, `answer ${answer.index}`), twins.length > 1 ? h("span", {class: "times"}, ` ×${twins.length}`) : ""),
+        answer.truncated ? h("span", {class: "flag"}, "truncated") : null,
+        answer.error ? h("span", {class: "flag"}, "error") : null),
+      bar(answer.advantage, most),
+      h("dl", {class: "parts"},
+        Object.entries(answer.reward_components).map(([name, value]) => [h("dt", {}, name), h("dd", {}, number(value))]),
+        h("dt", {}, "length"), h("dd", {}, count(answer.length, "token")),
+        answer.turns > 1 ? [h("dt", {}, "turns"), h("dd", {}, String(answer.turns))] : null,
+        answer.stops?.length ? [h("dt", {}, "ended by"), h("dd", {}, answer.stops.at(-1))] : null,
+        typeof answer.surprise === "number" ? [h("dt", {}, "surprise"), h("dd", {}, number(answer.surprise))] : null),
+      answer.selected === false ? h("p", {class: "reason"}, `Not trained on: ${answer.reason || "it was not selected"}.`) : null,
+      answer.error ? textBlock(answer.error, {class: "reason"}) : null,
+      answer.texts ? answer.texts.map((text) => textBlock(text, {class: "answer"})) : h("p", {class: "quiet"}, "Its text was not kept (logs.traces in the recipe)."),
+      others.length ? h("p", {class: "quiet"}, "the same text: ", others.map((twin) => [link(answerAddress(twin), `answer ${twin.index}`), " "])) : null);
+  }
+
+  function answerAddress(answer) {
+    return `#/run/${run.number}/answer/train/${stage}/${step}/${answer.index}`;
+  }
+
+  function open() {
+    go(answerAddress(folded[selected].answer));
+  }
+
+  function mark(scroll) {
+    [...cards.children].forEach((element, place) => element.classList.toggle("selected", place === selected));
+    if (scroll) cards.children[selected]?.scrollIntoView({block: "nearest"});
+  }
+
+  function move(by) {
+    selected = Math.max(0, Math.min(folded.length - 1, selected + by));
+    mark(true);
+  }
+
+  const scores = tree.answers.map((answer) => answer.score).filter((score) => score !== null);
+  const center = mean(scores);
+  const deviation = scores.length > 1 ? Math.sqrt(scores.reduce((sum, score) => sum + (score - center) ** 2, 0) / (scores.length - 1)) : null;
+  const references = tree.example.references ?? [];
+  const node = h("section", {},
+    h("h1", {}, `group ${group} `, h("span", {class: "quiet"}, "of ", link(`#/run/${run.number}/step/${stage}/${step}`, `step ${step}`))),
+    h("p", {class: "facts"},
+      h("span", {}, count(tree.answers.length, "answer")), h("span", {}, "different ", h("b", {}, String(folded.length))),
+      h("span", {}, "mean score ", h("b", {}, number(center))), h("span", {}, "deviation ", h("b", {}, number(deviation))),
+      h("span", {}, "left out ", h("b", {}, String(tree.answers.filter((answer) => answer.selected === false).length))),
+      h("span", {class: "quiet"}, String(tree.example.id ?? ""))),
+    "prompt" in tree.example ? h("details", {class: "prompt-box", open: true}, h("summary", {}, "prompt"), textBlock(promptText(tree.example.prompt))) : null,
+    references.length ? h("details", {class: "prompt-box"}, h("summary", {}, count(references.length, "reference")), references.map((reference) => textBlock(reference))) : null,
+    h("div", {class: "bar"}, sort, h("span", {class: "quiet"}, "bars are mean advantages; equal texts are one card")), cards);
+  draw();
+  return {
+    title: `group ${group}`, node, parent: `#/run/${run.number}/step/${stage}/${step}`,
+    place: () => ({selected, top: window.scrollY}),
+    restore: (place) => { if (place) { selected = place.selected; mark(); window.scrollTo(0, place.top); } },
+    keys: {j: () => move(1), k: () => move(-1), l: open, Enter: open, "/": () => sort.focus()},
+    help: [["j k", "next, previous answer"], ["l", "open it"]],
+  };
+}
+
+// Answers of equal texts as one; those without texts stay alone.
+function fold(answers) {
+  const byText = new Map();
+  for (const answer of answers) {
+    const key = answer.texts ? JSON.stringify([answer.texts, answer.score, answer.selected]) : answer.index;
+    if (!byText.has(key)) byText.set(key, []);
+    byText.get(key).push(answer);
+  }
+  return [...byText.values()].map((twins) => ({answer: twins[0], twins}));
+}
+
+// A bar from the middle: to the right for a positive advantage.
+function bar(advantage, most) {
+  if (typeof advantage !== "number") return h("div", {class: "advantage none"}, h("span", {class: "quiet"}, "no advantage recorded"));
+  const width = `${Math.round(50 * Math.abs(advantage) / most)}%`;
+  const own = h("i", {class: advantage < 0 ? "down" : "up", style: {width, [advantage < 0 ? "right" : "left"]: "50%"}});
+  return h("div", {class: "advantage", title: "mean advantage of its tokens"}, h("div", {class: "track"}, own), h("span", {}, (advantage > 0 ? "+" : "") + number(advantage)));
+}

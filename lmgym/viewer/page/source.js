@@ -1,0 +1,45 @@
+// Where the data comes from: the server of `lmgym view`, or the data block of a single file (--html).
+
+const block = document.getElementById("data");
+const embedded = block ? JSON.parse(block.textContent) : null;
+const known = new Map(); // answers of the server that do not change
+
+export const isFile = embedded !== null;
+export const leftOut = embedded?.left_out ?? "";
+
+// What lies at an address (addresses.py). `keep`: it does not change, so it is asked for once.
+export async function get(address, keep = false) {
+  if (embedded) {
+    if (address in embedded.data) return embedded.data[address];
+    throw new Error(`This is not in the file. ${leftOut}`);
+  }
+  if (known.has(address)) return known.get(address);
+  const tree = await ask("GET", address);
+  if (keep) {
+    if (known.size > 200) known.clear();
+    known.set(address, tree);
+  }
+  return tree;
+}
+
+export function post(address, body) {
+  return ask("POST", address, body);
+}
+
+export function remove(address) {
+  return ask("DELETE", address);
+}
+
+async function ask(method, address, body) {
+  const path = address.split("/").map(encodeURIComponent).join("/");
+  let answer;
+  try {
+    answer = await fetch("/data/" + path, {method, body: body && JSON.stringify(body)});
+  } catch {
+    throw new Error("The server does not answer; is `lmgym view` still running?");
+  }
+  const kind = answer.headers.get("content-type") ?? "";
+  const tree = kind.startsWith("application/json") ? await answer.json() : {error: await answer.text()};
+  if (!answer.ok) throw new Error(tree.error || `The server failed (${answer.status}).`);
+  return tree;
+}

@@ -1,0 +1,185 @@
+// A step: its groups or its answers, to be filtered and sorted; shares of what is often wrong.
+
+import {count, h, link, mean, number, percent, promptText, shown} from "./dom.js";
+import {HELP, groupsOf, matching, numbersOf, parseFilters} from "./filter.js";
+import {virtualList} from "./list.js";
+import {get} from "./source.js";
+
+const SHARES = [["truncated", "truncated"], ["equal", "equal groups"], ["error", "errors"], ["-selected", "not trained on"]];
+const SUMMARY = ["reward", "length/mean", "entropy", "kl/old", "ratio/clipped", "gradient_norm", "learning_rate", "seconds"];
+const WAIT = 120; // ms without scrolling before the prompts of what is seen are read
+
+export async function stepView({run, parts, query, go, setQuery}) {
+  const [stage, step] = parts.map(Number);
+  const here = `#/run/${run.number}`;
+  const tree = await get(`runs/${run.number}/steps/${stage}/${step}`, true);
+  const numbers = numbersOf(tree.columns);
+  const groups = groupsOf(tree.columns);
+  const what = h("select", {"aria-label": "list", onchange: change}, h("option", {value: "groups"}, "groups"), h("option", {value: "answers"}, "answers"));
+  const sort = h("select", {"aria-label": "sort by", onchange: change});
+  const box = h("input", {type: "search", class: "grow", placeholder: "filter (/): " + HELP, "aria-label": "filter", oninput: change, title: HELP});
+  const said = h("p", {class: "quiet", role: "status"});
+  const heads = h("div", {class: "heads"});
+  let rows = []; // of the list: groups as lists of rows, or rows
+  const prompts = new Map(); // of groups whose answers were kept
+  const list = virtualList({height: 54, row: element, open, seen: readPrompts, label: "groups or answers of the step"});
+  const names = Object.keys(numbers).filter((name) => !["index", "group", "kept"].includes(name) && numbers[name].some((value) => value !== null));
+
+  const scores = numbers.score.filter((score) => score !== null);
+  const low = scores.reduce((one, other) => Math.min(one, other), Infinity);
+  const high = scores.reduce((one, other) => Math.max(one, other), -Infinity);
+
+  what.value = query.get("list") ?? "groups";
+  sort.append(h("option", {value: "index"}, "sort: number"), ...names.map((name) => h("option", {value: name}, `sort: ${name}`)), ...names.map((name) => h("option", {value: "-" + name}, `sort: ${name}, largest first`)));
+  sort.value = query.get("sort") ?? "index";
+  box.value = query.get("filter") ?? "";
+
+  function change() {
+    setQuery({list: what.value === "groups" ? "" : what.value, sort: sort.value === "index" ? "" : sort.value, filter: box.value.trim()});
+    refresh();
+  }
+
+  function refresh() {
+    let filters;
+    try {
+      filters = parseFilters(box.value, Object.keys(numbers));
+    } catch (error) {
+      said.textContent = error.message;
+      said.classList.add("warning");
+      return;
+    }
+    said.classList.remove("warning");
+    const fitting = matching(numbers, tree.columns.index.length, filters);
+    const chosen = new Set(fitting);
+    if (what.value === "groups") {
+      rows = [...groups.values()].filter((own) => own.some((row) => chosen.has(row)));
+      rows = sorted(rows, (own, name) => mean(own.map((row) => numbers[name][row]).filter((value) => value !== null)));
+    } else {
+      rows = sorted(fitting, (row, name) => numbers[name][row]);
+    }
+    const all = what.value === "groups" ? groups.size : tree.columns.index.length;
+    said.textContent = filters.length ? `${count(rows.length, what.value.slice(0, -1))} of ${all.toLocaleString("en")}` : "";
+    heads.replaceChildren(...(what.value === "groups" ? groupHeads() : answerHeads()));
+    list.show(rows.length);
+  }
+
+  function sorted(items, valueOf) {
+    const name = sort.value.replace(/^-/, "");
+    if (name === "index") return items;
+    const sign = sort.value.startsWith("-") ? -1 : 1;
+    const value = (item) => valueOf(item, name) ?? Infinity * sign;
+    return items.map((item) => [value(item), item]).sort(([one], [other]) => sign * (one - other)).map(([, item]) => item);
+  }
+
+  function element(place) {
+    return what.value === "groups" ? groupRow(rows[place]) : answerRow(rows[place]);
+  }
+
+  function groupRow(own) {
+    const group = tree.columns.group[own[0]];
+    const of = (name) => own.map((row) => numbers[name]?.[row] ?? null).filter((value) => value !== null);
+    const prompt = prompts.get(group) ?? "";
+    const left = of("selected").filter((value) => !value).length;
+    const flags = [
+      of("equal")[0] ? flag("equal") : null,
+      sum(of("truncated")) ? flag(`${sum(of("truncated"))} truncated`) : null,
+      sum(of("error")) ? flag(count(sum(of("error")), "error")) : null,
+      left ? flag(left === own.length ? "not trained on" : `${left} not trained on`) : null,
+    ];
+    return h("div", {class: "group-row"},
+      h("span", {class: "id"}, `#${group}`, own.some((row) => tree.columns.kept[row]) ? h("i", {title: "its texts were kept"}, " ●") : ""),
+      h("span", {class: "prompt", dir: "auto"}, shown(prompt || tree.columns.example[own[0]])),
+      scoreDots(of("score")), h("b", {class: "n"}, number(mean(of("score")))), h("span", {class: "n"}, number(mean(of("length")))),
+      h("span", {class: "n"}, number(mean(of("surprise")))), h("span", {class: "flags"}, flags));
+  }
+
+  function answerRow(row) {
+    const own = (name) => tree.columns[name]?.[row];
+    const flags = [own("truncated") ? flag("truncated") : null, own("error") ? flag("error") : null, own("selected") === false ? flag(own("reason") || "not trained on") : null];
+    return h("div", {class: "group-row"},
+      h("span", {class: "id"}, `${own("index")}`, own("kept") ? h("i", {title: "its text was kept"}, " ●") : ""),
+      h("span", {class: "prompt", dir: "auto"}, `group #${own("group")} · `, shown(prompts.get(own("group")) ?? own("example"))),
+      scoreDots([own("score")]), h("b", {class: "n"}, number(own("score"))), h("span", {class: "n"}, number(own("length"))),
+      h("span", {class: "n"}, number(own("surprise"))), h("span", {class: "flags"}, flags));
+  }
+
+  function scoreDots(scores) {
+    const ordered = [...scores].sort((one, other) => other - one).slice(0, 64);
+    return h("span", {class: "dots"}, ordered.map((score) => h("i", {title: number(score), style: {"--share": `${high > low ? Math.round(100 * (score - low) / (high - low)) : 50}%`}})));
+  }
+
+  let timer = 0;
+  function readPrompts(first, last) {
+    if (tree.note) return; // of an old folder: one group or few, read with the first look
+    clearTimeout(timer);
+    timer = setTimeout(async () => {
+      const wanted = new Set();
+      for (const item of rows.slice(first, last)) {
+        const row = what.value === "groups" ? item.find((own) => tree.columns.kept[own]) : tree.columns.kept[item] ? item : undefined;
+        if (row !== undefined && !prompts.has(tree.columns.group[row])) wanted.add(row);
+      }
+      for (const row of wanted) {
+        const group = tree.columns.group[row];
+        if (prompts.has(group)) continue;
+        prompts.set(group, "");
+        try {
+          const answer = await get(`runs/${run.number}/answers/train/${stage}/${step}/${tree.columns.index[row]}`, true);
+          prompts.set(group, promptText(answer.example.prompt).replaceAll(/\s+/g, " ").slice(0, 200));
+        } catch { continue; } // not in a file that was made with a limit
+      }
+      if (wanted.size) list.redraw();
+    }, WAIT);
+  }
+
+  function open(place) {
+    const row = what.value === "groups" ? rows[place][0] : rows[place];
+    const at = what.value === "groups" ? `group/${stage}/${step}/${tree.columns.group[row]}` : `answer/train/${stage}/${step}/${tree.columns.index[row]}`;
+    go(`${here}/${at}`);
+  }
+
+  const [before, after] = tree.neighbours;
+  const around = (place, sign) => (place ? link(`${here}/step/${place.join("/")}`, sign) : h("span", {class: "quiet"}, sign));
+  const node = h("section", {class: "filling"},
+    h("h1", {}, around(before, "‹"), ` step ${step} of ${tree.stage_name || `stage ${stage}`} `, around(after, "›")),
+    h("p", {class: "facts"}, SUMMARY.filter((name) => name in tree.metrics).map((name) => h("span", {}, `${name} `, h("b", {}, number(tree.metrics[name]))))),
+    tree.note && h("p", {class: "quiet"}, tree.note),
+    h("p", {class: "facts"}, h("span", {}, `${count(tree.columns.index.length, "answer")} in ${count(groups.size, "group")}`), shareButtons(numbers, toggle)),
+    h("div", {class: "bar"}, what, sort, box), said, heads, list.node);
+  refresh();
+
+  function toggle(word) {
+    const words = box.value.trim().split(/\s+/).filter(Boolean);
+    box.value = (words.includes(word) ? words.filter((own) => own !== word) : [...words, word]).join(" ");
+    change();
+  }
+
+  return {
+    title: `step ${step}`, node, parent: "#/", place: list.place, restore: list.restore,
+    keys: {...list.keys, "/": () => box.focus(), "[": () => before && go(`${here}/step/${before.join("/")}`), "]": () => after && go(`${here}/step/${after.join("/")}`)},
+    help: [["j k", "next, previous row"], ["l", "open it"], ["[ ]", "previous, next step"], ["/", "filter"]],
+  };
+}
+
+function shareButtons(numbers, toggle) {
+  return SHARES.filter(([word]) => numbers[word.replace("-", "")]?.some((value) => value !== null)).map(([word, name]) => {
+    const values = numbers[word.replace("-", "")];
+    const share = mean(values.map((value) => (word.startsWith("-") ? 1 - value : value)));
+    return h("button", {class: "chip", onclick: () => toggle(word), title: "filter by it"}, `${name} ${percent(share)}`);
+  });
+}
+
+function groupHeads() {
+  return ["group", "prompt", "scores", "mean", "length", "surprise", ""].map((name) => h("span", {}, name));
+}
+
+function answerHeads() {
+  return ["answer", "prompt", "", "score", "length", "surprise", ""].map((name) => h("span", {}, name));
+}
+
+function flag(text) {
+  return h("span", {class: "flag"}, text);
+}
+
+function sum(values) {
+  return values.reduce((total, value) => total + value, 0);
+}

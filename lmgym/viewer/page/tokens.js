@@ -1,0 +1,110 @@
+// A sequence of tokens as text: what the loss sees and what it does not, with thoughts and tool calls folded.
+
+import {count, h, shown} from "./dom.js";
+
+const FOLDS = [["think", "thought"], ["thinking", "thought"], ["reasoning", "thought"], ["tool_call", "tool call"], ["tool_response", "tool result"], ["tool_result", "tool result"]];
+const LONG = 600; // characters of a prompt that is shown at once
+
+// The parts of a row: {sampled, turn, from, to} with places in row.ids.
+export function partsOf(row) {
+  const turnOf = new Map(row.actions.map((place, action) => [place, row.turn[action]]));
+  const parts = [];
+  for (let place = 0; place < row.ids.length; place += 1) {
+    const turn = turnOf.get(place) ?? null;
+    const last = parts.at(-1);
+    if (last && last.turn === turn) last.to = place + 1;
+    else parts.push({sampled: turn !== null, turn, from: place, to: place + 1});
+  }
+  return parts;
+}
+
+// The row as elements; `turns` are the answer's turns. Each token is a span with data-place, and data-row.
+export function rowElements(row, number, turns) {
+  const special = new Set(row.special);
+  const token = (place) => tokenElement(row.pieces[place], place, number, special.has(place));
+  const elements = partsOf(row).map((part) => {
+    const size = count(part.to - part.from, "token");
+    const body = h("div", {class: "tokens", dir: "auto"}, folded(row, part, token));
+    if (!part.sampled) {
+      const text = row.pieces.slice(part.from, part.to).join("");
+      const name = part.from === 0 ? "prompt" : "environment";
+      return h("details", {class: "part given", open: text.length <= LONG || part.from > 0}, h("summary", {}, h("b", {}, name), ` ${size}, not seen by the loss`), body);
+    }
+    const turn = turns[part.turn] ?? {};
+    const several = turns.length > 1 ? `turn ${part.turn + 1}` : "answer";
+    const facts = [size, turn.stop && `ended by ${turn.stop}`, turn.reward ? `reward ${Number(turn.reward.toPrecision(4))}` : ""].filter(Boolean).join(", ");
+    return h("details", {class: "part said", open: true}, h("summary", {}, h("b", {}, several), " " + facts), body);
+  });
+  if (row.source) {
+    const source = row.source.pieces.map((piece, place) => tokenElement(piece, null, number, row.source.special.includes(place)));
+    elements.unshift(h("details", {class: "part given"}, h("summary", {}, h("b", {}, "encoder's input"), ` ${count(source.length, "token")}`), h("div", {class: "tokens", dir: "auto"}, source)));
+  }
+  return elements;
+}
+
+function tokenElement(piece, place, row, special) {
+  const element = h("span", {class: special ? "token special" : "token"});
+  if (place !== null) {
+    element.dataset.place = place;
+    element.dataset.row = row;
+  }
+  if (piece === "") {
+    element.classList.add("part-of-character");
+    element.append("▯");
+  } else {
+    element.append(...shown(piece).flatMap((node) => (typeof node === "string" ? lines(node) : [node])));
+  }
+  return element;
+}
+
+// Line breaks stay, and are visible.
+function lines(text) {
+  return text.split("\n").flatMap((line, place) => (place === 0 ? [line] : [h("i", {class: "line-break"}, "⏎"), "\n", line])).filter((node) => node !== "");
+}
+
+// The tokens of a part, with what stands between <think> and </think> and the like in details.
+function folded(row, part, token) {
+  const text = row.pieces.slice(part.from, part.to).join("");
+  const starts = [];
+  let length = 0;
+  for (let place = part.from; place < part.to; place += 1) {
+    starts.push(length);
+    length += row.pieces[place].length;
+  }
+  const tokenAt = (character) => { // the token that a character belongs to
+    let [low, high] = [0, starts.length - 1];
+    while (low < high) {
+      const middle = Math.ceil((low + high) / 2);
+      if (starts[middle] <= character) low = middle;
+      else high = middle - 1;
+    }
+    return part.from + low;
+  };
+  const nodes = [];
+  let place = part.from;
+  for (const {begin, end, name} of spans(text)) {
+    const [first, last] = [Math.max(place, tokenAt(begin)), tokenAt(end - 1) + 1];
+    if (last <= first) continue;
+    for (; place < first; place += 1) nodes.push(token(place));
+    const inside = [];
+    for (; place < last; place += 1) inside.push(token(place));
+    nodes.push(h("details", {class: "fold", open: true}, h("summary", {}, `${name}, ${count(inside.length, "token")}`), inside));
+  }
+  for (; place < part.to; place += 1) nodes.push(token(place));
+  return nodes;
+}
+
+function spans(text) {
+  const found = [];
+  for (const [tag, name] of FOLDS) {
+    let begin = text.indexOf(`<${tag}>`);
+    while (begin >= 0) {
+      const close = text.indexOf(`</${tag}>`, begin);
+      const end = close < 0 ? text.length : close + tag.length + 3;
+      found.push({begin, end, name});
+      begin = close < 0 ? -1 : text.indexOf(`<${tag}>`, end);
+    }
+  }
+  found.sort((one, other) => one.begin - other.begin);
+  return found.filter((span, place) => found.slice(0, place).every((earlier) => span.begin >= earlier.end));
+}

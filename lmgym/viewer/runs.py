@@ -1,0 +1,149 @@
+"""The runs that a page shows: their records, read when they are looked at, and read on while a run trains."""
+
+import threading
+import time
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lmgym.config.yaml import read_yaml
+from lmgym.core.errors import LmgymError
+from lmgym.logs import traces
+from lmgym.logs.trace_files import TRACES, pack_name, shard_name
+from lmgym.logs.traces import TraceEpisode, TraceStep
+from lmgym.logs.writer import METRICS, ROLLOUTS
+from lmgym.viewer.curves import Curves, check_is_run
+from lmgym.viewer.episodes import episode_of_record
+from lmgym.viewer.rollouts import Moment, Rollouts
+from lmgym.viewer.tail import inside
+
+
+class RunRecords:
+    """One run folder. Every method reads what is new first, so that a run can be looked at while it trains; calls may
+    come from several threads. Nothing in the folder is changed.
+
+    Raises LmgymError for a folder without metrics.jsonl.
+
+    Example: RunRecords(Path("runs/a"), "a").trace(stage=0, step=12).episodes["score"]
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        check_is_run(folder)
+        self.folder, self.name = folder, name
+        self.lock = threading.RLock()
+        self._curves, self._rollouts = Curves(folder), Rollouts(folder)
+
+    @property
+    def curves(self) -> Curves:
+        """The numbers of metrics.jsonl, up to date."""
+        with self.lock:
+            self._curves.update()
+            return self._curves
+
+    @property
+    def rollouts(self) -> Rollouts:
+        """The places of the answers in rollouts.jsonl, up to date."""
+        with self.lock:
+            self._rollouts.update()
+            return self._rollouts
+
+    def trace(self, stage: int, step: int) -> TraceStep | None:
+        """The table that traces/ has of a step; None if it has nothing. Raises LmgymError if it is damaged."""
+        folder = inside(self.folder, TRACES)
+        names = (shard_name(stage, step), pack_name(stage, step))
+        if not any(inside(folder, name).exists() for name in names):
+            return None
+        return traces.read_step(self.folder, stage, step)
+
+    def answers(
+        self, moment: Moment, wanted: Collection[int], trace: TraceStep | None, split: str | None = None
+    ) -> dict[int, TraceEpisode]:
+        """Those of the wanted answers that were kept, by index: from traces/ (`trace` is the step's table), or else
+        from rollouts.jsonl."""
+        kept = [] if trace is None else [i for i, whole in zip(*_columns(trace, "index", "kept"), strict=True) if whole]
+        found = {i: traces.read_episode(self.folder, moment.stage, moment.step, i) for i in kept if i in wanted}
+        if missing := set(wanted) - set(found):
+            for record in self.rollouts.records(moment):
+                if record.get("index") in missing and split in (None, record.get("split")):
+                    found[record["index"]] = episode_of_record(record)
+        return found
+
+    def neighbours(self, stage: int, step: int) -> list[tuple[int, int] | None]:
+        """(stage, step) of the steps before and after; None at the ends."""
+        steps = self.curves.steps
+        if (stage, step) not in steps:
+            return [None, None]
+        row, places = steps[stage, step], self._curves.tables["train"].places
+        around = [places[row - 1] if row else None, places[row + 1] if row + 1 < len(places) else None]
+        return [place and place[1:] for place in around]
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """The resolved recipe; empty if it cannot be read."""
+        try:
+            return read_yaml(inside(self.folder, "recipe.yaml"))
+        except LmgymError:
+            return {}
+
+    @property
+    def tokenizer(self) -> Any:
+        """The run's tokenizer, of the library tokenizers; None if the folder has no tokenizer.json."""
+        with self.lock:
+            if self._tokenizer is None:
+                self.__dict__.pop("_tokenizer")  # a run that has just begun may not have written it yet
+                return None
+            return self._tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from tokenizers import Tokenizer
+
+        saved = [inside(self.folder, name, "tokenizer.json") for name in ("tokenizer", "final", "best")]
+        saved += sorted(inside(self.folder, "checkpoints").glob("stage-*/tokenizer.json"), reverse=True)
+        for path in saved:
+            if path.is_file():
+                try:
+                    return Tokenizer.from_file(str(inside(self.folder, *path.relative_to(self.folder).parts)))
+                except Exception as error:  # the library raises Exception itself
+                    raise LmgymError(f"{path} is no tokenizer that the library tokenizers reads: {error}") from error
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """Sizes that grow while the run trains, and the seconds since it last wrote."""
+        sizes, newest = {}, 0.0
+        for name in (METRICS, ROLLOUTS, TRACES):
+            path = self.folder / name
+            if path.exists():
+                status = path.stat()
+                sizes[name] = [status.st_ino, status.st_mtime_ns, status.st_size]
+                newest = max(newest, status.st_mtime)
+        return {"sizes": sizes, "age": max(0.0, time.time() - newest)}
+
+
+def open_runs(folders: Sequence[Path]) -> list[RunRecords]:
+    """The runs of some folders, in order; of a folder of runs (several seeds or settings) all of them.
+
+    Raises LmgymError for a folder that is neither.
+
+    Example: [run.name for run in open_runs([Path("runs/sweep")])] -> ["sweep/seed-0", "sweep/seed-1"]
+    """
+    runs = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise LmgymError(f"there is no run folder {folder}")
+        name = folder.resolve().name
+        members = sorted(path.parent for path in folder.glob(f"*/{METRICS}"))
+        if (folder / METRICS).is_file() or not members:
+            runs.append(RunRecords(folder, name))
+        else:
+            runs += [RunRecords(member, f"{name}/{member.name}") for member in members]
+    names = [run.name for run in runs]
+    for run in runs:
+        if names.count(run.name) > 1:
+            run.name = str(run.folder)
+    return runs
+
+
+def _columns(trace: TraceStep, *names: str) -> list[list[Any]]:
+    return [trace.episodes[name] for name in names]

@@ -1,0 +1,195 @@
+"""Looking for answers through all steps of a run: by numbers, and by a regular expression over the texts.
+
+A search runs in processes of its own (processes/pool.py), so that neither a long one nor an expression that never ends
+stops the page; it can be cancelled and has a limit of time.
+"""
+
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmgym.core.errors import LmgymError
+from lmgym.logs import traces
+from lmgym.logs.writer import ROLLOUTS
+from lmgym.processes.pool import Failure, ProcessPool
+from lmgym.viewer.episodes import episode_of_record, turn_texts
+from lmgym.viewer.rollouts import read_spans
+from lmgym.viewer.runs import RunRecords
+from lmgym.viewer.tail import inside
+from lmgym.viewer.views import step_columns
+
+AROUND = 60  # characters of a text shown before and after what was found
+MOST_FOUND = 500
+STEP_SECONDS = 5.0  # for one step; an expression that takes longer is too slow for it
+TOGETHER = 8  # steps that are asked for at once: a cancelled search ends behind them
+OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "<": np.less,
+    "<=": np.less_equal,
+    ">": np.greater,
+    ">=": np.greater_equal,
+    "=": np.equal,
+    "!=": np.not_equal,
+}
+Filter = tuple[str, str, float]  # name of a number, operator, number
+
+
+def matching(columns: Mapping[str, Any], filters: Sequence[Filter]) -> np.ndarray:
+    """Which answers of a step meet all filters, bool [answers].
+
+    A name is that of a column ("score", "length", "surprise", "truncated" ...), "reward/NAME" for a reward, "error" (1
+    if the environment failed), "equal" (1 if all scores of the group are equal), or "spread" (the largest score of the
+    group less the smallest). An answer that lacks the number meets no filter. Raises LmgymError for an unknown name.
+
+    Example: matching(columns, [("score", "<", 0.5), ("truncated", "=", 1)])
+    """
+    fits = np.ones(len(columns["index"]), dtype=bool)
+    for name, operator, wanted in filters:
+        if operator not in OPERATORS:
+            raise LmgymError(f"a filter has the operator '{operator}'; it must be one of {', '.join(OPERATORS)}")
+        values = numbers_of(columns, name)
+        fits &= OPERATORS[operator](values, wanted) & ~np.isnan(values)
+    return fits
+
+
+def numbers_of(columns: Mapping[str, Any], name: str) -> np.ndarray:
+    """One number for each answer, NaN where there is none [answers]. Raises LmgymError for an unknown name."""
+    if name in ("equal", "spread"):
+        groups, number = np.unique(columns["group"], return_inverse=True)
+        scores = np.array([np.nan if score is None else score for score in columns["score"]], dtype=float)
+        high, low = np.full(len(groups), -np.inf), np.full(len(groups), np.inf)
+        np.fmax.at(high, number, scores)
+        np.fmin.at(low, number, scores)
+        return ((high - low)[number] == 0).astype(float) if name == "equal" else (high - low)[number]
+    column = columns["reward_components"].get(name[7:]) if name.startswith("reward/") else columns.get(name)
+    if column is None:
+        return np.full(len(columns["index"]), np.nan)
+    if name == "error":
+        return np.array([float(bool(value)) for value in column])
+    if not all(value is None or isinstance(value, bool | int | float) for value in column):
+        raise LmgymError(f"'{name}' is no number to filter by")
+    return np.array([np.nan if value is None else float(value) for value in column], dtype=float)
+
+
+def search_step(job: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The answers of one step that meet a job's filters and whose text its pattern finds; runs in a worker process.
+
+    Without a pattern the answers need not have been kept whole. Raises LmgymError for a damaged step.
+    """
+    folder, stage, step = Path(job["folder"]), job["stage"], job["step"]
+    records: dict[int, dict[str, Any]] = {}
+    if job["traced"]:
+        columns: Mapping[str, Any] = traces.read_step(folder, stage, step).episodes
+    else:
+        read = read_spans(inside(folder, ROLLOUTS), job["spans"])
+        records, columns = {record["index"]: record for record in read}, step_columns(read)
+    pattern = re.compile(job["pattern"]) if job["pattern"] else None
+    found = []
+    for row in np.flatnonzero(matching(columns, [tuple(one) for one in job["filters"]])).tolist():
+        index = columns["index"][row]
+        answer = {name: columns[name][row] for name in ("index", "group", "score", "length", "kept")}
+        if pattern is not None:
+            if not columns["kept"][row]:
+                continue
+            episode = episode_of_record(records[index]) if records else traces.read_episode(folder, stage, step, index)
+            text = "\n".join(turn_texts(episode))
+            if (match := pattern.search(text)) is None:
+                continue
+            answer["found"] = [
+                text[max(0, match.start() - AROUND) : match.start()],
+                text[match.start() : match.end()][: 4 * AROUND],
+                text[match.end() : match.end() + AROUND],
+            ]
+        found.append(answer | {"stage": stage, "step": step})
+    return found
+
+
+@dataclass
+class Search:
+    """A search in the background; `tree` says how far it is. `cancel` ends it soon.
+
+    Raises LmgymError for an expression that is none.
+
+    Example:
+        >>> search = Search(run, "####", [("score", "<", 0.5)], seconds=60)
+        >>> search.tree()
+        {'done': False, 'searched': 16, 'steps': 200, 'found': [...], 'sentence': ''}
+    """
+
+    run: RunRecords
+    pattern: str
+    filters: Sequence[Filter]
+    seconds: float
+    key: str = field(default_factory=lambda: secrets.token_hex(8))
+    found: list[dict[str, Any]] = field(default_factory=list)
+    searched: int = 0
+    steps: int = 0
+    sentence: str = ""
+    done: bool = False
+    _cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise LmgymError(f"'{self.pattern}' is no regular expression: {error}") from error
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """End the search: it looks at no further steps."""
+        self._cancelled.set()
+
+    def tree(self) -> dict[str, Any]:
+        """What was found so far, newest steps first, and how far the search is."""
+        names = ("key", "done", "searched", "steps", "sentence")
+        return {name: getattr(self, name) for name in names} | {"found": self.found[:MOST_FOUND]}
+
+    def _work(self) -> None:
+        try:
+            with ProcessPool("lmgym.viewer.search:search_step", count=2) as pool:
+                self._look(pool, _jobs(self.run, self.pattern, self.filters))
+        except LmgymError as error:
+            self.sentence = str(error)
+        self.done = True
+
+    def _look(self, pool: ProcessPool, jobs: Sequence[Mapping[str, Any]]) -> None:
+        self.steps, end, slow = len(jobs), time.monotonic() + self.seconds, 0
+        for begin in range(0, len(jobs), TOGETHER):
+            if self._cancelled.is_set():
+                self.sentence = f"cancelled after {self.searched:,} of {self.steps:,} steps"
+                return
+            if time.monotonic() > end or slow >= TOGETHER:
+                why = "the expression is too slow" if slow >= TOGETHER else f"{self.seconds:g} seconds are over"
+                self.sentence = f"{why}: the newest {self.searched:,} of {self.steps:,} steps were searched"
+                return
+            part = jobs[begin : begin + TOGETHER]
+            for answer in pool.map(part, seconds=STEP_SECONDS, by_clock=True):
+                if not isinstance(answer, Failure):
+                    self.found += answer
+                    continue
+                slow += answer.kind == "time"
+                self.sentence = self.sentence or f"a step was left out: {answer.message}"
+            self.searched += len(part)
+            if len(self.found) >= MOST_FOUND:
+                self.sentence = (
+                    f"the first {MOST_FOUND} of more; {self.searched:,} of {self.steps:,} steps were searched"
+                )
+                return
+
+
+def _jobs(run: RunRecords, pattern: str, filters: Sequence[Filter]) -> list[dict[str, Any]]:
+    """A job for each step that has answers, the newest first."""
+    traced, rollouts = set(traces.shards(run.folder)), run.rollouts
+    spans = {(one.stage, one.step): rollouts.spans[one] for one in rollouts.moments("train")}
+    same = {"folder": str(run.folder), "pattern": pattern, "filters": [list(one) for one in filters]}
+    return [
+        same | {"stage": stage, "step": step, "traced": (stage, step) in traced, "spans": spans.get((stage, step), [])}
+        for stage, step in sorted({*traced, *spans}, reverse=True)
+    ]

@@ -1,0 +1,164 @@
+"""The server of `lmgym view`: the page, its data, searches in the background, and notes. Loopback only."""
+
+import json
+import socket
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from lmgym.core.errors import LmgymError, describe
+from lmgym.viewer.addresses import UnknownAddress, json_bytes, run_of, tree_at
+from lmgym.viewer.guard import Guard
+from lmgym.viewer.notes import write_note
+from lmgym.viewer.runs import RunRecords
+from lmgym.viewer.search import Search
+
+KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+LARGEST_REQUEST = 2**17  # bytes
+MOST_SEARCHES = 4
+LONGEST_SEARCH = 600.0  # seconds
+NEEDED = "`lmgym view` needs the libraries starlette and uvicorn; pip install 'lmgym[view]'"
+
+
+def page_files() -> dict[str, bytes]:
+    """The files of the page, by name. Nothing else is ever served as a file."""
+    folder = resources.files("lmgym.viewer") / "page"
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
+def application(runs: Sequence[RunRecords]) -> Any:
+    """The Starlette application, without its guard. Raises LmgymError if Starlette is not installed."""
+    try:
+        from starlette.applications import Starlette
+        from starlette.concurrency import run_in_threadpool
+        from starlette.requests import Request
+        from starlette.responses import Response
+        from starlette.routing import Route
+    except ImportError as error:
+        raise LmgymError(NEEDED) from error
+    files, searches = page_files(), dict[str, Search]()
+
+    def answer(tree: Any, status: int = 200) -> Response:
+        return Response(json_bytes(tree), status, media_type="application/json")
+
+    def file_of(name: str) -> Response:
+        if name not in files:
+            return Response("there is no such file", 404, media_type="text/plain")
+        return Response(files[name], media_type=KINDS.get("." + name.rpartition(".")[2], "text/plain"))
+
+    def guarded(work: Any) -> Any:
+        """The endpoint of a function of the request's path parameters and body, which runs beside the others."""
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                body = await _body(request) if request.method == "POST" else {}
+                return answer(await run_in_threadpool(work, request.path_params, body))
+            except UnknownAddress as error:
+                return answer({"error": str(error)}, 404)
+            except LmgymError as error:
+                return answer({"error": str(error)}, 400)
+            except OSError as error:  # a file that vanished or cannot be read
+                return answer({"error": describe(error)}, 500)
+
+        return endpoint
+
+    def begin_search(_: Any, body: dict[str, Any]) -> Any:
+        for key in list(searches)[: max(0, len(searches) - MOST_SEARCHES + 1)]:
+            searches.pop(key).cancel()
+        search = Search(run_of(runs, str(body["run"])), *_search(body))
+        searches[search.key] = search
+        return search.tree()
+
+    def search_tree(path: Any, _: Any) -> Any:
+        if path["key"] not in searches:
+            raise UnknownAddress("this search is over, or was never begun")
+        return searches[path["key"]].tree()
+
+    def end_search(path: Any, _: Any) -> Any:
+        if search := searches.get(path["key"]):
+            search.cancel()
+        return {}
+
+    def note(path: Any, body: dict[str, Any]) -> Any:
+        run = run_of(runs, path["run"])
+        answered = tree_at(runs, f"runs/{path['run']}/answers/{body['answer']}")
+        return write_note(run.folder, answered, *_note(body))
+
+    return Starlette(
+        routes=[
+            Route("/", lambda request: file_of("index.html")),
+            Route("/page/{name}", lambda request: file_of(request.path_params["name"])),
+            Route("/data/searches", guarded(_known(begin_search)), methods=["POST"]),
+            Route("/data/searches/{key}", guarded(search_tree), methods=["GET"]),
+            Route("/data/searches/{key}", guarded(end_search), methods=["DELETE"]),
+            Route("/data/runs/{run}/notes", guarded(_known(note)), methods=["POST"]),
+            Route("/data/{address:path}", guarded(lambda path, _: tree_at(runs, path["address"])), methods=["GET"]),
+        ]
+    )
+
+
+async def _body(request: Any) -> dict[str, Any]:
+    """The JSON object that a request brings. Raises LmgymError for anything else."""
+    data = b""
+    async for part in request.stream():
+        data += part
+        if len(data) > LARGEST_REQUEST:
+            raise LmgymError(f"a request has at most {LARGEST_REQUEST:,} bytes")
+    try:
+        tree = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise LmgymError("a request brings a JSON object") from error
+    if not isinstance(tree, dict):
+        raise LmgymError("a request brings a JSON object")
+    return tree
+
+
+def _known(work: Any) -> Any:
+    """A body without a key, or with a value of another kind, is one sentence."""
+
+    def checked(path: Any, body: dict[str, Any]) -> Any:
+        try:
+            return work(path, body)
+        except (KeyError, TypeError, ValueError) as error:
+            raise LmgymError(f"the request lacks something: {describe(error)}") from error
+
+    return checked
+
+
+def _search(body: dict[str, Any]) -> tuple[str, list[tuple[str, str, float]], float]:
+    filters = [(str(name), str(operator), float(value)) for name, operator, value in body.get("filters", [])]
+    return str(body.get("pattern", "")), filters, min(float(body.get("seconds", 60.0)), LONGEST_SEARCH)
+
+
+def _note(body: dict[str, Any]) -> tuple[str, list[str]]:
+    return str(body["note"]).strip(), [str(tag).strip() for tag in body["tags"] if str(tag).strip()]
+
+
+def serve(runs: Sequence[RunRecords], port: int, say: Any) -> None:
+    """Serve until Ctrl-C. `say` is told the address to open. With port 0, or one that is taken, the system chooses one.
+
+    Raises LmgymError if the libraries are not installed, or no port can be had.
+    """
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise LmgymError(NEEDED) from error
+    listening = bound(port)
+    guard = Guard(application(runs), listening.getsockname()[1])
+    settings = uvicorn.Config(guard, log_level="warning", access_log=False, lifespan="off", server_header=False)
+    say(guard.address)
+    uvicorn.Server(settings).run(sockets=[listening])
+
+
+def bound(port: int) -> socket.socket:
+    """A socket on loopback, at this port or, if it is taken, at another one. Raises LmgymError if there is none."""
+    for candidate in dict.fromkeys((port, 0)):
+        listening = socket.socket()
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(("127.0.0.1", candidate))
+            return listening
+        except (OSError, OverflowError) as error:
+            listening.close()
+            problem = error
+    raise LmgymError(f"no port of 127.0.0.1 can be opened: {describe(problem)}")

@@ -1,0 +1,138 @@
+"""What the page asks for, as JSON: runs, a step, a group of a step, an answer.
+
+Each function reads only what it returns: a step is the list of its answers' numbers, not their texts.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmgym.core.errors import LmgymError
+from lmgym.logs.traces import TraceEpisode, TraceStep
+from lmgym.viewer.episodes import episode_of_record, mean_advantage, row_tree, turn_texts
+from lmgym.viewer.explain import explanation
+from lmgym.viewer.rollouts import Moment
+from lmgym.viewer.runs import RunRecords
+
+NO_TRACES = (
+    "This step has no traces, so only its answers in rollouts.jsonl are shown, without advantages: those to the step's "
+    "first prompt, or all of them with `logs.rollouts: all`."
+)
+
+
+def runs_tree(runs: Sequence[RunRecords]) -> list[dict[str, Any]]:
+    """The runs by number, with what heads their pages."""
+    trees = []
+    for number, run in enumerate(runs):
+        stages = run.recipe.get("stages") or [run.recipe]
+        algorithms = dict.fromkeys(_name(stage.get("algorithm", "")) for stage in stages if isinstance(stage, Mapping))
+        policy = run.recipe.get("policy")
+        model = policy.get("model", "") if isinstance(policy, Mapping) else ""
+        tree = {"number": number, "name": run.name, "folder": str(run.folder), "model": str(model)}
+        trees.append(tree | {"algorithms": [name for name in algorithms if name]})
+    return trees
+
+
+def _name(section: Any) -> str:
+    return str(section.get("name", "")) if isinstance(section, Mapping) else str(section)
+
+
+def step_tree(run: RunRecords, stage: int, step: int) -> dict[str, Any]:
+    """All answers of a step as columns of numbers, and the step's own numbers. Raises LmgymError if there are none."""
+    curves = run.curves
+    tree: dict[str, Any] = {"stage": stage, "step": step, "neighbours": run.neighbours(stage, step)}
+    tree |= {"stage_name": curves.stages.get(stage, ""), "metrics": curves.record(stage, step), "note": ""}
+    trace, problem = _trace(run, stage, step)
+    if trace is not None:
+        return tree | {"algorithm": trace.algorithm, "columns": trace.episodes}
+    records = run.rollouts.records(Moment("train", stage, step))
+    if not records:
+        raise LmgymError(f"{run.name} has no answers of stage {stage} step {step}{problem and f': {problem}'}")
+    return tree | {"algorithm": "", "columns": step_columns(records), "note": problem or NO_TRACES}
+
+
+def _trace(run: RunRecords, stage: int, step: int) -> tuple[TraceStep | None, str]:
+    """A step's table, or why it cannot be read."""
+    try:
+        return run.trace(stage, step), ""
+    except LmgymError as error:
+        return None, str(error)
+
+
+def step_columns(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The columns of a step's table, as far as records of rollouts.jsonl tell."""
+    columns: dict[str, Any] = {name: [one.get(name) for one in records] for name in ("index", "group", "example")}
+    columns["score"] = [one.get("score") for one in records]
+    rewards = [one.get("reward_components", {}) for one in records]
+    names = dict.fromkeys(name for own in rewards for name in own)
+    columns["reward_components"] = {name: [own.get(name) for own in rewards] for name in names}
+    turns = [one.get("turns", []) for one in records]
+    columns["length"] = [sum(len(turn["action_ids"]) for turn in own) for own in turns]
+    columns["turns"] = [len(own) for own in turns]
+    columns["truncated"] = [any(turn.get("stop") in ("length", "context") for turn in own) for own in turns]
+    columns["error"] = [one.get("error", "") for one in records]
+    columns["version"] = [one.get("version") for one in records]
+    columns["kept"] = [True] * len(records)
+    return columns
+
+
+def group_tree(run: RunRecords, stage: int, step: int, group: int) -> dict[str, Any]:
+    """The answers to one prompt of a step, with texts where they were kept. Raises LmgymError for an unknown group."""
+    columns = step_tree(run, stage, step)["columns"]
+    rows = [row for row, own in enumerate(columns["group"]) if own == group]
+    if not rows:
+        raise LmgymError(f"{run.name} has no group {group} in stage {stage} step {step}")
+    wanted = [columns["index"][row] for row in rows]
+    episodes = run.answers(Moment("train", stage, step), wanted, _trace(run, stage, step)[0])
+    example = next((dict(episode.example) for episode in episodes.values()), {"id": columns["example"][rows[0]]})
+    answers = [_answer_of_group(columns, row, episodes.get(columns["index"][row])) for row in rows]
+    return {"stage": stage, "step": step, "group": group, "example": example, "answers": answers}
+
+
+def _answer_of_group(columns: Mapping[str, Any], row: int, episode: TraceEpisode | None) -> dict[str, Any]:
+    tree = {name: column[row] for name, column in columns.items() if name != "reward_components"}
+    tree["reward_components"] = {name: column[row] for name, column in columns["reward_components"].items()}
+    if episode is None:
+        return tree
+    stops = [turn.stop for turn in episode.turns]
+    return tree | {"texts": turn_texts(episode), "stops": stops, "advantage": mean_advantage(episode)}
+
+
+def answer_tree(run: RunRecords, moment: Moment, index: int, split: str | None = None) -> dict[str, Any]:
+    """One answer with its tokens, their numbers, and how the algorithm made a loss of them.
+
+    Raises LmgymError if it was not kept.
+    """
+    trace = _trace(run, moment.stage, moment.step)[0] if moment.kind == "train" else None
+    episode = run.answers(moment, [index], trace, split).get(index)
+    if episode is None:
+        where = f"stage {moment.stage} step {moment.step}"
+        raise LmgymError(f"answer {index} of {where} was not kept whole; `logs.traces` in the recipe says how many are")
+    tokenizer = run.tokenizer
+    tree = {name: value for name, value in vars(episode).items() if name != "rows"}
+    tree |= {"kind": moment.kind, "stage": moment.stage, "step": moment.step, "split": split}
+    tree["turns"] = [vars(turn) for turn in episode.turns]
+    tree["rows"] = [row_tree(row, tokenizer) for row in episode.rows]
+    tree |= {"tokenizer": tokenizer is not None, "texts": turn_texts(episode), "reason": "", "algorithm": ""}
+    if trace is not None:
+        return tree | _of_step(trace, episode) | {"explanation": explanation(trace, episode)}
+    records = [one for one in run.rollouts.records(moment) if split in (None, one.get("split"))]
+    return tree | {"mates": [one["index"] for one in records if one.get("group") == episode.group]}
+
+
+def _of_step(trace: TraceStep, episode: TraceEpisode) -> dict[str, Any]:
+    """What only the step's table knows of an answer: why it was not selected, and the others of its group."""
+    columns = trace.episodes
+    row = columns["index"].index(episode.index)
+    mates = [index for index, group in zip(columns["index"], columns["group"], strict=True) if group == episode.group]
+    return {"reason": columns["reason"][row], "algorithm": trace.algorithm, "mates": mates}
+
+
+def evaluation_tree(run: RunRecords, moment: Moment) -> list[dict[str, Any]]:
+    """The answers of an evaluation, without their tokens."""
+    trees = []
+    for record in run.rollouts.records(moment):
+        episode = episode_of_record(record)
+        tree = {"stage": moment.stage, "step": moment.step, "split": record.get("split"), "index": episode.index}
+        tree |= {"example": episode.example, "score": episode.score, "reward_components": episode.reward_components}
+        trees.append(tree | {"texts": turn_texts(episode), "stops": [turn.stop for turn in episode.turns]})
+    return trees
