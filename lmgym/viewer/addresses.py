@@ -1,16 +1,16 @@
 """What lies at each address of the page's data. The server answers with it, and a single file holds it.
 
-    runs                                          the runs
-    changes                                       the state of their files, which changes while they train
-    runs/0/curves                                 all numbers of a run
-    runs/0/steps/1/40                             a step (stage 1, step 40): its answers as columns of numbers
-    runs/0/groups/1/40/2                          group 2 of it: its answers side by side
-    runs/0/answers/train/1/40/17                  answer 17 of it, with its tokens
-    runs/0/answers/evaluation/1/40/17/SPLIT       likewise, of an evaluation
-    runs/0/evaluations, runs/0/evaluations/SPLIT  the held-out prompts of the newest evaluation
-    runs/0/prompts/SPLIT/EXAMPLE                  one of them through training
-    runs/0/notes                                  the notes on its answers
-    pairs/0/1                                     two runs: what changed
+runs                                          the runs
+changes                                       the state of their files, which changes while they train
+runs/0/curves                                 all numbers of a run
+runs/0/steps/1/40                             a step (stage 1, step 40): its answers as columns of numbers
+runs/0/groups/1/40/2                          group 2 of it: its answers side by side
+runs/0/answers/train/1/40/17                  answer 17 of it, with its tokens
+runs/0/answers/evaluation/1/40/17/SPLIT       likewise, of an evaluation
+runs/0/evaluations, runs/0/evaluations/SPLIT  the held-out prompts of the newest evaluation
+runs/0/prompts/SPLIT/EXAMPLE                  one of them through training
+runs/0/notes                                  the notes on its answers
+pairs/0/1                                     two runs: what changed
 """
 
 import json

@@ -13,7 +13,7 @@ from lmgym.viewer.arithmetic import compute, names_in
 from lmgym.viewer.episodes import shortest
 from lmgym.viewer.formulas import FAMILIES, SYMBOLS, Fields, Term
 
-FIELDS = {"low": "clip_low", "high": "clip_high", "dual_clip": "dual_clip", "truncate": "truncate"}
+FIELDS = {"low": "clip_low", "high": "clip_high", "dual_clip": "dual_clip", "truncate": "truncate", "limit": "limit"}
 COEFFICIENTS = {"drift": "squared_log_ratio_coefficient", "value": "value_coefficient"}
 SHADES = {  # a symbol: a field that changes it over the stage, so that its number is not known here
     "beta": ("kl_target", None),
@@ -22,8 +22,8 @@ SHADES = {  # a symbol: a field that changes it over the stage, so that its numb
 }
 
 
-def explanation(trace: TraceStep, episode: TraceEpisode) -> dict[str, Any]:
-    """How the algorithm made a loss of this answer, as JSON.
+def explanation(trace: TraceStep, episode: TraceEpisode, limit: float | None = None) -> dict[str, Any]:
+    """How the algorithm made a loss of this answer, as JSON. `limit` is the stage's sampling.max_new_tokens.
 
     `terms`: each recorded term with its formula, if there is one, and the formula's symbols; a symbol has a number
     (`value`), or a `column` of numbers per action. `rows`: the columns that were not recorded but follow from others,
@@ -38,10 +38,11 @@ def explanation(trace: TraceStep, episode: TraceEpisode) -> dict[str, Any]:
     )
     known = {term.name: term for term in (family.terms(trace.fields) if family else [])}
     terms = [known.get(name, Term(name, "")) for name in recorded]
+    fields = {**trace.fields, "limit": limit}
     lengths = _turn_lengths(episode)
-    derived = [_derived(row, terms, trace.fields, lengths) for row in episode.rows]
+    derived = [_derived(row, terms, fields, lengths) for row in episode.rows]
     return {
-        "terms": [_term_tree(term, trace.fields) for term in terms],
+        "terms": [_term_tree(term, fields) for term in terms],
         "rows": [{name: shortest(column) for name, column in columns.items()} for columns in derived],
         "credit": _credit(trace, episode, family.credit(trace.fields) if family else ""),
     }
@@ -69,8 +70,8 @@ def constant(symbol: str, term: Term, fields: Fields) -> float | None:
 
 def _turn_lengths(episode: TraceEpisode) -> np.ndarray:
     """The number of actions of each turn [turns]."""
-    turns = np.concatenate([row.turn for row in episode.rows]) if episode.rows else np.zeros(0, np.int32)
-    return np.bincount(turns, minlength=len(episode.turns))
+    numbers = np.concatenate([np.zeros(0, np.int32), *(row.turn for row in episode.rows)])
+    return np.bincount(numbers, minlength=len(episode.turns))
 
 
 def symbol_values(row: TraceRow, fields: Fields, turn_lengths: np.ndarray) -> dict[str, np.ndarray]:
@@ -89,7 +90,7 @@ def symbol_values(row: TraceRow, fields: Fields, turn_lengths: np.ndarray) -> di
         positive = columns["advantages"] > 0
         values["on"] = (columns["advantages"] != 0).astype(float)
         if fields.get("sapo_positive") is not None:
-            values["tau"] = np.where(positive, fields["sapo_positive"], fields["sapo_negative"])
+            values["tau"] = np.where(positive, float(fields["sapo_positive"]), float(fields["sapo_negative"]))
     if "loss/entropy" in columns and "entropy" in columns:  # the coefficient may fall over the stage
         with np.errstate(divide="ignore", invalid="ignore"):
             values["c_entropy"] = -columns["loss/entropy"] / columns["entropy"]
@@ -121,7 +122,7 @@ def push_of(term: Term, values: Mapping[str, np.ndarray], fields: Fields) -> np.
     for name in names_in(term.push):
         if (value := constant(name, term, fields)) is not None:
             known[name] = value
-    if "limit" in names_in(term.push) or not set(names_in(term.push)) <= set(known):
+    if not set(names_in(term.push)) <= set(known):
         return None
     return np.asarray(compute(term.push, known), dtype=float)
 

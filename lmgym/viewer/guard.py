@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 POLICY = (  # what the page may load and do: only what this server sends, and no script that is written into it
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 HEADERS = {
     "content-security-policy": POLICY,

@@ -45,7 +45,8 @@ def matching(columns: Mapping[str, Any], filters: Sequence[Filter]) -> np.ndarra
 
     A name is that of a column ("score", "length", "surprise", "truncated" ...), "reward/NAME" for a reward, "error" (1
     if the environment failed), "equal" (1 if all scores of the group are equal), or "spread" (the largest score of the
-    group less the smallest). An answer that lacks the number meets no filter. Raises LmgymError for an unknown name.
+    group less the smallest). An answer that lacks the number meets no filter. Raises LmgymError for a name that is no
+    column, or one of texts.
 
     Example: matching(columns, [("score", "<", 0.5), ("truncated", "=", 1)])
     """
@@ -59,7 +60,7 @@ def matching(columns: Mapping[str, Any], filters: Sequence[Filter]) -> np.ndarra
 
 
 def numbers_of(columns: Mapping[str, Any], name: str) -> np.ndarray:
-    """One number for each answer, NaN where there is none [answers]. Raises LmgymError for an unknown name."""
+    """One number for each answer, NaN where there is none [answers]. Raises LmgymError as `matching` does."""
     if name in ("equal", "spread"):
         groups, number = np.unique(columns["group"], return_inverse=True)
         scores = np.array([np.nan if score is None else score for score in columns["score"]], dtype=float)
@@ -67,9 +68,12 @@ def numbers_of(columns: Mapping[str, Any], name: str) -> np.ndarray:
         np.fmax.at(high, number, scores)
         np.fmin.at(low, number, scores)
         return ((high - low)[number] == 0).astype(float) if name == "equal" else (high - low)[number]
-    column = columns["reward_components"].get(name[7:]) if name.startswith("reward/") else columns.get(name)
-    if column is None:
-        return np.full(len(columns["index"]), np.nan)
+    if name.startswith("reward/"):  # not every stage has every reward
+        column = columns["reward_components"].get(name.removeprefix("reward/"), [None] * len(columns["index"]))
+    elif name in columns:
+        column = columns[name]
+    else:
+        raise LmgymError(f"the step's answers have no number '{name}'")
     if name == "error":
         return np.array([float(bool(value)) for value in column])
     if not all(value is None or isinstance(value, bool | int | float) for value in column):

@@ -157,6 +157,7 @@ def bound(port: int) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind(("127.0.0.1", candidate))
+            listening.listen()  # from here on nobody else can have the port
             return listening
         except (OSError, OverflowError) as error:
             listening.close()

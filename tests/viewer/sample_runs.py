@@ -67,7 +67,9 @@ def add_step(
         center = sum(scores) / len(scores)
         for place, text in enumerate(texts):
             index = group * len(texts) + place
-            episodes.append(_episode(tokenizer, index, group, text, scores[place], scores[place] - center, random, step))
+            episodes.append(
+                _episode(tokenizer, index, group, text, scores[place], scores[place] - center, random, step)
+            )
     columns: dict[str, Any] = {name: [getattr(one, name) for one in episodes] for name in ("index", "group", "score")}
     columns |= {
         "example": [one.example["id"] for one in episodes],
@@ -108,7 +110,8 @@ def _episode(
         "ratio/clipped": np.zeros(len(said), np.float32),
     }
     return TraceEpisode(
-        index=index, group=group, score=score, reward_components={"final_answer": score}, baseline=None, terminated=True,
+        index=index, group=group, score=score, reward_components={"final_answer": score}, baseline=None,
+        terminated=True,
         example={"id": f"sums/{group}", "prompt": prompt, "references": ["42"], "meta": {}},
         messages=[{"role": "user", "content": prompt}, {"role": "assistant", "content": text}],
         error="", version=step, selected=group != 1,
@@ -173,7 +176,9 @@ def many_steps(folder: Path, steps: int, answers: int) -> Path:
     for step in range(1, steps):
         if step > 1:
             os.link(first, first.with_name(shard_name(0, step)))
-        lines.append(json.dumps({"kind": "train", "stage": 0, "stage_name": "rl", "step": step, "reward": step / steps}))
+        lines.append(
+            json.dumps({"kind": "train", "stage": 0, "stage_name": "rl", "step": step, "reward": step / steps})
+        )
     with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")
     return folder

@@ -2,7 +2,7 @@
 
 import {number} from "./dom.js";
 
-const FIRST = ["probability", "advantages", "push", "ratio/mean", "ratio/clipped", "entropy", "token_rewards"];
+const PREFERRED = ["probability", "advantages", "push", "ratio/mean", "ratio/clipped", "entropy", "token_rewards"];
 const MEANING = {
   probability: "probability with which it was sampled: the weaker the colour, the surer",
   advantages: "advantage: above 0 the update makes it likelier",
@@ -32,7 +32,7 @@ export function allColumns(row, derived) {
 // Names of columns that some row has and that differ between tokens or say something anyway, the most telling first.
 export function colourNames(rows) {
   const names = [...new Set(rows.flatMap((columns) => Object.keys(columns)))];
-  const rank = (name) => (FIRST.includes(name) ? FIRST.indexOf(name) : FIRST.length);
+  const rank = (name) => (PREFERRED.includes(name) ? PREFERRED.indexOf(name) : PREFERRED.length);
   return names.sort((one, other) => rank(one) - rank(other) || one.localeCompare(other));
 }
 

@@ -5,7 +5,7 @@ import {HELP, parseFilters} from "./filter.js";
 import {virtualList} from "./list.js";
 import {get, isFile, leftOut, post, remove} from "./source.js";
 
-const WAIT = 400; // ms between two looks at a search
+const PAUSE = 400; // ms between two looks at a search
 
 export async function searchView({run, query, go, setQuery}) {
   const title = "search";
@@ -55,7 +55,7 @@ export async function searchView({run, query, go, setQuery}) {
     const far = tree.steps ? `${tree.searched.toLocaleString("en")} of ${count(tree.steps, "step")} searched` : "looking";
     said.textContent = `${count(found.length, "answer")} found, ${far}${tree.sentence ? "; " + tree.sentence : ""}`;
     stop.hidden = tree.done;
-    if (!tree.done) timer = setTimeout(async () => { if (key) look(await get(`searches/${key}`)); }, WAIT);
+    if (!tree.done) timer = setTimeout(async () => { if (key) look(await get(`searches/${key}`)); }, PAUSE);
   }
 
   async function cancel() {

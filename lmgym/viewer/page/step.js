@@ -7,7 +7,7 @@ import {get} from "./source.js";
 
 const SHARES = [["truncated", "truncated"], ["equal", "equal groups"], ["error", "errors"], ["-selected", "not trained on"]];
 const SUMMARY = ["reward", "length/mean", "entropy", "kl/old", "ratio/clipped", "gradient_norm", "learning_rate", "seconds"];
-const WAIT = 120; // ms without scrolling before the prompts of what is seen are read
+const SETTLED = 120; // ms without scrolling before the prompts of what is seen are read
 
 export async function stepView({run, parts, query, go, setQuery}) {
   const [stage, step] = parts.map(Number);
@@ -128,7 +128,7 @@ export async function stepView({run, parts, query, go, setQuery}) {
         } catch { continue; } // not in a file that was made with a limit
       }
       if (wanted.size) list.redraw();
-    }, WAIT);
+    }, SETTLED);
   }
 
   function open(place) {

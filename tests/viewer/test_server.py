@@ -1,0 +1,197 @@
+"""The server answers the page of the user who started it, and nobody else; notes and searches go through it."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmgym.core.errors import LmgymError
+from lmgym.viewer.guard import Guard
+from lmgym.viewer.notes import NOTES, read_notes
+from lmgym.viewer.runs import RunRecords, open_runs
+from lmgym.viewer.search import Search, matching
+from lmgym.viewer.server import application, bound, serve
+from tests.viewer.sample_runs import ANSWERS, sample_run
+
+PORT = 8642
+OWN = {"host": f"127.0.0.1:{PORT}"}
+
+
+class Client:
+    """Sends requests to an ASGI application in this process."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+        self.cookie = {"cookie": f"other=1; {guard.cookie}={guard.token}"}
+
+    def ask(
+        self, path: str, headers: dict[str, str], method: str = "GET", body: bytes = b""
+    ) -> tuple[int, dict[str, str], bytes]:
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        path, _, query = path.partition("?")
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
+            "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        }  # fmt: skip
+        asyncio.run(self.guard(scope, receive, send))
+        start, *rest = sent
+        answered = {name.decode(): value.decode() for name, value in start["headers"]}
+        return start["status"], answered, b"".join(part.get("body", b"") for part in rest)
+
+    def get(self, path: str) -> Any:
+        return json.loads(self.ask(path, OWN | self.cookie)[2])
+
+    def post(self, path: str, tree: Any) -> tuple[int, Any]:
+        origin = {"origin": f"http://127.0.0.1:{PORT}"}
+        status, _, body = self.ask(path, OWN | self.cookie | origin, "POST", json.dumps(tree).encode())
+        return status, json.loads(body)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
+    return open_runs([sample_run(tmp_path_factory.mktemp("runs") / "sample")])[0]
+
+
+@pytest.fixture(scope="module")
+def client(run: RunRecords) -> Client:
+    pytest.importorskip("starlette", reason="needs lmgym[view]")
+    return Client(Guard(application([run]), PORT))
+
+
+def test_the_first_address_gives_a_cookie_and_hides_the_token(client: Client) -> None:
+    path = client.guard.address.removeprefix(f"http://127.0.0.1:{PORT}")
+    status, headers, _ = client.ask(path, OWN)
+    assert status == 303 and headers["location"] == "/"
+    assert all(word in headers["set-cookie"] for word in (client.guard.token, "HttpOnly", "SameSite=Strict"))
+    status, headers, page = client.ask("/", OWN | client.cookie)
+    assert status == 200 and page.startswith(b"<!doctype html>")
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+    assert headers["cache-control"] == "no-store" and headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "known"),
+    [
+        ("/data/runs", OWN, False),
+        ("/?token=wrong", OWN, False),
+        ("/data/runs?token={token}", OWN, False),  # the token opens the page, and only that
+        ("/", {"host": "evil.example:8642"}, True),
+        ("/", {"host": "127.0.0.1.evil.example"}, True),
+        ("/", {}, True),
+        ("/data/runs", OWN | {"origin": "http://evil.example"}, True),
+        ("/data/runs", OWN | {"origin": "http://127.0.0.1:9999"}, True),
+        ("/data/runs", OWN | {"origin": "null"}, True),
+        ("/data/runs", OWN | {"sec-fetch-site": "cross-site"}, True),
+        ("/data/runs", OWN | {"cookie": "lmgym-view-8642=; lmgym-view-8642="}, False),
+    ],
+)
+def test_requests_of_others_are_refused(client: Client, path: str, headers: dict[str, str], known: bool) -> None:
+    path = path.format(token=client.guard.token)
+    status, answered, body = client.ask(path, headers | (client.cookie if known else {}))
+    assert status == 403 and b"sample" not in body and "set-cookie" not in answered
+    assert "default-src 'none'" in answered["content-security-policy"]
+
+
+def test_a_change_needs_an_origin(client: Client) -> None:
+    assert client.ask("/data/searches", OWN | client.cookie, "POST", b"{}")[0] == 403
+
+
+@pytest.mark.parametrize("name", ["../server.py", "%2e%2e/server.py", "nothing.js", "style.css/.."])
+def test_only_files_of_the_page_are_served(client: Client, name: str) -> None:
+    assert client.ask(f"/page/{name}", OWN | client.cookie)[0] == 404
+
+
+def test_what_cannot_be_shown_is_one_sentence(client: Client) -> None:
+    assert client.get("/data/runs/7/curves") == {"error": "there is no run 7; there are 1, counted from 0"}
+    assert "has no answers" in client.get("/data/runs/0/steps/0/99")["error"]
+    assert client.post("/data/searches", {"run": 0, "pattern": "("})[1]["error"].startswith("'(' is no regular expression")
+    assert client.post("/data/runs/0/notes", {})[0] == 400 and client.post("/data/runs/0/notes", [])[0] == 400
+    status, tree = client.post("/data/runs/0/notes", {"answer": "train/0/5/0", "note": "a" * 200_000, "tags": []})
+    assert status == 400 and "at most" in tree["error"]
+
+
+def test_a_note_is_kept_replaced_and_removed_and_nothing_else_is_written(client: Client, run: RunRecords) -> None:
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    note = {"answer": "train/0/5/0", "note": "guesses\u2028<b>", "tags": ["good", " ", "short"]}
+    client.post("/data/runs/0/notes", {**note, "answer": "train/0/5/1"})
+    client.post("/data/runs/0/notes", note)
+    _, notes = client.post("/data/runs/0/notes", note | {"note": "right"})
+    assert [one["index"] for one in notes] == [1, 0]
+    assert notes[1] | {"time": 0} == {
+        "kind": "train", "stage": 0, "step": 5, "split": None, "index": 0, "example": "sums/0",
+        "prompt": "What is 20 + 22, asked for the 1. time?", "answer": ANSWERS[0], "score": 1.0, "note": "right",
+        "tags": ["good", "short"], "time": 0,
+    }  # fmt: skip
+    assert client.get("/data/runs/0/notes") == read_notes(run.folder) == notes
+    for index in (0, 1):
+        client.post("/data/runs/0/notes", {"answer": f"train/0/5/{index}", "note": "", "tags": []})
+    assert (run.folder / NOTES).read_bytes() == b""
+    (run.folder / NOTES).unlink()
+    assert before == {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+
+
+def test_filters_select_answers_by_their_numbers() -> None:
+    columns = {
+        "index": [0, 1, 2, 3], "group": [0, 0, 1, 1], "score": [1.0, None, 0.0, 0.0], "error": ["", "broken", "", ""],
+        "truncated": [False, True, False, True], "reason": ["", "", "", ""], "reward_components": {"a": [1, None, 3, 4]},
+    }  # fmt: skip
+
+    def rows(*filters: tuple[str, str, float]) -> list[int]:
+        return np.flatnonzero(matching(columns, filters)).tolist()
+
+    assert rows() == [0, 1, 2, 3] and rows(("score", "<=", 0.5)) == [2, 3] and rows(("error", "=", 1)) == [1]
+    assert rows(("equal", "=", 1), ("truncated", "=", 0)) == [0, 2] and rows(("reward/a", "!=", 3)) == [0, 3]
+    assert rows(("spread", ">", 0)) == [] and rows(("reward/b", "=", 0)) == []
+    with pytest.raises(LmgymError, match="no number 'scroe'"):
+        rows(("scroe", "=", 1))
+    with pytest.raises(LmgymError, match="'reason' is no number"):
+        rows(("reason", "=", 1))
+    with pytest.raises(LmgymError, match="operator '~'"):
+        rows(("score", "~", 1))
+
+
+def finished(search: Search, seconds: float = 60) -> dict[str, Any]:
+    end = time.monotonic() + seconds
+    while not search.done and time.monotonic() < end:
+        time.sleep(0.02)
+    return search.tree()
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_search_finds_texts_by_an_expression_and_ends_one_that_never_would(
+    run: RunRecords, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = finished(Search(run, r"is (\d+)\.", [("score", "=", 1.0)], seconds=50))
+    assert tree["done"] and tree["searched"] == tree["steps"] == 12 and tree["sentence"] == ""
+    assert {(one["step"], one["index"]) for one in tree["found"]} == {(s, i) for s in range(12) for i in (0, 10)}
+    assert tree["found"][0]["step"] == 11 and tree["found"][0]["found"][1] == "is 42."
+    # 2^40 ways to fail; and a search that was cancelled at once.
+    monkeypatch.setattr("lmgym.viewer.search.STEP_SECONDS", 0.2)
+    slow = sample_run(tmp_path / "slow", steps=1, texts=["a" * 40 + "b"])
+    tree = finished(Search(RunRecords(slow, "slow"), "(a+)+$", [], seconds=50))
+    assert tree["found"] == [] and "a step was left out" in tree["sentence"]
+    search = Search(run, "x", [], seconds=50)
+    search.cancel()
+    assert finished(search)["sentence"].startswith("cancelled after 0 of")
+
+
+def test_a_taken_port_is_replaced_and_a_missing_library_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bound(0) as one, bound(one.getsockname()[1]) as other:
+        assert one.getsockname()[1] != other.getsockname()[1] and other.getsockname()[0] == "127.0.0.1"
+    monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
+    with pytest.raises(LmgymError, match=r"pip install 'lmgym\[view\]'"):
+        serve([], 0, print)
