@@ -91,7 +91,10 @@ def test_a_damaged_step_falls_back_and_damaged_lines_are_named(tmp_path: Path) -
     run = RunRecords(folder, "damaged")
     assert "is damaged" in at(run, "runs/0/steps/0/1")["note"]
     problems = at(run, "runs/0/curves")["problems"]
-    assert [problem.split(" is no record")[0] for problem in problems] == ["metrics.jsonl line 4", "metrics.jsonl line 5"]
+    assert [problem.split(" is no record")[0] for problem in problems] == [
+        "metrics.jsonl line 4",
+        "metrics.jsonl line 5",
+    ]
 
 
 def test_what_is_written_later_is_seen_and_a_rewind_too(tmp_path: Path) -> None:

@@ -117,7 +117,9 @@ def test_only_files_of_the_page_are_served(client: Client, name: str) -> None:
 def test_what_cannot_be_shown_is_one_sentence(client: Client) -> None:
     assert client.get("/data/runs/7/curves") == {"error": "there is no run 7; there are 1, counted from 0"}
     assert "has no answers" in client.get("/data/runs/0/steps/0/99")["error"]
-    assert client.post("/data/searches", {"run": 0, "pattern": "("})[1]["error"].startswith("'(' is no regular expression")
+    assert client.post("/data/searches", {"run": 0, "pattern": "("})[1]["error"].startswith(
+        "'(' is no regular expression"
+    )
     assert client.post("/data/runs/0/notes", {})[0] == 400 and client.post("/data/runs/0/notes", [])[0] == 400
     status, tree = client.post("/data/runs/0/notes", {"answer": "train/0/5/0", "note": "a" * 200_000, "tags": []})
     assert status == 400 and "at most" in tree["error"]

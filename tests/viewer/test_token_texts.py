@@ -19,7 +19,8 @@ def byte_level() -> Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     special = ["<eos>", "<|im_end|>"]
     tokenizer.train_from_iterator(
-        TEXT, trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+        TEXT,
+        trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
     )
     return tokenizer
 
@@ -52,7 +53,10 @@ TOKENIZERS = {one.__name__: one() for one in (byte_tokenizer, byte_level, senten
 
 def common(one: str, other: str) -> int:
     """The length of the beginning that two texts share."""
-    return next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other)))
+    return next(
+        (place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
+        min(len(one), len(other)),
+    )
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -64,7 +68,9 @@ def test_any_ids_are_the_pieces_of_their_text(name: str, data: st.DataObject) ->
     pieces = token_texts(tokenizer, ids)
     assert len(pieces) == len(ids) and "".join(pieces) == whole
     # A token's text ends where the decoded text of all tokens up to it stops being a beginning of the whole.
-    shared = [common(tokenizer.decode(ids[:count], skip_special_tokens=False), whole) for count in range(1, len(ids) + 1)]
+    shared = [
+        common(tokenizer.decode(ids[:count], skip_special_tokens=False), whole) for count in range(1, len(ids) + 1)
+    ]
     assert list(accumulate(map(len, pieces))) == list(accumulate(shared, max))
 
 

@@ -54,9 +54,10 @@ export function chart({title, series, stages, onOpen, onCursor}) {
   canvas.addEventListener("pointerleave", () => onCursor(null));
   canvas.addEventListener("click", (event) => {
     const x = xOf(event);
-    const down = event.clientY - canvas.getBoundingClientRect().top;
+    const box = canvas.getBoundingClientRect();
     const found = series.map((own, place) => ({place, point: nearest(own, x)})).filter(({point}) => point !== null);
-    const away = ({place, point}) => Math.abs(scale.y(series[place].y[point]) - down);
+    const away = ({place, point}) => Math.hypot(
+      scale.x(series[place].x[point]) - (event.clientX - box.left), scale.y(series[place].y[point]) - (event.clientY - box.top));
     found.sort((one, other) => away(one) - away(other));
     if (found.length) onOpen(found[0].place, found[0].point);
   });

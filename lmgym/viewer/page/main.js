@@ -66,6 +66,7 @@ async function show() {
   window.scrollTo(0, 0);
   view.restore?.(places.get(address.split("?")[0]));
   view.shownFirst?.();
+  main.dataset.shown = address.split("?")[0] || "#/";
 }
 
 async function made(parts, query, setQuery) {
@@ -119,16 +120,17 @@ document.addEventListener("keydown", (event) => {
   action();
 });
 
-let seen = null;
+let seen = null; // the state of the runs' files when they were last looked at
 async function watch() {
-  if (document.hidden) return;
+  if (document.hidden && seen !== null) return;
   try {
     const states = await get("changes");
     const sizes = JSON.stringify(states.map((state) => state.sizes));
     const age = Math.min(...states.map((state) => state.age));
     live.textContent = age < 60 ? `updated ${Math.round(age)} s ago` : "";
-    if (seen !== null && sizes !== seen) await view.update?.();
+    const changed = seen !== null && sizes !== seen;
     seen = sizes;
+    if (changed) await view.update?.();
   } catch (error) {
     live.textContent = error.message;
   }
@@ -138,6 +140,7 @@ try { document.documentElement.dataset.theme = localStorage.getItem("lmgym-theme
 try {
   runs = await get("runs");
   window.addEventListener("hashchange", show);
+  if (!isFile) await watch(); // before the first view, so that nothing written since is missed
   await show();
   if (!isFile) setInterval(watch, LIVE);
 } catch (error) {
