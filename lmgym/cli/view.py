@@ -1,6 +1,7 @@
 """`lmgym view`: a page over runs: curves, steps, groups, answers with their tokens; or the same as one file."""
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 
 PORT = 8642
@@ -37,4 +38,5 @@ def run(given: argparse.Namespace) -> None:
 
             webbrowser.open(address)
 
-    serve(runs, given.port, say)
+    with suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
+        serve(runs, given.port, say)

@@ -114,11 +114,8 @@ def answer_tree(run: RunRecords, moment: Moment, index: int, split: str | None =
     tree["rows"] = [row_tree(row, tokenizer) for row in episode.rows]
     tree |= {"tokenizer": tokenizer is not None, "texts": turn_texts(episode), "reason": "", "algorithm": ""}
     if trace is not None:
-        return (
-            tree
-            | _of_step(trace, episode)
-            | {"explanation": explanation(trace, episode, run.token_limit(moment.stage))}
-        )
+        explained = explanation(trace, episode, run.token_limit(moment.stage))
+        return tree | _of_step(trace, episode) | {"explanation": explained}
     records = [one for one in run.rollouts.records(moment) if split in (None, one.get("split"))]
     return tree | {"mates": [one["index"] for one in records if one.get("group") == episode.group]}
 

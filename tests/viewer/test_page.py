@@ -1,4 +1,4 @@
-"""The page in a real browser: from a curve to a token, by mouse and by keyboard, narrow and wide, live, and as a file."""
+"""The page in a real browser: from a curve to a token, by mouse and by keyboard, narrow and wide, live, as a file."""
 
 import json
 import shutil
@@ -155,7 +155,7 @@ def test_a_click_leads_from_a_curve_to_a_token_and_back_leads_back(page: Page) -
     # Best first; the two equal texts are one card.
     scores = page.script("return [...document.querySelectorAll('.card')].map(card => card.innerText)")
     assert len(scores) == 4 and scores[0].startswith("1") and scores[-1].startswith("0")
-    assert sum("×2" in card for card in scores) == 1
+    assert sum("\u00d72" in card for card in scores) == 1
     page.click(".card:first-child .answer")
     page.at("#/run/0/answer/train/0/5/0")
     page.click(".token.sampled")

@@ -117,9 +117,8 @@ def test_only_files_of_the_page_are_served(client: Client, name: str) -> None:
 def test_what_cannot_be_shown_is_one_sentence(client: Client) -> None:
     assert client.get("/data/runs/7/curves") == {"error": "there is no run 7; there are 1, counted from 0"}
     assert "has no answers" in client.get("/data/runs/0/steps/0/99")["error"]
-    assert client.post("/data/searches", {"run": 0, "pattern": "("})[1]["error"].startswith(
-        "'(' is no regular expression"
-    )
+    _, tree = client.post("/data/searches", {"run": 0, "pattern": "("})
+    assert tree["error"].startswith("'(' is no regular expression")
     assert client.post("/data/runs/0/notes", {})[0] == 400 and client.post("/data/runs/0/notes", [])[0] == 400
     status, tree = client.post("/data/runs/0/notes", {"answer": "train/0/5/0", "note": "a" * 200_000, "tags": []})
     assert status == 400 and "at most" in tree["error"]
@@ -148,7 +147,8 @@ def test_a_note_is_kept_replaced_and_removed_and_nothing_else_is_written(client:
 def test_filters_select_answers_by_their_numbers() -> None:
     columns = {
         "index": [0, 1, 2, 3], "group": [0, 0, 1, 1], "score": [1.0, None, 0.0, 0.0], "error": ["", "broken", "", ""],
-        "truncated": [False, True, False, True], "reason": ["", "", "", ""], "reward_components": {"a": [1, None, 3, 4]},
+        "truncated": [False, True, False, True], "reason": ["", "", "", ""],
+        "reward_components": {"a": [1, None, 3, 4]},
     }  # fmt: skip
 
     def rows(*filters: tuple[str, str, float]) -> list[int]:

@@ -51,14 +51,6 @@ def word_pieces() -> Tokenizer:
 TOKENIZERS = {one.__name__: one() for one in (byte_tokenizer, byte_level, sentence_pieces, word_pieces)}
 
 
-def common(one: str, other: str) -> int:
-    """The length of the beginning that two texts share."""
-    return next(
-        (place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
-        min(len(one), len(other)),
-    )
-
-
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data())
 def test_any_ids_are_the_pieces_of_their_text(name: str, data: st.DataObject) -> None:
@@ -68,9 +60,8 @@ def test_any_ids_are_the_pieces_of_their_text(name: str, data: st.DataObject) ->
     pieces = token_texts(tokenizer, ids)
     assert len(pieces) == len(ids) and "".join(pieces) == whole
     # A token's text ends where the decoded text of all tokens up to it stops being a beginning of the whole.
-    shared = [
-        common(tokenizer.decode(ids[:count], skip_special_tokens=False), whole) for count in range(1, len(ids) + 1)
-    ]
+    begun = [tokenizer.decode(ids[:count], skip_special_tokens=False) for count in range(1, len(ids) + 1)]
+    shared = [sum(accumulate((a == b for a, b in zip(text, whole, strict=False)), min)) for text in begun]
     assert list(accumulate(map(len, pieces))) == list(accumulate(shared, max))
 
 
