@@ -1,5 +1,6 @@
 """One answer with all that is known of its tokens: from a shard of traces, or from a record of rollouts.jsonl."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -96,7 +97,8 @@ def shortest(column: np.ndarray) -> list[float | None]:
         >>> shortest(np.array([0.1, np.nan], np.float32))
         [0.1, None]
     """
-    return [float(str(value)) if np.isfinite(value) else None for value in np.asarray(column, np.float32)]
+    numbers = [float(str(value)) for value in np.asarray(column, np.float32)]
+    return [number if math.isfinite(number) else None for number in numbers]
 
 
 def _texts(ids: list[int], tokenizer: Any) -> dict[str, Any]:

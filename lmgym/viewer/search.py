@@ -45,7 +45,7 @@ def matching(columns: Mapping[str, Any], filters: Sequence[Filter]) -> np.ndarra
 
     A name is that of a column ("score", "length", "surprise", "truncated" ...), "reward/NAME" for a reward, "error" (1
     if the environment failed), "equal" (1 if all scores of the group are equal), or "spread" (the largest score of the
-    group less the smallest). An answer that lacks the number meets no filter. Raises LmgymError for a name that is no
+    group less the smallest; neither for a group of one). An answer that lacks the number meets no filter. Raises LmgymError for a name that is no
     column, or one of texts.
 
     Example: matching(columns, [("score", "<", 0.5), ("truncated", "=", 1)])
@@ -67,7 +67,9 @@ def numbers_of(columns: Mapping[str, Any], name: str) -> np.ndarray:
         high, low = np.full(len(groups), -np.inf), np.full(len(groups), np.inf)
         np.fmax.at(high, number, scores)
         np.fmin.at(low, number, scores)
-        return ((high - low)[number] == 0).astype(float) if name == "equal" else (high - low)[number]
+        several = np.bincount(number[~np.isnan(scores)], minlength=len(groups)) > 1  # one is not compared with any
+        spread = np.where(several, high - low, np.nan)[number]
+        return spread if name == "spread" else np.where(np.isnan(spread), np.nan, spread == 0)
     if name.startswith("reward/"):  # not every stage has every reward
         column = columns["reward_components"].get(name.removeprefix("reward/"), [None] * len(columns["index"]))
     elif name in columns:

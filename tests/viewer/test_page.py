@@ -177,7 +177,7 @@ def test_tokens_have_their_boundaries_and_colours(page: Page) -> None:
     assert page.script("return document.querySelector('.token.special').innerText") == "<|im_start|>"
     assert page.script("return document.querySelector('.fold summary').innerText") == "thought, 32 tokens"
     colours = page.script("return [...document.querySelectorAll('.token.sampled')].map(own => own.style.cssText)")
-    assert set(colours) == {"--share: 75%;"}  # one advantage for all
+    assert set(colours) == {"--share: 55%;"}  # one advantage for all
     page.press("c")
     assert "colour=push" in page.address
     assert page.script("return document.querySelector('select').value") == "push"

@@ -146,7 +146,7 @@ def test_a_note_is_kept_replaced_and_removed_and_nothing_else_is_written(client:
 
 def test_filters_select_answers_by_their_numbers() -> None:
     columns = {
-        "index": [0, 1, 2, 3], "group": [0, 0, 1, 1], "score": [1.0, None, 0.0, 0.0], "error": ["", "broken", "", ""],
+        "index": [0, 1, 2, 3], "group": [0, 1, 2, 2], "score": [1.0, None, 0.0, 0.0], "error": ["", "broken", "", ""],
         "truncated": [False, True, False, True], "reason": ["", "", "", ""],
         "reward_components": {"a": [1, None, 3, 4]},
     }  # fmt: skip
@@ -155,7 +155,7 @@ def test_filters_select_answers_by_their_numbers() -> None:
         return np.flatnonzero(matching(columns, filters)).tolist()
 
     assert rows() == [0, 1, 2, 3] and rows(("score", "<=", 0.5)) == [2, 3] and rows(("error", "=", 1)) == [1]
-    assert rows(("equal", "=", 1), ("truncated", "=", 0)) == [0, 2] and rows(("reward/a", "!=", 3)) == [0, 3]
+    assert rows(("equal", "=", 1), ("truncated", "=", 0)) == [2] and rows(("reward/a", "!=", 3)) == [0, 3]
     assert rows(("spread", ">", 0)) == [] and rows(("reward/b", "=", 0)) == []
     with pytest.raises(LmgymError, match="no number 'scroe'"):
         rows(("scroe", "=", 1))

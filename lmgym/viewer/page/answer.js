@@ -7,6 +7,8 @@ import {get} from "./source.js";
 import {rowElements} from "./tokens.js";
 import {inFull, inShort} from "./why.js";
 
+const STRONGEST = 0.55; // of a colour, so that text can be read on it
+
 export async function answerView({run, parts, query, go, setQuery}) {
   const [kind, stage, step, index, ...split] = parts;
   const address = parts.join("/");
@@ -37,9 +39,9 @@ export async function answerView({run, parts, query, go, setQuery}) {
       const [way, share] = value === null ? ["heat", 0] : shades.shade(value);
       element.classList.remove("heat", "up", "down", "unknown");
       element.classList.add(value === null && name ? "unknown" : way);
-      element.style.setProperty("--share", `${Math.round(share * 0.75)}%`);
+      element.style.setProperty("--share", `${Math.round(share * STRONGEST)}%`);
     }
-    legend.replaceChildren(...shades.legend.map(([words, way, share]) => h("i", {class: way, style: {"--share": `${Math.round(share * 0.75)}%`}}, words)), h("span", {class: "quiet"}, shades.title));
+    legend.replaceChildren(...shades.legend.map(([words, way, share]) => h("i", {class: way, style: {"--share": `${Math.round(share * STRONGEST)}%`}}, words)), h("span", {class: "quiet"}, shades.title));
   }
 
   function look(element) {

@@ -15,14 +15,15 @@ export function svg(name, properties = {}, ...children) {
 }
 
 function filled(element, properties, children) {
+  // Children first: in an element with dir="auto" each one that is added makes the browser read all of them again.
+  for (const child of children.flat(Infinity)) {
+    if (child !== null && child !== undefined && child !== false) element.append(child);
+  }
   for (const [key, value] of Object.entries(properties)) {
     if (value === null || value === undefined || value === false) continue;
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
     else if (key === "style") for (const [name, own] of Object.entries(value)) element.style.setProperty(name, own);
     else element.setAttribute(key, value === true ? "" : String(value));
-  }
-  for (const child of children.flat(Infinity)) {
-    if (child !== null && child !== undefined && child !== false) element.append(child);
   }
   return element;
 }

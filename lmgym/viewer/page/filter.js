@@ -40,10 +40,11 @@ export function numbersOf(columns) {
   const spread = new Map();
   for (const [group, rows] of groupsOf(columns)) {
     const scores = rows.map((row) => columns.score[row]).filter((score) => score !== null);
-    spread.set(group, scores.length ? scores.reduce((a, b) => Math.max(a, b)) - scores.reduce((a, b) => Math.min(a, b)) : null);
+    const known = scores.length > 1; // one answer is not compared with any
+    spread.set(group, known ? scores.reduce((a, b) => Math.max(a, b)) - scores.reduce((a, b) => Math.min(a, b)) : null);
   }
   numbers.spread = columns.group.map((group) => spread.get(group));
-  numbers.equal = numbers.spread.map((value) => Number(value === 0));
+  numbers.equal = numbers.spread.map((value) => (value === null ? null : Number(value === 0)));
   return numbers;
 }
 
