@@ -45,8 +45,8 @@ def matching(columns: Mapping[str, Any], filters: Sequence[Filter]) -> np.ndarra
 
     A name is that of a column ("score", "length", "surprise", "truncated" ...), "reward/NAME" for a reward, "error" (1
     if the environment failed), "equal" (1 if all scores of the group are equal), or "spread" (the largest score of the
-    group less the smallest; neither for a group of one). An answer that lacks the number meets no filter. Raises LmgymError for a name that is no
-    column, or one of texts.
+    group less the smallest; neither for a group of one). An answer that lacks the number meets no filter. Raises
+    LmgymError for a name that is no column, or one of texts.
 
     Example: matching(columns, [("score", "<", 0.5), ("truncated", "=", 1)])
     """
