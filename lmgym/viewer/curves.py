@@ -102,29 +102,20 @@ class Curves:
             if not table.places:
                 continue
             cuts = _cuts([stage for _, stage, _ in table.places], most)
-            middles = [table.places[(begin + end) // 2] for begin, end in cuts]
+            starts, middles = [begin for begin, _ in cuts], [table.places[(begin + end) // 2] for begin, end in cuts]
             tree: dict[str, Any] = {"x": [place[0] for place in middles], "places": [place[1:] for place in middles]}
             tree["grouped"] = len(cuts) < len(table.places)
             tree["values"], tree["low"], tree["high"] = {}, {}, {}
             for metric in table.columns:
                 if metric.endswith(ENDS) and metric.rpartition("/")[0] in table.columns:
                     continue
-                self._add_curve(tree, table, metric, cuts)
+                _add_curve(tree, table, metric, starts)
             tables[name] = tree
         stages = [
             {"stage": stage, "name": name, "start": self.clock.start(stage), "steps": self.clock.lengths.get(stage, 0)}
             for stage, name in sorted(self.stages.items())
         ]
         return {"tables": tables, "stages": stages, "resumed": self.resumed, "problems": self.problems[:20]}
-
-    def _add_curve(self, tree: dict[str, Any], table: Table, metric: str, cuts: Sequence[tuple[int, int]]) -> None:
-        values = table.column(metric)
-        tree["values"][metric] = _each(values, cuts, np.mean)
-        if all(metric + end in table.columns for end in ENDS):  # the interval of an evaluation
-            for key, end in zip(("low", "high"), ENDS, strict=True):
-                tree[key][metric] = _each(table.column(metric + end), cuts, np.mean)
-        elif tree["grouped"]:
-            tree["low"][metric], tree["high"][metric] = _each(values, cuts, np.min), _each(values, cuts, np.max)
 
     def record(self, stage: int, step: int) -> dict[str, float]:
         """The numbers of one step's train record; none if there is none."""
@@ -136,6 +127,17 @@ class Curves:
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
+def _add_curve(tree: dict[str, Any], table: Table, metric: str, starts: Sequence[int]) -> None:
+    values = table.column(metric)
+    tree["values"][metric] = _each(values, starts)
+    if all(metric + end in table.columns for end in ENDS):  # the interval of an evaluation
+        for key, end in zip(("low", "high"), ENDS, strict=True):
+            tree[key][metric] = _each(table.column(metric + end), starts)
+    elif tree["grouped"]:
+        for key in ("low", "high"):
+            tree[key][metric] = _each(values, starts, key)
+
+
 def _cuts(stages: Sequence[int], most: int) -> list[tuple[int, int]]:
     """Begin and end of `most` or fewer runs of neighbours per stage, about equally long; none is of two stages."""
     size = max(1, math.ceil(len(stages) / most))
@@ -143,12 +145,18 @@ def _cuts(stages: Sequence[int], most: int) -> list[tuple[int, int]]:
     return [(begin, min(begin + size, last)) for first, last in pairwise(borders) for begin in range(first, last, size)]
 
 
-def _each(values: np.ndarray, cuts: Sequence[tuple[int, int]], reduce: Any) -> list[float | None]:
-    """One number for each run of neighbours, of those that are there; None if none is."""
-    if len(cuts) == len(values):
-        return [None if math.isnan(value) else value for value in values.tolist()]
-    known = [values[begin:end][~np.isnan(values[begin:end])] for begin, end in cuts]
-    return [float(reduce(part)) if len(part) else None for part in known]
+def _each(values: np.ndarray, starts: Sequence[int], reduce: str = "mean") -> list[float | None]:
+    """The mean, the "low" or the "high" of each run of neighbours, of the numbers that are there; None if none is."""
+    if not len(values) or len(starts) == len(values):
+        found = values
+    elif reduce == "mean":
+        known = ~np.isnan(values)
+        totals = np.add.reduceat(np.where(known, values, 0.0), starts)
+        counts = np.add.reduceat(known.astype(float), starts)
+        found = np.where(counts > 0, totals / np.maximum(counts, 1), np.nan)
+    else:
+        found = (np.fmin if reduce == "low" else np.fmax).reduceat(values, starts)
+    return [None if math.isnan(value) else value for value in found.tolist()]
 
 
 def check_is_run(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,12 @@ class RunRecords:
     ) -> dict[int, TraceEpisode]:
         """Those of the wanted answers that were kept, by index: from traces/ (`trace` is the step's table), or else
         from rollouts.jsonl."""
-        kept = [] if trace is None else [i for i, whole in zip(*_columns(trace, "index", "kept"), strict=True) if whole]
-        found = {i: traces.read_episode(self.folder, moment.stage, moment.step, i) for i in kept if i in wanted}
+        found: dict[int, TraceEpisode] = {}
+        if trace is not None:
+            for index, kept in zip(trace.episodes["index"], trace.episodes["kept"], strict=True):
+                if kept and index in wanted:
+                    with suppress(LmgymError):  # damaged, or pruned since the table was read
+                        found[index] = traces.read_episode(self.folder, moment.stage, moment.step, index)
         if missing := set(wanted) - set(found):
             for record in self.rollouts.records(moment):
                 if record.get("index") in missing and split in (None, record.get("split")):
@@ -150,7 +155,3 @@ def open_runs(folders: Sequence[Path]) -> list[RunRecords]:
         if names.count(run.name) > 1:
             run.name = str(run.folder)
     return runs
-
-
-def _columns(trace: TraceStep, *names: str) -> list[list[Any]]:
-    return [trace.episodes[name] for name in names]

@@ -4,6 +4,7 @@ A search runs in processes of its own (processes/pool.py), so that neither a lon
 stops the page; it can be cancelled and has a limit of time.
 """
 
+import json
 import re
 import secrets
 import threading
@@ -17,6 +18,7 @@ import numpy as np
 
 from lmgym.core.errors import LmgymError
 from lmgym.logs import traces
+from lmgym.logs.trace_files import EPISODES, open_shard, read_member
 from lmgym.logs.writer import ROLLOUTS
 from lmgym.processes.pool import Failure, ProcessPool
 from lmgym.viewer.episodes import episode_of_record, turn_texts
@@ -25,7 +27,7 @@ from lmgym.viewer.runs import RunRecords
 from lmgym.viewer.tail import inside
 from lmgym.viewer.views import step_columns
 
-AROUND = 60  # characters of a text shown before and after what was found
+AROUND, LONGEST = 60, 240  # characters shown of a text before and after what was found, and of that itself
 MOST_FOUND = 500
 STEP_SECONDS = 5.0  # for one step; an expression that takes longer is too slow for it
 TOGETHER = 8  # steps that are asked for at once: a cancelled search ends behind them
@@ -89,31 +91,42 @@ def search_step(job: Mapping[str, Any]) -> list[dict[str, Any]]:
     Without a pattern the answers need not have been kept whole. Raises LmgymError for a damaged step.
     """
     folder, stage, step = Path(job["folder"]), job["stage"], job["step"]
-    records: dict[int, dict[str, Any]] = {}
+    filters, pattern = [tuple(one) for one in job["filters"]], re.compile(job["pattern"])
     if job["traced"]:
         columns: Mapping[str, Any] = traces.read_step(folder, stage, step).episodes
+        rows = np.flatnonzero(matching(columns, filters)).tolist()
+        wanted = [columns["index"][row] for row in rows if columns["kept"][row] and job["pattern"]]
+        texts = _texts_of_shard(folder, stage, step, wanted)
     else:
-        read = read_spans(inside(folder, ROLLOUTS), job["spans"])
-        records, columns = {record["index"]: record for record in read}, step_columns(read)
-    pattern = re.compile(job["pattern"]) if job["pattern"] else None
+        records = read_spans(inside(folder, ROLLOUTS), job["spans"])
+        columns = step_columns(records)
+        rows = np.flatnonzero(matching(columns, filters)).tolist()
+        texts = {records[row]["index"]: turn_texts(episode_of_record(records[row])) for row in rows}
     found = []
-    for row in np.flatnonzero(matching(columns, [tuple(one) for one in job["filters"]])).tolist():
-        index = columns["index"][row]
+    for row in rows:
         answer = {name: columns[name][row] for name in ("index", "group", "score", "length", "kept")}
-        if pattern is not None:
-            if not columns["kept"][row]:
-                continue
-            episode = episode_of_record(records[index]) if records else traces.read_episode(folder, stage, step, index)
-            text = "\n".join(turn_texts(episode))
+        if job["pattern"]:
+            text = "\n".join(texts.get(answer["index"], ()))
             if (match := pattern.search(text)) is None:
                 continue
+            begin, end = match.span()
             answer["found"] = [
-                text[max(0, match.start() - AROUND) : match.start()],
-                text[match.start() : match.end()][: 4 * AROUND],
-                text[match.end() : match.end() + AROUND],
+                text[max(0, begin - AROUND) : begin],
+                text[begin:end][:LONGEST],
+                text[end : end + AROUND],
             ]
         found.append(answer | {"stage": stage, "step": step})
     return found
+
+
+def _texts_of_shard(folder: Path, stage: int, step: int, indices: Sequence[int]) -> dict[int, list[str]]:
+    """What the model said in each of these answers of a step. Of an answer only the turns are made sense of: its arrays
+    are most of it."""
+    if not indices:
+        return {}
+    with open_shard(folder, stage, step) as shard:
+        trees = {index: json.loads(read_member(shard, f"{EPISODES}{index:06d}.json")) for index in indices}
+    return {index: [turn["given"] + turn["text"] for turn in tree["turns"]] for index, tree in trees.items()}
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 from lmgym.core.errors import LmgymError
 from lmgym.logs.rewind import rewind
 from lmgym.viewer.addresses import UnknownAddress, json_bytes, tree_at
-from lmgym.viewer.curves import Table, _cuts
+from lmgym.viewer.curves import Table, _cuts, _each
 from lmgym.viewer.runs import RunRecords, open_runs
 from tests.viewer.sample_runs import add_evaluation, add_step, append, byte_tokenizer, sample_run
 
@@ -47,6 +47,10 @@ def test_long_curves_are_grouped_without_mixing_stages() -> None:
     assert any(end == 400 for _, end in cuts)
     column = table.column("reward")
     assert np.isnan(column[0]) and column[999] == 999.0
+    starts = [begin for begin, _ in cuts]
+    for reduce, function in (("mean", np.nanmean), ("low", np.nanmin), ("high", np.nanmax)):
+        assert _each(column, starts, reduce) == [function(column[begin:end]) for begin, end in cuts]
+    assert _each(np.array([np.nan, np.nan, 1.0]), [0, 2]) == [None, 1.0]
 
 
 def test_a_step_is_its_table_and_a_group_is_sorted_out_of_it(run: RunRecords) -> None:

@@ -56,7 +56,7 @@ export async function answerView({run, parts, query, go, setQuery}) {
     if (action === undefined) {
       panel.replaceChildren(...heading, h("p", {}, "The loss does not see it: it was given, not sampled."));
     } else {
-      const known = Object.entries(rows[row]).filter(([, values]) => values[action] !== null && values[action] !== undefined);
+      const known = names.map((name) => [name, rows[row][name]]).filter(([, values]) => typeof values?.[action] === "number");
       panel.replaceChildren(...heading, h("p", {}, inShort(answer, row, action)), h("dl", {class: "numbers"}, known.map(([name, values]) => [h("dt", {}, name), h("dd", {}, number(values[action]))])), ...inFull(answer, row, action));
     }
     panel.classList.add("open");

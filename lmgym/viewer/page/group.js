@@ -76,7 +76,7 @@ export async function groupView({run, parts, query, go, setQuery}) {
       h("span", {}, "left out ", h("b", {}, String(tree.answers.filter((answer) => answer.selected === false).length))),
       h("span", {class: "quiet"}, String(tree.example.id ?? ""))),
     "prompt" in tree.example ? h("details", {class: "prompt-box", open: true}, h("summary", {}, "prompt"), textBlock(promptText(tree.example.prompt))) : null,
-    references.length ? h("details", {class: "prompt-box"}, h("summary", {}, count(references.length, "reference")), references.map((reference) => textBlock(reference))) : null,
+    references.length ? h("details", {class: "prompt-box", open: references.join("").length < 400}, h("summary", {}, count(references.length, "reference")), references.map((reference) => textBlock(reference))) : null,
     h("div", {class: "bar"}, sort, h("span", {class: "quiet"}, "bars are mean advantages; equal texts are one card")), cards);
   draw();
   return {

@@ -82,7 +82,7 @@ export async function promptView({run, parts, query, setQuery}) {
     title: "a prompt through training", parent: `#/run/${run.number}/held-out/${split}`,
     node: h("section", {}, h("h1", {}, "a prompt through training"), h("p", {class: "quiet"}, `${tree.example.id} of ${split}`),
       h("details", {class: "prompt-box", open: true}, h("summary", {}, "prompt"), textBlock(promptText(tree.example.prompt))),
-      references.length ? h("details", {class: "prompt-box"}, h("summary", {}, count(references.length, "reference")), references.map((reference) => textBlock(reference))) : null,
+      references.length ? h("details", {class: "prompt-box", open: references.join("").length < 400}, h("summary", {}, count(references.length, "reference")), references.map((reference) => textBlock(reference))) : null,
       h("div", {class: "bar"}, base), steps),
     keys: {j: () => move(1), k: () => move(-1), l: () => steps.children[selected]?.querySelector("a")?.click()},
     help: [["j k", "next, previous evaluation"], ["l", "open the answer"]],
