@@ -45,7 +45,9 @@ def tree_at(runs: Sequence[RunRecords], address: str) -> Any:
         case ["pairs", first, second]:
             return pair_tree(run_of(runs, first), run_of(runs, second))
         case ["runs", number, *rest]:
-            return _of_run(run_of(runs, number), rest, address)
+            run = run_of(runs, number)
+            with run.lock:  # what is read of it must not grow meanwhile
+                return _of_run(run, rest, address)
     raise UnknownAddress(f"there is nothing at '{address[:200]}'")
 
 

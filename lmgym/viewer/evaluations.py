@@ -33,7 +33,7 @@ def prompt_tree(run: RunRecords, split: str, example: str) -> Tree:
     """The first answer to one held-out prompt at each evaluation of its split."""
     answers = []
     for moment in run.rollouts.moments("evaluation"):
-        said = (one for one in evaluation_tree(run, moment) if one["split"] == split)
+        said = (one for one in evaluation_tree(run, moment, example) if one["split"] == split)
         answers += [one for one in said if one["example"]["id"] == example][:1]
     if not answers:
         raise LmgymError(f"{run.name} has no answer to '{example}' of {split}")

@@ -68,20 +68,25 @@ class Rollouts:
         end = bisect_left(self._sorted, Moment(kind + "\0", -1, -1))
         return self._sorted[begin:end]
 
-    def records(self, moment: Moment) -> list[dict[str, Any]]:
-        """The records of a moment in order, under the names of today; empty if there are none."""
-        return read_spans(self.path, [(begin, end) for begin, end in self.spans.get(moment, [])])
+    def records(self, moment: Moment, example: str | None = None) -> list[dict[str, Any]]:
+        """The records of a moment in order, under the names of today; empty if there are none. With an `example`, only
+        lines that name it are made sense of."""
+        spans = [(begin, end) for begin, end in self.spans.get(moment, [])]
+        name = "" if example is None else json.dumps(example, ensure_ascii=False)
+        return read_spans(self.path, spans, name.encode(errors="ignore"))
 
 
-def read_spans(path: Path, spans: Sequence[Span]) -> list[dict[str, Any]]:
-    """The records in these parts of a rollouts.jsonl; a line that is no record is left out. Raises LmgymError if the
-    file cannot be read."""
+def read_spans(path: Path, spans: Sequence[Span], holding: bytes = b"") -> list[dict[str, Any]]:
+    """The records in these parts of a rollouts.jsonl whose lines hold some bytes; a line that is no record is left out.
+    Raises LmgymError if the file cannot be read."""
     records = []
     try:
         with open_regular(path) as file:
             for begin, end in spans:
                 file.seek(begin)
-                for line in filter(None, file.read(end - begin).split(b"\n")):
+                for line in file.read(end - begin).split(b"\n"):
+                    if not line or holding not in line:
+                        continue
                     try:
                         records.append(rename_record(json.loads(line), ROLLOUTS))
                     except (ValueError, RecursionError):  # cut off since: the run was resumed

@@ -57,8 +57,8 @@ def application(runs: Sequence[RunRecords]) -> Any:
                 return answer({"error": str(error)}, 404)
             except LmgymError as error:
                 return answer({"error": str(error)}, 400)
-            except OSError as error:  # a file that vanished or cannot be read
-                return answer({"error": describe(error)}, 500)
+            except Exception as error:  # records of someone else's making; the other views must go on
+                return answer({"error": f"these records cannot be made sense of: {describe(error)}"}, 500)
 
         return endpoint
 

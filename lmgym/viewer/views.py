@@ -128,10 +128,10 @@ def _of_step(trace: TraceStep, episode: TraceEpisode) -> dict[str, Any]:
     return {"reason": columns["reason"][row], "algorithm": trace.algorithm, "mates": mates}
 
 
-def evaluation_tree(run: RunRecords, moment: Moment) -> list[dict[str, Any]]:
-    """The answers of an evaluation, without their tokens."""
+def evaluation_tree(run: RunRecords, moment: Moment, example: str | None = None) -> list[dict[str, Any]]:
+    """The answers of an evaluation, without their tokens; or those to one example (others may be among them)."""
     trees = []
-    for record in run.rollouts.records(moment):
+    for record in run.rollouts.records(moment, example):
         episode = episode_of_record(record)
         tree = {"stage": moment.stage, "step": moment.step, "split": record.get("split"), "index": episode.index}
         tree |= {"example": episode.example, "score": episode.score, "reward_components": episode.reward_components}

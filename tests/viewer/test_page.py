@@ -5,9 +5,11 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lmgym.viewer.guard import Guard
@@ -257,6 +259,26 @@ def test_hostile_texts_stay_texts(page: Page) -> None:
     page.see("U+202E")
     page.see("U+001B")
     page.see("&lt;b&gt; ../../etc/passwd $\\frac{1}{2}$")
+
+
+def test_a_difference_holds_both_texts(page: Page) -> None:
+    words = ["a", "b", "c", "12", "3.4", "é", "世界", "\n", ",", "of", "the"]
+    random = np.random.default_rng(0)
+    pairs = [[" ".join(random.choice(words, size)) for size in random.integers(0, 12, 2)] for _ in range(200)]
+    pieces = page.driver.execute_async_script(
+        "const [pairs, done] = arguments;"
+        "import('/page/diff.js').then(({difference}) => done(pairs.map(([one, other]) => difference(one, other))))",
+        pairs,
+    )
+    for (before, after), found in zip(pairs, pieces, strict=True):
+        assert "".join(text for kind, text in found if kind != "new") == before
+        assert "".join(text for kind, text in found if kind != "gone") == after
+        assert all(one[0] != other[0] for one, other in pairwise(found))
+    one, long = page.driver.execute_async_script(
+        "const [done] = arguments; import('/page/diff.js').then(({difference}) => done(["
+        "difference('a b c d', 'a c d e'), difference('a '.repeat(5000), 'b '.repeat(5000))]))"
+    )
+    assert one == [["same", "a "], ["gone", "b "], ["same", "c d"], ["new", " e"]] and long is None
 
 
 @pytest.mark.parametrize("width", [360, 1400])

@@ -15,7 +15,7 @@ from lmgym.viewer.notes import NOTES, read_notes
 from lmgym.viewer.runs import RunRecords, open_runs
 from lmgym.viewer.search import Search, matching
 from lmgym.viewer.server import application, bound, serve
-from tests.viewer.sample_runs import ANSWERS, sample_run
+from tests.viewer.sample_runs import ANSWERS, append, sample_run
 
 PORT = 8642
 OWN = {"host": f"127.0.0.1:{PORT}"}
@@ -124,6 +124,14 @@ def test_what_cannot_be_shown_is_one_sentence(client: Client) -> None:
     assert status == 400 and "at most" in tree["error"]
 
 
+def test_records_that_make_no_sense_are_one_sentence_too(client: Client, tmp_path: Path) -> None:
+    folder = sample_run(tmp_path / "odd", steps=1)
+    append(folder / "rollouts.jsonl", {"kind": "train", "stage": 0, "stage_name": "rl", "step": 7, "turns": 3})
+    odd = Client(Guard(application(open_runs([folder])), PORT))
+    assert odd.get("/data/runs/0/steps/0/7")["error"].startswith("these records cannot be made sense of: TypeError")
+    assert "columns" in odd.get("/data/runs/0/steps/0/0")
+
+
 def test_a_note_is_kept_replaced_and_removed_and_nothing_else_is_written(client: Client, run: RunRecords) -> None:
     before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
     note = {"answer": "train/0/5/0", "note": "guesses\u2028<b>", "tags": ["good", " ", "short"]}
@@ -188,7 +196,8 @@ def test_a_search_finds_texts_by_an_expression_and_ends_one_that_never_would(
     assert tree["found"] == [] and "a step was left out" in tree["sentence"]
     search = Search(run, "x", [], seconds=50)
     search.cancel()
-    assert finished(search)["sentence"].startswith("cancelled after 0 of")
+    tree = finished(search)
+    assert tree["searched"] < 12 and tree["sentence"].startswith("cancelled after")
 
 
 def test_a_taken_port_is_replaced_and_a_missing_library_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,9 @@ from tests.viewer.sample_runs import HOSTILE, sample_run
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecords]:
-    return open_runs([sample_run(tmp_path_factory.mktemp("runs") / "sample", texts=[HOSTILE, "</script>42<!--"])])
+    return open_runs(
+        [sample_run(tmp_path_factory.mktemp("runs") / "sample", steps=6, groups=2, texts=[HOSTILE, "</script>42<!--"])]
+    )
 
 
 def data_of(path: Path) -> dict[str, object]:
@@ -45,7 +47,7 @@ def test_the_page_makes_no_html_of_texts_and_names_no_other_site() -> None:
 def test_the_file_holds_what_lies_at_each_address(runs: list[RunRecords], tmp_path: Path) -> None:
     said = write_file(runs, tmp_path / "a.html", megabytes=5)
     held = data_of(tmp_path / "a.html")["data"]
-    assert said[1].startswith("All 12 steps are in it") and "prompts, answers and data" in said[2]
+    assert said[1].startswith("All 6 steps are in it") and "prompts, answers and data" in said[2]
     assert {"runs", "runs/0/curves", "runs/0/evaluations", "runs/0/prompts/validation/sums/validation/0"} < set(held)
     for address, tree in held.items():
         assert tree == json.loads(json_bytes(tree_at(runs, address)))
@@ -54,13 +56,13 @@ def test_the_file_holds_what_lies_at_each_address(runs: list[RunRecords], tmp_pa
 def test_a_limit_leaves_steps_out_and_says_so(runs: list[RunRecords], tmp_path: Path) -> None:
     path = tmp_path / "a.html"
     write_file(runs, path, megabytes=5)
-    half = path.stat().st_size / 2e6
-    said = write_file(runs, path, megabytes=half)
+    most = 0.8 * path.stat().st_size / 1e6
+    said = write_file(runs, path, megabytes=most)
     held = data_of(path)
-    count = int(re.match(r"Of 12 steps (\d+) are in it, so that it stays below", said[1])[1])
-    assert 2 <= count < 12 and path.stat().st_size <= half * 1e6
+    count = int(re.match(r"Of 6 steps (\d+) are in it, so that it stays below", said[1])[1])
+    assert 2 <= count < 6 and path.stat().st_size <= most * 1e6
     steps = {int(address.split("/")[-1]) for address in held["data"] if "/steps/" in address}
-    assert len(steps) == count and {0, 11} <= steps and said[1] in held["left_out"]
+    assert len(steps) == count and {0, 5} <= steps and said[1] in held["left_out"]
     with pytest.raises(LmgymError, match="raise --limit"):
         write_file(runs, path, megabytes=0.01)
 

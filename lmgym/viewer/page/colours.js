@@ -10,7 +10,7 @@ const MEANING = {
   "ratio/mean": "ratio to the policy that sampled it, 1 is unchanged",
   "ratio/clipped": "its gradient was removed by the clip",
   entropy: "entropy of its distribution, in nats",
-  gap: "trainer's log-probability less the sampler's, of the same weights",
+  gap: "trainer's log-probability less the sampler's",
   "kl to the reference": "log-probability less the reference's",
   token_rewards: "reward that it earned",
 };

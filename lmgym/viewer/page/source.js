@@ -3,6 +3,7 @@
 const block = document.getElementById("data");
 const embedded = block ? JSON.parse(block.textContent) : null;
 const known = new Map(); // answers of the server that do not change
+const MOST_KNOWN = 50; // of them
 
 export const isFile = embedded !== null;
 export const leftOut = embedded?.left_out ?? "";
@@ -16,7 +17,7 @@ export async function get(address, keep = false) {
   if (known.has(address)) return known.get(address);
   const tree = await ask("GET", address);
   if (keep) {
-    if (known.size > 200) known.clear();
+    if (known.size >= MOST_KNOWN) known.clear();
     known.set(address, tree);
   }
   return tree;

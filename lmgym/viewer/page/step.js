@@ -7,12 +7,13 @@ import {get} from "./source.js";
 
 const SHARES = [["truncated", "truncated"], ["equal", "equal groups"], ["error", "errors"], ["-selected", "not trained on"]];
 const SUMMARY = ["reward", "length/mean", "entropy", "kl/old", "ratio/clipped", "gradient_norm", "learning_rate", "seconds"];
+const DOTS = 24; // scores of a group that are drawn
 const SETTLED = 120; // ms without scrolling before the prompts of what is seen are read
 
 export async function stepView({run, parts, query, go, setQuery}) {
   const [stage, step] = parts.map(Number);
   const here = `#/run/${run.number}`;
-  const tree = await get(`runs/${run.number}/steps/${stage}/${step}`, true);
+  const tree = await get(`runs/${run.number}/steps/${stage}/${step}`);
   const numbers = numbersOf(tree.columns);
   const groups = groupsOf(tree.columns);
   const what = h("select", {"aria-label": "list", onchange: change}, h("option", {value: "groups"}, "groups"), h("option", {value: "answers"}, "answers"));
@@ -104,8 +105,9 @@ export async function stepView({run, parts, query, go, setQuery}) {
   }
 
   function scoreDots(scores) {
-    const ordered = [...scores].sort((one, other) => other - one).slice(0, 64);
-    return h("span", {class: "dots"}, ordered.map((score) => h("i", {title: number(score), style: {"--share": `${high > low ? Math.round(100 * (score - low) / (high - low)) : 50}%`}})));
+    const ordered = [...scores].sort((one, other) => other - one);
+    const more = ordered.length > DOTS ? h("span", {class: "quiet"}, `+${ordered.length - DOTS}`) : null;
+    return h("span", {class: "dots"}, ordered.slice(0, DOTS).map((score) => h("i", {title: number(score), style: {"--share": `${high > low ? Math.round(100 * (score - low) / (high - low)) : 50}%`}})), more);
   }
 
   let timer = 0;
@@ -137,14 +139,17 @@ export async function stepView({run, parts, query, go, setQuery}) {
     go(`${here}/${at}`);
   }
 
-  const [before, after] = tree.neighbours;
+  let [before, after] = tree.neighbours;
+  const heading = h("h1");
   const around = (place, sign) => (place ? link(`${here}/step/${place.join("/")}`, sign) : h("span", {class: "quiet"}, sign));
+  const head = () => heading.replaceChildren(around(before, "‹"), ` step ${step} of ${tree.stage_name || `stage ${stage}`} `, around(after, "›"));
   const node = h("section", {class: "filling"},
-    h("h1", {}, around(before, "‹"), ` step ${step} of ${tree.stage_name || `stage ${stage}`} `, around(after, "›")),
+    heading,
     h("p", {class: "facts"}, SUMMARY.filter((name) => name in tree.metrics).map((name) => h("span", {}, `${name} `, h("b", {}, number(tree.metrics[name]))))),
     tree.note && h("p", {class: "quiet"}, tree.note),
     h("p", {class: "facts"}, h("span", {}, `${count(tree.columns.index.length, "answer")} in ${count(groups.size, "group")}`), shareButtons(numbers, toggle)),
     h("div", {class: "bar"}, what, sort, box), said, heads, list.node);
+  head();
   refresh();
 
   function toggle(word) {
@@ -157,6 +162,10 @@ export async function stepView({run, parts, query, go, setQuery}) {
     title: `step ${step}`, node, parent: "#/", place: list.place, restore: list.restore,
     keys: {...list.keys, "/": () => box.focus(), "[": () => before && go(`${here}/step/${before.join("/")}`), "]": () => after && go(`${here}/step/${after.join("/")}`)},
     help: [["j k", "next, previous row"], ["l", "open it"], ["[ ]", "previous, next step"], ["/", "filter"]],
+    update: async () => { // the next step may be there by now
+      [before, after] = (await get(`runs/${run.number}/steps/${stage}/${step}`)).neighbours;
+      head();
+    },
   };
 }
 

@@ -4,6 +4,7 @@ import {count, h, shown} from "./dom.js";
 
 const FOLDS = [["think", "thought"], ["thinking", "thought"], ["reasoning", "thought"], ["tool_call", "tool call"], ["tool_response", "tool result"], ["tool_result", "tool result"]];
 const LONG = 600; // characters of a prompt that is shown at once
+const LONG_FOLD = 400; // tokens of a thought or a tool call that is
 
 // The parts of a row: {sampled, turn, from, to} with places in row.ids.
 export function partsOf(row) {
@@ -88,7 +89,7 @@ function folded(row, part, token) {
     for (; place < first; place += 1) nodes.push(token(place));
     const inside = [];
     for (; place < last; place += 1) inside.push(token(place));
-    nodes.push(h("details", {class: "fold", open: true}, h("summary", {}, `${name}, ${count(inside.length, "token")}`), inside));
+    nodes.push(h("details", {class: "fold", open: inside.length <= LONG_FOLD}, h("summary", {}, `${name}, ${count(inside.length, "token")}`), inside));
   }
   for (; place < part.to; place += 1) nodes.push(token(place));
   return nodes;
