@@ -243,7 +243,7 @@ FAILING = {
     "far_too_low_rate": Failing(
         "a learning rate of 0.0000001",
         {"learning_rate_too_low"},
-        {"optimizer": rate(1e-7), "steps": 50},
+        {"optimizer": rate(1e-7), "prompts_per_step": 2, "steps": 100},
     ),
     "old_answers": Failing(
         "three groups of four come from a buffer that keeps them for 100 updates",

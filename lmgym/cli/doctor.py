@@ -24,6 +24,8 @@ def run(given: argparse.Namespace) -> None:
 
     folder = Path(given.run_folder)
     check_is_run(folder)
+    if given.out and Path(given.out).suffix.lower() != ".png":
+        raise LmgymError(f"--out is {given.out}; its name must end in .png")
     diagnosis = examine(folder, read_yaml(folder / "recipe.yaml"))
     # A picture that cannot be written, as in somebody else's folder, is no reason to keep the findings back.
     picture, why = None, ""
@@ -41,6 +43,6 @@ def run(given: argparse.Namespace) -> None:
     for line in report(diagnosis, columns_of(sys.stdout)):
         print(visible(line))
     if picture:
-        print(f"\npicture: {picture}")
+        print(f"\npicture: {visible(str(picture))}")
     elif why:
-        print(f"\nno picture: {why}; name another file by --out")
+        print(f"\nno picture: {visible(why)}; name another file by --out")

@@ -196,7 +196,7 @@ def _tracked_answers(folder: Path) -> dict[tuple[int, int], list[Answer]]:
     tracked: dict[tuple[int, int], list[Answer]] = {}
     if (folder / ROLLOUTS).is_file():
         for record in read_records(folder / ROLLOUTS):
-            if record["kind"] == "train" and record["group"] == 0:
+            if record["kind"] == "train" and record.get("group", 0) == 0:
                 tracked.setdefault((record["stage"], record["step"]), []).append(answer_of_record(record))
     return tracked
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg")
 KINDS = ("train", "evaluation")
+ENDS = ("low", "high")
 POSITION = ("stage", "step", "count")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)), "-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)))
 """Lines are told apart without colours too: in black and white, and by readers who do not see all colours."""
@@ -124,7 +125,7 @@ def _curve(folder: Path, run: Sequence[Record], kind: str, name: str, stage: int
     if not records:
         raise LmgymError(f"{folder} has no {kind} metric '{name}' in the stage of the other runs; leave this run out")
     records = [record for record in records if record.get("split") == records[0].get("split")]
-    ends = [[record.get(f"{name}/{end}") for record in records] for end in ("low", "high")]
+    ends = [[record.get(f"{name}/{end}") if kind == "evaluation" else None for record in records] for end in ENDS]
     bounds = np.array([[value if _is_number(value) else np.nan for value in own] for own in ends], dtype=float)
     steps = np.array([record["step"] for record in records])
     return (steps, np.array([float(record[name]) for record in records])), bounds

@@ -20,7 +20,7 @@ GRADIENT_GROWTH = 30.0
 """Factor by which the median gradient norm grows: one and a half orders of magnitude."""
 CRITIC_STEPS, EXPLAINED, HARMFUL = 50, 0.02, -0.5
 """A critic explains something within some tens of steps (docs/metrics.md); an A2C that learned needed more than 40."""
-STILL_STEPS, STILL, AWAY = 50, 0.05, 1e-3
+STILL_STEPS, STILL, AWAY = 100, 0.05, 1e-3
 """Steps after the warm-up, the relative change in entropy and length, and the nats per token from another policy, below
 which a policy stands still."""
 STALE, APART = 8.0, 0.1
@@ -34,7 +34,9 @@ MANY_ERRORS, SOME_ERRORS = 0.5, 0.1
 def entropy_collapse(history: History) -> Sign | None:
     """The entropy has fallen to a tenth, and either the reward has not risen with it, or answers are all alike."""
     first, recent = history.first("entropy"), history.recent("entropy")
-    if not (history.two_windows and first and recent) or mean(recent) > ENTROPY_LEFT * max(first) or history.solved:
+    if not (history.two_windows and first and recent) or history.solved:
+        return None
+    if max(first) < ENTROPY_GONE or mean(recent) > ENTROPY_LEFT * max(first):
         return None
     alike = mean(recent) < ENTROPY_GONE or mean(history.recent("zero_variance_groups") or [0.0]) >= EQUAL_GROUPS
     if history.gained and not alike:

@@ -295,6 +295,8 @@ def test_what_is_no_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "seed-0" / "recipe.yaml").write_text("stages: []\n")
     assert command("doctor", tmp_path / "seed-0") == 0  # a run that has not begun
     assert "0 steps; the rules find nothing wrong" in capsys.readouterr().out
+    out = complaint(capsys, "doctor", tmp_path / "seed-0", "--out", "findings.pdf")
+    assert out == "--out is findings.pdf; its name must end in .png"
     (tmp_path / "seed-0" / "metrics.jsonl").write_text('{"kind": "train", "stage": 0, "step": 0}\n')
     assert "is not the resolved recipe of this run" in complaint(capsys, "doctor", tmp_path / "seed-0")
     (tmp_path / "seed-0" / "metrics.jsonl").write_text("{}\n")
