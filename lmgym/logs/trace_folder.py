@@ -122,7 +122,8 @@ def prune(traces: Path, most: float, after: Place | None = None) -> tuple[Place 
     for place, several, path in files[:-1]:
         if size <= most:
             break
-        if not several and after is not None and place <= after:
+        last = (place[0], place[1] + TOGETHER - 1) if several else place
+        if after is not None and last <= after:
             continue
         before = path.stat().st_size
         try:

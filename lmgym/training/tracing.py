@@ -52,9 +52,11 @@ class StepTrace:
     """Rows that have not been shown yet."""
 
     def wants(self, rows: Tensor) -> bool:
+        """Whether one of these rows is kept and has not been shown yet."""
         return bool(self.left) and not self.left.isdisjoint(rows.tolist())
 
     def show(self, rows: Tensor, columns: Mapping[str, Tensor]) -> None:
+        """Keep the numbers of these rows' tokens, as fp32."""
         numbers = rows.tolist()
         places = [place for place, number in enumerate(numbers) if number in self.left]
         chosen = torch.tensor(places, device=next(iter(columns.values())).device)
@@ -125,7 +127,7 @@ def write_trace(stage: StageRun, episodes: Sequence[Episode], batch: Batch, trac
         stage_name=stage.config.name,
         step=trace.step,
         algorithm=tree.pop("name"),
-        fields=tree,
+        fields=_plain(tree),
         episodes=episode_table(episodes, trace),
     )
     found = {id(one.example): plain_example(one.example) for one in kept}
@@ -267,7 +269,7 @@ def whole_record(episode: Episode, example: dict[str, Any], rows: Mapping[RowPla
         index=episode.index,
         group=episode.group,
         example=example,
-        messages=[dict(message) for message in episode.messages],
+        messages=_plain(episode.messages),
         score=episode.score,
         reward_components=episode.reward_components,
         baseline=episode.baseline,
@@ -282,9 +284,9 @@ def whole_record(episode: Episode, example: dict[str, Any], rows: Mapping[RowPla
 
 def plain_example(example: Example) -> dict[str, Any]:
     """An example as JSON can hold it; of a value of `meta` that JSON cannot hold, its `repr`."""
-    prompt = example.prompt if isinstance(example.prompt, str) else [dict(message) for message in example.prompt]
-    meta = {str(key): _plain(value) for key, value in example.meta.items()}
-    return {"id": example.id, "prompt": prompt, "references": list(example.references), "meta": meta}
+    prompt = example.prompt if isinstance(example.prompt, str) else list(example.prompt)
+    tree = {"id": example.id, "prompt": prompt, "references": example.references, "meta": example.meta}
+    return {name: _plain(value) for name, value in tree.items()}
 
 
 def _plain(value: Any) -> Any:
