@@ -298,6 +298,7 @@ def test_searches_and_notes_through_the_page(page: Page, folders: dict[str, Path
     page.write("form input:nth-of-type(2)", "score=1")
     page.click("form button")
     page.see("steps searched")
+    page.until(lambda: page.script("return document.querySelector('form button[type=button]').hidden"))
     page.until(lambda: page.script("return document.querySelectorAll('.row mark').length") > 1)
     page.click(".row")
     page.until(lambda: page.address.startswith("#/run/0/answer/train/0/"))

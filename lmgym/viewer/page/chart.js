@@ -15,17 +15,20 @@ export function chart({title, series, stages, onOpen, onCursor}) {
   const readout = h("span", {class: "readout"});
   const canvas = svg("svg", {height: HEIGHT, role: "img", "aria-label": title});
   const node = h("figure", {class: "chart"}, h("figcaption", {}, h("b", {}, title), readout), canvas);
-  let scale = null;
+  let scale = null; // of the drawing; none before the first one
+  let looked = null; // where the cursor is
 
   function draw() {
     const width = canvas.clientWidth || node.clientWidth || 320;
     scale = scaleOf(series, width);
     canvas.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     canvas.replaceChildren(...axes(scale, stages), ...series.flatMap((own) => curve(own, scale)), svg("g", {class: "cursor"}));
-    describe(null);
+    describe(looked);
   }
 
   function describe(x) {
+    looked = x;
+    if (!scale) return;
     const group = canvas.querySelector(".cursor");
     const near = x === null ? [] : series.map((own) => nearest(own, x));
     group.replaceChildren();
@@ -47,6 +50,7 @@ export function chart({title, series, stages, onOpen, onCursor}) {
   }
 
   function xOf(event) {
+    if (!scale) draw();
     return scale.back(event.clientX - canvas.getBoundingClientRect().left);
   }
 

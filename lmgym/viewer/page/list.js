@@ -28,7 +28,6 @@ export function virtualList({height, row, open, seen, label}) {
       element.style.setProperty("height", `${height}px`);
       element.setAttribute("role", "option");
       element.setAttribute("aria-selected", String(place === selected));
-      element.addEventListener("click", (event) => { if (!event.target.closest("a")) { select(place); open(place); } });
       elements.push(element);
     }
     inside.replaceChildren(...elements);
@@ -44,6 +43,12 @@ export function virtualList({height, row, open, seen, label}) {
   }
 
   node.addEventListener("scroll", () => draw(false));
+  node.addEventListener("click", (event) => { // by its height: the row may have been drawn anew since the button went down
+    const place = Math.floor((event.clientY - inside.getBoundingClientRect().top) / height);
+    if (event.target.closest("a") || place < 0 || place >= count) return;
+    select(place);
+    open(place);
+  });
   new ResizeObserver(() => draw(true)).observe(node);
   return {
     node,

@@ -50,8 +50,9 @@ export async function searchView({run, query, go, setQuery}) {
   }
 
   function look(tree) {
+    const more = tree.found.length !== found.length || !tree.found.length;
     found = tree.found;
-    list.show(found.length);
+    if (more) list.show(found.length); // else a click just now would miss its row
     const far = tree.steps ? `${tree.searched.toLocaleString("en")} of ${count(tree.steps, "step")} searched` : "looking";
     said.textContent = `${count(found.length, "answer")} found, ${far}${tree.sentence ? "; " + tree.sentence : ""}`;
     stop.hidden = tree.done;
