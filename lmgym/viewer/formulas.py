@@ -131,7 +131,8 @@ def _with_value(terms: Callable[[Fields], list[Term]]) -> Callable[[Fields], lis
 
 
 def _stable(fields: Fields) -> list[Term]:
-    if fields.get("compat") == "llm_rl":
+    compat = fields.get("compat")
+    if compat == "llm_rl":
         return []  # a formula of its own, in reinforce_stable.py
     terms = [Term("policy", f"-r * {GRADIENT} / L", "r * A / L")]
     for term in _regularising(fields):
