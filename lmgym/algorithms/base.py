@@ -126,6 +126,7 @@ class Algorithm(Section):
             ...     chosen = batch.actions & (entropies >= entropies[batch.actions].median())
             ...     return {"policy": masked_mean(-batch.advantages * new.logprobs, chosen)}, {}
         """
+        # Drivers ask `whole_batch` first, so only a caller of one's own comes here.
         raise NotImplementedError(f"{type(self).__name__} has no batch_loss()")
 
     @property

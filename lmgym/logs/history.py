@@ -21,8 +21,8 @@ ERRORS = 2.0
 ANSWERS = 256
 """The newest tracked answers that are kept, to compare answers with each other."""
 SOLVED = 0.8
-"""Where the mean reward stands between the worst and the best answer (0 to 1) from which on a task counts as solved:
-its answers may then be all alike."""
+"""A task counts as solved if the mean reward is at least here, where 0 is the worst answer seen and 1 the best. Its
+answers may then be all alike."""
 
 Level = Literal["severe", "moderate", "minor"]
 
@@ -129,8 +129,8 @@ class History:
         return standing is not None and standing >= SOLVED
 
     def standing(self, name: str = "") -> float | None:
-        """Where the newest reward (or the component of this `name`) stands between the worst and the best tracked
-        answer, 0 to 1. None if all of them were equal, or none is known."""
+        """The newest reward (or the component of this `name`), scaled: 0 is the worst tracked answer, 1 the best.
+        None if all of them were equal, or none is known."""
         recent = self.recent(f"reward/{name}" if name else "reward")
         low, high = self.ranges.get(name, (0.0, 0.0))
         return (mean(recent) - low) / (high - low) if recent and high > low else None

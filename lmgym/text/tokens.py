@@ -33,8 +33,8 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
         seen = decode(ids[known : index + 1])[len(base) :]
         end = place + _common(seen, text[place : place + len(seen)])
         ends.append(max(end, ends[-1] if ends else 0))
-        # The next window begins here if what was decoded is what stands in the text, and bytes at its end can no longer
-        # become a character. In some decoders a token changes the text before it; then the window grows until it fits.
+        # The next window begins here if the decoded piece equals the text at this place, and its last bytes are whole
+        # characters. In some decoders a token changes the text before it; then the window grows until it fits.
         whole = not seen.endswith(CUT) or index - start >= 2 * LONGEST_CHARACTER
         if whole and end == place + len(seen):
             known, start, place = start, index + 1, end

@@ -62,7 +62,7 @@ def matching(columns: Mapping[str, Any], filters: Sequence[Filter]) -> np.ndarra
 
 
 def numbers_of(columns: Mapping[str, Any], name: str) -> np.ndarray:
-    """One number for each answer, NaN where there is none [answers]. Raises LmgymError as `matching` does."""
+    """A number per answer [answers]; NaN for an answer that has none. Raises LmgymError as `matching` does."""
     if name in ("equal", "spread"):
         groups, number = np.unique(columns["group"], return_inverse=True)
         scores = np.array([np.nan if score is None else score for score in columns["score"]], dtype=float)

@@ -109,7 +109,7 @@ def _chosen(runs: Sequence[RunRecords], room: int) -> tuple[list[bytes], int]:
 
 
 def _entry(runs: Sequence[RunRecords], address: str) -> bytes:
-    # Nothing in the block can end it: "<" stands as an escape of JSON.
+    # "<" is written as an escape, so that no text can close the script block.
     return (b"%s:%s" % (json_bytes(address), json_bytes(tree_at(runs, address)))).replace(b"<", b"\\u003c")
 
 

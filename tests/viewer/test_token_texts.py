@@ -1,4 +1,4 @@
-"""The texts of single tokens: joined they are the text, and each stands where its token is."""
+"""The texts of single tokens: joined they equal the decoded text, in the order of the tokens."""
 
 from itertools import accumulate
 
