@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 _HOMES = {
     # data
     "Example": "types",
+    "RatedAnswer": "types",
     "Turn": "types",
     "Episode": "types",
     "Batch": "batch",
@@ -37,6 +38,9 @@ _HOMES = {
     "TRPO": "algorithms.trpo",
     "NLPO": "algorithms.nlpo",
     "RAFT": "algorithms.raft",
+    "DPO": "algorithms.dpo",
+    "ORPO": "algorithms.orpo",
+    "KTO": "algorithms.kto",
     "OnlineDPO": "algorithms.online_dpo",
     "Distill": "algorithms.distill",
     "Replay": "algorithms.replay",

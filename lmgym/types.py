@@ -1,4 +1,4 @@
-"""The data types of tasks, rollouts and rewards: Example, Turn, Episode, Restriction. Plain Python, no torch.
+"""The data types of tasks, rollouts and rewards: Example, RatedAnswer, Turn, Episode, Restriction. No torch.
 
 Tasks make Examples, rollouts make Episodes of Turns, rewards score them, and `batch.collate` makes tensors of them.
 """
@@ -67,12 +67,21 @@ def with_recipe_spans(prompt: Any, spans: Sequence[Sequence[int]]) -> Any:
 
 
 @dataclass(frozen=True)
+class RatedAnswer:
+    """An answer that was judged before the training, by people or by a program. A larger rating is a better answer; an
+    answer that is good or bad alone has 1 or 0. Example: RatedAnswer("Hello! How can I help?", rating=1.0)"""
+
+    text: str
+    rating: float
+
+
+@dataclass(frozen=True)
 class Example:
     """One problem of a task.
 
     `prompt` is a text or a list of chat messages. `references` are complete answers as a model should write them, for
-    supervised training and for rewards that compare; open tasks have none. `meta` holds other data that a reward or a
-    table of results needs.
+    supervised training and for rewards that compare; open tasks have none. `rated` are answers with ratings, for
+    training on preferences: a pair has two. `meta` holds other data that a reward or a table of results needs.
 
     Example:
         >>> Example(id="gsm8k/train/0", prompt="Tom has 3 apples and buys 4. How many has he?",
@@ -83,6 +92,7 @@ class Example:
     prompt: str | Sequence[Message]
     references: tuple[str, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)
+    rated: tuple[RatedAnswer, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The example as values that JSON can hold. Raises TypeError or ValueError where `meta` holds anything else.
@@ -94,6 +104,8 @@ class Example:
         prompt = self.prompt if isinstance(self.prompt, str) else [dict(message) for message in self.prompt]
         tree: dict[str, Any] = {"id": self.id, "prompt": prompt, "references": list(self.references)}
         tree["meta"] = dict(self.meta)
+        if self.rated:
+            tree["rated"] = [[answer.text, answer.rating] for answer in self.rated]
         if spans := recipe_spans(self.prompt):
             tree["recipe_spans"] = spans
         json.dumps(tree)
@@ -104,7 +116,8 @@ class Example:
         """The example that `to_json` has written."""
         fields = {key: value for key, value in tree.items() if key != "recipe_spans"}
         prompt = with_recipe_spans(tree["prompt"], tree.get("recipe_spans", ()))
-        return cls(**{**fields, "prompt": prompt, "references": tuple(tree["references"])})
+        rated = tuple(RatedAnswer(*answer) for answer in tree.get("rated", ()))
+        return cls(**{**fields, "prompt": prompt, "references": tuple(tree["references"]), "rated": rated})
 
 
 @dataclass

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import yaml
 from lmgym.cli.main import main
 from lmgym.config.build import build_config
 from lmgym.logs.console import Console
+from lmgym.tasks.base import load_task
 from lmgym.training.loop import train
+from lmgym.types import Example, RatedAnswer
 
 ROOT = Path(__file__).parents[1]
 ARCHITECTURE = {
@@ -40,7 +43,19 @@ TINY: dict[str, Any] = {
     "prompts_per_step": 4,
     "steps": 6,
 }
+RATED = ("dpo", "ipo", "simpo", "orpo", "kto")  # algorithms that learn from the rated answers of a task
+JUDGED = "tests.runs:judged"
 CLOCKS = ("seconds", "tokens_per_second", "memory")
+
+
+def judged(split: str) -> list[Example]:
+    """Sums with a right and a wrong answer each."""
+    sums = load_task("arithmetic", split, size=64, test_size=16, validation_size=16, largest=5)
+    wrong = [*sums[1:], sums[0]]
+    return [
+        replace(one, rated=(RatedAnswer(one.references[0], 1.0), RatedAnswer(other.references[0] + "!", 0.0)))
+        for one, other in zip(sums, wrong, strict=True)
+    ]
 
 
 def tiny(**changes: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lmgym.algorithms.requirements import Requirements
@@ -128,6 +128,11 @@ class Algorithm(Section):
         """
         # Drivers ask `whole_batch` first, so only a caller of one's own comes here.
         raise NotImplementedError(f"{type(self).__name__} has no batch_loss()")
+
+    def answer_scores(self, batch: Batch, new: PolicyOutputs) -> Float[Tensor, " E"]:
+        """How good the policy itself finds each answer, by ascending number of the episode. For algorithms that learn
+        from rated answers: evaluations report how often these scores order held-out pairs as the ratings do."""
+        raise NotImplementedError(f"{type(self).__name__} has no answer_scores()")
 
     @property
     def whole_batch(self) -> bool:

@@ -12,8 +12,8 @@ class Requirements:
         >>> replace(super().requirements, values=True)
     """
 
-    answers: Literal["policy", "references"] = "policy"
-    """What is trained on: answers that the policy samples, or the references of the examples."""
+    answers: Literal["policy", "references", "rated"] = "policy"
+    """What is trained on: answers that the policy samples, the references of the examples, or their rated answers."""
     reward: bool = True
     """A stage that samples must name a reward, unless its environment pays."""
     reference: bool = False

@@ -77,7 +77,18 @@ class Stage(Section):
         sentence."""
         if not self.task:
             raise LmgymError(f"{where}the recipe names no task; write, for example, 'task: arithmetic'")
-        if self.algorithm.requirements.answers == "references":
+        answers = self.algorithm.requirements.answers
+        if answers == "rated" and self.env.get("name") != DEFAULT["env"]:
+            name = registry.name_of("algorithm", type(self.algorithm))
+            raise LmgymError(
+                f"{where}{name} learns from the rated answers of a task, and environment '{self.env.get('name')}' has "
+                "none; remove env"
+            )
+        if answers == "rated" and self.algorithm.group_size > 1:
+            raise LmgymError(
+                f"{where}algorithm.group_size is for sampled answers; here the task gives them, so remove it"
+            )
+        if answers != "policy":
             return
         if self.algorithm.restriction is not None:
             self.sampling.check_untruncated(where + registry.name_of("algorithm", type(self.algorithm)))

@@ -3,23 +3,17 @@
 import re
 from collections.abc import Iterable
 
-PREFERENCES = (
-    "learns from given pairs of answers, which no algorithm here does yet; online_dpo makes pairs of sampled answers, "
-    "by any reward, for example {reward_model: {model: ...}} (docs/learned_rewards.md)"
-)
-MARKS = (
-    "learns from answers marked good or bad, which no algorithm here does yet; make the mark a reward: algorithm: grpo "
-    "(docs/learned_rewards.md)"
-)
+PAIRS = "learns from pairs of answers: dpo, ipo, simpo and orpo from given ones, online_dpo from sampled ones"
 REWARD_MODEL = (
     "is ppo or grpo with a reward model: algorithm: ppo with rewards: {reward_model: {model: ...}} "
     "(docs/learned_rewards.md)"
 )
 ABOUT = {  # what to say: the names, written as `plainly` writes them
-    PREFERENCES: ("dpo", "orpo", "cpo", "nash_md", "xpo"),
-    "is online_dpo with preset: ipo here": ("ipo", "online_ipo"),
-    "is online_dpo with preset: simpo here": ("simpo",),
-    MARKS: ("kto",),
+    PAIRS: ("cpo", "nash_md", "xpo", "rpo"),
+    "is dpo with objective: hinge": ("slic", "slic_hf"),
+    "is dpo with label_smoothing": ("cdpo", "conservative_dpo"),
+    "is online_dpo with preset: ipo here": ("online_ipo",),
+    "learns from answers that are good or bad alone, as kto does": ("bco",),
     REWARD_MODEL: ("rlhf", "rlaif"),
     "is grpo with a reward that checks the answer: rewards: {final_answer: 1.0}": ("rlvr",),
     "is called supervised here": (

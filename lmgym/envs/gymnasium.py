@@ -188,7 +188,6 @@ def _arguments_of(name: str) -> frozenset[str] | None:
     return frozenset(parameter.name for parameter in parameters) | {"max_episode_steps"}
 
 
-
 def _nearest(name: str, ids: list[str]) -> str:
     hint = registry.suggest(name, ids)
     return hint if len(ids) < 20 else hint.split("Valid:")[0].strip() or f"it knows {len(ids)}, such as Blackjack-v1"

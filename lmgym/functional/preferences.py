@@ -1,4 +1,5 @@
-"""Losses of pairs of answers, one number a pair, to be minimised. The better answer of a pair is the chosen one."""
+"""Losses of judged answers, to be minimised: one number a pair, or one an answer that is good or bad alone. The better
+answer of a pair is the chosen one."""
 
 from typing import Literal
 
@@ -26,6 +27,14 @@ def best_and_worst(score: Float[Tensor, " E"], group: Int[Tensor, " E"]) -> tupl
             pairs.append((int(best), int(worst)))
     chosen, rejected = zip(*pairs, strict=True) if pairs else ((), ())
     return torch.tensor(chosen, dtype=torch.long), torch.tensor(rejected, dtype=torch.long)
+
+
+def ordered(margin: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
+    """1 for a pair whose margin is above 0, 0 for one below, and 1/2 for none at all, as before any training.
+
+    Example: ordered(torch.tensor([0.3, 0.0, -0.1])) -> tensor([1.0000, 0.5000, 0.0000])
+    """
+    return (margin > 0).to(margin.dtype) + 0.5 * (margin == 0)
 
 
 def episode_totals(
@@ -57,3 +66,33 @@ def pair_loss(
     logits = beta * difference - margin
     usual, exchanged = (-torch.nn.functional.logsigmoid(sign * logits) for sign in (1.0, -1.0))
     return (1 - smoothing) * usual + smoothing * exchanged
+
+
+def odds_ratio_loss(chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
+    """ORPO's loss of each pair (arXiv 2403.07691, eq. 7), from the mean log-probabilities per token: -log sigmoid of
+    the difference of log(p / (1 - p)), where p is the geometric mean of an answer's probabilities.
+
+    Example: odds_ratio_loss(torch.tensor([-0.5]), torch.tensor([-0.5])) -> tensor([0.6931])
+    """
+    # An answer of probability 1 would have odds without end; -eps is the next smaller number.
+    means = [mean.clamp(max=-torch.finfo(mean.dtype).eps) for mean in (chosen, rejected)]
+    odds = [mean - torch.log(-torch.expm1(mean)) for mean in means]
+    return -torch.nn.functional.logsigmoid(odds[0] - odds[1])
+
+
+def kto_loss(
+    ratio: Float[Tensor, " E"],
+    good: Bool[Tensor, " E"],
+    baseline: Float[Tensor, ""],
+    beta: float,
+    good_weight: float = 1.0,
+    bad_weight: float = 1.0,
+) -> Float[Tensor, " E"]:
+    """KTO's loss of each answer (arXiv 2402.01306, eq. 8), from its log-ratio, policy to reference: 1 - sigmoid(beta
+    (ratio - baseline)) of a good one and 1 - sigmoid(beta (baseline - ratio)) of a bad one, times its weight. The
+    `baseline` is the KL to the reference, a constant to the gradient.
+
+    Example: kto_loss(torch.tensor([0.0]), torch.tensor([True]), torch.tensor(0.0), beta=0.1) -> tensor([0.5000])
+    """
+    gain = torch.where(good, ratio - baseline, baseline - ratio)
+    return torch.where(good, good_weight, bad_weight) * (1 - torch.sigmoid(beta * gain))

@@ -20,8 +20,9 @@ from lmgym.inference.base import Sampling
 from lmgym.rewards.base import Reward, call_reward, check_size
 from lmgym.rewards.token_credit import rewards_by_token
 from lmgym.rewards.turn_credit import rewards_by_turn
+from lmgym.rollouts.given_answers import given_turn
 from lmgym.rollouts.players import Actor, EpisodeState, PlayerState, PromptCache, begin_episode
-from lmgym.text.chat import answer_ids, decode, decoder_answer_ids
+from lmgym.text.chat import decode
 from lmgym.types import Episode, Example, Turn
 
 
@@ -96,28 +97,16 @@ def demonstrate(
         while loop.live:
             loop.demonstrate_turns()
         return finished_episodes(loop.learners)
-    return [
-        Episode(example, group, index, [_reference_turn(example, actor, (*path, index))], version=actor.version)
-        for index, (group, example) in enumerate(prompts)
-    ]
-
-
-def _reference_turn(example: Example, actor: Actor, path: Sequence[int | str]) -> Turn:
-    """One of the example's reference answers as a turn."""
-    if not example.references:
-        raise LmgymError(
-            f"example {example.id} has no reference answer to imitate; supervised training needs one for each"
-        )
-    answer = example.references[seeds.key(*path) % len(example.references)]
-    prompt, tokenizer, begun = actor.encode_prompt(example.prompt), actor.tokenizer, bool(actor.answer_start)
-    if actor.decoder_start:
-        ids = decoder_answer_ids(tokenizer, answer, begun)
-        turn = Turn(list(actor.decoder_ids), ids, text=answer, source_ids=prompt, given=actor.answer_start)
-    else:
-        ids = answer_ids(tokenizer, example.prompt, answer, actor.template, begun)
-        turn = Turn(prompt, ids, text=answer, given=actor.answer_start)
-    turn.action_ids = turn.action_ids[: actor.reference_tokens]
-    return turn
+    episodes = []
+    for index, (group, example) in enumerate(prompts):
+        if not example.references:
+            raise LmgymError(
+                f"example {example.id} has no reference answer to imitate; supervised training needs one for each"
+            )
+        answer = example.references[seeds.key(*path, index) % len(example.references)]
+        turn = given_turn(example, answer, actor)
+        episodes.append(Episode(example, group, index, [turn], version=actor.version))
+    return episodes
 
 
 def apply_rewards(

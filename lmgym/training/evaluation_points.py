@@ -18,6 +18,7 @@ from lmgym.rollouts.evaluate import better_directions, evaluate
 from lmgym.rollouts.rollout import Actor, demonstrate
 from lmgym.stats.intervals import Interval, mean_interval
 from lmgym.training import checkpoint
+from lmgym.training.preference_accuracy import preference_results
 from lmgym.training.run import Run
 from lmgym.training.setup import held_out_rewards
 from lmgym.training.stage import StageRun
@@ -86,6 +87,7 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     results = dict(result.results)
     if _measures_references(stage, examples):
         results["reference_nll"] = reference_nll(examples, stage.actor, run.policy, seed, stage.held_out_envs)
+    results |= preference_results(stage, examples)
     position = {"stage": stage.index, "stage_name": stage.config.name, "step": stage.step, "split": split}
     record: dict[str, Any] = {"kind": "evaluation", **position, "count": len(examples)}
     if unlimited := [reward.name for reward in rewards if reward.unlimited]:
@@ -110,12 +112,12 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
 
 
 def _measures_references(stage: StageRun, examples: Sequence[Example]) -> bool:
-    """Whether an evaluation reports `reference_nll`: if the recipe asks for it, and in stages that imitate references
-    if the held-out examples (or the environment's demonstrator) have them."""
+    """Whether an evaluation reports `reference_nll`: if the recipe asks for it, and in stages that learn from given
+    answers if the held-out examples (or the environment's demonstrator) have references."""
     section = stage.run.config.evaluation
     env = section.env or stage.config.env
     demonstrated = env["name"] != "single_turn" or all(example.references for example in examples)
-    return section.reference_nll or (stage.algorithm.requirements.answers == "references" and demonstrated)
+    return section.reference_nll or (stage.algorithm.requirements.answers != "policy" and demonstrated)
 
 
 def reference_nll(examples: Sequence[Example], actor: Actor, policy: Policy, seed: int, envs: Envs) -> Interval:

@@ -19,6 +19,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.logs.console import Console
 from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens, version_lag
+from lmgym.rollouts.given_answers import rated_answers
 from lmgym.rollouts.play import play
 from lmgym.rollouts.rollout import demonstrate, groups_of
 from lmgym.training.evaluation_points import evaluate_now, finish, is_evaluated, record_evaluation
@@ -97,7 +98,7 @@ def advance(stage: StageRun) -> None:
 
 
 def gather(stage: StageRun, step: int) -> list[Episode]:
-    """All episodes of a step, scored: prompts from the stream, answers from the engine (or the references), rewards,
+    """All episodes of a step, scored: prompts from the stream, answers from the engine (or the data), rewards,
     and more draws if the algorithm wants them. `Episode.selected` says which ones the algorithm trains on. Raises
     LmgymError if it has rejected every group of all draws."""
     run, algorithm, config = stage.run, stage.algorithm, stage.config
@@ -106,7 +107,9 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
         numbered = enumerate(stage.stream.at(step, draw), start=len(groups))
         prompts = [(number, example) for number, example in numbered for _ in range(algorithm.group_size)]
         path = (*stage.path, "step", step, draw)
-        if algorithm.requirements.answers == "references":
+        if algorithm.requirements.answers == "rated":
+            episodes = rated_answers(prompts, stage.actor)
+        elif algorithm.requirements.answers == "references":
             episodes = demonstrate(prompts, stage.actor, path, stage.envs)
         else:
             rewards, timeout = stage.rewards, run.config.reward_timeout
@@ -203,7 +206,7 @@ def log_step(
     required = stage.algorithm.requirements
     if unlimited := [reward.name for reward in stage.rewards if reward.unlimited]:
         record["rewards_without_limit"] = unlimited
-    if required.answers == "references" or not (stage.rewards or required.reward):
+    if required.answers != "policy" or not (stage.rewards or required.reward):
         del record["reward"]  # no reward has judged the answers
     if stage.config.sampling.fixed_length:
         del record["truncated"]

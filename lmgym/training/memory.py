@@ -47,7 +47,8 @@ def estimate(
     found = Estimate()
     found.add("Python and its libraries", process)
     _held(found, config, stage, shapes, first, compute, teacher, parts)
-    answers = stage.prompts_per_step * stage.algorithm.group_size
+    pairs = stage.algorithm.requirements.answers == "rated"
+    answers = stage.prompts_per_step * (2 if pairs else stage.algorithm.group_size)
     answer = stage.sampling.max_new_tokens
     if shapes.context is not None and not shapes.encoder_decoder:
         answer = max(min(answer, shapes.context - prompt), 1)

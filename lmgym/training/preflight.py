@@ -57,8 +57,7 @@ def check_fit(config: Config, data: Data, policy: Policy, say: Callable[[str], N
         if cut := cut_prompts(examples, config.policy, policy):
             say(f"{where}: {cut}")
     for stage, examples in stages:
-        imitates = stage.algorithm.requirements.answers == "references"
-        if imitates and (cut := cut_references(examples, config.policy, policy)):
+        if cut := cut_references(examples, stage, config.policy, policy):
             say(f"stage {stage.name}: {cut}")
     for stage, examples in stages:
         for own in (examples, *data.held_out.values()):
@@ -93,7 +92,7 @@ def check_sampling(config: Config, stage: Stage, vocabulary: int) -> None:
 
 def kept_bytes(stage: Stage, vocabulary: int) -> int:
     """Most bytes that the kept sets of a step take, if each prompt is drawn once and answered in one turn."""
-    if stage.algorithm.requirements.answers == "references":
+    if stage.algorithm.requirements.answers != "policy":
         return 0
     restricted = stage.algorithm.restriction is not None
     each = packed_bytes(vocabulary) if restricted else stage.sampling.kept_bytes(vocabulary)
@@ -173,17 +172,30 @@ def _plain_lengths(tokenizer: Any, prompts: Sequence[str | Sequence[Message]], e
     return lengths
 
 
-def cut_references(examples: Sequence[Example], section: PolicySection, policy: Policy) -> str:
-    """A sentence that says how many references will be imitated in part only; empty if the recipe cuts none.
+def given_answers(example: Example, stage: Stage) -> list[str]:
+    """The texts of an example that a stage trains on: its references, its rated answers, or none."""
+    match stage.algorithm.requirements.answers:
+        case "references":
+            return list(example.references)
+        case "rated":
+            return [answer.text for answer in example.rated]
+    return []
+
+
+def cut_references(examples: Sequence[Example], stage: Stage, section: PolicySection, policy: Policy) -> str:
+    """A sentence that says how many references (or rated answers) a stage trains on in part only; empty if the recipe
+    cuts none.
 
     Example: "12 of 500 references are longer than policy.max_reference_tokens (64); these lose their end"
     """
-    limit, texts = section.max_reference_tokens, [text for example in examples for text in example.references]
+    what = "rated answers" if stage.algorithm.requirements.answers == "rated" else "references"
+    limit = section.max_reference_tokens
+    texts = [text for example in examples for text in given_answers(example, stage)]
     if limit is None or not texts:
         return ""
     longer = sum(len(decoder_answer_ids(policy.tokenizer, text)) > limit for text in texts)
     return (
-        f"{longer:,} of {len(texts):,} references are longer than policy.max_reference_tokens ({limit}); these lose "
+        f"{longer:,} of {len(texts):,} {what} are longer than policy.max_reference_tokens ({limit}); these lose "
         "their end"
     )
 
@@ -194,14 +206,14 @@ def check_lengths(examples: Sequence[Example], config: Config, stage: Stage, pol
     if policy.context is None or stage.env["name"] != "single_turn":
         return
     tokenizer, template, cut = policy.tokenizer, config.policy.template, config.policy.cut
-    imitated = stage.algorithm.requirements.answers == "references"
+    learned = {"references": "reference", "rated": "rated answer"}.get(stage.algorithm.requirements.answers)
     limit = config.policy.max_reference_tokens or sys.maxsize
     given = len(start_ids(tokenizer, config.policy.answer_start, policy.encoder_decoder))
     read = source_ids if policy.encoder_decoder else prompt_ids
     around = len(read(tokenizer, examples[0].prompt, template, cut))  # at least what the chat template adds
     most = policy.context if cut is None else cut.tokens
     for example in examples:
-        answers = example.references if imitated else ()
+        answers = given_answers(example, stage)
         longest = min(max((len(text.encode()) for text in answers), default=0), limit)
         if min(around + len(plain_text(messages_of(example.prompt)).encode()), most) + given + longest < policy.context:
             continue
@@ -210,11 +222,11 @@ def check_lengths(examples: Sequence[Example], config: Config, stage: Stage, pol
             lengths = [min(len(decoder_answer_ids(tokenizer, text, given > 0)), limit) for text in answers]
             spoken = [len(policy.decoder_start) + given + own for own in lengths]
             length = max([length, *spoken])
-            what = "the prompt or the reference" if imitated else "the prompt"
+            what = f"the prompt or the {learned}" if learned else "the prompt"
         else:
             lengths = [len(answer_ids(tokenizer, example.prompt, text, template, given > 0)) for text in answers]
             length += given + min(max(lengths, default=1), limit)
-            what = "the prompt and reference" if imitated else "the prompt, with one token of an answer,"
+            what = f"the prompt and {learned}" if learned else "the prompt, with one token of an answer,"
         if length > policy.context:
             raise LmgymError(
                 f"{what} of example '{example.id}' have {length} tokens, and the model reads {policy.context} at most; "

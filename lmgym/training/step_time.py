@@ -127,8 +127,9 @@ def time_sentence(stage: Stage, measured: Measured, sampling: float, learning: f
 
     Example: "a step takes about 1.9 s: 1.2 s sampling, 0.7 s scoring and update (from 64 answers; a step has 256)"
     """
-    imitates = stage.algorithm.requirements.answers == "references"
-    rollout, what = ("", "references") if imitates else (f"{rounded(sampling)} sampling, ", "answers")
+    rollout, what = f"{rounded(sampling)} sampling, ", "answers"
+    if stage.algorithm.requirements.answers != "policy":
+        rollout, what = "", "references" if stage.algorithm.requirements.answers == "references" else "examples"
     driver = stage.algorithm.driver
     counted = "" if driver == "first_order" else f", of which {driver} makes more passes than are counted"
     beside = ", without the exchange between ranks" if ranks > 1 else ""

@@ -185,13 +185,15 @@ def _of_teacher(fields: Fields) -> str:
 
 GROUP = Family(_grpo, _of_group)
 CRITIC = Family(_with_value(_clipped), _of_critic)
+PAIRS = Family(lambda fields: [], lambda fields: "none: the loss compares the best and the worst of a group")
 FAMILIES: Mapping[str, Family] = {  # by registered name; a plug-in's terms are shown without formulas
     **dict.fromkeys(("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo", "replay"), GROUP),
     "ppo": CRITIC,
     "nlpo": CRITIC,
     "a2c": Family(_with_value(_policy_gradient), _of_critic),
     "trpo": Family(lambda fields: [], _of_critic),  # no loss per token: one step in a trust region
-    "online_dpo": Family(lambda fields: [], lambda fields: "none: the loss compares the best and the worst of a group"),
+    **dict.fromkeys(("dpo", "ipo", "simpo", "orpo", "online_dpo"), PAIRS),
+    "kto": Family(lambda fields: [], lambda fields: "none: the loss compares an answer with answers to other prompts"),
     "reinforce": Family(_policy_gradient, _of_baseline),
     "rloo": Family(_policy_gradient, lambda fields: "R - mean_others"),
     "reinforce_pp": Family(_clipped, _of_returns),

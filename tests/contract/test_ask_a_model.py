@@ -291,11 +291,13 @@ def test_check_ends_with_what_to_do_next(done: Path, tmp_path: Path, capsys: Cap
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("dpo", "docs/learned_rewards.md"),
-        ("ipo", "online_dpo with preset: ipo"),
-        ("KTO", "docs/learned_rewards.md"),
+        ("cpo", "dpo, ipo, simpo and orpo from given ones, online_dpo from sampled ones"),
+        ("slic-hf", "dpo with objective: hinge"),
+        ("cDPO", "dpo with label_smoothing"),
+        ("bco", "as kto does"),
+        ("KTO", "called kto"),
         ("rlhf", "docs/learned_rewards.md"),
-        ("DPOTrainer", "docs/learned_rewards.md"),
+        ("DPOTrainer", "called dpo"),
         ("sft", "called supervised"),
         ("grpo_trainer", "called grpo"),
         ("PPO", "called ppo"),

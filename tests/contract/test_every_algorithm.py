@@ -116,11 +116,13 @@ with_and_without_adapters = pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("algorithm", registry.BUILTIN["algorithm"])
 def test_one_turn(algorithm: str, model: str, lora: bool, tmp_path: Path) -> None:
     section = algorithm_section(algorithm, model)
-    folder = train(tmp_path / "run", model, section, policy=policy_section(model, **(LORA if lora else {})))
+    changes: dict[str, Any] = {"task": runs.JUDGED} if algorithm in runs.RATED else {}
+    policy = policy_section(model, **(LORA if lora else {}))
+    folder = train(tmp_path / "run", model, section, policy=policy, **changes)
     assert_trained(folder, model, lora)
 
 
-SAMPLING = [name for name in registry.BUILTIN["algorithm"] if name != "supervised"]  # which imitates single answers
+SAMPLING = [name for name in registry.BUILTIN["algorithm"] if name not in ("supervised", *runs.RATED)]  # of one turn
 
 
 @with_and_without_adapters

@@ -105,7 +105,7 @@ def test_records_have_the_names_of_today(today: Path, old: Path) -> None:
 
 
 def test_a_record_of_failed_environments(tmp_path: Path) -> None:
-    """"broken" was a share in metrics.jsonl and a sentence in rollouts.jsonl."""
+    """ "broken" was a share in metrics.jsonl and a sentence in rollouts.jsonl."""
     place = {"kind": "evaluation", "stage": 0, "step": 0}
     (tmp_path / "metrics.jsonl").write_text(json.dumps({**place, "broken": 0.25, "broken/low": 0.1}) + "\n")
     (tmp_path / "rollouts.jsonl").write_text(json.dumps({**place, "broken": "ValueError", "turns": []}) + "\n")

@@ -133,6 +133,7 @@ class Disk:
             folder = found
         return folder, parts[-1]
 
+
 def _apply(text: bytearray, op: str, number: int, data: bytes) -> None:
     end = number if op == "T" else number + len(data)
     if len(text) < end:

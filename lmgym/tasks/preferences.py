@@ -1,0 +1,223 @@
+"""`preferences`: answers that people or programs have judged, as pairs (chosen, rejected) or one by one."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from lmgym.core.errors import LmgymError, represent
+from lmgym.core.registry import register
+from lmgym.tasks.base import SPLITS, MissingSplit, check_split, hash_fraction
+from lmgym.tasks.jsonl import column, prompt_of
+from lmgym.tasks.sources import stream_rows
+from lmgym.types import Example, Message, RatedAnswer
+
+Prompt = str | list[Message]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The names of a row's columns. Example: Columns("prompt", "chosen", "rejected", "completion", "label")"""
+
+    prompt: str
+    chosen: str
+    rejected: str
+    completion: str
+    label: str
+    chosen_rating: str | None = None
+    rejected_rating: str | None = None
+    prompt_end: str | None = None
+
+
+@register("task", "preferences")
+def preferences(
+    split: str,
+    path: str | Path | None = None,
+    hub_id: str | None = None,
+    config: str | None = None,
+    prompt: str = "prompt",
+    chosen: str = "chosen",
+    rejected: str = "rejected",
+    completion: str = "completion",
+    label: str = "label",
+    chosen_rating: str | None = None,
+    rejected_rating: str | None = None,
+    prompt_end: str | None = None,
+    validation: float = 0.0,
+    test: float = 0.1,
+) -> list[Example]:
+    """Rated answers from a file, a folder or the Hugging Face Hub, in the forms that datasets have. The rest of the
+    arguments are column names.
+
+    * Pairs: {"prompt", "chosen", "rejected"}. The chosen answer is rated 1, the rejected one 0, or as the columns
+      `chosen_rating` and `rejected_rating` say. The chosen answer is also the example's reference, so that a supervised
+      stage can imitate it first.
+    * Marks: {"prompt", "completion", "label"}; the label is true or false, or a number as rating. One answer each.
+      What is marked true (or above 0) is also a reference.
+
+    Texts, or lists of chat messages. Answers of messages end with the assistant's; messages before it must be those of
+    the prompt. Without a column `prompt`, the prompt is what the conversations of both answers begin with; of texts, it
+    ends with the last `prompt_end` in them, such as "\\n\\nAssistant:". All other columns go to `meta`.
+
+    `path` is a file, a pattern with {split}, or a folder (.parquet, .jsonl, .json, .csv). The shares `validation` and
+    `test` of the training prompts, by a hash, are the splits that the data does not have itself.
+
+    Raises LmgymError with file and line for a row without a pair, a pair of equal answers or ratings, and wrong roles.
+
+    Example:
+        >>> load_task("preferences", "train", path="pairs.jsonl")[0].rated
+        (RatedAnswer(text='4', rating=1.0), RatedAnswer(text='5', rating=0.0))
+    """
+    check_split("preferences", split)
+    if path is None and hub_id is None:
+        raise LmgymError("task 'preferences' needs task.path (a file or a folder) or task.hub_id")
+    if validation < 0 or test < 0 or validation + test >= 1:
+        raise LmgymError(
+            f"task.validation ({validation}) and task.test ({test}) must be shares that leave some to train on"
+        )
+    columns = Columns(prompt, chosen, rejected, completion, label, chosen_rating, rejected_rating, prompt_end)
+
+    def rows(part: str) -> list[Example]:
+        return _examples(part, stream_rows("preferences", part, path, hub_id or "", config), columns)
+
+    # The splits that the data has itself; the others are taken out of train.
+    own = {part: found for part in SPLITS if part != "train" and (found := _or_none(rows, part)) is not None}
+    if split in own:
+        return own[split]
+    shares = {part: 0.0 if part in own else share for part, share in (("test", test), ("validation", validation))}
+    if split != "train" and not shares[split]:
+        raise MissingSplit(f"task 'preferences' has no split '{split}': set task.{split} above 0")
+    held_out = {str(example.prompt) for examples in own.values() for example in examples}
+
+    def part_of(example: Example) -> str:
+        fraction = hash_fraction(str(example.prompt))
+        if fraction < shares["test"]:
+            return "test"
+        return "validation" if fraction < shares["test"] + shares["validation"] else "train"
+
+    return [one for one in rows("train") if part_of(one) == split and str(one.prompt) not in held_out]
+
+
+def _or_none(rows: Any, part: str) -> list[Example] | None:
+    """The examples of a split; None if the data has no such split."""
+    try:
+        found: list[Example] = rows(part)
+        return found
+    except MissingSplit:
+        return None
+
+
+def _examples(part: str, rows: Iterable[tuple[str, dict[str, Any]]], columns: Columns) -> list[Example]:
+    return [_example(row, columns, f"preferences/{part}/{number}", where) for number, (where, row) in enumerate(rows)]
+
+
+def _example(row: Mapping[str, Any], columns: Columns, id: str, where: str) -> Example:
+    if columns.chosen in row or columns.rejected in row or columns.completion not in row:
+        prompt, rated = _pair(row, columns, where)
+    else:
+        prompt, rated = _marked(row, columns, where)
+    known = {value for value in vars(columns).values() if value is not None}
+    meta = {key: value for key, value in row.items() if key not in known}
+    good = tuple(answer.text for answer in rated[:1] if answer.rating > 0)
+    return Example(id=id, prompt=prompt, references=good, meta=meta, rated=rated)
+
+
+def _pair(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[Prompt, tuple[RatedAnswer, ...]]:
+    """The prompt and the two answers of a row."""
+    answers = {name: column(row, name, where) for name in (columns.chosen, columns.rejected)}
+    if columns.prompt in row:
+        prompt: Any = prompt_of(row, columns.prompt, where)
+    elif all(isinstance(answer, str) for answer in answers.values()):
+        prompt = _begun(answers, columns, where)
+        answers = {name: answer[len(prompt) :] for name, answer in answers.items()}
+    else:
+        prompt = _shared_messages(answers, where)
+    better, worse = (_answer(answer, prompt, name, where) for name, answer in answers.items())
+    ratings = [_rating(row, name, where, usual) for name, usual in (
+        (columns.chosen_rating, 1.0), (columns.rejected_rating, 0.0))]  # fmt: skip
+    if better == worse:
+        raise LmgymError(f"{where}: chosen and rejected answer are equal, {represent(better)}; a pair must differ")
+    if ratings[0] <= ratings[1]:
+        raise LmgymError(
+            f"{where}: the chosen answer is rated {ratings[0]:g}, and the rejected one {ratings[1]:g}; the chosen one "
+            "must be the better one"
+        )
+    return prompt, (RatedAnswer(better, ratings[0]), RatedAnswer(worse, ratings[1]))
+
+
+def _marked(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[Prompt, tuple[RatedAnswer, ...]]:
+    """The prompt and the one answer of a row."""
+    prompt: Any = prompt_of(row, columns.prompt, where)
+    answer = _answer(row[columns.completion], prompt, columns.completion, where)
+    return prompt, (RatedAnswer(answer, _rating(row, columns.label, where, 1.0)),)
+
+
+def _rating(row: Mapping[str, Any], name: str | None, where: str, usual: float) -> float:
+    value = usual if name is None else column(row, name, where)
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise LmgymError(f"{where}: column '{name}' must hold true, false or a number, got {represent(value)}")
+    return float(value)
+
+
+def _answer(value: Any, prompt: Prompt, name: str, where: str) -> str:
+    """The text of an answer: of messages, the assistant's last one, behind what the prompt holds already."""
+    if isinstance(value, str):
+        if not value.strip():
+            raise LmgymError(f"{where}: the answer in column '{name}' is empty")
+        return value
+    messages = _messages(value, name, where)
+    if messages[-1]["role"] != "assistant":
+        raise LmgymError(
+            f"{where}: the last message in column '{name}' must be the assistant's, not the {messages[-1]['role']}'s"
+        )
+    before = messages[:-1]
+    if before and before != (prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]):
+        raise LmgymError(
+            f"{where}: column '{name}' holds messages before the answer that are not those of the prompt; a pair "
+            "shares all messages but the last"
+        )
+    return _answer(messages[-1]["content"], prompt, name, where)
+
+
+def _messages(value: Any, name: str, where: str) -> list[Message]:
+    right = isinstance(value, list) and value and all(
+        isinstance(message, dict) and {type(message.get("role")), type(message.get("content"))} == {str}
+        for message in value
+    )  # fmt: skip
+    if not right:
+        raise LmgymError(
+            f"{where}: column '{name}' must hold a text or a list of messages with role and content, got "
+            f"{represent(value)}"
+        )
+    return [{"role": message["role"], "content": message["content"]} for message in value]
+
+
+def _begun(answers: Mapping[str, str], columns: Columns, where: str) -> str:
+    """The prompt that two texts begin with: all up to the last `prompt_end`."""
+    end = columns.prompt_end
+    if not end:
+        raise LmgymError(
+            f"{where}: there is no column '{columns.prompt}'; name it (task.prompt), or say how the prompt ends that "
+            'both texts begin with, such as task.prompt_end: "\\n\\nAssistant:"'
+        )
+    prompts = {text[: text.rindex(end) + len(end)] if end in text else None for text in answers.values()}
+    if len(prompts) != 1 or None in prompts:
+        raise LmgymError(
+            f"{where}: chosen and rejected do not begin with the same prompt up to the last {represent(end)} "
+            "(task.prompt_end)"
+        )
+    return str(prompts.pop())
+
+
+def _shared_messages(answers: Mapping[str, Any], where: str) -> list[Message]:
+    """The messages that two conversations begin with, up to the last one of each."""
+    one, other = (_messages(value, name, where) for name, value in answers.items())
+    shared = [pair[0] for pair in takewhile(lambda pair: pair[0] == pair[1], zip(one[:-1], other[:-1], strict=False))]
+    if not shared or len(one) != len(shared) + 1 or len(other) != len(shared) + 1:
+        raise LmgymError(
+            f"{where}: chosen and rejected must be conversations that are equal but for their last message, the answer"
+        )
+    prompt_of({"chosen": shared}, "chosen", where)  # the last one must be the user's
+    return shared
