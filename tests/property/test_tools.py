@@ -393,6 +393,30 @@ def test_the_kernel_alone_refuses_it(tmp_path: Path) -> None:
     assert (outside.stat().st_mode, outside.stat().st_mtime) == (before.st_mode, before.st_mtime)
 
 
+@pytest.mark.parametrize(("killed", "found"), [(runner.ATTEMPTS - 1, True), (runner.ATTEMPTS, False)])
+def test_a_killed_probe_is_started_again(
+    killed: int, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that asks what the kernel enforces kills itself some times before it asks."""
+    counter, real = tmp_path / "count", runner.SCRIPT
+    counter.write_text("0")
+    script = tmp_path / "probe.py"
+    script.write_text(
+        "import os, runpy, signal, sys\n"
+        f"count = int(open({str(counter)!r}).read())\n"
+        f"print(count + 1, file=open({str(counter)!r}, 'w'), end='', flush=True)\n"
+        f"os.kill(os.getpid(), signal.SIGKILL) if count < {killed} else None\n"
+        f"runpy.run_path({str(real)!r}, run_name='__main__')\n"
+    )
+    monkeypatch.setattr(runner, "SCRIPT", script)
+    if found:
+        assert protection.__wrapped__().keys() == set(runner.LAYERS)
+    else:
+        with pytest.raises(LmgymError, match=r"cannot start here: its process was killed \(SIGKILL\)"):
+            protection.__wrapped__()
+    assert int(counter.read_text()) == min(killed + 1, runner.ATTEMPTS)
+
+
 @pytest.mark.parametrize("isolation", ["kernel", "process"])
 def test_installed_packages_cannot_be_read(isolation: Literal["kernel", "process"], scratch: Path) -> None:
     """Neither those of the virtual environment nor those of the Python below it: no text, no list, no import."""
