@@ -41,6 +41,7 @@ _HOMES = {
     "DPO": "algorithms.dpo",
     "ORPO": "algorithms.orpo",
     "KTO": "algorithms.kto",
+    "RewardModel": "algorithms.reward_model",
     "OnlineDPO": "algorithms.online_dpo",
     "Distill": "algorithms.distill",
     "Replay": "algorithms.replay",

@@ -43,7 +43,7 @@ TINY: dict[str, Any] = {
     "prompts_per_step": 4,
     "steps": 6,
 }
-RATED = ("dpo", "ipo", "simpo", "orpo", "kto")  # algorithms that learn from the rated answers of a task
+RATED = ("dpo", "ipo", "simpo", "orpo", "kto", "reward_model")  # algorithms that learn from the rated answers of a task
 JUDGED = "tests.runs:judged"
 CLOCKS = ("seconds", "tokens_per_second", "memory")
 

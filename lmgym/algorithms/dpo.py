@@ -61,7 +61,9 @@ class DPO(Pairs):
         ratios = new.logprobs - batch.require("logprobs_ref") if self.reference else new.logprobs
         return episode_totals(ratios, batch.actions, batch.episode, mean=self.length_norm)
 
-    def pair_losses(self, chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
+    def pair_losses(
+        self, chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"], apart: Float[Tensor, " P"]
+    ) -> Float[Tensor, " P"]:
         return pair_loss(chosen - rejected, self.objective, self.beta, self.margin, self.label_smoothing)
 
 

@@ -31,5 +31,7 @@ class ORPO(Pairs):
     def answer_scores(self, batch: Batch, new: PolicyOutputs) -> Float[Tensor, " E"]:
         return episode_totals(new.logprobs, batch.actions, batch.episode, mean=True)
 
-    def pair_losses(self, chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
+    def pair_losses(
+        self, chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"], apart: Float[Tensor, " P"]
+    ) -> Float[Tensor, " P"]:
         return self.beta * odds_ratio_loss(chosen, rejected)

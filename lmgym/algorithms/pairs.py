@@ -26,7 +26,7 @@ class Pairs(Algorithm):
         >>> class Ranked(Pairs):
         ...     def answer_scores(self, batch, new):
         ...         return episode_totals(new.logprobs, batch.actions, batch.episode, mean=True)
-        ...     def pair_losses(self, chosen, rejected):
+        ...     def pair_losses(self, chosen, rejected, apart):
         ...         return torch.relu(rejected - chosen)
     """
 
@@ -40,18 +40,21 @@ class Pairs(Algorithm):
     def advantages(self, batch: Batch) -> Batch:
         return batch
 
-    def pair_losses(self, chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
-        """The loss of each pair, from the scores of its answers."""
+    def pair_losses(
+        self, chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"], apart: Float[Tensor, " P"]
+    ) -> Float[Tensor, " P"]:
+        """The loss of each pair, from the scores of its answers and how far apart their ratings are (above 0)."""
         raise NotImplementedError(f"{type(self).__name__} has no pair_losses()")
 
     def batch_loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Mapping[str, Tensor], Mapping[str, float]]:
         # 1. What each episode is worth to the policy, and which of them make a pair.
         scores = self.answer_scores(batch, new)
         first = torch.tensor([int((batch.episode == one).nonzero()[0]) for one in torch.unique(batch.episode)])
-        chosen, rejected = best_and_worst(batch.score[first], batch.group[first])
+        ratings = batch.score[first]
+        chosen, rejected = best_and_worst(ratings, batch.group[first])
         # 2. The loss of the pairs.
-        count = max(len(chosen), 1)
-        found = {"preference": self.pair_losses(scores[chosen], scores[rejected]).sum() / count}
+        count, apart = max(len(chosen), 1), ratings[chosen] - ratings[rejected]
+        found = {"preference": self.pair_losses(scores[chosen], scores[rejected], apart).sum() / count}
         if self.supervised_coefficient:
             each = -episode_totals(new.logprobs, batch.actions, batch.episode, mean=True)[chosen]
             found["supervised"] = self.supervised_coefficient * each.sum() / count

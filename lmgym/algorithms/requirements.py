@@ -14,6 +14,8 @@ class Requirements:
 
     answers: Literal["policy", "references", "rated"] = "policy"
     """What is trained on: answers that the policy samples, the references of the examples, or their rated answers."""
+    makes: Literal["policy", "reward_model"] = "policy"
+    """What the stage trains: a policy, or a model that scores answers, which then is what the run writes."""
     reward: bool = True
     """A stage that samples must name a reward, unless its environment pays."""
     reference: bool = False
@@ -23,7 +25,7 @@ class Requirements:
     mask: bool = False
     """A frozen copy of the policy that decides which tokens may be sampled (`Algorithm.restriction`)."""
     values: bool = False
-    """A value function: `batch.values`, `batch.last_values` and `new.values`."""
+    """A value function: `batch.values`, `batch.last_values`, `new.values`, and in `batch_loss` `new.last_values`."""
     greedy: bool = False
     """`batch.baseline`: the score of the greedy answer to the same prompt."""
     old_logprobs: bool = False

@@ -229,6 +229,20 @@ class Config(Section):
             registry.load_attribute(self.logs.predictions, "logs.predictions")
         for stage in self.stages:
             self.evaluation.decoding(stage.sampling)  # raises where the two do not go together
+            if stage.algorithm.requirements.makes == "reward_model":
+                self._check_reward_model(stage)
             if stage.algorithm.requirements.values and self.policy.critic == "none":
                 name = registry.name_of("algorithm", type(stage.algorithm))
                 raise LmgymError(f"{name} needs a value function, and policy.critic is none; write head or separate")
+
+    def _check_reward_model(self, stage: Stage) -> None:
+        """Raise LmgymError for what a reward model could not be used with later: it scores whole texts."""
+        if stage is not self.stages[-1]:
+            raise LmgymError(f"stage '{stage.name}' makes a reward model of the policy, so it must be the last stage")
+        section, usual = self.policy, PolicySection()
+        for key in ("quantise", "max_prompt_tokens", "max_reference_tokens", "answer_start"):
+            if getattr(section, key) != getattr(usual, key):
+                raise LmgymError(
+                    f"policy.{key}: stage '{stage.name}' makes a reward model, which reads whole prompts and answers "
+                    "in full precision; remove it"
+                )

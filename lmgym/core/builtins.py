@@ -51,6 +51,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "simpo": ("algorithms.dpo:DPO", "dpo, preset: means over tokens, no reference"),
         "orpo": ("algorithms.orpo:ORPO", "given pairs: imitates the chosen answer, and an odds ratio, in one stage"),
         "kto": ("algorithms.kto:KTO", "given answers that are good or bad alone, beside a reference"),
+        "reward_model": ("algorithms.reward_model:RewardModel", "given pairs: a model that scores answers"),
         "online_dpo": ("algorithms.online_dpo:OnlineDPO", "the best answer of a group against its worst; DPO's loss"),
         "distill": (
             "algorithms.distill:Distill",

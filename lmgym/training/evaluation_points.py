@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lmgym.batch import collate
+from lmgym.config.schema import Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.envs.vector import Envs
@@ -14,7 +15,8 @@ from lmgym.logs.formatting import json_text
 from lmgym.logs.plots import training_plot
 from lmgym.logs.records import rollout_record
 from lmgym.models.policy import Policy
-from lmgym.rollouts.evaluate import better_directions, evaluate
+from lmgym.models.reward_model import facts_of_base, save_reward_model
+from lmgym.rollouts.evaluate import Evaluation, better_directions, evaluate
 from lmgym.rollouts.rollout import Actor, demonstrate
 from lmgym.stats.intervals import Interval, mean_interval
 from lmgym.training import checkpoint
@@ -62,8 +64,17 @@ def finish(run: Run) -> None:
     run.ranks.wait()
 
 
+def save_result(run: Run, stage: Stage, name: str, policy: Policy) -> None:
+    """Write what a stage makes, a language model or a reward model, as the run's `name`, whole or not at all."""
+    if stage.algorithm.requirements.makes == "policy":
+        checkpoint.save_model(run.folder / name, policy)
+        return
+    facts = facts_of_base(run.config.policy)
+    checkpoint.write_folder(run.folder / name, lambda folder: save_reward_model(folder, policy, facts))
+
+
 def _write_results(run: Run, final: Policy) -> None:
-    checkpoint.save_model(run.folder / "final", final)
+    save_result(run, run.config.stages[-1], "final", final)
     evaluations = run.progress.evaluations
     checkpoint.write_text(run.folder / "summary.json", json_text(evaluations))
     run.console.samples(_samples(evaluations["before"]["answers"], evaluations["after"]["answers"]))
@@ -83,7 +94,9 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     section, examples = config.evaluation, run.data.held_out[split]
     sampling, rewards = section.decoding(stage.config.sampling), held_out_rewards(config, stage.config)
     seed, timeout = config.seed, config.reward_timeout
-    result = evaluate(examples, stage.actor, sampling, rewards, stage.held_out_envs, seed, section.samples, timeout)
+    result = Evaluation({}, [])
+    if stage.algorithm.requirements.makes == "policy":  # a reward model answers nothing
+        result = evaluate(examples, stage.actor, sampling, rewards, stage.held_out_envs, seed, section.samples, timeout)
     results = dict(result.results)
     if _measures_references(stage, examples):
         results["reference_nll"] = reference_nll(examples, stage.actor, run.policy, seed, stage.held_out_envs)
@@ -117,6 +130,8 @@ def _measures_references(stage: StageRun, examples: Sequence[Example]) -> bool:
     section = stage.run.config.evaluation
     env = section.env or stage.config.env
     demonstrated = env["name"] != "single_turn" or all(example.references for example in examples)
+    if stage.algorithm.requirements.makes != "policy":
+        return False
     return section.reference_nll or (stage.algorithm.requirements.answers != "policy" and demonstrated)
 
 
@@ -143,7 +158,7 @@ def _keep_best(stage: StageRun, results: dict[str, Interval]) -> None:
         evaluations["best"] = {"metric": metric, "value": value, "stage": stage.config.name, "step": stage.step}
         best = run.policy.gathered()
         if best is not None:
-            checkpoint.save_model(run.folder / "best", best)
+            save_result(run, stage.config, "best", best)
 
 
 def _stop_early(stage: StageRun, results: dict[str, Interval]) -> None:

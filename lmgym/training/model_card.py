@@ -17,6 +17,8 @@ from lmgym.core.errors import LmgymError
 from lmgym.logs.writer import read_records
 from lmgym.models import export as files
 from lmgym.models.builtin import is_builtin
+from lmgym.models.load import load_policy
+from lmgym.models.reward_model import facts_of_base, save_reward_model
 from lmgym.training import checkpoint
 from lmgym.training.machine import Machine, choose_machine
 from lmgym.training.setup import newest_model
@@ -35,14 +37,19 @@ def export(what: Path, to: Path, overrides: Sequence[str] = (), merge: bool = Fa
     config = load_config(run / "recipe.yaml", list(overrides))
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise LmgymError(f"--to: {to} exists and is not empty; name a new folder")
-    files.check_mergeable(source, config.policy, merge, push is not None)
+    scores = _is_reward_model(source, config)
+    if not scores:
+        files.check_mergeable(source, config.policy, merge, push is not None)
     if push is not None:
         files.check_hub(push)
     machine = choose_machine(config, run)
     section = machine.policy_section(config.policy)
 
     def write(folder: Path) -> None:
-        if merge:
+        if scores and (source / "state.json").is_file():
+            policy = load_policy(section, config.seed, source)
+            save_reward_model(folder, policy, facts_of_base(config.policy))
+        elif merge and not scores:
             files.merge_model(source, folder, section, config.seed)
         else:
             files.copy_model(source, folder, section)
@@ -83,6 +90,15 @@ def model_card(config: Config, run: Path, source: Path, machine: Machine, adapte
     versions = ", ".join(f"{name} {version}" for name, version in known.items() if version)
     lines += [f"Trained with {versions}. Nothing beyond the table above was measured.\n"]
     return "\n".join(lines)
+
+
+def _is_reward_model(source: Path, config: Config) -> bool:
+    """Whether these weights are those of a stage that makes a reward model."""
+    if config.stages[-1].algorithm.requirements.makes == "policy":
+        return False
+    if not (source / "state.json").is_file():  # final/ or best/, whose form says it
+        return "lmgym" in json.loads((source / "config.json").read_text(encoding="utf-8"))
+    return bool(checkpoint.read_state(source)["stage"] == len(config.stages) - 1)
 
 
 def _find(what: Path) -> tuple[Path, Path]:

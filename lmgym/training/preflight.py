@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from lmgym.algorithms.pairs import Pairs
 from lmgym.config.schema import Config, Stage
+from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.functional.truncation import packed_bytes
 from lmgym.inference.base import Sampling
@@ -17,6 +19,7 @@ from lmgym.inference.completions import check_memory
 from lmgym.models.builtin import is_builtin
 from lmgym.models.load import PolicySection, check_start_token, load_tokenizer, read_model_info
 from lmgym.models.policy import Policy
+from lmgym.models.reward_model import as_reward_model
 from lmgym.text.chat import answer_ids, decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids, start_ids
 from lmgym.text.control import control_tokens
 from lmgym.training.run import Data
@@ -48,6 +51,10 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
 def check_fit(config: Config, data: Data, policy: Policy, say: Callable[[str], None]) -> None:
     """Raise LmgymError, naming the example, if a prompt or reference is too long. `say` is told how many are cut."""
     stages = list(zip(config.stages, data.training, strict=True))
+    if config.stages[-1].algorithm.requirements.makes == "reward_model":
+        as_reward_model(policy)  # raises where there is no such model
+    for stage, examples in stages:
+        check_pairs(stage, examples, data)
     for stage in config.stages:
         for sampling in (stage.sampling, config.evaluation.decoding(stage.sampling)):
             check_new_tokens(sampling, policy)
@@ -62,6 +69,24 @@ def check_fit(config: Config, data: Data, policy: Policy, say: Callable[[str], N
     for stage, examples in stages:
         for own in (examples, *data.held_out.values()):
             check_lengths(own, config, stage, policy)
+
+
+def check_pairs(stage: Stage, examples: Sequence[Example], data: Data) -> None:
+    """Raise LmgymError if a stage that learns from pairs has none, or a reward model has none to be measured on."""
+    required = stage.algorithm.requirements
+    if required.answers != "rated" or not isinstance(stage.algorithm, Pairs):
+        return
+    asked = {f"the data of stage '{stage.name}'": examples}
+    if required.makes == "reward_model":
+        asked |= {f"the evaluation's split '{split}'": held_out for split, held_out in data.held_out.items()}
+    for where, own in asked.items():
+        unrated = required.makes == "policy" and not any(example.rated for example in own)  # `rated_answers` says so
+        if not unrated and not any(len({answer.rating for answer in example.rated}) > 1 for example in own):
+            raise LmgymError(
+                f"{where} has no example with two answers of different ratings, and "
+                f"{registry.name_of('algorithm', type(stage.algorithm))} learns from such pairs; kto learns from "
+                "answers that are good or bad alone"
+            )
 
 
 def check_new_tokens(sampling: Sampling, policy: Policy) -> None:

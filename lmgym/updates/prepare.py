@@ -24,8 +24,9 @@ def prepare(batch: Batch, policy: TrainablePolicy, copies: Mapping[str, FrozenPo
     required = algorithm.requirements
     _check_ids(batch, policy.vocabulary)
     batch = algorithm.before_scoring(batch.replace(vocabulary=policy.vocabulary))
-    if algorithm.optimizer_steps > 1 or required.old_logprobs or required.values:
-        old = policy.compute_logprobs_no_grad(batch, values=required.values, last_values=required.values)
+    values = required.values and required.makes == "policy"  # a reward model's own scores are not a baseline
+    if algorithm.optimizer_steps > 1 or required.old_logprobs or values:
+        old = policy.compute_logprobs_no_grad(batch, values=values, last_values=values)
         batch = batch.replace(logprobs_old=old.logprobs, values=old.values, last_values=old.last_values)
     if required.reference:
         batch = batch.replace(logprobs_ref=copies["reference"].compute_logprobs_no_grad(batch).logprobs)

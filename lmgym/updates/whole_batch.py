@@ -24,13 +24,14 @@ def whole_batch_gradient(
     """
     # 1. What the policy says of all rows: the leaves of the loss.
     required = algorithm.requirements
-    said = policy.compute_logprobs_no_grad(batch, entropy=required.entropy, values=required.values)
+    said = policy.compute_logprobs_no_grad(batch, required.values, required.values, required.entropy)
     if first:
         batch = batch.replace(logprobs_old=said.logprobs)
     columns = {"logprobs": said.logprobs, "entropy": said.entropy, "values": said.values}
-    leaves = {name: column.detach().requires_grad_() for name, column in columns.items() if column is not None}
     if watcher is not None and watcher.wants(batch.require("row")):
-        watcher.show(batch.require("row"), {name: column.detach() for name, column in leaves.items()})
+        watcher.show(batch.require("row"), {name: column for name, column in columns.items() if column is not None})
+    columns["last_values"] = said.last_values
+    leaves = {name: column.detach().requires_grad_() for name, column in columns.items() if column is not None}
     # 2. The loss, and its derivative by each number; every rank finds the same.
     losses, metrics = algorithm.batch_loss(batch, PolicyOutputs(**leaves))
     total = torch.stack([loss.double() for loss in losses.values()]).sum()
@@ -39,7 +40,7 @@ def whole_batch_gradient(
     # 3. The second pass, over the rows that have any.
     moved = torch.zeros(len(batch), dtype=torch.bool)
     for one in derivatives.values():
-        moved |= (one != 0).any(1)
+        moved |= (one != 0).reshape(len(batch), -1).any(1)
     numbers = moved.nonzero()[:, 0]
     for rows in policy.micro_batches(batch[moved]) if len(numbers) else []:
         part = batch[numbers[rows]] if len(rows) else batch.idle()
@@ -51,12 +52,14 @@ def whole_batch_gradient(
 def _apply(policy: TrainablePolicy, batch: Batch, derivatives: dict[str, Tensor]) -> None:
     """Add to the gradients: each number of a micro-batch times the loss's derivative by it."""
     batch, width = batch.to(policy.device), batch.tokens.shape[1]
-    derivatives = {name: one[:, :width].to(policy.device) * batch.actions for name, one in derivatives.items()}
-    entropy, values = "entropy" in derivatives, "values" in derivatives
+    there = {1: batch.actions.any(1), 2: batch.actions}  # an idle row has no actions
+    own = {name: one if one.dim() == 1 else one[:, :width] for name, one in derivatives.items()}
+    derivatives = {name: one.to(policy.device) * there[one.dim()] for name, one in own.items()}
+    entropy, last = "entropy" in derivatives, "last_values" in derivatives
     known = None
     if not entropy and "logprobs" in derivatives:
         known = derivatives["logprobs"].to(torch.promote_types(policy.compute, torch.float32))
-    new = policy.compute_logprobs(batch, entropy=entropy, values=values, logprob_gradient=known)
+    new = policy.compute_logprobs(batch, entropy, "values" in derivatives or last, last, known)
     terms = [(one.to(new.require(name).dtype) * new.require(name)).sum() for name, one in derivatives.items()]
     torch.stack(terms).sum().backward()  # type: ignore[no-untyped-call]
 

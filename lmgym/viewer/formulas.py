@@ -192,7 +192,7 @@ FAMILIES: Mapping[str, Family] = {  # by registered name; a plug-in's terms are 
     "nlpo": CRITIC,
     "a2c": Family(_with_value(_policy_gradient), _of_critic),
     "trpo": Family(lambda fields: [], _of_critic),  # no loss per token: one step in a trust region
-    **dict.fromkeys(("dpo", "ipo", "simpo", "orpo", "online_dpo"), PAIRS),
+    **dict.fromkeys(("dpo", "ipo", "simpo", "orpo", "reward_model", "online_dpo"), PAIRS),
     "kto": Family(lambda fields: [], lambda fields: "none: the loss compares an answer with answers to other prompts"),
     "reinforce": Family(_policy_gradient, _of_baseline),
     "rloo": Family(_policy_gradient, lambda fields: "R - mean_others"),

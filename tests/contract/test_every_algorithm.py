@@ -113,7 +113,7 @@ with_and_without_adapters = pytest.mark.parametrize("lora", [False, True])
 
 @with_and_without_adapters
 @every_model
-@pytest.mark.parametrize("algorithm", registry.BUILTIN["algorithm"])
+@pytest.mark.parametrize("algorithm", [name for name in registry.BUILTIN["algorithm"] if name != "reward_model"])
 def test_one_turn(algorithm: str, model: str, lora: bool, tmp_path: Path) -> None:
     section = algorithm_section(algorithm, model)
     changes: dict[str, Any] = {"task": runs.JUDGED} if algorithm in runs.RATED else {}

@@ -1,4 +1,4 @@
-"""KTO and ORPO against TRL 1.16's own code, by hand, and whose prompts KTO measures its KL with."""
+"""KTO, ORPO and reward models against TRL 1.16's own code, by hand, and whose prompts KTO measures its KL with."""
 
 import importlib.metadata
 import math
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lmgym.algorithms.kto import KTO, with_prompts_of_others
 from lmgym.algorithms.orpo import ORPO
+from lmgym.algorithms.reward_model import RewardModel
 from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.core.errors import LmgymError
 from lmgym.functional.preferences import kto_loss, odds_ratio_loss, ordered
@@ -65,8 +66,32 @@ def test_orpo_is_trls(seed: int) -> None:
     chosen, rejected = (-8 * torch.rand(5, generator=generator) - 0.05 for _ in range(2))
     trainer = SimpleNamespace(beta=0.3, accelerator=SimpleNamespace(device="cpu"))
     theirs = -ORPOTrainer.odds_ratio_loss(trainer, chosen, rejected)[0]
-    ours = ORPO(beta=0.3).pair_losses(chosen.double(), rejected.double())
+    ours = ORPO(beta=0.3).pair_losses(chosen.double(), rejected.double(), torch.ones(5))
     assert torch.allclose(ours.float(), theirs, rtol=64 * 2**-23, atol=64 * 2**-23)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_the_loss_of_a_reward_model_is_trls(seed: int) -> None:
+    """In fp64 on both sides; TRL's margins are ours times the difference of the ratings."""
+    trl_1_16()
+    from trl import RewardTrainer
+
+    generator = torch.Generator().manual_seed(seed)
+    scores = (3 * torch.randn(10, generator=generator, dtype=torch.float64)).requires_grad_()
+    ratings = torch.rand(5, generator=generator, dtype=torch.float64) + 0.1
+    trainer = SimpleNamespace(
+        model=SimpleNamespace(training=True),
+        args=SimpleNamespace(center_rewards_coefficient=0.02),
+        accelerator=SimpleNamespace(gather_for_metrics=lambda x: x, gather=lambda x: x),
+        _metrics=defaultdict(lambda: defaultdict(list)), _total_train_tokens=0, _tp_size=1,
+    )  # fmt: skip
+    inputs = {"attention_mask": torch.ones(10, 1), "margin": 0.7 * ratings}
+    theirs = RewardTrainer.compute_loss(trainer, lambda **_: SimpleNamespace(logits=scores[:, None]), inputs)
+    ours = RewardModel(margin=0.7, centring=0.02).pair_losses(scores[:5], scores[5:], ratings).mean()
+    assert float(ours) == pytest.approx(float(theirs), rel=1e-12)
+    gradients = [torch.autograd.grad(loss, scores, retain_graph=True)[0] for loss in (ours, theirs)]
+    assert torch.allclose(*gradients, rtol=1e-12, atol=1e-14)
 
 
 class Judged:

@@ -151,6 +151,7 @@ PREFERENCES: list[dict[str, Any]] = [
     {"name": "simpo"},
     {"name": "orpo", "beta": 1.0},
     {"name": "kto"},
+    {"name": "reward_model", "margin": 1.0, "centring": 0.01},
 ]
 
 
@@ -168,8 +169,8 @@ def test_given_preferences_are_learned(algorithm: dict[str, Any], tmp_path: Path
 class ExchangedDPO(DPO):
     """DPO that takes the rejected answers for the chosen ones."""
 
-    def pair_losses(self, chosen: Tensor, rejected: Tensor) -> Tensor:
-        return super().pair_losses(rejected, chosen)
+    def pair_losses(self, chosen: Tensor, rejected: Tensor, apart: Tensor) -> Tensor:
+        return super().pair_losses(rejected, chosen, apart)
 
 
 def test_exchanged_pairs_do_not_pass(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ from typing import Any, Literal
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
 from lmgym.rewards.learned import batched_forward
-from lmgym.rewards.learned.rows import Row, Truncation, chat_ids, fitted, text_rows
+from lmgym.rewards.learned.rows import Row, Truncation, chat_ids, clean, fitted, text_rows
 from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
-from lmgym.text.chat import messages_of, plain_text
+from lmgym.text.chat import answer_ids, messages_of, plain_text, prompt_ids
 from lmgym.types import Example
 
-Layout = Literal["auto", "chat", "pair", "joined"]
+Layout = Literal["auto", "answer", "chat", "pair", "joined"]
 
 
 @register("reward", "learned_reward")
@@ -69,11 +69,13 @@ def reward_model(
     tokens_per_forward: int = 16384,
 ) -> list[float]:
     """A reward model's score of an answer to its prompt: the single output of a sequence classifier, not rescaled.
+    `model` may be the run folder of lmgym's algorithm reward_model.
 
-    `layout` says how prompt and answer become the model's input. "chat" renders them with the tokenizer's chat
-    template; "pair" passes them as the two texts of an encoder's sentence pair; "joined" appends the answer to the
-    prompt. "auto" takes the first of these that the tokenizer supports. With "chat", `truncation` cuts the answer,
-    never the prompt.
+    `layout` says how prompt and answer become the model's input. "answer" is the prompt as a policy reads it, then the
+    answer and the end of sequence; "chat" renders both with the tokenizer's chat template; "pair" passes them as the
+    two texts of an encoder's sentence pair; "joined" appends the answer to the prompt. "auto" is "answer" for models
+    that lmgym has trained, else the first of the others that the tokenizer supports. With "answer" and "chat",
+    `truncation` cuts the answer, never the prompt.
 
     Raises LmgymError as `learned_reward` does, and for a model with more than one output.
 
@@ -85,7 +87,9 @@ def reward_model(
     check_scalar("reward_model", scorer)
     layout = _layout(scorer) if layout == "auto" else layout
     rows: list[Row]
-    if layout == "chat":
+    if layout == "answer":
+        rows = [_answer(scorer, text, example, truncation) for text, example in zip(texts, examples, strict=True)]
+    elif layout == "chat":
         if not getattr(scorer.tokenizer, "chat_template", None):
             raise LmgymError(f"key 'rewards.reward_model.layout': {model} has no chat template; write pair or joined")
         rows = [_chat(scorer, text, example, truncation) for text, example in zip(texts, examples, strict=True)]
@@ -147,12 +151,30 @@ def probabilities(scorer: Scorer, logits: Sequence[float]) -> list[float]:
 
 
 def _layout(scorer: Scorer) -> Layout:
-    """The layout that "auto" takes: a pair needs a tokenizer that puts a separator between two texts."""
+    """The layout that "auto" takes: that of its training if it says so; a pair needs a tokenizer that puts a separator
+    between two texts."""
     tokenizer = scorer.tokenizer
+    if _trained_here(scorer).get("layout") == "answer":
+        return "answer"
     if getattr(tokenizer, "chat_template", None):
         return "chat"
     separates = tokenizer.num_special_tokens_to_add(pair=True) > tokenizer.num_special_tokens_to_add(pair=False)
     return "pair" if separates else "joined"
+
+
+def _trained_here(scorer: Scorer) -> dict[str, Any]:
+    """What lmgym has written into the configuration of a reward model that it has trained."""
+    return dict(getattr(scorer.model.config, "lmgym", None) or {})
+
+
+def _answer(scorer: Scorer, text: str, example: Example, truncation: Truncation) -> Row:
+    template = _trained_here(scorer).get("template")
+    before = prompt_ids(scorer.tokenizer, example.prompt, template)
+
+    def rendered(answer: str) -> list[int]:
+        return [*before, *answer_ids(scorer.tokenizer, example.prompt, answer, template)]
+
+    return fitted("reward_model", scorer, clean(text), rendered, truncation)
 
 
 def _chat(scorer: Scorer, text: str, example: Example, truncation: Truncation) -> Row:

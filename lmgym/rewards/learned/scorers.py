@@ -99,6 +99,8 @@ def _load(reward: str, kind: Kind, name: str, revision: str | None, device: str,
         "causal": AutoModelForCausalLM,
     }
     # Read the configuration first: it shows a missing model or a wrong kind without loading weights.
+    if Path(name, "recipe.yaml").is_file():  # a run of lmgym
+        name = _final_of(reward, Path(name))
     looks_local = name.startswith((".", "/", "~", os.sep)) or name.count("/") > 1
     if looks_local and not Path(name).is_dir():
         raise LmgymError(f"key 'rewards.{reward}.model': there is no model folder {name}")
@@ -134,6 +136,13 @@ def _load(reward: str, kind: Kind, name: str, revision: str | None, device: str,
         model = model.get_encoder()
     model = model.to(device).eval().requires_grad_(False)
     return Scorer(name, reward, model, tokenizer, _longest(config, tokenizer))
+
+
+def _final_of(reward: str, run: Path) -> str:
+    """The model folder of a run that has ended."""
+    if not (run / "final").is_dir():
+        raise LmgymError(f"key 'rewards.{reward}.model': the run {run} has written no model yet (there is no final/)")
+    return str(run / "final")
 
 
 def _check_causal(reward: str, name: str, config: Any) -> None:

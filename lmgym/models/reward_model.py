@@ -1,0 +1,106 @@
+"""A policy and its value head as a reward model in Hugging Face form: a sequence classifier with one output."""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import ModelCard, hf_hub_download
+from torch import nn
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from lmgym.core.errors import LmgymError
+from lmgym.models import lora, quantization
+from lmgym.models.builtin import is_builtin
+from lmgym.models.critic import value_head
+from lmgym.models.load import PolicySection
+from lmgym.models.policy import Policy
+
+LAYOUT = "answer"  # how rewards/learned/classifier.py lays out prompt and answer for such a model
+
+
+def as_reward_model(policy: Policy) -> PreTrainedModel:
+    """The policy's trunk (adapters merged) under its value head, or under one of zeros if it has none yet. Shares the
+    policy's memory where nothing had to be merged.
+
+    Raises LmgymError for encoder-decoders, whose classifiers read their input otherwise; for quantized weights; and for
+    models of which transformers has no classifier that is a linear map on the last state.
+
+    Example: as_reward_model(policy).config.num_labels -> 1
+    """
+    # 1. An empty classifier of the same configuration.
+    model = policy.model
+    name = model.config.model_type
+    if policy.encoder_decoder:
+        raise LmgymError(f"a reward model is made of a causal model, and {name} is an encoder-decoder")
+    if quantization.is_quantised(model):
+        raise LmgymError("a reward model is written with all its weights, so policy.quantise must go")
+    model = lora.merged(model) if lora.has_adapter(model) else model
+    config = type(model.config).from_dict(model.config.to_dict())
+    config.update({"num_labels": 1, "id2label": {0: "score"}, "label2id": {"score": 0}})
+    config.pad_token_id = _padding(policy)
+    if type(config) not in AutoModelForSequenceClassification._model_mapping:
+        raise LmgymError(f"transformers has no sequence classifier of {name}, so it cannot become a reward model")
+    with torch.device("meta"):
+        classifier = AutoModelForSequenceClassification.from_config(config)
+    # 2. The trunk's weights, and the head's.
+    trunk, heads = classifier.base_model, _heads(classifier)
+    if type(trunk) is not type(model.base_model) or len(heads) != 1:
+        raise LmgymError(f"the sequence classifier of {name} is more than its trunk and a linear map")
+    setattr(classifier, classifier.base_model_prefix, model.base_model)
+    if any(parameter.is_meta for key, parameter in classifier.named_parameters() if not key.startswith(heads[0])):
+        raise LmgymError(f"the sequence classifier of {name} has parameters that the language model lacks")
+    head = policy.value_head or value_head(policy.hidden_size, next(iter(policy.parameters())))
+    setattr(classifier, heads[0], head)
+    return classifier.eval()
+
+
+def _heads(classifier: nn.Module) -> list[str]:
+    """The names of a classifier's linear maps to one number, outside of its trunk."""
+    return [
+        name for name, part in classifier.named_children() if isinstance(part, nn.Linear) and part.out_features == 1
+    ]
+
+
+def _padding(policy: Policy) -> int:
+    """The id that pads rows. transformers reads the last token that is no padding, so it must not be the end of
+    sequence, which ends every row."""
+    pad, end = policy.tokenizer.pad_token_id, policy.tokenizer.eos_token_id
+    usual = pad is not None and pad != end and pad < policy.vocabulary
+    return int(pad) if usual else next(id for id in range(policy.vocabulary) if id != end)
+
+
+def save_reward_model(folder: Path, policy: Policy, facts: Mapping[str, Any]) -> None:
+    """Write the reward model and its tokenizer. `facts` (base_model, licence, ...) become part of its configuration. A
+    separate critic is the reward model, if there is one.
+
+    Example: save_reward_model(Path("runs/rm/final"), policy, {"base_model": "Qwen/Qwen2.5-0.5B"})
+    """
+    classifier = as_reward_model(policy.critic or policy)
+    classifier.config.update({"lmgym": {"layout": LAYOUT, **facts}})
+    classifier.save_pretrained(folder)
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(classifier.config.pad_token_id)
+    tokenizer.save_pretrained(folder)
+
+
+def facts_of_base(section: PolicySection) -> dict[str, Any]:
+    """What a reward model says of the model that it was made from: its name, revision, licence (as its model card says;
+    None if it says none or is not here) and the keyword arguments of the chat template."""
+    base = section.model if is_builtin(section.model) or not Path(section.model).exists() else Path(section.model).name
+    facts = {"base_model": base, "revision": section.revision, "licence": licence_of(section)}
+    return facts | {"template": section.template}
+
+
+def licence_of(section: PolicySection) -> str | None:
+    """The licence in the header of a model's card; None for built-in models and where there is no card."""
+    folder = Path(section.model)
+    try:
+        card = folder / "README.md" if folder.is_dir() else Path(
+            hf_hub_download(section.model, "README.md", revision=section.revision)
+        )  # fmt: skip
+        found = ModelCard.load(card).data.to_dict().get("license")
+    except Exception:  # no card, no network, a card without a header: huggingface_hub has an error for each
+        return None
+    return str(found) if found else None
