@@ -155,12 +155,20 @@ def _expanded(node: yaml.Node, known: dict[int, int | None]) -> int:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that is given twice, which YAML would silently let win, and numbers too long to be printed."""
+    """Refuses a key that is given twice, which YAML would silently let win, numbers too long to be printed, and halves
+    of surrogate pairs, which no file and no tokenizer can hold."""
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         value: int = super().construct_yaml_int(node)
         if value.bit_length() > MOST_BITS:
             raise yaml.constructor.ConstructorError(None, None, "a whole number is too large", node.start_mark)
+        return value
+
+    def construct_yaml_str(self, node: yaml.ScalarNode) -> str:
+        value: str = self.construct_scalar(node)
+        if any("\ud800" <= letter <= "\udfff" for letter in value):
+            problem = "half of a surrogate pair is no character; write the character itself"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -196,6 +204,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 _StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_yaml_int)
+_StrictLoader.add_constructor("tag:yaml.org,2002:str", _StrictLoader.construct_yaml_str)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -152,6 +152,11 @@ WRONG_FILES = {
         "steps: 1\nseed: 0\nsteps: 2\n",
         r"recipe\.yaml:3: not valid YAML: the key 'steps' is given tw",
     ),
+    "half a surrogate pair": (
+        'task: {name: arithmetic,\n  system_prompt: "\\uDFFF"}\n',
+        r"recipe\.yaml:2: not valid YAML: half of a surrogate pair is no character",
+    ),
+    "half a surrogate pair as a key": ('"\\ud800": 1\n', r"recipe\.yaml:1: not valid YAML: half of a surrogate pair"),
     "twice in a section": ("task: {name: a,\n  size: 1, size: 2}\n", r"recipe\.yaml:2: .*'size' is given twice"),
     "malformed": ("steps: 1\ntask: [1, 2\nseed: 3\n", r"recipe\.yaml:3: not valid YAML"),
     "a tab": ("task:\n\tname: a\n", r"recipe\.yaml:2: not valid YAML: .*cannot start any token"),
