@@ -26,6 +26,7 @@ from lmgym.experiments.results import Member, report
 from lmgym.logs.console import Console
 from lmgym.logs.writer import disk_errors
 from lmgym.rewards.base import available_metrics
+from lmgym.rollouts.evaluate import SELECTED
 from lmgym.training import checkpoint
 from lmgym.training.loop import train
 
@@ -139,12 +140,13 @@ def _keep_test_apart(tree: dict[str, Any]) -> None:
 def _first_metric(config: Config) -> str:
     last = config.stages[-1]
     names = [*last.rewards, *available_metrics(config.evaluation.metrics)]
-    return next(iter(names), "reference_nll" if last.algorithm.requirements.answers == "references" else "reward")
+    usual = {"references": "reference_nll", "rated": "preference/accuracy"}
+    return next(iter(names), usual.get(last.algorithm.requirements.answers, "reward"))
 
 
 def _check_metric(metric: str, config: Config) -> None:
     known = {*config.stages[-1].rewards, *available_metrics(config.evaluation.metrics), *ALWAYS}
-    if metric.split("/pass@")[0] not in known:
+    if SELECTED.sub("", metric) not in known:
         raise LmgymError(f"runs.metric is '{metric}'; {suggest(metric, known)}")
 
 

@@ -35,7 +35,8 @@ from lmgym.core.errors import LmgymError
 from lmgym.processes.supervisor import CLOSED, ENDING, LONGEST_WAIT, PROGRESS, READY, STARTUP_SECONDS
 
 MAX_PROCESSES = 8  # unless a pool is told otherwise
-MAX_STARTUP_FAILURES = 3  # in a row, after which the pool gives up
+MAX_STARTUP_FAILURES = 5  # in a row, after which the pool gives up
+MAX_LOSSES = 3  # workers that an item may lose before it counts as the cause
 GRACE = 6.0  # seconds that a supervisor gets, beyond the limit of a call, to say that it was exceeded
 PATIENCE = 10  # limit by the clock / limit of processor time, in `map`: a call may sleep or share its core
 BOOT = """import json, sys
@@ -84,7 +85,7 @@ class ProcessPool:
     failures: Counter[str] = field(default_factory=Counter)  # of all calls so far, by kind
     _processes: list["WorkerProcess"] = field(default_factory=list, repr=False)
     _lock: Any = field(default_factory=threading.Lock, repr=False)
-    _lost: int = field(default=0, repr=False)  # workers in a row, without a reply in between
+    _lost: int = field(default=0, repr=False)  # workers in a row that ended before they could begin
 
     def __post_init__(self) -> None:
         if self.count is not None and self.count < 1:
@@ -96,8 +97,8 @@ class ProcessPool:
         """The function's value for each item, in order, or a Failure.
 
         Each call may take `seconds` of processor time, so that a busy machine fails no call, and ten times as long by
-        the clock; with `by_clock`, `seconds` by the clock. An item whose worker was killed from outside is tried once
-        more. Raises LmgymError if the function cannot be imported or prepared.
+        the clock; with `by_clock`, `seconds` by the clock. An item whose worker was killed from outside is tried again,
+        MAX_LOSSES times. Raises LmgymError if the function cannot be imported or prepared.
         """
         if not 0 < seconds < math.inf:
             raise LmgymError(f"a call in a worker process needs a limit above 0 seconds, not {seconds}")
@@ -140,7 +141,7 @@ class ProcessPool:
                 continue
             replies.append((process, reply))
             lost = isinstance(reply, Failure) and reply.kind == "lost"
-            self._lost = self._lost + 1 if lost else 0
+            self._lost = self._lost + 1 if lost and not process.began else 0
             if lost or late:
                 self._processes.remove(process)
         return replies
@@ -158,7 +159,7 @@ class ProcessPool:
 
     def _map(self, items: list[Any], seconds: float, by_clock: bool) -> list[Any]:
         results: list[Any] = [None] * len(items)
-        waiting, tried_again = deque(range(len(items))), set[int]()
+        waiting, losses = deque(range(len(items))), Counter[int]()
         most, busy = self.count or default_count(), dict["WorkerProcess", int]()
         while waiting or busy:
             # Each worker gets one item at a time, so a slow item delays no others.
@@ -168,13 +169,13 @@ class ProcessPool:
                 busy[process] = waiting.popleft()
                 limits = (seconds, 0.0) if by_clock else (PATIENCE * seconds, seconds)
                 process.send([items[busy[process]]], *limits)
-            # A lost worker was killed from outside, so its item gets a second chance.
+            # A lost worker was killed from outside, so its item gets another chance.
             for process, reply in self.wait(busy):
                 index = busy.pop(process)
                 if isinstance(reply, list):
                     results[index] = reply[0]
-                elif reply.kind == "lost" and index not in tried_again:
-                    tried_again.add(index)
+                elif reply.kind == "lost" and losses[index] < MAX_LOSSES:
+                    losses[index] += process.began  # a worker that never began has lost nothing by its item
                     waiting.appendleft(index)
                 else:
                     results[index] = Failure("crash" if reply.kind == "lost" else reply.kind, reply.message)
@@ -213,12 +214,13 @@ class WorkerProcess:
                 start_new_session=True,
                 pass_fds=(far_end.fileno(), progress.fileno()),
             )
-        self._sent, self._seconds, self._ready = 0.0, 0.0, False
+        self._sent, self._seconds = 0.0, 0.0
+        self.began = False  # True once it has imported the function
 
     @property
     def deadline(self) -> float:
         """When, by `time.monotonic`, to give up a supervisor that does not report that a call took too long."""
-        began = max(self._sent, self._progress[1]) + (0.0 if self._ready else STARTUP_SECONDS)
+        began = max(self._sent, self._progress[1]) + (0.0 if self.began else STARTUP_SECONDS)
         return began + self._seconds + GRACE
 
     def send(self, items: Sequence[Any], seconds: float, processor_seconds: float = 0.0) -> None:
@@ -240,7 +242,7 @@ class WorkerProcess:
         except CLOSED:
             return Failure("lost", f"its worker ended with status {self.end()}", int(self._progress[0]))
         if answer == READY:
-            self._ready, self._sent = True, time.monotonic()
+            self.began, self._sent = True, time.monotonic()
             return None
         if isinstance(answer, dict) and answer["kind"] == "start":
             raise LmgymError(answer["message"])

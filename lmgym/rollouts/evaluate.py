@@ -1,22 +1,28 @@
 """Evaluation: answers to held-out prompts, every reward as a metric, with 95 % confidence intervals."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from lmgym.core.constraints import NonNegativeFloat, NonNegativeInt, PositiveInt
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import suggest
 from lmgym.core.validation import Section
 from lmgym.envs.base import Env
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.envs.vector import Envs
 from lmgym.inference.base import Decoding, MinP, Sampling, TopK, TopP
 from lmgym.inference.generation_options import checked
-from lmgym.rewards.base import Reward
+from lmgym.rewards.base import Reward, episodes_to_judge
 from lmgym.rewards.corpus import Corpus, corpora
 from lmgym.rollouts.play import play
 from lmgym.rollouts.rollout import Actor, groups_of
 from lmgym.stats.intervals import Interval, mean_interval, pass_at_k_each
+from lmgym.stats.selection import best_of, majority
 from lmgym.types import Episode, Example
+
+SELECTED = re.compile(r"/(pass|maj|best)@\d+$")  # what is said of several answers to a prompt
 
 
 @dataclass(kw_only=True)
@@ -34,7 +40,9 @@ class EvaluationSection(Section):
     examples: PositiveInt = 256
     """Held-out prompts (all of them, where there are fewer)."""
     samples: PositiveInt = 1
-    """Answers per prompt; with more than one, pass@k is reported too."""
+    """Answers per prompt; with more than one, pass@k is reported too, and maj@k of rewards that read a final answer."""
+    best_of: str | None = None
+    """A reward or metric that picks the best of `samples` answers: every other one is also reported of its choice."""
     temperature: NonNegativeFloat = 0.0
     """0 is greedy, or beam search where `generation` names num_beams. The sampling section's truncation is not taken
     over; its stops and its numbers of tokens are."""
@@ -64,6 +72,10 @@ class EvaluationSection(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.generation = checked(self.generation, self.temperature)
+        if self.best_of is not None and self.samples < 2:
+            raise LmgymError(
+                f"evaluation.best_of picks one of several answers, and samples is {self.samples}; raise it"
+            )
 
     def decoding(self, sampling: Sampling) -> Decoding:
         """How answers are decoded in the evaluations of a stage that samples like this."""
@@ -93,8 +105,9 @@ def evaluate(
     seed: int = 0,
     samples: int = 1,
     timeout: float = 60.0,
+    judge: str | None = None,
 ) -> Evaluation:
-    """Answer each example `samples` times and score the answers.
+    """Answer each example `samples` times and score the answers. `judge` is the reward that picks the best of them.
 
     Random numbers are a function of (seed, place), not of the training step, so that two evaluations of the same
     examples are paired. Intervals are over prompts (stats/intervals.py); there is none (NaN) for a single prompt, for
@@ -105,6 +118,7 @@ def evaluate(
     episodes = play(prompts, actor, sampling, (seed, "evaluation"), envs, totals, timeout)
     groups = groups_of(episodes)
     values = measured(groups, rewards) | by_task(groups, rewards)
+    values |= chosen_by(judge, groups, rewards) if judge is not None else {}
     if sampling.fixed_length:
         del values["truncated"]
     found = corpora(rewards, groups, timeout)
@@ -120,12 +134,12 @@ def measured(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> 
     """The numbers behind an evaluation: by metric, one list per prompt of one number per answer (pass@k: one per
     prompt). "length/mean" are tokens; "length" is a reward."""
     values = {"reward": [[episode.score for episode in group] for group in groups]}
-    samples = min(map(len, groups), default=0)
-    ks = sorted({2**power for power in range(samples.bit_length())} | {samples}) if samples > 1 else []
+    ks = _sizes(groups)
     for reward in rewards:
-        own = values[reward.name] = [[episode.reward_components[reward.name] for episode in group] for group in groups]
+        own = values[reward.name] = _values_of(reward.name, groups)
         if all(value in (0.0, 1.0) for group in own for value in group):
             values |= {f"{reward.name}/pass@{k}": pass_at_k_each(own, k) for k in ks}
+            values |= _elected(reward, groups, own, ks)
     values["length/mean"] = [[float(sum(len(t.action_ids) for t in e.turns)) for e in group] for group in groups]
     values["truncated"] = [[float(episode.truncated) for episode in group] for group in groups]
     if any(episode.error for group in groups for episode in group):
@@ -133,9 +147,51 @@ def measured(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> 
     return values
 
 
+def _sizes(groups: Sequence[Sequence[Episode]]) -> list[int]:
+    """The k of pass@k and the like: 1, 2, 4 ... and all; none for single answers."""
+    samples = min(map(len, groups), default=0)
+    return sorted({2**power for power in range(samples.bit_length())} | {samples}) if samples > 1 else []
+
+
+def _values_of(reward: str, groups: Sequence[Sequence[Episode]]) -> list[list[float]]:
+    return [[episode.reward_components[reward] for episode in group] for group in groups]
+
+
+def _elected(
+    reward: Reward, groups: Sequence[Sequence[Episode]], values: Sequence[Sequence[float]], ks: Sequence[int]
+) -> dict[str, list[list[float]]]:
+    """maj@k of a reward that says what an answer votes for (`vote`, a function of its text)."""
+    vote = getattr(reward.function, "vote", None)
+    if vote is None or reward.tasks:
+        return {}
+    votes = [[vote(episode.text) for episode in episodes_to_judge(reward, group)] for group in groups]
+    return {
+        f"{reward.name}/maj@{k}": [[majority(own, cast, k)] for own, cast in zip(values, votes, strict=True)]
+        for k in ks
+        if k > 1
+    }
+
+
+def chosen_by(
+    judge: str, groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]
+) -> dict[str, list[list[float]]]:
+    """ "NAME/best@K": each reward of the answer that the judge, one of the rewards, likes best among K."""
+    names = [reward.name for reward in rewards]
+    if judge not in names:
+        raise LmgymError(f"evaluation.best_of: there is no reward or metric '{judge}'; {suggest(judge, names)}")
+    liked = _values_of(judge, groups)
+    return {
+        f"{name}/best@{k}": [[best_of(*pair, k)] for pair in zip(_values_of(name, groups), liked, strict=True)]
+        for name in names
+        for k in _sizes(groups)
+        if k > 1
+    }
+
+
 def is_share(name: str) -> bool:
-    """Whether a metric lies between 0 and 1 by its definition, though its values are not only 0 and 1: pass@k."""
-    return "/pass@" in name
+    """Whether a metric lies between 0 and 1 by its definition, though its values are not only 0 and 1: pass@k and
+    maj@k."""
+    return "/pass@" in name or "/maj@" in name
 
 
 def better_directions(names: Iterable[str], rewards: Sequence[Reward]) -> dict[str, int]:
@@ -146,7 +202,7 @@ def better_directions(names: Iterable[str], rewards: Sequence[Reward]) -> dict[s
     known |= {reward.name: 1 if reward.weight > 0 else -1 for reward in rewards if reward.weight}
     found = {}
     for name in names:
-        whole = name.removesuffix("/corpus").split("/pass@")[0]
+        whole = SELECTED.sub("", name.removesuffix("/corpus"))
         whole = "reward" if whole.startswith("reward/") else whole  # of one task of a mixture
         if whole in known:
             found[name] = known[whole]

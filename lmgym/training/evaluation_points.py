@@ -96,7 +96,17 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     seed, timeout = config.seed, config.reward_timeout
     result = Evaluation({}, [])
     if stage.algorithm.requirements.makes == "policy":  # a reward model answers nothing
-        result = evaluate(examples, stage.actor, sampling, rewards, stage.held_out_envs, seed, section.samples, timeout)
+        result = evaluate(
+            examples,
+            stage.actor,
+            sampling,
+            rewards,
+            stage.held_out_envs,
+            seed,
+            section.samples,
+            timeout,
+            section.best_of,
+        )
     results = dict(result.results)
     if _measures_references(stage, examples):
         results["reference_nll"] = reference_nll(examples, stage.actor, run.policy, seed, stage.held_out_envs)

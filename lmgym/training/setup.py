@@ -210,7 +210,8 @@ def evaluate_actor(config: Config, actor: Actor, examples: list[Example], reward
     """Evaluate outside of a run, as the recipe's last stage and `evaluation:` section say."""
     section, stage = config.evaluation, config.stages[-1]
     envs, sampling = make_envs(config, section.env or stage.env), section.decoding(stage.sampling)
-    return evaluate(examples, actor, sampling, rewards, envs, config.seed, section.samples, config.reward_timeout)
+    how = (config.seed, section.samples, config.reward_timeout, section.best_of)
+    return evaluate(examples, actor, sampling, rewards, envs, *how)
 
 
 def where_it_stands(config: Config, folder: Path, progress: Progress) -> str:

@@ -267,7 +267,7 @@ def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
     env = f"{__name__}:Unreliable"
     stages.append({"name": "turns", "algorithm": "rloo", "env": env, "prompts_per_step": 8, "steps": 1})
     evaluation: dict[str, Any] = {"every": 0, "examples": 4, "samples": 2, "temperature": 1.0}
-    evaluation["metrics"] = {"distinct_1": {"pool": False}}
+    evaluation |= {"metrics": {"distinct_1": {"pool": False}, "final_answer": {}}, "best_of": "length"}
     folder = runs.run(tmp_path / "run", stages=stages, steps=None, algorithm=None, evaluation=evaluation)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     seen = {key.removesuffix("/low").removesuffix("/high") for line in lines for key in line}
@@ -281,7 +281,7 @@ def general(key: str) -> str:
     """A key as the glossary writes it; the run's rewards are length and regex, and a metric is distinct_1."""
     key = re.sub(r"^loss/(?!value$|entropy$).*", "loss/NAME", key)
     return re.sub(
-        r"^(reward/)?(?:length|regex|distinct_1)(?:(/pass@)\d)?(/corpus)?$",
+        r"^(reward/)?(?:length|regex|distinct_1|final_answer)(?:(/(?:pass|maj|best)@)\d)?(/corpus)?$",
         lambda m: f"{m[1] or ''}NAME{m[2] + 'K' if m[2] else ''}{m[3] or ''}",
         key,
     )

@@ -34,6 +34,15 @@ def odd(item: list[Any]) -> Any:
     if kind == "kill supervisor":
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(60)
+    if kind == "kill supervisor at first":  # as long as a file has fewer letters than this
+        path, times = rest
+        with open(path, "a+") as file:
+            file.seek(0)
+            if len(file.read()) < times:
+                file.write("x")
+                file.flush()
+                os.kill(os.getppid(), signal.SIGKILL)
+                time.sleep(60)
     if kind == "no json":
         return {1, 2}
     if kind == "loaded":

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmgym.core.errors import LmgymError
-from lmgym.processes.pool import Failure, ProcessPool, close_shared, shared
+from lmgym.processes.pool import MAX_LOSSES, Failure, ProcessPool, close_shared, shared
 
 pytestmark = pytest.mark.processes
 
@@ -113,6 +113,16 @@ def test_a_killed_supervisor_is_replaced(workers: ProcessPool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("more", [0, 1])
+def test_an_item_may_lose_some_workers(more: int, workers: ProcessPool, tmp_path: Path) -> None:
+    """Somebody kills worker after worker, as a system without memory does; the item is innocent."""
+    counter = tmp_path / "count"
+    [found] = workers.map([["kill supervisor at first", str(counter), MAX_LOSSES + more]], seconds=5.0)
+    assert (isinstance(found, Failure) and found.kind == "crash") if more else not isinstance(found, Failure)
+    assert len(counter.read_text()) == MAX_LOSSES + more
+
+
+@pytest.mark.slow
 def test_an_interrupted_call_leaves_nothing_behind_for_the_next(workers: ProcessPool) -> None:
     def interrupt(number: int, frame: Any) -> None:
         raise TimeoutError
@@ -139,7 +149,7 @@ def test_no_process_is_left() -> None:
 
 OWNER = """
 import os, sys
-from lmgym.processes.pool import shared
+from lmgym.processes.pool import MAX_LOSSES, shared
 found = shared("tests.property.odd_functions:odd", 1).map([["who"]], 5.0)[0]
 print(*found[:2], flush=True)
 sys.stdin.readline() if sys.argv[1] == "wait" else None
@@ -165,7 +175,7 @@ def test_workers_end_with_their_owner(end: str) -> None:
 def test_a_worker_that_is_still_starting_ends_with_its_killed_owner(tmp_path: Path) -> None:
     note = tmp_path / "note"
     script = f"""
-from lmgym.processes.pool import ProcessPool
+from lmgym.processes.pool import MAX_LOSSES, ProcessPool
 ProcessPool("tests.property.odd_functions:unready", 1, setup=({str(note)!r},)).map([1], 5.0)
 """
     owner = subprocess.Popen([sys.executable, "-c", script])

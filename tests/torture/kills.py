@@ -240,7 +240,7 @@ def campaign(name: str, recipe: Recipe, shell: runs.Shell, kills: int, seed: int
         try:
             assert_equal_folders(whole, run)
             assert not saving(run), "a half written checkpoint is left"
-        except (AssertionError, OSError) as error:
+        except (AssertionError, OSError, ValueError) as error:  # ValueError: there is no checkpoint at all
             tally.failures.append(f"{run} differs: {str(error)[:300]}")
         else:
             tally.equal += 1

@@ -162,7 +162,21 @@ def final_answer(texts: list[str], examples: list[Example], *, strict: bool = Fa
     return values
 
 
+def vote_of(text: str) -> str | None:
+    """What an answer votes for: its final answer, in one form for all that `same_answer` calls equal; None if it has
+    none.
+
+    Example:
+        >>> vote_of("The answer is $18.0."), vote_of("I think: 18"), vote_of("no idea")
+        ('18', '18', None)
+    """
+    answer = extract_answer(text)
+    number = None if answer is None else normalise_number(answer)
+    return answer if answer is None else _normalise_text(answer) if number is None else str(number)
+
+
 final_answer.check = reference_check("final_answer")  # type: ignore[attr-defined]
+final_answer.vote = vote_of  # type: ignore[attr-defined]  # for maj@k, see rollouts/evaluate.py
 
 
 @register("reward", "answer_format")

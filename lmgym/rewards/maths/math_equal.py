@@ -114,6 +114,25 @@ math_equal.limits_itself = True  # type: ignore[attr-defined]  # no alarm is nee
 math_equal.check = check_references  # type: ignore[attr-defined]  # see base.check_examples
 
 
+def vote_of(text: str) -> str | None:
+    r"""What an answer votes for: its final answer, numbers in one form, other LaTeX tidied; None if it has none. Two
+    forms of one expression, such as x+1 and 1+x, are two votes.
+
+    Example:
+        >>> vote_of(r"so $\boxed{0.5}$"), vote_of(r"\boxed{\frac12}")
+        ('1/2', '1/2')
+    """
+    found = candidates(text, strict=False)
+    if not found:
+        return None
+    latex = tidied(found[0])
+    number = normalise_number(latex)
+    return "".join(latex.split()) if number is None else str(number)
+
+
+math_equal.vote = vote_of  # type: ignore[attr-defined]  # for maj@k, see rollouts/evaluate.py
+
+
 def read_or_compare(request: list[str]) -> bool:
     """Runs in a worker. ["read", latex]: can math-verify read it? ["compare", answer, right]: are the two equal?"""
     kind, *latex = request
