@@ -201,7 +201,10 @@ def test_what_does_not_go_together(changes: dict[str, Any], said: str) -> None:
     ("changes", "said"),
     [
         ({"algorithm": "dpo"}, "has no rated answers to learn from; the task preferences reads pairs"),
-        ({"algorithm": "kto", "task": runs.JUDGED, "prompts_per_step": 1}, "prompts_per_step must be at least 2"),
+        (
+            {"algorithm": "kto", "task": runs.JUDGED, "prompts_per_step": 1},
+            "kto measures the KL with answers to other prompts; prompts_per_step must be at least 2",
+        ),
     ],
 )
 def test_what_comes_out_when_a_run_begins(changes: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -312,6 +312,15 @@ def test_a_step_that_makes_things_worse_is_refused_however_small() -> None:
     assert all(torch.equal(number, before[name]) for name, number in policy.model.state_dict().items())
 
 
+def test_the_gap_to_the_sampler_is_that_of_sampled_answers() -> None:
+    policy = policy_of("gpt2, tied")
+    batch = batch_of(policy)
+    said = policy.compute_logprobs_no_grad(batch).logprobs
+    given, apart = batch.replace(logprobs_sampler=None), batch.replace(logprobs_sampler=said - 0.25 * batch.actions)
+    assert surrogate_gradient(policy, given)[1] == {}
+    assert surrogate_gradient(policy, apart)[1]["sampler_logprob_gap"] == pytest.approx(0.25, abs=1e-4)
+
+
 def test_without_a_gradient_only_the_critic_moves() -> None:
     policy = policy_of("gpt2, tied")
     batch, optimizer = batch_of(policy), trained(policy)
@@ -391,6 +400,7 @@ def test_epochs_of_regression_fit_the_returns(separate: bool) -> None:
         ({"line_search_factor": 1.0}, "algorithm.line_search_factor is 1.0"),
         ({"subsample": 1.5}, "algorithm.subsample is 1.5"),
         ({"epochs": 4}, "critic_epochs"),
+        ({"epochs": 2}, "critic_epochs"),
         ({"whiten": "minibatch"}, "trpo has no minibatches"),
         ({"entropy_coefficient": 0.1}, "trpo has no entropy bonus"),
     ],

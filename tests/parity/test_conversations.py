@@ -12,6 +12,7 @@ from lmgym.batch import collate
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Completion, Request, Sampling
+from lmgym.inference.conversation_cache import _grown
 from lmgym.inference.sampler import Sampler
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Restriction, Turn
@@ -192,3 +193,8 @@ def test_ten_turns_scored_at_once_equal_turn_by_turn() -> None:
         assert batch.tokens.shape[0] == 1 and batch.logprobs_sampler is not None
         scored = policy.compute_logprobs_no_grad(batch).logprobs
         assert rounding.near(policy.model, scored[batch.actions], batch.logprobs_sampler[batch.actions], tokens=128)
+
+
+def test_room_for_conversations_grows_by_half() -> None:
+    """So that turn after turn copies as much as it computes, and not the square of it."""
+    assert [_grown(8, needed) for needed in (5, 8, 9, 12, 13)] == [8, 8, 12, 12, 13]

@@ -91,6 +91,16 @@ def decoded(policy: Policy, generation: dict[str, Any], rows: int = 64, **fields
     return Sampler(policy, rows).generate(requests_of(policy), decoding)
 
 
+def test_beams_count_as_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each prompt is as many rows as it has beams, and no more rows are decoded side by side than the engine may."""
+    policy, seen = policy_of("llama"), list[int]()
+    usual = policy.model.generate
+    counted = lambda **given: (seen.append(len(given["inputs"])), usual(**given))[1]  # noqa: E731
+    monkeypatch.setattr(policy.model, "generate", counted, raising=False)
+    decoded(policy, {"num_beams": 3}, rows=6)
+    assert max(seen) == 2 and sum(seen) == len(PROMPTS)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["llama", "t5", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt2", "bloom", "bart"))]

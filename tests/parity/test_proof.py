@@ -4,6 +4,7 @@ would call wrongly, and what becomes of them in a run."""
 import copy
 import functools
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -286,6 +287,11 @@ def test_the_gap_is_watched_while_it_trains(tmp_path: Path) -> None:
     assert (folder / "final").is_dir()
     with pytest.raises(LmgymError, match=r"step 0: .* more than engine.gap_error \(1e-12\)"):
         runs.run(tmp_path / "ended", engine={"gap_error": 1e-12}, steps=2)
+
+
+def test_a_gap_says_its_quantile_if_it_has_one() -> None:
+    assert str(Gap(2e-7, 6e-7)) == "2e-07 nats a token (0.95 quantile 6e-07)"
+    assert str(Gap(2e-7, math.inf)) == "2e-07 nats a token"
 
 
 def test_limits_follow_from_the_proof_unless_the_recipe_gives_them() -> None:
