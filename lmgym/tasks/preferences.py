@@ -10,6 +10,7 @@ from typing import Any
 from lmgym.core.errors import LmgymError, represent
 from lmgym.core.registry import register
 from lmgym.tasks.base import SPLITS, MissingSplit, check_split, hash_fraction
+from lmgym.tasks.files import rows_of
 from lmgym.tasks.jsonl import column, prompt_of
 from lmgym.tasks.sources import stream_rows
 from lmgym.types import Example, Message, RatedAnswer
@@ -61,7 +62,10 @@ def preferences(
     the prompt. Without a column `prompt`, the prompt is what the conversations of both answers begin with; of texts, it
     ends with the last `prompt_end` in them, such as "\\n\\nAssistant:". All other columns go to `meta`.
 
-    `path` is a file, a pattern with {split}, or a folder (.parquet, .jsonl, .json, .csv). The shares `validation` and
+    `path` is a file, a pattern with {split}, or a folder (.parquet, .jsonl, .json, .csv). It may also be a run: an
+    example is then a group of its rollouts.jsonl, the answers to one prompt in one step, with their scores as ratings
+    (`logs.rollouts: all` keeps every group). Answers that were cut, conversations, and groups whose scores are all
+    equal are left out. The shares `validation` and
     `test` of the training prompts, by a hash, are the splits that the data does not have itself.
 
     Raises LmgymError with file and line for a row without a pair, a pair of equal answers or ratings, and wrong roles.
@@ -80,6 +84,8 @@ def preferences(
     columns = Columns(prompt, chosen, rejected, completion, label, chosen_rating, rejected_rating, prompt_end)
 
     def rows(part: str) -> list[Example]:
+        if path is not None and (rollouts := Path(path).expanduser() / "rollouts.jsonl").is_file():
+            return _sampled(part, rollouts)
         return _examples(part, stream_rows("preferences", part, path, hub_id or "", config), columns)
 
     # The splits that the data has itself; the others are taken out of train.
@@ -98,6 +104,36 @@ def preferences(
         return "validation" if fraction < shares["test"] + shares["validation"] else "train"
 
     return [one for one in rows("train") if part_of(one) == split and str(one.prompt) not in held_out]
+
+
+def _sampled(part: str, rollouts: Path) -> list[Example]:
+    """The groups of a run, in the order in which they were sampled; all of them are `train`."""
+    if part != "train":
+        raise MissingSplit(f"a run's answers are all training answers, and '{part}' was asked for")
+    groups: dict[tuple[int, int, int], dict[str, Any]] = {}
+    for where, record in rows_of(rollouts):
+        try:
+            usable = record["kind"] == "train" and len(record["turns"]) == 1 and "error" not in record
+            if not usable or record["turns"][0]["stop"] not in ("eos", "stop"):
+                continue
+            place = (int(record["stage"]), int(record["step"]), int(record["group"]))
+            text = str(record["turns"][0]["text"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise LmgymError(
+                f"{where}: no record of a run's rollouts.jsonl ({type(error).__name__}: {error})"
+            ) from error
+        group = groups.setdefault(place, {"prompt": prompt_of(record, "prompt", where), "rated": {}})
+        group["rated"][text] = _rating(record, "score", where, 0.0)
+    return [
+        Example(
+            id=f"preferences/{part}/" + "/".join(map(str, place)),
+            prompt=group["prompt"],
+            references=(max(group["rated"], key=group["rated"].__getitem__),),
+            rated=tuple(RatedAnswer(text, score) for text, score in group["rated"].items()),
+        )
+        for place, group in groups.items()
+        if len(set(group["rated"].values())) > 1
+    ]
 
 
 def _or_none(rows: Any, part: str) -> list[Example] | None:

@@ -146,6 +146,38 @@ def test_splits(tmp_path: Path) -> None:
         load_task("preferences", "train")
 
 
+def test_the_answers_of_a_run(tmp_path: Path) -> None:
+    """Groups with their scores; without answers that were cut, failed, or are all alike; equal texts once."""
+
+    def record(group: int, text: str, score: float, **more: Any) -> dict[str, Any]:
+        turn = {"text": text, "stop": more.pop("stop", "eos")}
+        place = {"kind": more.pop("kind", "train"), "stage": 0, "step": 3, "group": group}
+        return {**place, "prompt": f"{group}+1=", "turns": [turn], "score": score, **more}
+
+    rows = [record(1, "2", 1.0), record(1, "3", 0.0), record(1, "3", 0.0), record(1, "2222", 2.0, stop="length")]
+    rows += [record(2, "3", 1.0), record(2, " 3", 1.0), record(3, "4", 1.0), record(3, "", 0.0, error="out of order")]
+    rows += [record(4, "5", 1.0, kind="evaluation"), record(4, "6", 0.0, kind="evaluation")]
+    written(tmp_path / "rollouts.jsonl", *rows)
+    [example] = load_task("preferences", "train", path=str(tmp_path), test=0.0)
+    assert example.id == "preferences/train/0/3/1" and example.prompt == "1+1=" and example.references == ("2",)
+    assert example.rated == (RatedAnswer("2", 1.0), RatedAnswer("3", 0.0))
+    del rows[0]["turns"]
+    written(tmp_path / "rollouts.jsonl", *rows)
+    with pytest.raises(
+        LmgymError, match=r"rollouts\.jsonl:1: no record of a run's rollouts.jsonl \(KeyError: 'turns'\)"
+    ):
+        load_task("preferences", "train", path=str(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_run_can_learn_from_the_answers_of_another(tmp_path: Path, no_picture: None) -> None:  # noqa: F811
+    sampling = {"max_new_tokens": 12, "stop": [*"aeiou0123"]}
+    run = runs.run(tmp_path / "first", logs={"rollouts": "all", "samples": 2}, sampling=sampling)
+    task = {"name": "preferences", "path": str(run), "test": 0.3}
+    second = runs.run(tmp_path / "second", task=task, algorithm="dpo", rewards=None, prompts_per_step=2)
+    assert runs.records(second / "metrics.jsonl")[-1]["kind"] == "evaluation"
+
+
 def test_an_example_keeps_its_rated_answers_on_disk() -> None:
     example = Example("a", "2+2=", rated=(RatedAnswer("4", 1.0), RatedAnswer("5", 0.0)))
     assert Episode.from_json(json.loads(json.dumps(Episode(example, 0, 0).to_json()))).example == example
