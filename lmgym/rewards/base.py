@@ -155,6 +155,8 @@ def build_rewards(section: Mapping[str, Any]) -> list[Reward]:
         target = options.pop("reward", name)
         original = registry.get("reward", target)
         style = options.pop("style", None) or style_of(original, name)
+        if target in registry.BUILTIN["reward"] and style != "lmgym":
+            raise LmgymError(f"key '{key}.style' is {style}, and '{target}' is a reward of lmgym's own; remove it")
         function = original if style == "lmgym" else episodes(adapted(original, style, name))
         of_episodes = getattr(function, "takes_episodes", False)
         if "correct_is_one" in options and "correct_is_one" in parameters_of(function, given=1)[0]:

@@ -100,6 +100,12 @@ def test_what_lmgym_cannot_give_is_refused() -> None:
     check_reward(f"{HERE}:vf_answer", pool=False)  # the answer is the first reference
 
 
+def test_lmgyms_own_rewards_have_no_other_style() -> None:
+    assert build_rewards({"rouge2": {"style": "lmgym"}})
+    with pytest.raises(LmgymError, match=r"'rewards\.rouge2\.style' is reasoning_gym, and 'rouge2' is .* lmgym's own"):
+        build_rewards({"rouge2": {"style": "reasoning_gym"}})
+
+
 def test_a_column_that_some_examples_lack_is_none_there() -> None:
     scored = answered("4", "4")
     scored[1] = replace(scored[1], example=replace(scored[1].example, meta={}))
