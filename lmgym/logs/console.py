@@ -172,7 +172,9 @@ class Console:
         )
 
     def samples(self, rows: Sequence[Sample]) -> None:
-        """Print a few answers before and after training."""
+        """Print a few answers before and after training, if there are any."""
+        if not rows:
+            return
         blocks = []
         for sample in rows:
             block = {"prompt": sample.prompt, "before": sample.before, "after": sample.after}

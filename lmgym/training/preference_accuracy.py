@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from lmgym.batch import collate
 from lmgym.functional.preferences import best_and_worst, ordered
 from lmgym.rollouts.given_answers import rated_answers
-from lmgym.stats.intervals import Interval, mean_interval
+from lmgym.stats.intervals import Interval, mean_interval, student_t
 from lmgym.training.stage import StageRun
 from lmgym.types import Example
 
@@ -32,5 +32,5 @@ def preference_results(stage: StageRun, examples: Sequence[Example]) -> dict[str
     # 2. The scores of each pair.
     scores = stage.algorithm.answer_scores(batch, said).double()
     margins = scores[chosen] - scores[rejected]
-    numbers = {"preference/accuracy": ordered(margins), "preference/margin": margins}
-    return {name: mean_interval([[value] for value in values.tolist()]) for name, values in numbers.items()}
+    right = mean_interval([[value] for value in ordered(margins).tolist()], shares=True)
+    return {"preference/accuracy": right, "preference/margin": student_t(margins.tolist())}

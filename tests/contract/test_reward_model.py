@@ -79,7 +79,9 @@ def test_what_a_run_of_a_reward_model_leaves(
     run = runs.run(tmp_path / "run", **RECIPE, **changes)
     records = runs.records(run / "metrics.jsonl")
     evaluated = [record for record in records if record["kind"] == "evaluation"]
-    assert evaluated[0]["preference/accuracy"] == 0.5  # a head of zeros
+    first = {name: evaluated[0][f"preference/{name}"] for name in ("accuracy", "accuracy/low", "margin", "margin/low")}
+    assert first["accuracy"] == 0.5 and first["margin"] == 0  # a head of zeros
+    assert first["accuracy/low"] < 0.5 and first["margin/low"] is None  # equal margins have no interval
     assert "preference/margin/low" in evaluated[-1] and not {"reward", "length/mean"} & evaluated[-1].keys()
     assert all(record["kind"] == "train" for record in runs.records(run / "rollouts.jsonl"))
     config = json.loads((run / "final" / "config.json").read_text())
