@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from lmgym.batch import Batch, PolicyOutputs, States
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, represent
 from lmgym.distributed.parts import whole
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.models import hooks, lora, quantization, scoring
@@ -92,7 +92,10 @@ class Policy:
         """The ids that end a sequence: the tokenizer's EOS and those of the model's generation config."""
         configured = getattr(self.model.generation_config, "eos_token_id", None)
         ids = configured if isinstance(configured, list) else [configured]
-        return tuple(sorted({int(i) for i in [*ids, self.tokenizer.eos_token_id] if i is not None}))
+        ids = [i for i in [*ids, self.tokenizer.eos_token_id] if i is not None]
+        if wrong := [i for i in ids if type(i) is not int]:
+            raise LmgymError(f"eos_token_id in generation_config.json must be token numbers, not {represent(wrong[0])}")
+        return tuple(sorted(set(ids)))
 
     @property
     def special_ids(self) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from lmgym.models.builtin import (
     is_builtin,
     number_tokenizer,
 )
+from lmgym.models.load import PolicySection, load_policy
 from lmgym.tasks.base import load_task
 from lmgym.text import chat
 
@@ -38,6 +39,13 @@ def logits(model: PreTrainedModel) -> Tensor:
     given = {"decoder_input_ids": IDS} if model.config.is_encoder_decoder else {}
     with torch.no_grad():
         return model(input_ids=IDS, **given).logits
+
+
+def test_ends_that_are_no_numbers_get_a_sentence() -> None:
+    policy = load_policy(PolicySection(device="cpu"))
+    policy.model.generation_config.eos_token_id = [7, "5.23.0"]
+    with pytest.raises(LmgymError, match=r"eos_token_id in generation_config\.json must be token numbers, not '5\.23"):
+        _ = policy.stop_ids
 
 
 @pytest.mark.parametrize("name", UNTRAINED)
