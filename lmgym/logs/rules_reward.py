@@ -65,15 +65,16 @@ def overfitting(history: History) -> Sign | None:
 
 
 def reward_hacking(history: History) -> Sign | None:
-    """The training reward has risen, and the first held-out metric that is no part of it is lower, or (if it lies
-    between 0 and 1) has risen by less than half as much."""
+    """The training reward has risen, by however little, and the first held-out metric that is no part of it is lower;
+    or the reward has risen by much, and that metric, if it lies between 0 and 1, by less than half as much."""
     gain, name = relative_gain(history), goal_metric(history)
-    change = held_out_change(history, name) if gain is not None and name else None
-    if gain is None or name is None or change is None:
+    change = held_out_change(history, name) if name else None
+    if not (history.two_windows and history.gained) or name is None or change is None:
         return None
     before, after = change
     lower, share = after[2] < before[1], all(0 <= bound <= 1 for bound in (*before, *after))
-    flat = share and after[2] - before[1] < FOLLOWS * gain < 1 - before[0]  # the last: it could have risen
+    # The last: it could have risen.
+    flat = share and gain is not None and after[2] - before[1] < FOLLOWS * gain < 1 - before[0]
     if not (lower or flat):
         return None
     return Sign(

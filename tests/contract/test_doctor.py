@@ -192,6 +192,20 @@ def watched(steps: list[Any], repeat: int = 1) -> Watch:
     return watch
 
 
+@pytest.mark.parametrize(("goal", "found"), [(0.1, True), (0.55, False)])
+def test_a_small_gain_in_reward_is_suspect_if_the_goal_falls(goal: float, found: bool) -> None:
+    """A reward model's scores reach from -3 to 3, and rise by 0.2 while the accuracy falls from 0.55 to 0.1."""
+    answers = [Answer(-3.0, {"a": -3.0}, False, math.nan), Answer(3.0, {"a": 3.0}, False, math.nan)]
+    steps: list[Any] = []
+    for step in range(4 * WINDOW):
+        late = step >= 2 * WINDOW
+        measured = goal if late else 0.55
+        reward = (0.4 if late else 0.2) + 0.01 * (-1) ** step
+        bounds = {"goal": measured, "goal/low": measured - 0.05, "goal/high": measured + 0.05}
+        steps.append(({"reward": reward}, answers, bounds if step % WINDOW == 0 else None))
+    assert ("reward_hacking" in watched(steps).findings) == found
+
+
 @given(some.lists(STEPS, max_size=WINDOW - 1))
 def test_no_rule_fires_because_a_run_is_short(steps: list[Any]) -> None:
     assert not watched(steps).findings
