@@ -20,7 +20,7 @@ from lmgym.cli.main import main
 from lmgym.config.schema import EngineSection
 from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Decoding, Request, Sampling
-from lmgym.inference.proof import Gap, Proof, bound_of, own_logprobs, proofs_of, prove, sample
+from lmgym.inference.proof import Gap, Proof, _attempt, _special, bound_of, own_logprobs, proofs_of, prove, sample
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
 from lmgym.models.load import PolicySection, load_policy
@@ -292,6 +292,23 @@ def test_the_gap_is_watched_while_it_trains(tmp_path: Path) -> None:
 def test_a_gap_says_its_quantile_if_it_has_one() -> None:
     assert str(Gap(2e-7, 6e-7)) == "2e-07 nats a token (0.95 quantile 6e-07)"
     assert str(Gap(2e-7, math.inf)) == "2e-07 nats a token"
+
+
+def test_what_fails_inside_of_a_model_is_named() -> None:
+    def broken() -> None:
+        raise ValueError("no such  layer")
+
+    said = r"could not be sampled with this {}; {}take another model \(ValueError: no such layer\)"
+    for kind, other in (("llama in bfloat16", r"write policy\.compute: float32, or "), ("llama in float32", "")):
+        with pytest.raises(LmgymError, match=said.format(kind, other)):
+            _attempt(kind, "sampled", broken)
+
+
+def test_the_padding_of_the_configuration_is_a_special_id() -> None:
+    """Some models have another one than their tokenizer; a prompt of it would be masked."""
+    policy = load_policy(PolicySection(device="cpu", architecture={"pad_token_id": 77}))
+    assert policy.model.config.pad_token_id == 77 != policy.tokenizer.pad_token_id
+    assert 77 in _special(policy) and 78 not in _special(policy)
 
 
 def test_limits_follow_from_the_proof_unless_the_recipe_gives_them() -> None:
