@@ -74,6 +74,7 @@ WRONG_RECIPES: list[tuple[dict[str, Any], list[str], str]] = [
     ({"algorithm": {"name": "a2c", "kl_target": 0.1}}, [], r"algorithm\.kl_target needs a reference"),
     ({"algorithm": {"name": "ppo", "preset": "trll"}}, [], r"'algorithm\.preset' is 'trll'; did you mean 'trl'\?"),
     ({"algorithm": {"name": "a2c", "epochs": 2}}, [], r"a2c has no ratio to correct a second step"),
+    ({"algorithm": {"name": "rloo", "epochs": 2}}, [], r"rloo has no ratio to correct a second step"),
     ({"policy": {"lora_rank": 0}}, [], r"policy\.lora_rank is 0; it must be from 1 to 65536"),
     ({"policy": {"lora_rank": 2**31}}, [], r"policy\.lora_rank is 2147483648; it must be from 1 to 65536"),
     ({"rewards": {"length": "much"}}, [], r"key 'rewards\.length\.weight': .*number.*, got 'much'"),

@@ -90,6 +90,9 @@ def task_arguments(name: str, folder: Path) -> dict[str, Any]:
         return {"path": str(write(folder / "rows.jsonl", rows)), "validation": 0.3}
     if name == "mixture":
         return {"tasks": [{"name": "topics"}, {"name": "arithmetic", "weight": 2, "size": 90, "validation_size": 9}]}
+    if name == "preferences":
+        rows = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": str(n)} for n in range(200)]
+        return {"path": str(write(folder / "pairs.jsonl", rows)), "validation": 0.1}
     if name == "reasoning_gym":
         pytest.importorskip("reasoning_gym")
         return {"dataset": "chain_sum", "size": 30, "validation_size": 10, "test_size": 10}

@@ -35,6 +35,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "dpo": {"name": "dpo", "supervised_coefficient": 0.1},
     "ipo": {"name": "ipo", "epochs": 2, "minibatches": 2},
     **{name: {"name": name} for name in ("simpo", "orpo", "kto")},
+    "reward_model": {"name": "reward_model", "margin": 0.5, "centring": 0.01},
     "online_dpo": {"name": "online_dpo", "group_size": 4, "supervised_coefficient": 0.1, "epochs": 2},
     "raft": {"name": "raft", "group_size": 4, "epochs": 2, "minibatches": 2},
     "distill": {"name": "distill", "teacher": "builtin:tiny"},
