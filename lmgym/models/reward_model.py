@@ -94,12 +94,16 @@ def facts_of_base(section: PolicySection) -> dict[str, Any]:
 
 
 def licence_of(section: PolicySection) -> str | None:
-    """The licence in the header of a model's card; None for built-in models and where there is no card."""
-    folder = Path(section.model)
+    """The licence in the header of a model's card; None for built-in models and where there is no card.
+
+    Example: licence_of(PolicySection(model="Qwen/Qwen2.5-0.5B")) -> "apache-2.0"
+    """
+    if is_builtin(section.model):
+        return None
+    card = Path(section.model) / "README.md"
     try:
-        card = folder / "README.md" if folder.is_dir() else Path(
-            hf_hub_download(section.model, "README.md", revision=section.revision)
-        )  # fmt: skip
+        if not card.parent.is_dir():
+            card = Path(hf_hub_download(section.model, "README.md", revision=section.revision))
         found = ModelCard.load(card).data.to_dict().get("license")
     except Exception:  # no card, no network, a card without a header: huggingface_hub has an error for each
         return None
