@@ -10,7 +10,7 @@ import numpy as np
 
 from lmgym.core.errors import LmgymError
 from lmgym.logs.curves import COLOURS, LARGEST, Curve, mean_and_band
-from lmgym.logs.plots import GREY, STYLE, plot_text, running_mean
+from lmgym.logs.plots import GREY, LONGEST_TEXT, STYLE, plot_text, running_mean
 from lmgym.logs.writer import METRICS, Record, disk_errors, read_records
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _draw(lines: Sequence[Line], label: str, where: str, words: str, out: Path) 
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    names = LETTER * max(len(line.name) for line in lines) + 0.15
+    names = LETTER * min(LONGEST_TEXT, max(len(line.name) for line in lines)) + 0.15
     width, left, below, above = WIDTH + names, 0.75, 0.55, 0.35
     settings = {**STYLE, "svg.hashsalt": "lmgym"}  # the same runs give the same file
     with style.context(["default", settings]):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from lmgym.core.errors import LmgymError
-from lmgym.logs.formatting import visible
+from lmgym.logs.formatting import shorten, visible
 from lmgym.logs.writer import StepClock, disk_errors, read_records
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", 
 COLOURS, MARKERS = (ORANGE, GREEN, PURPLE), ("o", "D", "s")  # of the splits: told apart without colours too
 ALWAYS_EVALUATED = ("reward", "length/mean", "truncated")  # metrics of every task; other metrics are preferred
 ENDS = ("", "/low", "/high")  # of a metric's name: the keys of its mean and interval
+LONGEST_TEXT = 120  # characters of a name in a picture
 LEAST_KL = 1e-6  # nats per token: below it a divergence is rounding
 STYLE = {
     "font.family": "DejaVu Sans",
@@ -384,6 +385,9 @@ def mean_and_interval(bounded: Sequence[bool]) -> str:
 
 
 def plot_text(text: str) -> str:
-    """The text, escaped for matplotlib: $ begins no formula, _ hides no legend entry, control characters are shown."""
-    text = visible(text).replace("$", r"\$")
+    """The text, escaped for matplotlib: $ begins no formula, _ hides no legend entry, control characters are shown.
+
+    It is shortened to `LONGEST_TEXT` characters: matplotlib draws letter by letter, 15 s for a name of 50,000.
+    """
+    text = visible(shorten(text, LONGEST_TEXT)).replace("$", r"\$")
     return " " + text if text.startswith("_") else text

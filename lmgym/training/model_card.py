@@ -73,7 +73,7 @@ def model_card(config: Config, run: Path, source: Path, machine: Machine, adapte
     try:
         stage_name, step = _stage_and_step(run, source, config)
         results = [*_results(config, run, stage_name, step)]
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise LmgymError(
             f"{run}: metrics.jsonl or summary.json holds something else than a run writes ({type(error).__name__}: "
             f"{error}); put them back"

@@ -579,6 +579,7 @@ def test_other_damage_in_a_run_folder(folder: Path, capsys: pytest.CaptureFixtur
     [
         ("metrics.jsonl", r'"reward": [^,]+,', '"reward": "high",'),
         ("metrics.jsonl", r'"count": [^,]+,', '"size": 8,'),
+        ("metrics.jsonl", r'"reward": [^,]+,', f'"reward": 1{"0" * 400},'),  # no float can hold it
         ("summary.json", r'"newest"', '"oldest"'),
     ],
 )

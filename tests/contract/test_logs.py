@@ -22,7 +22,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Sampling
 from lmgym.logs.console import Console, Pace, Sample
 from lmgym.logs.formatting import cell_width, duration, shorten, status, table_lines, visible
-from lmgym.logs.plots import Records, mean_and_interval, panels, running_mean, training_plot
+from lmgym.logs.plots import LONGEST_TEXT, Records, mean_and_interval, panels, plot_text, running_mean, training_plot
 from lmgym.logs.rewind import rewind
 from lmgym.logs.writer import StepClock, Writer, read_records
 from lmgym.stats.intervals import Interval, share_interval
@@ -611,6 +611,12 @@ def test_a_plot_is_drawn_of_whatever_there_is(tmp_path: Path, records: list[dict
         path = training_plot(metrics, tmp_path / "plots" / "training.png")
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG") and struct.unpack(">II", data[16:24]) == (1200, 600)
+
+
+def test_a_very_long_name_is_shortened_in_a_picture() -> None:
+    """It took 15 s to draw one of 50,000 letters."""
+    assert plot_text("test/" + "x" * 50_000).startswith("test/xxx")
+    assert len(plot_text("test/" + "x" * 50_000)) == LONGEST_TEXT
 
 
 @pytest.mark.slow
