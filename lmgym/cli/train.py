@@ -28,6 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="if a process dies, start again from the newest checkpoint, K times at most (default: 0)",
     )
+    parser.add_argument("--on", choices=["ray"], help="sample in processes that Ray places (engine.name: pool)")
+    parser.add_argument(
+        "--address", metavar="HOST:PORT", help="of a Ray cluster, for --on ray (default: Ray is started here)"
+    )
 
 
 def run(given: argparse.Namespace) -> int:
@@ -42,6 +46,10 @@ def run(given: argparse.Namespace) -> int:
         from lmgym.experiments.sweep import is_finished, plan, sweep_folder, train_all
         from lmgym.training.loop import train
 
+    if given.address and not given.on:
+        raise LmgymError("--address is that of a Ray cluster; write --on ray, too")
+    given.overrides += ["engine.name=pool"] if given.on else []
+    given.overrides += [f"engine.address={given.address}"] if given.address else []
     what = Path(given.what)
     recipe = what / "recipe.yaml" if what.is_dir() else find_recipe(given.what)
     # A recipe with `runs:` is several runs; `plan` returns None for a single one.

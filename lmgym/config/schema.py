@@ -112,8 +112,22 @@ class EngineSection(Section):
 
     section = "engine"
 
+    name: Literal["sampler", "pool"] = "sampler"
+    """sampler: in the training process; pool: in processes of their own, which Ray places (docs/engines.md); needs
+    lmgym[ray]."""
     rows: PositiveInt = 256
     """Answers that are decoded side by side."""
+    unit: PositiveInt | None = None
+    """Answers that are computed together, as one unit of a rollout: the bits depend on it, and not on who computes it.
+    Default: the whole rollout; with a pool, a share such that each generator gets two, chosen when the run begins."""
+    workers: PositiveInt | None = None
+    """Generators of a pool. Default: 2."""
+    threads: PositiveInt | None = None
+    """CPU threads of each generator of a pool. Default: the run's threads, shared out; chosen when the run begins."""
+    address: str | None = None
+    """Address of a Ray cluster, as "10.0.0.1:6379" or "auto". Default: Ray is started on this machine."""
+    seconds: Annotated[float, Gt(0), FINITE, Rule("it must be above 0 seconds")] | None = None
+    """Longest time that a generator of a pool may take for a unit; then another one takes its place. Default: 600."""
     captured: bool = False
     """Decoding steps of fixed shapes, which CUDA graphs replay; not measured on a GPU yet."""
     gap_at_load: Gap | None = None
@@ -131,6 +145,9 @@ class EngineSection(Section):
             raise LmgymError(
                 f"engine.gap_error is {self.gap_error}, below engine.gap_warning ({self.gap_warning}); make it larger"
             )
+        given = [key for key in ("workers", "threads", "address", "seconds") if getattr(self, key) is not None]
+        if given and self.name != "pool":
+            raise LmgymError(f"engine.{given[0]} is for a pool of generators; write engine.name: pool, or remove it")
 
 
 @dataclass(kw_only=True)
@@ -215,12 +232,19 @@ class Config(Section):
                 raise LmgymError(f"two stages are called '{name}'; give each its own 'name'")
         if self.distributed.sharding != "none" and self.policy.quantise is not None:
             raise LmgymError("distributed.sharding: packed weights cannot be cut; remove it, or policy.quantise")
+        if self.engine.name == "pool" and self.policy.quantise is not None:
+            raise LmgymError("engine.name: packed weights stay in the training process; write sampler")
         for stage in self.stages:
             stage.check(f"stage '{stage.name}': " if len(self.stages) > 1 else "")
             if self.distributed.sharding != "none" and stage.algorithm.driver == "trust_region":
                 raise LmgymError(
                     f"distributed.sharding: stage '{stage.name}' multiplies with the Fisher matrix, which needs all "
                     "weights on each rank; remove it, or take a first-order algorithm such as ppo"
+                )
+            if self.engine.name == "pool" and stage.algorithm.restriction is not None:
+                raise LmgymError(
+                    f"engine.name: stage '{stage.name}' samples within a restriction by a frozen policy, which only "
+                    "the training process holds; write sampler"
                 )
             registry.get("driver", stage.algorithm.driver)  # raises where there is none of this name
         for name in self.logs.sinks:

@@ -107,6 +107,7 @@ NEEDS: dict[str, Need] = {
     "tensorboard": _extra("track", "tensorboard"),
     "wandb": _extra("track", "wandb"),
     "trackio": _extra("trackio", "trackio"),
+    "lmgym[ray]": _extra("ray", "ray"),
     "textworld": Need(partial(_installed, "textworld"), "pip install textworld"),
     "game=": _argument("game="),
     "WordNet for NLTK": Need(partial(_nltk_data, "corpora/wordnet"), "python -m nltk.downloader wordnet"),

@@ -213,7 +213,10 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "wandb": ("logs.sinks:Wandb", "a run on Weights & Biases, or offline files", "wandb"),
         "trackio": ("logs.sinks:Trackio", "a run of Trackio, on this machine or a Space", "trackio"),
     },
-    "engine": {"sampler": ("inference.sampler:Sampler", "lmgym's own batched sampler, in the training process")},
+    "engine": {
+        "sampler": ("inference.sampler:Sampler", "lmgym's own batched sampler, in the training process"),
+        "pool": ("inference.ray_generators:RayGenerators", "the same in processes that Ray places", "lmgym[ray]"),
+    },
 }
 
 

@@ -210,3 +210,6 @@ class Engine(Protocol[PolicyT]):
 
     def load(self, policy: PolicyT, version: int) -> None:
         """Use the policy's weights after an update; `version` is the number of updates so far."""
+
+    def close(self) -> None:
+        """End what the engine has started; it is not used again."""

@@ -74,6 +74,12 @@ class Sampler:
         other._restriction, other._mask = restriction, mask
         return other
 
+    def beside(self) -> "Sampler":
+        """A copy of this engine with a cache of conversations of its own. Make a new copy after each `load`."""
+        other = copy.copy(self)
+        other._conversations = ConversationCache()
+        return other
+
     def forget(self, conversations: Sequence[int]) -> None:
         """Free the cache of conversations that are over."""
         self._conversations.forget(conversations)
@@ -102,3 +108,6 @@ class Sampler:
                 return generate(policy, requests, sampling, self.rows)
             settings = (self.rows, self._restriction, self._mask, self._conversations, self.captured, ended)
             return Decoder(policy, list(requests), sampling, *settings).finish()
+
+    def close(self) -> None:
+        """Nothing to end: it lives in the training process."""

@@ -317,7 +317,7 @@ class Policy:
     def trainable_copy(self) -> "Policy":
         """A trainable copy without a value function. A quantized base, which does not train, is shared."""
         is_packed = quantization.is_quantised(self.model)
-        return self._with_model(quantization.copy_beside(self.model) if is_packed else self._whole_model())
+        return self.with_model(quantization.copy_beside(self.model) if is_packed else self._whole_model())
 
     def frozen_copy(self, precision: torch.dtype | None = None) -> "Policy":
         """A copy that does not train, without a value function: adapters merged, parameters in `precision` if the model
@@ -325,9 +325,9 @@ class Policy:
         adapters are copied, and they are not merged."""
         is_packed = quantization.is_quantised(self.model)
         if self.skeleton is not None:
-            other = self._with_model(lora.merged(self._whole_model(), copied=True))
+            other = self.with_model(lora.merged(self._whole_model(), copied=True))
         else:
-            other = self._with_model(quantization.copy_beside(self.model) if is_packed else lora.merged(self.model))
+            other = self.with_model(quantization.copy_beside(self.model) if is_packed else lora.merged(self.model))
         other.model.requires_grad_(False)
         if precision is not None and self.fast and not is_packed:
             other.convert(precision)
@@ -337,8 +337,8 @@ class Policy:
         """A copy that samples: parameters in the precision of the forward pass if the model is on the fast path."""
         precision = self.compute if self.fast else None
         if self.skeleton is not None:
-            return self._with_model(self.skeleton.filled(self.model, precision).requires_grad_(False))
-        other = self._with_model(copy.deepcopy(self.model).requires_grad_(False))
+            return self.with_model(self.skeleton.filled(self.model, precision).requires_grad_(False))
+        other = self.with_model(copy.deepcopy(self.model).requires_grad_(False))
         if precision is not None:
             other.convert(precision)
         return other
@@ -358,7 +358,7 @@ class Policy:
         critic = None if self.critic is None else self.critic.gathered()
         if model is None:
             return None
-        other = self._with_model(model)
+        other = self.with_model(model)
         other.critic = critic
         if head is not None:
             other.value_head = nn.Linear(head.shape[1], 1, bias=False)
@@ -368,7 +368,8 @@ class Policy:
     def _whole_model(self) -> PreTrainedModel:
         return copy.deepcopy(self.model) if self.skeleton is None else self.skeleton.filled(self.model)
 
-    def _with_model(self, model: PreTrainedModel) -> "Policy":
+    def with_model(self, model: PreTrainedModel) -> "Policy":
+        """A copy of this policy around another model, without a value function."""
         other = copy.copy(self)
         other.model, other.value_head, other.critic, other.skeleton = model, None, None, None
         return other

@@ -28,7 +28,7 @@ class Skeleton:
         """A whole copy of `model`, put together one parameter after the other; all ranks must ask at once. `precision`
         is that of the copy's parameters (None: the model's)."""
         together = ((whole(p) if is_part(p) else p.clone()).detach() for p in model.parameters())
-        return self._with([tensor.to(precision or tensor.dtype) for tensor in together])
+        return self.with_parameters([tensor.to(precision or tensor.dtype) for tensor in together])
 
     @torch.no_grad()
     def gathered(self, model: "PreTrainedModel", keep: bool) -> "PreTrainedModel | None":
@@ -37,9 +37,9 @@ class Skeleton:
         for parameter in model.parameters():
             together = whole(parameter).detach()
             tensors += [together.cpu()] if keep else []
-        return self._with(tensors) if keep else None
+        return self.with_parameters(tensors) if keep else None
 
-    def _with(self, tensors: Sequence[Tensor]) -> "PreTrainedModel":
+    def with_parameters(self, tensors: Sequence[Tensor]) -> "PreTrainedModel":
         """The model with these parameters."""
         filled: dict[int, Any] = {
             id(ours): nn.Parameter(tensor, ours.requires_grad)

@@ -62,6 +62,8 @@ def of_machine(machine: Machine, policy: Policy, ranks: Ranks = ALONE, sharding:
             "device": kind,
             "threads": machine.threads,
             "precision": precision,
+            **({} if machine.unit is None else {"unit": machine.unit}),
+            **({} if machine.generator_threads is None else {"generator threads": machine.generator_threads}),
             **({"ranks": ranks.size} if ranks.size > 1 else {}),
             **({"sharding": sharding} if ranks.size > 1 and sharding != "none" else {}),
         },

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import math
 import platform
 import subprocess
 from dataclasses import asdict, dataclass, fields, replace
@@ -17,6 +18,7 @@ from lmgym.training import checkpoint
 
 NAME = "machine.json"
 MOST_THREADS = 4096
+WORKERS = 2  # generators of a pool, unless the recipe says otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,10 @@ class Machine:
     Example: Machine(threads=2, compute="float32", python="3.11.7")"""
 
     threads: int
+    unit: int | None = None
+    """Answers of a unit of a rollout (`engine.unit`); None: the whole rollout."""
+    generator_threads: int | None = None
+    """CPU threads of each generator of a pool; None without a pool."""
     compute: Any = None
     """Precision of the forward pass ("float32", "bfloat16"); None until the policy has been loaded."""
     python: str | None = None
@@ -48,7 +54,7 @@ def choose_machine(config: Config, folder: Path | None) -> Machine:
     """The machine.json of a run folder, else a new choice; a recipe's `threads` wins. LmgymError if it is damaged."""
     path = None if folder is None else folder / NAME
     if path is None or not path.is_file():
-        return _this_machine(config.threads or torch.get_num_threads())
+        return _with_units(config, _this_machine(config.threads or torch.get_num_threads()))
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         known = {field.name: found[field.name] for field in fields(Machine) if field.name in found}
@@ -56,9 +62,31 @@ def choose_machine(config: Config, folder: Path | None) -> Machine:
             raise ValueError(f"threads is {found['threads']!r:.60}")
         if found["compute"] not in (None, "float32", "bfloat16"):
             raise ValueError(f"compute is {found['compute']!r:.60}")
-        return Machine(**{**known, "threads": config.threads or found["threads"]})
+        for name in ("unit", "generator_threads"):
+            if not (known.get(name) is None or (type(known[name]) is int and known[name] > 0)):
+                raise ValueError(f"{name} is {known[name]!r:.60}")
+        return _with_units(config, Machine(**{**known, "threads": config.threads or found["threads"]}))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise LmgymError(f"{path} is damaged ({error}); put it back, or delete it to choose anew") from error
+
+
+def _with_units(config: Config, machine: Machine) -> Machine:
+    """With what a pool of generators needs, where neither the recipe nor the run has chosen it yet."""
+    section = config.engine
+    unit, threads = section.unit or machine.unit, section.threads or machine.generator_threads
+    if section.name == "pool":
+        workers = section.workers or WORKERS
+        unit = unit or _share(config, 2 * workers)
+        threads = threads or (machine.threads if section.address else max(1, machine.threads // workers))
+    return replace(machine, unit=unit, generator_threads=threads)
+
+
+def _share(config: Config, parts: int) -> int:
+    """The answers of the largest stage's step in so many parts, each of whole groups."""
+    prompts, group = max(
+        ((stage.prompts_per_step, stage.algorithm.group_size) for stage in config.stages), key=math.prod
+    )
+    return -(-prompts // parts) * group
 
 
 def _this_machine(threads: int) -> Machine:

@@ -35,6 +35,12 @@ MAY_CHANGE = {  # a key of a recipe, or a section: those of a stage without the 
     "env.workers": FREE,
     "plugins": RECORDED,
     "engine": RECORDED,
+    "engine.name": FREE,  # the units in "machine" make the bits
+    "engine.unit": FREE,  # as threads
+    "engine.threads": FREE,  # as threads
+    "engine.workers": FREE,
+    "engine.address": FREE,
+    "engine.seconds": FREE,
     "engine.gap_at_load": FREE,
     "engine.gap_warning": FREE,
     "engine.gap_error": FREE,

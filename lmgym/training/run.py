@@ -101,6 +101,7 @@ class Run:
         for opened in (self.console, self.lock, self.writer, stop_signals(self)):
             if opened is not None:
                 self._opened.enter_context(opened)
+        self._opened.callback(self.engine.close)
         return self
 
     def __exit__(self, *raised: Any) -> None:

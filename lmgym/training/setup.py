@@ -19,7 +19,9 @@ from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.vector import Envs, InProcess
 from lmgym.inference.base import Engine
+from lmgym.inference.pool import Here, InUnits
 from lmgym.inference.proof import Proof, proofs_of
+from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
 from lmgym.logs.records import rename_evaluations
 from lmgym.logs.rewind import rewind
@@ -33,12 +35,14 @@ from lmgym.rollouts.evaluate import Evaluation, evaluate
 from lmgym.rollouts.rollout import Actor
 from lmgym.tasks.base import load_task
 from lmgym.training import checkpoint, fingerprint
-from lmgym.training.machine import Machine, choose_machine
+from lmgym.training.machine import WORKERS, Machine, choose_machine
 from lmgym.training.preflight import check_fit, check_model
 from lmgym.training.resume import check_resumable, report
 from lmgym.training.run import Data, Progress, Run, lock_folder
 from lmgym.training.sampler_gap import GapLimits, gap_limits
 from lmgym.types import Example
+
+WAIT = 600.0  # seconds for a unit, unless the recipe says otherwise
 
 
 def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) -> Run:
@@ -60,14 +64,18 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
     stands_on |= fingerprint.of_machine(machine, policy, ranks, config.distributed.sharding)
     if config.distributed.sharding == "fsdp":
         shard_policy(policy, ranks)
-    engine = make_engine(config, policy)
-    proofs = prove_policy(config, policy, engine)  # what is sampled, scored and said by the model itself must agree
-    for proof in proofs:
-        proof.check()
-    console.say(proofs[-1].sentence)
-    limits = gap_limits(config.engine, proofs[-1])
-    policy.ranks = ranks
-    return open_run(config, folder, machine, data, policy, engine, limits, weights, progress, stands_on, console)
+    engine = open_engine(config, machine, policy, console.warn, ranks)
+    try:
+        proofs = prove_policy(config, policy, engine)  # what is sampled, scored and said by the model itself must agree
+        for proof in proofs:
+            proof.check()
+        console.say(proofs[-1].sentence)
+        limits = gap_limits(config.engine, proofs[-1])
+        policy.ranks = ranks
+        return open_run(config, folder, machine, data, policy, engine, limits, weights, progress, stands_on, console)
+    except BaseException:
+        engine.close()
+        raise
 
 
 def load_data(config: Config) -> Data:
@@ -169,9 +177,36 @@ def newest_model(folder: Path) -> Path:
     return source
 
 
-def make_engine(config: Config, policy: Policy) -> Engine:
-    """The engine that samples from the policy."""
-    return registry.get("engine", "sampler")(policy, config.engine.rows, config.engine.captured)
+def make_engine(config: Config, policy: Policy, unit: int | None = None) -> Engine:
+    """An engine in this process that samples from the policy, as any engine of the recipe would."""
+    section, unit = config.engine, unit or config.engine.unit
+    sampler = Sampler(policy, section.rows, section.captured)
+    return sampler if unit is None else InUnits(policy, Here(sampler), unit, section.rows)
+
+
+def open_engine(
+    config: Config, machine: Machine, policy: Policy, warn: Callable[[str], None], ranks: Ranks = ALONE
+) -> Engine:
+    """The engine of a run. Of several `ranks` each has its share of a pool's generators. Raises LmgymError if a pool
+    cannot be had, or is too small for the ranks."""
+    section = config.engine
+    if section.name != "pool":
+        return make_engine(config, policy, machine.unit)
+    workers = len(range(ranks.rank, section.workers or WORKERS, ranks.size))
+    if not workers:
+        raise LmgymError(f"engine.workers: each of the {ranks.size} ranks needs a generator of its own; write more")
+    assert machine.unit is not None and machine.generator_threads is not None
+    generators = registry.get("engine", section.name)(
+        policy,
+        workers,
+        machine.generator_threads,
+        section.rows,
+        section.captured,
+        section.seconds or WAIT,
+        section.address,
+        warn,
+    )
+    return InUnits(policy, generators, machine.unit, section.rows)
 
 
 def prove_policy(config: Config, policy: Policy, engine: Engine) -> list[Proof]:

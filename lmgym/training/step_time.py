@@ -55,6 +55,10 @@ class TimedEngine:
     def load(self, policy: Policy, version: int) -> None:
         self.engine.load(policy, version)
 
+    def close(self) -> None:
+        """End the engine."""
+        self.engine.close()
+
 
 @dataclass(frozen=True)
 class Sampled:

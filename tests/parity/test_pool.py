@@ -1,0 +1,206 @@
+"""A pool of generators on Ray: the bits of one process, whatever their number and whoever of them is lost."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from lmgym.config.build import build_config
+from lmgym.core import seeds
+from lmgym.core.errors import LmgymError
+from lmgym.inference.base import Request, Sampling
+from lmgym.inference.generator import Call
+from lmgym.inference.pool import Here, InUnits
+from lmgym.inference.ray_generators import MOST_LOSSES, RayGenerators, Worker
+from lmgym.inference.sampler import Sampler
+from lmgym.logs.console import Console
+from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.policy import Policy
+from lmgym.models.without_weights import with_weights, without_weights
+from lmgym.training.setup import make_engine
+from tests import runs
+from tests.parity.test_resume import Interrupting
+from tests.parity.test_resume_environments import NUMBERS
+from tests.runs import ARCHITECTURE, assert_equal_runs, no_picture  # noqa: F401 (a fixture)
+
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("no_picture")]
+SAMPLING = Sampling(max_new_tokens=12)
+UNIT = 3  # 16 answers of a step are five units and a smaller one
+ONE = {"name": "sampler", "unit": UNIT}
+RECIPE = ("fingerprint.json", "manifest.json")  # of a checkpoint: they tell the recipe, which names the engine
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """One Ray for all tests of this file; each run would start its own."""
+    ray.init(address="local", num_cpus=3, object_store_memory=300 * 2**20, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def policy(model: str = "builtin:tiny", **settings: Any) -> Policy:
+    return load_policy(PolicySection(model=model, device="cpu", architecture=ARCHITECTURE, **settings))
+
+
+def requests(count: int = 16) -> list[Request]:
+    return [Request((5 + one // 4, 6, 7), key=seeds.key(0, "answer", one)) for one in range(count)]
+
+
+class Killing:
+    """Lets a generator die whenever it has been sent its second call of a push of weights: in the middle of a rollout.
+
+    Example: Killing(generators).kills -> 3
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kills, self.seen = 0, dict[int, int]()
+        send = RayGenerators._send
+
+        def sent(generators: RayGenerators, worker: Worker, call: Call) -> Any:
+            answer = send(generators, worker, call)
+            self.seen[generators.pushed] = self.seen.get(generators.pushed, 0) + 1
+            if self.seen[generators.pushed] == 2:
+                self.kills += 1
+                ray.kill(worker.actor)
+            return answer
+
+        monkeypatch.setattr(RayGenerators, "_send", sent)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_run_on_generators_that_die_is_the_run_of_one_process(
+    workers: int, cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two steps of GRPO with an evaluation; in each step, and in the evaluation, one generator is killed."""
+    changes: dict[str, Any] = {"steps": 2, "evaluation": {"every": 2, "examples": 8}}
+    one = runs.run(tmp_path / "one", engine=ONE, **changes)
+    killing = Killing(monkeypatch)
+    pool = runs.run(tmp_path / "pool", engine={"name": "pool", "unit": UNIT, "workers": workers}, **changes)
+    assert_equal_runs(one, pool, but=RECIPE)
+    assert killing.kills >= 3
+
+
+def test_conversations_go_on_where_a_generator_is_lost(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their caches are computed again, call by call, so that no bit moves; then one process goes on with the run."""
+    changes: dict[str, Any] = {
+        "env": {"name": "guess_number", "style": "numbers", "high": 9, "guesses": 3},
+        "task": None,
+        "rewards": {},
+        "policy": NUMBERS,
+        "sampling": {"max_new_tokens": 2},
+        "steps": 4,
+    }
+    one = runs.run(tmp_path / "one", engine=ONE | {"rows": 7}, **changes)
+    killing = Killing(monkeypatch)
+    engine = {"name": "pool", "unit": UNIT, "workers": 2, "rows": 7}
+    pool = runs.run(tmp_path / "pool", Interrupting(at=2), engine=engine, **changes)
+    assert killing.kills >= 2 and not (pool / "final").exists()
+    runs.run(pool, engine=ONE | {"rows": 7}, **changes)
+    assert_equal_runs(one, pool, but=RECIPE)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [("builtin:tiny", {"lora_rank": 2}), ("builtin:tiny", {"compute": "bfloat16"}), ("builtin:tiny_t5", {})],
+    ids=["adapters", "bf16", "T5"],
+)
+def test_generators_sample_as_the_training_process_does(model: str, settings: dict, cluster: None) -> None:
+    """Also after an update, of which only the trained weights are sent."""
+    architecture = {} if "t5" in model else ARCHITECTURE
+    own = load_policy(PolicySection(model=model, device="cpu", architecture=architecture, **settings))
+    asked = [
+        Request(own.decoder_start or one.prompt_ids, one.key, one.prompt_ids if own.decoder_start else ())
+        for one in requests()
+    ]
+    one, pool = InUnits(own, Here(Sampler(own)), UNIT), InUnits(own, RayGenerators(own, workers=1), UNIT)
+    answers = []
+    for version in range(2):
+        for engine in (one, pool):
+            engine.load(own, version)
+        answers.append(one.generate(asked, SAMPLING))
+        assert pool.generate(asked, SAMPLING) == answers[-1]
+        for parameter in own.parameters():
+            parameter.data += 0.5
+    assert answers[0] != answers[1]
+    pool.close()
+
+
+def test_a_generator_that_hangs_is_replaced(cluster: None) -> None:
+    own, warnings = policy(), list[str]()
+    pool = InUnits(own, RayGenerators(own, workers=1, seconds=5.0, warn=warnings.append), UNIT)
+    expected = pool.generate(requests(), SAMPLING)
+    worker = pool.generators.workers[0]
+    process = ray.get(worker.actor.__ray_call__.remote(lambda _: os.getpid()))
+    os.kill(process, signal.SIGSTOP)
+    assert pool.generate(requests(), SAMPLING) == expected
+    assert warnings == ["a generator was lost, and its answers are sampled again: it did not answer within 5 seconds"]
+    pool.close()
+
+
+def test_answers_that_no_generator_survives_end_the_run(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, warnings = policy(), list[str]()
+    pool = InUnits(own, RayGenerators(own, workers=1, warn=warnings.append), UNIT)
+    send = RayGenerators._send
+
+    def sent(generators: RayGenerators, worker: Worker, call: Call) -> Any:
+        answer = send(generators, worker, call)
+        ray.kill(worker.actor)
+        return answer
+
+    monkeypatch.setattr(RayGenerators, "_send", sent)
+    with pytest.raises(LmgymError, match=f"{MOST_LOSSES} generators were lost at the same answers; the last one ended"):
+        pool.generate(requests(1), SAMPLING)
+    assert len(warnings) == MOST_LOSSES - 1
+    pool.close()
+
+
+def test_what_the_sampler_refuses_is_refused_here_too(cluster: None) -> None:
+    own = policy()
+    pool = InUnits(own, RayGenerators(own, workers=1), UNIT)
+    with pytest.raises(LmgymError, match="answer included; shorten the prompts"):
+        pool.generate([Request((5,) * 128, key=1)], SAMPLING)
+    with pytest.raises(LmgymError, match="need 99 processors together, and Ray has 3"):
+        RayGenerators(own, workers=99)
+    pool.close()
+
+
+def test_units_change_no_token(tmp_path: Path) -> None:
+    """Log-probabilities follow the shape of what is computed together, within rounding; ids do not."""
+    own = policy()
+    whole, units = Sampler(own), InUnits(own, Here(Sampler(own)), UNIT)
+    for one, other in zip(whole.generate(requests(), SAMPLING), units.generate(requests(), SAMPLING), strict=True):
+        assert one.ids == other.ids and one.stop == other.stop
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_a_policy_comes_back_from_its_parts() -> None:
+    own = policy()
+    empty = without_weights(own)
+    assert {parameter.device.type for parameter in empty.model.parameters()} == {"meta"}
+    back = with_weights(empty, [parameter.detach().clone() for parameter in own.model.parameters()])
+    assert Sampler(back).generate(requests(), SAMPLING) == Sampler(own).generate(requests(), SAMPLING)
+    assert back.model.get_output_embeddings().weight is not own.model.get_output_embeddings().weight
+
+
+def test_a_recipes_unit_is_what_one_process_computes_together() -> None:
+    engine = make_engine(build_config(runs.tiny(engine=ONE)), policy())
+    assert isinstance(engine, InUnits) and engine.units.size == UNIT
+    assert isinstance(make_engine(build_config(runs.tiny()), policy()), Sampler)
+
+
+def test_a_pool_chooses_its_units_once(cluster: None, tmp_path: Path) -> None:
+    """16 answers a step for two generators: four units of a group each; another number of them changes nothing."""
+    run = runs.run(tmp_path / "run", Interrupting(at=2), engine={"name": "pool"})
+    assert '"unit": 4' in (run / "machine.json").read_text()
+    lines: list[str] = []
+    console = Console(quiet=True)
+    console.warn = lines.append  # type: ignore[method-assign]
+    runs.run(run, console, engine={"name": "pool", "workers": 1})
+    assert '"unit": 4' in (run / "machine.json").read_text()
+    assert not [line for line in lines if "bit for bit" in line]
