@@ -119,7 +119,7 @@ class EngineSection(Section):
     """Answers that are decoded side by side."""
     unit: PositiveInt | None = None
     """Answers that are computed together, as one unit of a rollout: the bits depend on it, and not on who computes it.
-    Default: the whole rollout; with a pool, a share such that each generator gets two, chosen when the run begins."""
+    Default: the whole rollout; with a pool, one unit for each generator, chosen when the run begins."""
     workers: PositiveInt | None = None
     """Generators of a pool. Default: 2."""
     threads: PositiveInt | None = None

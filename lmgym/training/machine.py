@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import math
+import os
 import platform
 import subprocess
 from dataclasses import asdict, dataclass, fields, replace
@@ -18,6 +19,7 @@ from lmgym.training import checkpoint
 
 NAME = "machine.json"
 MOST_THREADS = 4096
+USUAL_THREADS, THREADS_PER_PROCESSOR = 64, 4  # how many are accepted on any machine, and on large ones
 WORKERS = 2  # generators of a pool, unless the recipe says otherwise
 
 
@@ -51,7 +53,19 @@ class Machine:
 
 
 def choose_machine(config: Config, folder: Path | None) -> Machine:
-    """The machine.json of a run folder, else a new choice; a recipe's `threads` wins. LmgymError if it is damaged."""
+    """The machine.json of a run folder, else a new choice; a recipe's `threads` wins. Raises LmgymError if it is
+    damaged, and for more threads than make sense here: where the system allows no more, OpenMP ends the process."""
+    machine = _found_or_new(config, folder)
+    most = max(USUAL_THREADS, THREADS_PER_PROCESSOR * (os.cpu_count() or 1))
+    if machine.threads > most:
+        raise LmgymError(
+            f"threads is {machine.threads}, and this machine has {os.cpu_count()} processors; write {most} at most"
+        )
+    return machine
+
+
+def _found_or_new(config: Config, folder: Path | None) -> Machine:
+    """The machine of a run folder, or a new choice."""
     path = None if folder is None else folder / NAME
     if path is None or not path.is_file():
         return _with_units(config, _this_machine(config.threads or torch.get_num_threads()))
@@ -76,7 +90,7 @@ def _with_units(config: Config, machine: Machine) -> Machine:
     unit, threads = section.unit or machine.unit, section.threads or machine.generator_threads
     if section.name == "pool":
         workers = section.workers or WORKERS
-        unit = unit or _share(config, 2 * workers)
+        unit = unit or _share(config, workers)
         threads = threads or (machine.threads if section.address else max(1, machine.threads // workers))
     return replace(machine, unit=unit, generator_threads=threads)
 

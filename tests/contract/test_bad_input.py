@@ -92,6 +92,7 @@ WRONG_RECIPES: list[tuple[dict[str, Any], list[str], str]] = [
     ({"checkpoint": {"every": -1}}, [], r"checkpoint\.every is -1; it must be at least 0"),
     ({"threads": 0}, [], r"threads is 0; it must be from 1 to 4096"),
     ({"threads": 10**6}, [], r"threads is 1000000; it must be from 1 to 4096"),
+    ({"threads": 4096}, [], r"threads is 4096, and this machine has \d+ processors; write \d+ at most"),
     ({"reward_timeout": 0}, [], r"reward_timeout is 0.*above 0 seconds"),
     ({"early_stop": {"metric": "reward"}}, [], r"early_stop never stops anything; give it a 'patience' or a 'target'"),
     ({"stages": {"rl": {}}}, [], r"'stages' must be a list"),

@@ -195,12 +195,12 @@ def test_a_recipes_unit_is_what_one_process_computes_together() -> None:
 
 
 def test_a_pool_chooses_its_units_once(cluster: None, tmp_path: Path) -> None:
-    """16 answers a step for two generators: four units of a group each; another number of them changes nothing."""
+    """16 answers a step for two generators: two units of two groups each; another number of them changes nothing."""
     run = runs.run(tmp_path / "run", Interrupting(at=2), engine={"name": "pool"})
-    assert '"unit": 4' in (run / "machine.json").read_text()
+    assert '"unit": 8' in (run / "machine.json").read_text()
     lines: list[str] = []
     console = Console(quiet=True)
     console.warn = lines.append  # type: ignore[method-assign]
     runs.run(run, console, engine={"name": "pool", "workers": 1})
-    assert '"unit": 4' in (run / "machine.json").read_text()
+    assert '"unit": 8' in (run / "machine.json").read_text()
     assert not [line for line in lines if "bit for bit" in line]
