@@ -5,8 +5,9 @@
 The quickstart is trained up to the end of its warm start, once a seed. From there each algorithm, with its defaults but
 for the learning rate, takes `--steps` steps of 256 answers (DAPO: of 256 to 1,024, since it may draw four times). Every
 few steps it answers 512 validation problems, sampled; no run selects anything by them. Prints a Markdown table: the
-accuracy before, after the answers that the thriftiest algorithm had in all its steps, and after the seconds that the
-fastest one needed. Writes results.json and a picture for each algorithm's page (curves by seed, mean and interval).
+accuracy before, after the answers that the thriftiest algorithm had in all its steps, and after the seconds of a
+processor that the fastest one needed. Writes results.json and a picture for each algorithm's page (curves by seed, mean
+and interval).
 
 TRPO is not among them unless it is named: a step of 256 answers takes it more than a minute.
 
@@ -24,7 +25,7 @@ from typing import Any
 import yaml
 
 from benchmarks.quickstart import RECIPE, end_of_warm_start
-from benchmarks.training import train
+from benchmarks.training import train, train_timed
 from lmgym.stats.intervals import Interval, mean_interval
 
 RATE = 3e-4  # the quickstart's; critics learn ten times as fast
@@ -60,16 +61,20 @@ def recipe_of(name: str, start: Path, steps: int, every: int, answers: int) -> d
 
 
 def one_run(name: str, seed: int, start: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Train one algorithm with one seed: its evaluations, each with the seconds of training before it."""
+    """Train one algorithm with one seed: its evaluations, each with the seconds of training before it. These count
+    as far as the run had a processor, so that other programs do not slow an algorithm down."""
     run = given.out / f"{name}-{seed}"
     path = given.out / f"{name}-{seed}.yaml"
     path.write_text(yaml.safe_dump(recipe_of(name, start, given.steps, given.every, given.answers)), encoding="utf-8")
-    if not (run / "summary.json").exists():
-        train(path, [f"seed={seed}", f"out={run}"])
+    times = given.out / f"{name}-{seed}.json"
+    if not times.exists():
+        times.write_text(json.dumps(train_timed(path, [f"seed={seed}", f"out={run}"])), encoding="utf-8")
+    wall, processor = json.loads(times.read_text(encoding="utf-8"))
+    share = min(1.0, processor / wall)
     seconds, answers, curve = 0.0, 0, []
     for record in map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()):
         if record["kind"] == "train":
-            seconds, answers = seconds + record["seconds"], answers + int(record["answers"])
+            seconds, answers = seconds + share * record["seconds"], answers + int(record["answers"])
         elif record["split"] == "validation":
             curve.append({"answers": answers, "seconds": seconds, "accuracy": record["final_answer"]})
     first, last = curve[0]["accuracy"], curve[-1]["accuracy"]
