@@ -83,6 +83,11 @@ class Algorithm(Section):
         return self.epochs * self.minibatches
 
     @property
+    def weighs_old(self) -> bool:
+        """True if the loss corrects for answers that older weights have sampled, by the sampler's probabilities."""
+        return False
+
+    @property
     def restriction(self) -> Restriction | None:
         """Which tokens may be sampled in training: those likely under the copy that `requirements.mask` asks for, or
         else under the policy itself. None: all."""

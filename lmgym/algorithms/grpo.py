@@ -129,6 +129,10 @@ class GRPO(Regularised):
     def requirements(self) -> Requirements:
         return replace(super().requirements, reward_components=self.normalise_parts)
 
+    @property
+    def weighs_old(self) -> bool:
+        return self.importance_cap is not None or self.ratio_to == "sampler"
+
     def select(self, groups: list[list[Episode]], wanted: int) -> tuple[list[list[Episode]], bool]:
         """All groups; or, with dynamic sampling, the first `wanted` whose scores differ. Where none does, as in a task
         that is solved, the first group stands in for a step that moves nothing."""

@@ -128,6 +128,9 @@ class EngineSection(Section):
     """Address of a Ray cluster, as "10.0.0.1:6379" or "auto". Default: Ray is started on this machine."""
     seconds: Annotated[float, Gt(0), FINITE, Rule("it must be above 0 seconds")] | None = None
     """Longest time that a generator of a pool may take for a unit; then another one takes its place. Default: 600."""
+    ahead: Literal[0, 1] = 0
+    """1: while a step updates the policy, a pool samples the next step's answers, with the weights before that update.
+    The algorithm must weigh answers of older weights (grpo: importance_cap)."""
     captured: bool = False
     """Decoding steps of fixed shapes, which CUDA graphs replay; not measured on a GPU yet."""
     gap_at_load: Gap | None = None
@@ -148,6 +151,8 @@ class EngineSection(Section):
         given = [key for key in ("workers", "threads", "address", "seconds") if getattr(self, key) is not None]
         if given and self.name != "pool":
             raise LmgymError(f"engine.{given[0]} is for a pool of generators; write engine.name: pool, or remove it")
+        if self.ahead and self.name != "pool":
+            raise LmgymError("engine.ahead: the sampler reads the weights that the update changes; write name: pool")
 
 
 @dataclass(kw_only=True)
@@ -245,6 +250,16 @@ class Config(Section):
                 raise LmgymError(
                     f"engine.name: stage '{stage.name}' samples within a restriction by a frozen policy, which only "
                     "the training process holds; write sampler"
+                )
+            if (
+                self.engine.ahead
+                and stage.algorithm.requirements.answers == "policy"
+                and not stage.algorithm.weighs_old
+            ):
+                name = registry.name_of("algorithm", type(stage.algorithm))
+                raise LmgymError(
+                    f"engine.ahead: the answers of stage '{stage.name}' come from older weights, which {name} does not "
+                    "correct for as it is; take grpo or a preset of it, with algorithm.importance_cap (2, say)"
                 )
             registry.get("driver", stage.algorithm.driver)  # raises where there is none of this name
         for name in self.logs.sinks:

@@ -124,7 +124,8 @@ def _curve(folder: Path, run: Sequence[Record], kind: str, name: str, stage: int
     records = [record for record in _having(kind, name, run) if record["stage"] == stage]
     if not records:
         raise LmgymError(f"{folder} has no {kind} metric '{name}' in the stage of the other runs; leave this run out")
-    records = [record for record in records if record.get("split") == records[0].get("split")]
+    by_step = {record["step"]: record for record in records if record.get("split") == records[0].get("split")}
+    records = [by_step[step] for step in sorted(by_step)]  # the last one of each step
     ends = [[record.get(f"{name}/{end}") if kind == "evaluation" else None for record in records] for end in ENDS]
     bounds = np.array([[value if _is_number(value) else np.nan for value in own] for own in ends], dtype=float)
     steps = np.array([record["step"] for record in records])

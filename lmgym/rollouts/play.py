@@ -33,10 +33,25 @@ def play(
 
     Example: play(list(enumerate(examples)), actor, Sampling(), (0, "step", 3, 0), rewards=[reward])
     """
+    played = play_share(prompts, actor, sampling, path, envs, rewards, timeout)
+    return finished_episodes(exchanged(actor.ranks, played, prompts))
+
+
+def play_share(
+    prompts: Sequence[tuple[int, Example]],
+    actor: Actor,
+    sampling: Sampling,
+    path: Sequence[int | str],
+    envs: Envs | Callable[[], Env] = SingleTurn,
+    rewards: Sequence[Reward] = (),
+    timeout: float = 60.0,
+) -> dict[int, list[Episode]]:
+    """The first half of `play`: this rank's scored episodes by the number of their environment. It asks no other rank,
+    so it may run beside other work."""
     own = actor.ranks.share_groups(enumerate(prompts), group=lambda numbered: numbered[1][0])
     played = collect_numbered(own, actor, sampling, path, envs, background_scoring(rewards))
     apply_rewards([one for episodes in played.values() for one in episodes], rewards, timeout, actor.tokenizer)
-    return finished_episodes(exchanged(actor.ranks, played, prompts))
+    return played
 
 
 def exchanged(

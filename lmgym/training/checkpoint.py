@@ -5,6 +5,7 @@
         value_head.safetensors, critic/                     the value function, if the algorithm needs one
         optimizer.safetensors                               moments, by parameter
         algorithm.json                                      the algorithm's own state
+        ahead.json                                          answers that were sampled one step ahead (engine.ahead)
         state.json                                          format, stage, step, records, frozen copies, early stopping
         fingerprint.json                                    data, recipe, versions, machine: see fingerprint.py
         manifest.json                                       size and SHA-256 of each file above
@@ -46,16 +47,19 @@ def save(
     algorithm: Mapping[str, Any],
     state: Mapping[str, Any],
     fingerprint: Mapping[str, Any],
+    ahead: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write one checkpoint below `folder` atomically; returns its path. `moments` are the optimizer's; `algorithm`,
-    `state` (with "stage" and "step") and `fingerprint` are plain JSON. Raises LmgymError if the disk is full; earlier
-    checkpoints are left as they were."""
+    `state` (with "stage" and "step"), `fingerprint` and `ahead` are plain JSON. Raises LmgymError if the disk is full;
+    earlier checkpoints are left as they were."""
     path = folder / _name(state["stage"], state["step"])
 
     def write(hidden: Path) -> None:
         policy.save(hidden)
         save_file(dict(moments), hidden / "optimizer.safetensors")
         (hidden / "algorithm.json").write_text(json.dumps(algorithm))
+        if ahead:
+            (hidden / "ahead.json").write_text(json.dumps(ahead))
         (hidden / "state.json").write_text(json.dumps({**state, "format": FORMAT}))
         (hidden / "fingerprint.json").write_text(json.dumps(fingerprint, indent=1, sort_keys=True))
         manifest.write(hidden)
@@ -195,6 +199,11 @@ def read_fingerprint(path: Path) -> dict[str, Any] | None:
 def read_algorithm(path: Path) -> dict[str, Any]:
     """The algorithm's own state in a checkpoint."""
     return _read_json(path / "algorithm.json")
+
+
+def read_ahead(path: Path) -> dict[str, Any]:
+    """The answers in a checkpoint that were sampled one step ahead; empty if there are none."""
+    return _read_json(path / "ahead.json") if (path / "ahead.json").exists() else {}
 
 
 def moments(optimizer: torch.optim.Optimizer, keep: bool = True) -> dict[str, torch.Tensor]:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.logs.console import Console
 from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens, version_lag
 from lmgym.rollouts.given_answers import rated_answers
-from lmgym.rollouts.play import play
-from lmgym.rollouts.rollout import demonstrate, groups_of
+from lmgym.rollouts.play import exchanged, play, play_share
+from lmgym.rollouts.rollout import demonstrate, finished_episodes, groups_of
 from lmgym.training.evaluation_points import evaluate_now, finish, is_evaluated, record_evaluation
 from lmgym.training.run import Run
 from lmgym.training.sampler_gap import watch_gap
@@ -29,7 +30,7 @@ from lmgym.training.setup import start
 from lmgym.training.stage import StageRun, begin_stage, save_checkpoint
 from lmgym.training.symptoms import warn_of_symptoms
 from lmgym.training.tracing import StepTrace, begin_trace, write_trace
-from lmgym.types import Episode
+from lmgym.types import Episode, Example
 from lmgym.updates.prepare import batch_metrics, prepare
 from lmgym.updates.update import update
 
@@ -92,6 +93,9 @@ def advance(stage: StageRun) -> None:
     """Count the step after its update: the next answers are the new policy's, and the algorithm does what it does after
     an update (a new reference, a moving baseline)."""
     run = stage.run
+    if run.config.engine.ahead:  # the generators are done with the old weights before they get new ones
+        prompts = first_prompts(stage, stage.step + 1)
+        stage.ahead.finish(lambda played: exchanged(run.ranks, played, prompts))
     run.progress.advance()
     run.engine.load(run.policy, run.progress.version)
     stage.algorithm.after_update(stage)
@@ -111,6 +115,8 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
             episodes = rated_answers(prompts, stage.actor)
         elif algorithm.requirements.answers == "references":
             episodes = demonstrate(prompts, stage.actor, path, stage.envs)
+        elif not draw and (played := stage.ahead.take(step)) is not None:
+            episodes = finished_episodes(played)
         else:
             rewards, timeout = stage.rewards, run.config.reward_timeout
             episodes = play(prompts, stage.training_actor, config.sampling, path, stage.envs, rewards, timeout)
@@ -125,7 +131,22 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
             f"step {step}: the algorithm rejected every group of {config.max_draws} draws; "
             "raise max_draws, or choose prompts of another difficulty"
         )
+    if run.config.engine.ahead and algorithm.requirements.answers == "policy" and step + 1 < config.steps:
+        sample_ahead(stage, step + 1)
     return mark_selected(groups, selected)
+
+
+def first_prompts(stage: StageRun, step: int) -> list[tuple[int, Example]]:
+    """The group's number and the example of each answer in a step's first draw."""
+    numbered = enumerate(stage.stream.at(step, 0))
+    return [(number, example) for number, example in numbered for _ in range(stage.algorithm.group_size)]
+
+
+def sample_ahead(stage: StageRun, step: int) -> None:
+    """Start to play the first draw of a later step with the weights that the engine has now (training/ahead.py)."""
+    config, path = stage.config, (*stage.path, "step", step, 0)
+    settings = (stage.training_actor, config.sampling, path, stage.envs, stage.rewards, stage.run.config.reward_timeout)
+    stage.ahead.begin(step, partial(play_share, first_prompts(stage, step), *settings))
 
 
 def mark_selected(groups: list[list[Episode]], selected: list[list[Episode]]) -> list[Episode]:
@@ -187,11 +208,14 @@ def log_step(
     the update has computed. Tokens per second are sampled tokens in the rollout and all tokens of the batch in the
     update; memory is the GPU's if the policy is on one. Raises LmgymError if sampler and trainer are too far apart."""
     now, run, step = time.perf_counter(), stage.run, stage.step - 1
-    watch_gap(run.gap_limits, metrics, batch, step, run.console.warn)
+    ahead = run.config.engine.ahead
+    if not ahead:  # else older weights have sampled
+        watch_gap(run.gap_limits, metrics, batch, step, run.console.warn)
     position = {"kind": "train", "stage": stage.index, "stage_name": stage.config.name, "step": step}
-    fresh = [episode for episode in episodes if episode.version == run.progress.version - 1]  # the others were replayed
+    version = run.progress.version - 1
+    fresh = [episode for episode in episodes if episode.version >= version - ahead]  # the others were replayed
     record: dict[str, Any] = position | episode_metrics(fresh) | batch_metrics(batch) | metrics
-    record |= version_lag(episodes, run.progress.version - 1)
+    record |= version_lag(episodes, version)
     on_gpu = run.policy.device.type == "cuda"
     rollout, learning = stage.gathered - stage.began, now - stage.gathered
     record |= {

@@ -165,13 +165,16 @@ def _compare_recipes(
             every = changed.refused + changed.recorded + changed.free
             found.refused += [f"{sentence}, but this stage is over" for sentence in every]
         else:
-            _compare_keys(one, other, where, found)
+            _compare_keys(one, other, where, found, ahead=bool((now.get("engine") or {}).get("ahead")))
             if other["steps"] < progress.step:
                 found.refused.append(f"{where}steps is {other['steps']}, and {progress.step} are taken already")
 
 
-def _compare_keys(then: Mapping[str, Any], now: Mapping[str, Any], where: str, found: Differences) -> None:
-    """Compare the keys of one section and those below, each by its verdict; `where` is the stage."""
+def _compare_keys(
+    then: Mapping[str, Any], now: Mapping[str, Any], where: str, found: Differences, ahead: bool = False
+) -> None:
+    """Compare the keys of one section and those below, each by its verdict; `where` is the stage. `ahead`: answers are
+    sampled one step ahead."""
     one, other = dict(_leaves(then)), dict(_leaves(now))
     keys = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
     # Of another algorithm or environment the name is enough: its fields are others anyway.
@@ -179,8 +182,8 @@ def _compare_keys(then: Mapping[str, Any], now: Mapping[str, Any], where: str, f
     curved = (now.get("optimizer") or {}).get("schedule", "constant") != "constant"
     for key in keys:
         if not key.startswith(renamed) or key.endswith(".name"):
-            # A longer curve has other learning rates from here on.
-            verdict = RECORDED if key == "steps" and curved else _verdict(key)
+            # A longer curve has other learning rates from here on; a last step has sampled nothing ahead.
+            verdict = RECORDED if key == "steps" and (curved or ahead) else _verdict(key)
             found.add(verdict, where + key, one.get(key), other.get(key))
 
 

@@ -24,6 +24,7 @@ from lmgym.rewards.base import Reward, build_rewards
 from lmgym.rollouts.rollout import Actor
 from lmgym.tasks.stream import Stream
 from lmgym.training import checkpoint
+from lmgym.training.ahead import Ahead
 from lmgym.training.fingerprint import checksum
 from lmgym.training.frozen_models import FrozenModels
 from lmgym.training.preflight import teacher_section
@@ -54,6 +55,8 @@ class StageRun:
     held_out_envs: Envs
     watch: Watch | None
     """Holds the doctor's rules against the steps of this stage since it began or was resumed."""
+    ahead: Ahead = field(default_factory=Ahead)
+    """The next step's answers, with `engine.ahead`."""
     began: float = field(default_factory=time.perf_counter)
     """When the step in flight began, and when all its answers were there: seconds of `time.perf_counter`."""
     gathered: float = field(default_factory=time.perf_counter)
@@ -101,6 +104,7 @@ class StageRun:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.ahead.close()
         self.envs.close()
         self.held_out_envs.close()
 
@@ -179,7 +183,8 @@ def save_checkpoint(stage: StageRun) -> None:
     if run.traces is not None:
         run.traces.sync()
     algorithm = stage.algorithm.state_dict() if begun else {}
-    saved = checkpoint.save(run.folder / "checkpoints", policy, moments, algorithm, state, run.fingerprint)
+    ahead = stage.ahead.state() if begun else {}
+    saved = checkpoint.save(run.folder / "checkpoints", policy, moments, algorithm, state, run.fingerprint, ahead)
     stage.frozen_models.prune(_readable_states(checkpoint.prune(saved, run.config.checkpoint.keep)))
 
 
@@ -195,6 +200,7 @@ def _restore(stage: StageRun, saved: Path) -> None:
     checkpoint.load_optimizer(saved, stage.optimizer.torch)
     try:
         stage.algorithm.load_state_dict(checkpoint.read_algorithm(saved))
+        stage.ahead.restore(checkpoint.read_ahead(saved))
     except (KeyError, TypeError) as error:
         raise LmgymError(
             f"{saved / 'algorithm.json'} is not a state of this algorithm ({error}): another version of lmgym may have "

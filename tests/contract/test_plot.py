@@ -61,6 +61,15 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Line], tu
     return draw
 
 
+def test_of_two_records_of_one_step_the_last_one_is_drawn(tmp_path: Path, drawn: Callable[..., Any]) -> None:
+    """No run writes them, but a file may have been damaged, or put together by hand."""
+    run = made(tmp_path / "run")
+    metrics = run / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + metrics.read_text().replace('"goal": 0.0', '"goal": 7.0'))
+    lines, _ = drawn({"run": [run]}, "goal")
+    assert lines[0].steps.tolist() == [0, 10, 20] and lines[0].bounds[0].tolist() == [7.0, 7.0, 7.0]
+
+
 def test_runs_that_differ_in_the_seed_are_one_line(sweep: Path, tmp_path: Path) -> None:
     assert {name: len(folders) for name, folders in plotted_runs([str(sweep)]).items()} == {
         "group_size-4": 3,

@@ -12,6 +12,7 @@ import ray
 from lmgym.config.build import build_config
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
+from lmgym.inference import ray_generators
 from lmgym.inference.base import Request, Sampling
 from lmgym.inference.generator import Call
 from lmgym.inference.pool import Here, InUnits
@@ -204,3 +205,61 @@ def test_a_pool_chooses_its_units_once(cluster: None, tmp_path: Path) -> None:
     runs.run(run, console, engine={"name": "pool", "workers": 1})
     assert '"unit": 8' in (run / "machine.json").read_text()
     assert not [line for line in lines if "bit for bit" in line]
+
+
+CAPPED = {"name": "grpo", "group_size": 4, "importance_cap": 2.0}
+
+
+def test_one_step_ahead_repeats_resumes_and_survives(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs, a run that was stopped and resumed, and one whose generators die are the same."""
+    changes: dict[str, Any] = {"algorithm": CAPPED, "steps": 4, "checkpoint": {"every": 1, "keep": 9}}
+    changes |= {"engine": {"name": "pool", "unit": UNIT, "workers": 1, "ahead": 1}}
+    one = runs.run(tmp_path / "one", **changes)
+    lags = [record.get("version_lag") for record in runs.records(one / "metrics.jsonl") if record["kind"] == "train"]
+    assert lags == [None, 1.0, 1.0, 1.0]  # the first answers are the first policy's own
+    halves = runs.run(tmp_path / "halves", Interrupting(at=2), **changes)
+    assert (runs.newest(halves) / "ahead.json").stat().st_size > 1000
+    runs.run(halves, **changes)
+    assert_equal_runs(one, halves)
+    assert not (runs.newest(one) / "ahead.json").exists()  # nothing is sampled for a step that does not come
+    killing = Killing(monkeypatch)
+    again = runs.run(tmp_path / "again", **changes)
+    assert_equal_runs(one, again)
+    assert killing.kills >= 4
+
+
+def test_the_first_step_ahead_is_that_of_a_run_without(cluster: None, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"algorithm": CAPPED, "steps": 2}
+    rollouts = []
+    for ahead in (0, 1):
+        engine = {"name": "pool", "workers": 1, "ahead": ahead}
+        run = runs.run(tmp_path / str(ahead), engine=engine, **changes)
+        rollouts.append(runs.records(run / "rollouts.jsonl"))
+    first = [[line for line in lines if line["kind"] == "train" and line["step"] == 0] for lines in rollouts]
+    second = [[line for line in lines if line["kind"] == "train" and line["step"] == 1] for lines in rollouts]
+    assert first[0] == first[1] and second[0] != second[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"engine": {"ahead": 1}}, r"engine\.ahead: the sampler reads the weights that the update changes"),
+        ({"engine": {"name": "pool", "ahead": 1}}, r"engine\.ahead: .* older weights, which grpo does not correct for"),
+        ({"engine": {"workers": 2}}, r"engine\.workers is for a pool of generators; write engine\.name: pool"),
+        ({"engine": {"name": "pool"}, "algorithm": "nlpo"}, r"engine\.name: .* which only the training process holds"),
+        (
+            {"engine": {"name": "pool"}, "policy": {"quantise": "4bit", "lora_rank": 2}},
+            r"engine\.name: packed weights stay in the training process",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(changes: dict, sentence: str) -> None:
+    with pytest.raises(LmgymError, match=sentence):
+        build_config(runs.tiny(**changes)).check()
+
+
+def test_an_address_where_no_ray_listens_is_named_at_once() -> None:
+    with pytest.raises(LmgymError, match=r"engine\.address: no Ray at 127\.0\.0\.1:1 .*; start one there: ray start"):
+        ray_generators._knock("127.0.0.1:1")
