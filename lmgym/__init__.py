@@ -20,6 +20,7 @@ _HOMES = {
     # data
     "Example": "types",
     "RatedAnswer": "types",
+    "LabelledStep": "types",
     "Turn": "types",
     "Episode": "types",
     "Batch": "batch",

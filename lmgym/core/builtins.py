@@ -71,6 +71,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "topics": ("tasks.topics", "open writing prompts without right answers"),
         "jsonl": ("tasks.jsonl", "any .jsonl file with prompt and reference columns", "path="),
         "preferences": ("tasks.preferences", "pairs (chosen, rejected) or marked answers, file or Hub", "path="),
+        "step_labels": ("tasks.step_labels", "answers in steps, each right or wrong, file or Hub", "path="),
         "increasing_numbers": ("tasks.synthetic", "a number to count on from, or one prompt"),
         "sentences_with_dates": ("tasks.synthetic", "beginnings of a sentence that ask for a date"),
         "dummy": ("tasks.synthetic", "one prompt again and again"),
