@@ -78,13 +78,14 @@ class Stage(Section):
         if not self.task:
             raise LmgymError(f"{where}the recipe names no task; write, for example, 'task: arithmetic'")
         answers = self.algorithm.requirements.answers
-        if answers == "rated" and self.env.get("name") != DEFAULT["env"]:
+        if answers in ("rated", "steps") and self.env.get("name") != DEFAULT["env"]:
             name = registry.name_of("algorithm", type(self.algorithm))
+            what = "rated answers" if answers == "rated" else "labelled steps"
             raise LmgymError(
-                f"{where}{name} learns from the rated answers of a task, and environment '{self.env.get('name')}' has "
-                "none; remove env"
+                f"{where}{name} learns from the {what} of a task, and environment '{self.env.get('name')}' has none; "
+                "remove env"
             )
-        if answers == "rated" and self.algorithm.group_size > 1:
+        if answers in ("rated", "steps") and self.algorithm.group_size > 1:
             raise LmgymError(
                 f"{where}algorithm.group_size is for sampled answers; here the task gives them, so remove it"
             )
@@ -229,7 +230,7 @@ class Config(Section):
             registry.load_attribute(self.logs.predictions, "logs.predictions")
         for stage in self.stages:
             self.evaluation.decoding(stage.sampling)  # raises where the two do not go together
-            if stage.algorithm.requirements.makes == "reward_model":
+            if stage.algorithm.requirements.makes != "policy":
                 self._check_reward_model(stage)
             if stage.algorithm.requirements.values and self.policy.critic == "none":
                 name = registry.name_of("algorithm", type(stage.algorithm))
