@@ -20,6 +20,7 @@ _HOMES = {
     # data
     "Example": "types",
     "RatedAnswer": "types",
+    "LabelledStep": "types",
     "Turn": "types",
     "Episode": "types",
     "Batch": "batch",
@@ -42,6 +43,7 @@ _HOMES = {
     "ORPO": "algorithms.orpo",
     "KTO": "algorithms.kto",
     "RewardModel": "algorithms.reward_model",
+    "ProcessRewardModel": "algorithms.process_reward_model",
     "OnlineDPO": "algorithms.online_dpo",
     "Distill": "algorithms.distill",
     "Replay": "algorithms.replay",

@@ -1,4 +1,5 @@
-"""The data types of tasks, rollouts and rewards: Example, RatedAnswer, Turn, Episode, Restriction. No torch.
+"""The data types of tasks, rollouts and rewards: Example with RatedAnswer and LabelledStep, Episode with Turn,
+Restriction. No torch.
 
 Tasks make Examples, rollouts make Episodes of Turns, rewards score them, and `batch.collate` makes tensors of them.
 """
@@ -76,12 +77,21 @@ class RatedAnswer:
 
 
 @dataclass(frozen=True)
+class LabelledStep:
+    """A step of an answer, and whether people or a program found it right. Example: LabelledStep("3 + 4 = 7", True)"""
+
+    text: str
+    right: bool
+
+
+@dataclass(frozen=True)
 class Example:
     """One problem of a task.
 
     `prompt` is a text or a list of chat messages. `references` are complete answers as a model should write them, for
     supervised training and for rewards that compare; open tasks have none. `rated` are answers with ratings, for
-    training on preferences: a pair has two. `meta` holds other data that a reward or a table of results needs.
+    training on preferences: a pair has two. `steps` is one answer in steps, each with a label, for training on steps.
+    `meta` holds other data that a reward or a table of results needs.
 
     Example:
         >>> Example(id="gsm8k/train/0", prompt="Tom has 3 apples and buys 4. How many has he?",
@@ -93,6 +103,7 @@ class Example:
     references: tuple[str, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)
     rated: tuple[RatedAnswer, ...] = ()
+    steps: tuple[LabelledStep, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The example as values that JSON can hold. Raises TypeError or ValueError where `meta` holds anything else.
@@ -106,6 +117,8 @@ class Example:
         tree["meta"] = dict(self.meta)
         if self.rated:
             tree["rated"] = [[answer.text, answer.rating] for answer in self.rated]
+        if self.steps:
+            tree["steps"] = [[step.text, step.right] for step in self.steps]
         if spans := recipe_spans(self.prompt):
             tree["recipe_spans"] = spans
         json.dumps(tree)
@@ -117,7 +130,9 @@ class Example:
         fields = {key: value for key, value in tree.items() if key != "recipe_spans"}
         prompt = with_recipe_spans(tree["prompt"], tree.get("recipe_spans", ()))
         rated = tuple(RatedAnswer(*answer) for answer in tree.get("rated", ()))
-        return cls(**{**fields, "prompt": prompt, "references": tuple(tree["references"]), "rated": rated})
+        steps = tuple(LabelledStep(*step) for step in tree.get("steps", ()))
+        own = {"prompt": prompt, "references": tuple(tree["references"]), "rated": rated, "steps": steps}
+        return cls(**{**fields, **own})
 
 
 @dataclass

@@ -14,6 +14,7 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForSequenceClassification,
+    LlamaForTokenClassification,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
@@ -122,6 +123,28 @@ def scalar(folder: Path, seed: int = 0, template: bool = True, padding: int | No
     )
     model = scattered(LlamaForSequenceClassification(config), 0.3, seed)
     return saved(model, byte_pairs(False, longest, template), folder)
+
+
+WRONG_OR_RIGHT = {0: "wrong", 1: "right"}
+
+
+def steps(
+    folder: Path, seed: int = 0, longest: int = 256, id2label: dict[int, str] = WRONG_OR_RIGHT, **facts: Any
+) -> str:
+    """A Llama that judges each token as wrong or right; `facts` are what lmgym would have written about it."""
+    config = LlamaConfig(
+        vocab_size=len(byte_pairs(False, longest)),
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=longest,
+        id2label=id2label,
+        label2id={name: id for id, name in id2label.items()},
+        **({"lmgym": facts} if facts else {}),
+    )
+    return saved(scattered(LlamaForTokenClassification(config), 0.3, seed), byte_pairs(False, longest), folder)
 
 
 def gpt2_config(longest: int, **fields: Any) -> GPT2Config:

@@ -17,7 +17,7 @@ from lmgym.config.build import build_config
 from lmgym.logs.console import Console
 from lmgym.tasks.base import load_task
 from lmgym.training.loop import train
-from lmgym.types import Example, RatedAnswer
+from lmgym.types import Example, LabelledStep, RatedAnswer
 
 ROOT = Path(__file__).parents[1]
 ARCHITECTURE = {
@@ -45,6 +45,8 @@ TINY: dict[str, Any] = {
 }
 RATED = ("dpo", "ipo", "simpo", "orpo", "kto", "reward_model")  # algorithms that learn from the rated answers of a task
 JUDGED = "tests.runs:judged"
+STEPS = "tests.runs:in_steps"
+GIVEN = {**dict.fromkeys(RATED, JUDGED), "process_reward_model": STEPS}  # the task of each that samples no answers
 CLOCKS = ("seconds", "tokens_per_second", "memory")
 
 
@@ -55,6 +57,16 @@ def judged(split: str) -> list[Example]:
     return [
         replace(one, rated=(RatedAnswer(one.references[0], 1.0), RatedAnswer(other.references[0] + "!", 0.0)))
         for one, other in zip(sums, wrong, strict=True)
+    ]
+
+
+def in_steps(split: str) -> list[Example]:
+    """Sums with an answer of one to three steps, every third step wrong."""
+    sums = load_task("arithmetic", split, size=64, test_size=16, validation_size=16, largest=5)
+    texts = [(one.references[0], "That is all", f"So {n % 7}!") for n, one in enumerate(sums)]
+    return [
+        replace(one, steps=tuple(LabelledStep(text, (n + k) % 3 > 0) for k, text in enumerate(own[: n % 3 + 1])))
+        for n, (one, own) in enumerate(zip(sums, texts, strict=True))
     ]
 
 

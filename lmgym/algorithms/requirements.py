@@ -12,10 +12,14 @@ class Requirements:
         >>> replace(super().requirements, values=True)
     """
 
-    answers: Literal["policy", "references", "rated"] = "policy"
-    """What is trained on: answers that the policy samples, the references of the examples, or their rated answers."""
-    makes: Literal["policy", "reward_model"] = "policy"
-    """What the stage trains: a policy, or a model that scores answers, which then is what the run writes."""
+    answers: Literal["policy", "references", "rated", "steps"] = "policy"
+    """What is trained on: answers that the policy samples, or what the examples give: references, rated answers, or
+    answers in labelled steps."""
+    separator: str = ""
+    """What ends each step of an answer in steps."""
+    makes: Literal["policy", "reward_model", "process_reward_model"] = "policy"
+    """What the stage trains: a policy, or a model that scores answers or their steps, which then is what the run
+    writes."""
     reward: bool = True
     """A stage that samples must name a reward, unless its environment pays."""
     reference: bool = False

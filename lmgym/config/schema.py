@@ -13,6 +13,7 @@ from annotated_types import Ge, Gt, Le
 
 from lmgym.algorithms.base import Algorithm
 from lmgym.core import registry
+from lmgym.core.availability import availability_of
 from lmgym.core.constraints import FINITE, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rule
 from lmgym.core.errors import LmgymError
 from lmgym.core.validation import Section
@@ -78,13 +79,14 @@ class Stage(Section):
         if not self.task:
             raise LmgymError(f"{where}the recipe names no task; write, for example, 'task: arithmetic'")
         answers = self.algorithm.requirements.answers
-        if answers == "rated" and self.env.get("name") != DEFAULT["env"]:
+        if answers in ("rated", "steps") and self.env.get("name") != DEFAULT["env"]:
             name = registry.name_of("algorithm", type(self.algorithm))
+            what = "rated answers" if answers == "rated" else "labelled steps"
             raise LmgymError(
-                f"{where}{name} learns from the rated answers of a task, and environment '{self.env.get('name')}' has "
-                "none; remove env"
+                f"{where}{name} learns from the {what} of a task, and environment '{self.env.get('name')}' has none; "
+                "remove env"
             )
-        if answers == "rated" and self.algorithm.group_size > 1:
+        if answers in ("rated", "steps") and self.algorithm.group_size > 1:
             raise LmgymError(
                 f"{where}algorithm.group_size is for sampled answers; here the task gives them, so remove it"
             )
@@ -237,6 +239,9 @@ class Config(Section):
                 raise LmgymError(f"two stages are called '{name}'; give each its own 'name'")
         if self.distributed.sharding != "none" and self.policy.quantise is not None:
             raise LmgymError("distributed.sharding: packed weights cannot be cut; remove it, or policy.quantise")
+        found = availability_of("lmgym[ray]" if self.engine.name == "pool" else "")
+        if found.runs == "no":
+            raise LmgymError(f"engine.name: a pool needs Ray; {found.how}")
         if self.engine.name == "pool" and self.policy.quantise is not None:
             raise LmgymError("engine.name: packed weights stay in the training process; write sampler")
         for stage in self.stages:
@@ -268,7 +273,7 @@ class Config(Section):
             registry.load_attribute(self.logs.predictions, "logs.predictions")
         for stage in self.stages:
             self.evaluation.decoding(stage.sampling)  # raises where the two do not go together
-            if stage.algorithm.requirements.makes == "reward_model":
+            if stage.algorithm.requirements.makes != "policy":
                 self._check_reward_model(stage)
             if stage.algorithm.requirements.values and self.policy.critic == "none":
                 name = registry.name_of("algorithm", type(stage.algorithm))

@@ -52,6 +52,10 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "orpo": ("algorithms.orpo:ORPO", "given pairs: imitates the chosen answer, and an odds ratio, in one stage"),
         "kto": ("algorithms.kto:KTO", "given answers that are good or bad alone, beside a reference"),
         "reward_model": ("algorithms.reward_model:RewardModel", "given pairs: a model that scores answers"),
+        "process_reward_model": (
+            "algorithms.process_reward_model:ProcessRewardModel",
+            "given steps, right or wrong: a model that scores each step",
+        ),
         "online_dpo": ("algorithms.online_dpo:OnlineDPO", "the best answer of a group against its worst; DPO's loss"),
         "distill": (
             "algorithms.distill:Distill",
@@ -71,6 +75,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "topics": ("tasks.topics", "open writing prompts without right answers"),
         "jsonl": ("tasks.jsonl", "any .jsonl file with prompt and reference columns", "path="),
         "preferences": ("tasks.preferences", "pairs (chosen, rejected) or marked answers, file or Hub", "path="),
+        "step_labels": ("tasks.step_labels", "answers in steps, each right or wrong, file or Hub", "path="),
         "increasing_numbers": ("tasks.synthetic", "a number to count on from, or one prompt"),
         "sentences_with_dates": ("tasks.synthetic", "beginnings of a sentence that ask for a date"),
         "dummy": ("tasks.synthetic", "one prompt again and again"),
@@ -164,6 +169,11 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "conditional_entropy_3": ("rewards.text.diversity", "entropy of a word given the two before, in bits"),
         "learned_reward": ("rewards.learned.classifier", "what a classifier says of one of its labels", "a model"),
         "reward_model": ("rewards.learned.classifier", "a reward model's score of prompt and answer", "a model"),
+        "process_reward_model": (
+            "rewards.learned.process",
+            "how likely the steps of an answer are right, as one number",
+            "a model",
+        ),
         "intent_accuracy": (
             "rewards.learned.intent",
             "whether an utterance has the wanted intent, and METEOR",

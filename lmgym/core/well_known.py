@@ -15,6 +15,8 @@ ABOUT = {  # what to say: the names, written as `plainly` writes them
     "is online_dpo with preset: ipo here": ("online_ipo",),
     "learns from answers that are good or bad alone, as kto does": ("bco",),
     REWARD_MODEL: ("rlhf", "rlaif"),
+    "is called reward_model here": ("rm", "bradley_terry", "reward_modeling", "reward_modelling", "reward"),
+    "is called process_reward_model here": ("prm", "process_reward", "stepwise_reward", "prm_train"),
     "is grpo with a reward that checks the answer: rewards: {final_answer: 1.0}": ("rlvr",),
     "is called supervised here": (
         "sft",

@@ -72,10 +72,10 @@ def find_model(name: str, overrides: Sequence[str] = ()) -> NamedModel | None:
     if (path / "manifest.json").is_file() and (problem := checkpoint.damage(path)):
         raise LmgymError(f"checkpoint {name} is damaged ({problem}); name another one")
     config = load_config(run / "recipe.yaml", list(overrides))
-    if config.stages[-1].algorithm.requirements.makes == "reward_model":
+    if (makes := config.stages[-1].algorithm.requirements.makes) != "policy":
         raise LmgymError(
             f"{name} is a reward model's run, which writes no answers; use it as a reward: "
-            f"rewards: {{reward_model: {{model: {run}}}}}"
+            f"rewards: {{{makes}: {{model: {run}}}}}"
         )
     machine = choose_machine(config, run)
     compute = machine.compute if config.policy.compute == "auto" else config.policy.compute

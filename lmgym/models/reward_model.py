@@ -1,14 +1,16 @@
-"""A policy and its value head as a reward model in Hugging Face form: a sequence classifier with one output."""
+"""A policy and its value head as a reward model in Hugging Face form: a sequence classifier with one output, or, of
+steps, a token classifier with the labels "wrong" and "right"."""
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from huggingface_hub import ModelCard, hf_hub_download
 from torch import nn
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, PreTrainedModel
 
 from lmgym.core.errors import LmgymError
 from lmgym.models import lora, quantization
@@ -17,20 +19,38 @@ from lmgym.models.critic import value_head
 from lmgym.models.load import PolicySection
 from lmgym.models.policy import Policy
 
-LAYOUT = "answer"  # how rewards/learned/classifier.py lays out prompt and answer for such a model
+Kind = Literal["reward_model", "process_reward_model"]
 
 
-def as_reward_model(policy: Policy) -> PreTrainedModel:
+@dataclass(frozen=True)
+class Form:
+    """How a kind of reward model is written: transformers' class, its outputs, and how prompt and answer become its
+    input (rewards/learned)."""
+
+    auto: Any
+    noun: str
+    labels: tuple[str, ...]
+    layout: str
+
+
+FORMS: Mapping[str, Form] = {
+    "reward_model": Form(AutoModelForSequenceClassification, "sequence classifier", ("score",), "answer"),
+    # Two outputs, 0 and s, since programs that read a token classifier take their softmax: sigmoid(s) is that of s.
+    "process_reward_model": Form(AutoModelForTokenClassification, "token classifier", ("wrong", "right"), "steps"),
+}
+
+
+def as_reward_model(policy: Policy, kind: Kind = "reward_model") -> PreTrainedModel:
     """The policy's trunk (adapters merged) under its value head, or under one of zeros if it has none yet. Shares the
-    policy's memory where nothing had to be merged.
+    trunk's memory with the policy where nothing had to be merged.
 
     Raises LmgymError for encoder-decoders, whose classifiers read their input otherwise; for quantized weights; and for
-    models of which transformers has no classifier that is a linear map on the last state.
+    models of which transformers has no classifier that is a linear map on the states.
 
     Example: as_reward_model(policy).config.num_labels -> 1
     """
     # 1. An empty classifier of the same configuration.
-    model = policy.model
+    model, form = policy.model, FORMS[kind]
     name = model.config.model_type
     if policy.encoder_decoder:
         raise LmgymError(f"a reward model is made of a causal model, and {name} is an encoder-decoder")
@@ -38,29 +58,44 @@ def as_reward_model(policy: Policy) -> PreTrainedModel:
         raise LmgymError("a reward model is written with all its weights, so policy.quantise must go")
     model = lora.merged(model) if lora.has_adapter(model) else model
     config = type(model.config).from_dict(model.config.to_dict())
-    config.update({"num_labels": 1, "id2label": {0: "score"}, "label2id": {"score": 0}})
+    names = dict(enumerate(form.labels))
+    config.update({"num_labels": len(names), "id2label": names, "label2id": {v: k for k, v in names.items()}})
     config.pad_token_id = _padding(policy)
-    if type(config) not in AutoModelForSequenceClassification._model_mapping:
-        raise LmgymError(f"transformers has no sequence classifier of {name}, so it cannot become a reward model")
+    if type(config) not in form.auto._model_mapping:
+        raise LmgymError(f"transformers has no {form.noun} of {name}, so it cannot become a {kind.replace('_', ' ')}")
     with torch.device("meta"):
-        classifier = AutoModelForSequenceClassification.from_config(config)
+        classifier = form.auto.from_config(config)
     # 2. The trunk's weights, and the head's.
-    trunk, heads = classifier.base_model, _heads(classifier)
+    trunk, heads = classifier.base_model, _heads(classifier, len(names))
     if type(trunk) is not type(model.base_model) or len(heads) != 1:
-        raise LmgymError(f"the sequence classifier of {name} is more than its trunk and a linear map")
+        raise LmgymError(f"the {form.noun} of {name} is more than its trunk and a linear map")
     setattr(classifier, classifier.base_model_prefix, model.base_model)
     if any(parameter.is_meta for key, parameter in classifier.named_parameters() if not key.startswith(heads[0])):
-        raise LmgymError(f"the sequence classifier of {name} has parameters that the language model lacks")
+        raise LmgymError(f"the {form.noun} of {name} has parameters that the language model lacks")
     head = policy.value_head or value_head(policy.hidden_size, next(iter(policy.parameters())))
-    setattr(classifier, heads[0], head)
-    return classifier.eval()
+    setattr(classifier, heads[0], _written(head, getattr(classifier, heads[0])))
+    return classifier.eval()  # type: ignore[no-any-return]
 
 
-def _heads(classifier: nn.Module) -> list[str]:
-    """The names of a classifier's linear maps to one number, outside of its trunk."""
+def _heads(classifier: nn.Module, outputs: int) -> list[str]:
+    """The names of a classifier's linear maps to so many numbers, outside of its trunk."""
     return [
-        name for name, part in classifier.named_children() if isinstance(part, nn.Linear) and part.out_features == 1
+        name
+        for name, part in classifier.named_children()
+        if isinstance(part, nn.Linear) and part.out_features == outputs
     ]
+
+
+@torch.no_grad()
+def _written(head: nn.Linear, empty: nn.Linear) -> nn.Linear:
+    """The value head in the shape of a classifier's own: its output is the last one, any other is 0, and so is a
+    bias."""
+    weight, bias = head.weight, empty.bias is not None
+    found = nn.Linear(empty.in_features, empty.out_features, bias=bias, device=weight.device, dtype=weight.dtype)
+    for parameter in found.parameters():
+        parameter.zero_()
+    found.weight[-1] = weight[0]
+    return found
 
 
 def _padding(policy: Policy) -> int:
@@ -71,26 +106,27 @@ def _padding(policy: Policy) -> int:
     return int(pad) if usual else next(id for id in range(policy.vocabulary) if id != end)
 
 
-def save_reward_model(folder: Path, policy: Policy, facts: Mapping[str, Any]) -> None:
+def save_reward_model(folder: Path, policy: Policy, facts: Mapping[str, Any], kind: Kind = "reward_model") -> None:
     """Write the reward model and its tokenizer. `facts` (base_model, licence, ...) become part of its configuration. A
     separate critic is the reward model, if there is one.
 
     Example: save_reward_model(Path("runs/rm/final"), policy, {"base_model": "Qwen/Qwen2.5-0.5B"})
     """
-    classifier = as_reward_model(policy.critic or policy)
-    classifier.config.update({"lmgym": {"layout": LAYOUT, **facts}})
+    classifier = as_reward_model(policy.critic or policy, kind)
+    classifier.config.update({"lmgym": {"layout": FORMS[kind].layout, **facts}})
     classifier.save_pretrained(folder)
     tokenizer = copy.deepcopy(policy.tokenizer)
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(classifier.config.pad_token_id)
     tokenizer.save_pretrained(folder)
 
 
-def facts_of_base(section: PolicySection) -> dict[str, Any]:
+def facts_of_base(section: PolicySection, separator: str = "") -> dict[str, Any]:
     """What a reward model says of the model that it was made from: its name, revision, licence (as its model card says;
-    None if it says none or is not here) and the keyword arguments of the chat template."""
+    None if it says none or is not here) and the keyword arguments of the chat template; and, of a process reward model,
+    what separates steps."""
     base = section.model if is_builtin(section.model) or not Path(section.model).exists() else Path(section.model).name
     facts = {"base_model": base, "revision": section.revision, "licence": licence_of(section)}
-    return facts | {"template": section.template}
+    return facts | {"template": section.template} | ({"separator": separator} if separator else {})
 
 
 def licence_of(section: PolicySection) -> str | None:

@@ -198,7 +198,8 @@ def better_directions(names: Iterable[str], rewards: Sequence[Reward]) -> dict[s
     """Of each metric 1 if higher is better, -1 if lower is better; left out where the recipe does not say. The reward
     and its parts of positive weight should rise, parts of negative weight, errors and cut answers fall."""
     known = {"reward": 1, "truncated": -1, "environment_errors": -1, "reference_nll": -1}
-    known |= {"preference/accuracy": 1, "preference/margin": 1}
+    known |= {"preference/accuracy": 1, "preference/margin": 1, "calibration/error": -1}
+    known |= dict.fromkeys(("step/accuracy", "step/first_wrong", "step/all_right"), 1)
     known |= {reward.name: 1 if reward.weight > 0 else -1 for reward in rewards if reward.weight}
     found = {}
     for name in names:

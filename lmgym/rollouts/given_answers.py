@@ -1,12 +1,13 @@
-"""Answers that the data gives, as turns: references to imitate, and rated answers to learn preferences from. Imports no
-torch."""
+"""Answers that the data gives, as turns: references to imitate, rated answers to learn preferences from, and answers in
+labelled steps. Imports no torch."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, represent
 from lmgym.rollouts.players import Actor
 from lmgym.text.chat import answer_ids, decoder_answer_ids
+from lmgym.text.steps import step_ids
 from lmgym.types import Episode, Example, Turn
 
 
@@ -51,6 +52,52 @@ def rated_answers(prompts: Sequence[tuple[int, Example]], actor: Actor) -> list[
         _check_different(own, actor)
         episodes += own
     return episodes
+
+
+def labelled_steps(prompts: Sequence[tuple[int, Example]], actor: Actor, separator: str) -> list[Episode]:
+    """An episode for each (group, example): a turn for each step, which ends with the separator and earns 1 if the step
+    is right, else 0. There is no end of sequence: a model that judges a step does not know whether it is the last.
+
+    Raises LmgymError as `check_labelled` does.
+
+    Example: two steps of an answer
+        >>> one = Example("a/0", "2+2+1=", steps=(LabelledStep("2+2=4", True), LabelledStep("4+1=6", False)))
+        >>> [turn.reward for turn in labelled_steps([(0, one)], actor, "\\n")[0].turns]
+        [1.0, 0.0]
+    """
+    episodes: list[Episode] = []
+    for group, example in prompts:
+        check_labelled(example, separator)
+        turns, given = list[Turn](), actor.encode_prompt(example.prompt)
+        for step in example.steps:
+            ids = step_ids(actor.tokenizer, step.text, separator)
+            turns.append(Turn(given, ids, text=step.text, reward=float(step.right), continuation=separator))
+            given = []
+        turns[-1].continuation = None
+        score = sum(turn.reward for turn in turns)
+        episodes.append(Episode(example, group, len(episodes), turns, version=actor.version, score=score))
+    return episodes
+
+
+def check_labelled(example: Example, separator: str) -> None:
+    """Raise LmgymError for an example without steps, and for a step that is blank or holds the separator: an answer
+    would be cut there.
+
+    Example: check_labelled(Example("a/0", "2+2=", steps=(LabelledStep("2+2\\n=4", True),)), "\\n") raises
+    """
+    if not example.steps:
+        raise LmgymError(
+            f"example {example.id} has no labelled steps to learn from; the task step_labels reads them from files "
+            "(docs/tasks.md)"
+        )
+    for step in example.steps:
+        if not step.text.strip():
+            raise LmgymError(f"example {example.id} has an empty step; remove it, or give it a text")
+        if separator in step.text.strip():
+            raise LmgymError(
+                f"example {example.id}: the step {represent(step.text)} holds the separator {represent(separator)}; "
+                'choose another one, such as algorithm.separator: "\\n\\n"'
+            )
 
 
 def _check_different(answers: Sequence[Episode], actor: Actor) -> None:

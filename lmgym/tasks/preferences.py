@@ -9,10 +9,10 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError, represent
 from lmgym.core.registry import register
-from lmgym.tasks.base import SPLITS, MissingSplit, check_split, hash_fraction
+from lmgym.tasks.base import MissingSplit, check_split
 from lmgym.tasks.files import rows_of
 from lmgym.tasks.jsonl import column, prompt_of
-from lmgym.tasks.sources import stream_rows
+from lmgym.tasks.sources import shared_out, stream_rows
 from lmgym.types import Example, Message, RatedAnswer
 
 Prompt = str | list[Message]
@@ -77,33 +77,14 @@ def preferences(
     check_split("preferences", split)
     if path is None and hub_id is None:
         raise LmgymError("task 'preferences' needs task.path (a file or a folder) or task.hub_id")
-    if validation < 0 or test < 0 or validation + test >= 1:
-        raise LmgymError(
-            f"task.validation ({validation}) and task.test ({test}) must be shares that leave some to train on"
-        )
     columns = Columns(prompt, chosen, rejected, completion, label, chosen_rating, rejected_rating, prompt_end)
 
-    def rows(part: str) -> list[Example]:
+    def examples_of(part: str) -> list[Example]:
         if path is not None and (rollouts := Path(path).expanduser() / "rollouts.jsonl").is_file():
             return _sampled(part, rollouts)
         return _examples(part, stream_rows("preferences", part, path, hub_id or "", config), columns)
 
-    # The splits that the data has itself; the others are taken out of train.
-    own = {part: found for part in SPLITS if part != "train" and (found := _or_none(rows, part)) is not None}
-    if split in own:
-        return own[split]
-    shares = {part: 0.0 if part in own else share for part, share in (("test", test), ("validation", validation))}
-    if split != "train" and not shares[split]:
-        raise MissingSplit(f"task 'preferences' has no split '{split}': set task.{split} above 0")
-    held_out = {str(example.prompt) for examples in own.values() for example in examples}
-
-    def part_of(example: Example) -> str:
-        fraction = hash_fraction(str(example.prompt))
-        if fraction < shares["test"]:
-            return "test"
-        return "validation" if fraction < shares["test"] + shares["validation"] else "train"
-
-    return [one for one in rows("train") if part_of(one) == split and str(one.prompt) not in held_out]
+    return shared_out("preferences", split, examples_of, validation, test)
 
 
 def _sampled(part: str, rollouts: Path) -> list[Example]:
@@ -134,15 +115,6 @@ def _sampled(part: str, rollouts: Path) -> list[Example]:
         for place, group in groups.items()
         if len(set(group["rated"].values())) > 1
     ]
-
-
-def _or_none(rows: Any, part: str) -> list[Example] | None:
-    """The examples of a split; None if the data has no such split."""
-    try:
-        found: list[Example] = rows(part)
-        return found
-    except MissingSplit:
-        return None
 
 
 def _examples(part: str, rows: Iterable[tuple[str, dict[str, Any]]], columns: Columns) -> list[Example]:

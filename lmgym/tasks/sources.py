@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.hub import prepare_hub, unreachable
-from lmgym.tasks.base import SPLITS, MissingSplit
+from lmgym.tasks.base import SPLITS, MissingSplit, check_split, hash_fraction
 from lmgym.tasks.files import NAMES, SUFFIXES, Row, as_object, files_of, read_json, rows_of
 from lmgym.tasks.jsonl import column, read_json_lines
 from lmgym.types import Example
@@ -68,6 +68,47 @@ def disjoint(split: str, examples_of: Callable[[str], Iterable[Example]]) -> lis
         except MissingSplit:
             continue
     return [example for example in examples if str(example.prompt) not in held_out]
+
+
+def shared_out(
+    task: str, split: str, examples_of: Callable[[str], list[Example]], validation: float, test: float
+) -> list[Example]:
+    """The examples of a split of data that may have one split only: the shares `validation` and `test` of the training
+    prompts, by a hash, are the splits that it does not have itself. Prompts of the others are removed from train.
+    `examples_of` makes the examples of one split; it raises MissingSplit if there is no such split.
+
+    Example: of data with train and test, a tenth of train
+        >>> shared_out("preferences", "validation", examples_of, validation=0.1, test=0.1)
+    """
+    check_split(task, split)
+    if validation < 0 or test < 0 or validation + test >= 1:
+        raise LmgymError(
+            f"task.validation ({validation}) and task.test ({test}) must be shares that leave some to train on"
+        )
+    # The splits that the data has itself; the others are taken out of train.
+    own = {part: found for part in SPLITS if part != "train" and (found := _or_none(examples_of, part)) is not None}
+    if split in own:
+        return own[split]
+    shares = {part: 0.0 if part in own else share for part, share in (("test", test), ("validation", validation))}
+    if split != "train" and not shares[split]:
+        raise MissingSplit(f"task '{task}' has no split '{split}': set task.{split} above 0")
+    held_out = {str(example.prompt) for examples in own.values() for example in examples}
+
+    def part_of(example: Example) -> str:
+        fraction = hash_fraction(str(example.prompt))
+        if fraction < shares["test"]:
+            return "test"
+        return "validation" if fraction < shares["test"] + shares["validation"] else "train"
+
+    return [one for one in examples_of("train") if part_of(one) == split and str(one.prompt) not in held_out]
+
+
+def _or_none(examples_of: Callable[[str], list[Example]], part: str) -> list[Example] | None:
+    """The examples of a split; None if the data has no such split."""
+    try:
+        return examples_of(part)
+    except MissingSplit:
+        return None
 
 
 def local_rows(task: str, part: str, path: Path) -> list[Row]:

@@ -22,7 +22,7 @@ from lmgym.models.load import load_tokenizer
 from lmgym.models.policy import Policy
 from lmgym.models.shapes import Shapes, shapes_of
 from lmgym.rewards.base import build_rewards
-from lmgym.rollouts.given_answers import rated_answers
+from lmgym.rollouts.given_answers import labelled_steps, rated_answers
 from lmgym.rollouts.play import play
 from lmgym.rollouts.rollout import demonstrate, groups_of
 from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_ids, start_ids
@@ -202,6 +202,8 @@ def _stage(
     actor, path = make_actor(config, policy, engine), (config.seed, "check")
     if stage.algorithm.requirements.answers == "rated":
         return Sampled(rated_answers(list(enumerate(few)), actor), len(few))
+    if stage.algorithm.requirements.answers == "steps":
+        return Sampled(labelled_steps(list(enumerate(few)), actor, stage.algorithm.requirements.separator), len(few))
     if stage.algorithm.requirements.answers == "references":
         return Sampled(demonstrate(list(enumerate(few)), actor, path, make_envs(config, stage.env)), len(few))
     group = max(stage.algorithm.group_size, GROUP)

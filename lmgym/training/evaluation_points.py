@@ -10,6 +10,7 @@ from lmgym.config.schema import Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.envs.vector import Envs
+from lmgym.logs.calibration_plot import calibration_plot
 from lmgym.logs.console import Sample
 from lmgym.logs.formatting import json_text
 from lmgym.logs.plots import training_plot
@@ -18,9 +19,10 @@ from lmgym.models.policy import Policy
 from lmgym.models.reward_model import facts_of_base, save_reward_model
 from lmgym.rollouts.evaluate import Evaluation, better_directions, evaluate
 from lmgym.rollouts.rollout import Actor, demonstrate
+from lmgym.stats.calibration import Bin
 from lmgym.stats.intervals import Interval, mean_interval
 from lmgym.training import checkpoint
-from lmgym.training.preference_accuracy import preference_results
+from lmgym.training.judgements import judgements
 from lmgym.training.run import Run
 from lmgym.training.setup import held_out_rewards
 from lmgym.training.stage import StageRun
@@ -66,11 +68,13 @@ def finish(run: Run) -> None:
 
 def save_result(run: Run, stage: Stage, name: str, policy: Policy) -> None:
     """Write what a stage makes, a language model or a reward model, as the run's `name`, whole or not at all."""
-    if stage.algorithm.requirements.makes == "policy":
+    required = stage.algorithm.requirements
+    if required.makes == "policy":
         checkpoint.save_model(run.folder / name, policy)
         return
-    facts = facts_of_base(run.config.policy)
-    checkpoint.write_folder(run.folder / name, lambda folder: save_reward_model(folder, policy, facts))
+    kind = required.makes
+    facts = facts_of_base(run.config.policy, required.separator)
+    checkpoint.write_folder(run.folder / name, lambda folder: save_reward_model(folder, policy, facts, kind))
 
 
 def _write_results(run: Run, final: Policy) -> None:
@@ -86,6 +90,9 @@ def _write_results(run: Run, final: Policy) -> None:
     run.writer.finish(_scalars({"before": before, "after": after}), plot)
     run.console.say(f"model: {run.folder / 'final'}")
     run.console.say(f"plot:  {plot}")
+    if bins := evaluations["after"].get("calibration"):
+        drawn = calibration_plot([Bin(**one) for one in bins], run.folder / "calibration.png")
+        run.console.say(f"calibration: {drawn}")
 
 
 def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str, Any]]:
@@ -110,7 +117,8 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     results = dict(result.results)
     if _measures_references(stage, examples):
         results["reference_nll"] = reference_nll(examples, stage.actor, run.policy, seed, stage.held_out_envs)
-    results |= preference_results(stage, examples)
+    judged = judgements(stage, examples)
+    results |= judged.results
     position = {"stage": stage.index, "stage_name": stage.config.name, "step": stage.step, "split": split}
     record: dict[str, Any] = {"kind": "evaluation", **position, "count": len(examples)}
     if unlimited := [reward.name for reward in rewards if reward.unlimited]:
@@ -130,7 +138,9 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     shown = [name for name in results if name not in ("reward", "length/mean", "truncated")] or ["reward"]
     run.console.evaluation(stage.step, {name: results[name] for name in shown}, split)
     plain = {name: asdict(interval) for name, interval in results.items()}
-    kept = {"stage": stage.config.name, "step": stage.step, "split": split}
+    kept: dict[str, Any] = {"stage": stage.config.name, "step": stage.step, "split": split}
+    if judged.bins:
+        kept["calibration"] = [asdict(one) for one in judged.bins]
     return results, {**kept, "results": plain, "answers": _answers(tracked)}
 
 

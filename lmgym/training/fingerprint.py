@@ -71,11 +71,14 @@ def of_machine(machine: Machine, policy: Policy, ranks: Ranks = ALONE, sharding:
 
 
 def data_digest(examples: Iterable[Example]) -> dict[str, Any]:
-    """Number and SHA-256 of examples: their ids, prompts, references and meta, in their order and in any order. A value
-    of `meta` that JSON cannot hold counts by its type only. About 4 seconds for a million short examples."""
+    """Number and SHA-256 of examples: their ids, prompts, references, meta, rated answers and labelled steps, in their
+    order and in any order. A value of `meta` that JSON cannot hold counts by its type only. About 4 seconds for a
+    million short examples."""
     count, total, ordered = 0, 0, hashlib.sha256()
     for example in examples:
-        tree = [example.id, example.prompt, example.references, example.meta]
+        tree: list[Any] = [example.id, example.prompt, example.references, example.meta]
+        if example.rated or example.steps:
+            tree.append([vars(one) for one in (*example.rated, *example.steps)])
         try:
             text = json.dumps(tree, sort_keys=True, default=_plain)
         except TypeError:  # keys of several types have no order

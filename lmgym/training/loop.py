@@ -20,7 +20,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.logs.console import Console
 from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens, version_lag
-from lmgym.rollouts.given_answers import rated_answers
+from lmgym.rollouts.given_answers import labelled_steps, rated_answers
 from lmgym.rollouts.play import exchanged, play, play_share
 from lmgym.rollouts.rollout import demonstrate, finished_episodes, groups_of
 from lmgym.training.evaluation_points import evaluate_now, finish, is_evaluated, record_evaluation
@@ -113,6 +113,8 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
         path = (*stage.path, "step", step, draw)
         if algorithm.requirements.answers == "rated":
             episodes = rated_answers(prompts, stage.actor)
+        elif algorithm.requirements.answers == "steps":
+            episodes = labelled_steps(prompts, stage.actor, algorithm.requirements.separator)
         elif algorithm.requirements.answers == "references":
             episodes = demonstrate(prompts, stage.actor, path, stage.envs)
         elif not draw and (played := stage.ahead.take(step)) is not None:

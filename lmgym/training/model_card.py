@@ -37,8 +37,9 @@ def export(what: Path, to: Path, overrides: Sequence[str] = (), merge: bool = Fa
     config = load_config(run / "recipe.yaml", list(overrides))
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise LmgymError(f"--to: {to} exists and is not empty; name a new folder")
-    scores = _is_reward_model(source, config)
-    if not scores:
+    required = config.stages[-1].algorithm.requirements
+    kind = required.makes if _is_reward_model(source, config) else "policy"
+    if kind == "policy":
         files.check_mergeable(source, config.policy, merge, push is not None)
     if push is not None:
         files.check_hub(push)
@@ -46,10 +47,10 @@ def export(what: Path, to: Path, overrides: Sequence[str] = (), merge: bool = Fa
     section = machine.policy_section(config.policy)
 
     def write(folder: Path) -> None:
-        if scores and (source / "state.json").is_file():
+        if kind != "policy" and (source / "state.json").is_file():
             policy = load_policy(section, config.seed, source)
-            save_reward_model(folder, policy, facts_of_base(config.policy))
-        elif merge and not scores:
+            save_reward_model(folder, policy, facts_of_base(config.policy, required.separator), kind)
+        elif merge and kind == "policy":
             files.merge_model(source, folder, section, config.seed)
         else:
             files.copy_model(source, folder, section)

@@ -20,8 +20,10 @@ from lmgym.models.builtin import is_builtin
 from lmgym.models.load import PolicySection, check_start_token, load_tokenizer, read_model_info
 from lmgym.models.policy import Policy
 from lmgym.models.reward_model import as_reward_model
+from lmgym.rollouts.given_answers import check_labelled
 from lmgym.text.chat import answer_ids, decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids, start_ids
 from lmgym.text.control import control_tokens
+from lmgym.text.steps import step_ids
 from lmgym.training.run import Data
 from lmgym.types import Example, Message
 
@@ -51,10 +53,11 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
 def check_fit(config: Config, data: Data, policy: Policy, say: Callable[[str], None]) -> None:
     """Raise LmgymError, naming the example, if a prompt or reference is too long. `say` is told how many are cut."""
     stages = list(zip(config.stages, data.training, strict=True))
-    if config.stages[-1].algorithm.requirements.makes == "reward_model":
-        as_reward_model(policy)  # raises where there is no such model
+    if (makes := config.stages[-1].algorithm.requirements.makes) != "policy":
+        as_reward_model(policy, makes)  # raises where there is no such model
     for stage, examples in stages:
         check_pairs(stage, examples, data)
+        check_steps(stage, examples, data)
     for stage in config.stages:
         for sampling in (stage.sampling, config.evaluation.decoding(stage.sampling)):
             check_new_tokens(sampling, policy)
@@ -87,6 +90,16 @@ def check_pairs(stage: Stage, examples: Sequence[Example], data: Data) -> None:
                 f"{registry.name_of('algorithm', type(stage.algorithm))} learns from such pairs; kto learns from "
                 "answers that are good or bad alone"
             )
+
+
+def check_steps(stage: Stage, examples: Sequence[Example], data: Data) -> None:
+    """Raise LmgymError, naming the example, if a stage that learns from labelled steps cannot learn from all of its
+    examples, or cannot be measured on those of an evaluation."""
+    required = stage.algorithm.requirements
+    if required.answers == "steps":
+        for own in (examples, *data.held_out.values()):
+            for example in own:
+                check_labelled(example, required.separator)
 
 
 def check_new_tokens(sampling: Sampling, policy: Policy) -> None:
@@ -198,12 +211,14 @@ def _plain_lengths(tokenizer: Any, prompts: Sequence[str | Sequence[Message]], e
 
 
 def given_answers(example: Example, stage: Stage) -> list[str]:
-    """The texts of an example that a stage trains on: its references, its rated answers, or none."""
+    """The texts of an example that a stage trains on: its references, its rated answers, its steps as one, or none."""
     match stage.algorithm.requirements.answers:
         case "references":
             return list(example.references)
         case "rated":
             return [answer.text for answer in example.rated]
+        case "steps":
+            return ["".join(step.text + stage.algorithm.requirements.separator for step in example.steps)]
     return []
 
 
@@ -231,7 +246,8 @@ def check_lengths(examples: Sequence[Example], config: Config, stage: Stage, pol
     if policy.context is None or stage.env["name"] != "single_turn":
         return
     tokenizer, template, cut = policy.tokenizer, config.policy.template, config.policy.cut
-    learned = {"references": "reference", "rated": "rated answer"}.get(stage.algorithm.requirements.answers)
+    required = stage.algorithm.requirements
+    learned = {"references": "reference", "rated": "rated answer", "steps": "steps"}.get(required.answers)
     limit = config.policy.max_reference_tokens or sys.maxsize
     given = len(start_ids(tokenizer, config.policy.answer_start, policy.encoder_decoder))
     read = source_ids if policy.encoder_decoder else prompt_ids
@@ -249,7 +265,10 @@ def check_lengths(examples: Sequence[Example], config: Config, stage: Stage, pol
             length = max([length, *spoken])
             what = f"the prompt or the {learned}" if learned else "the prompt"
         else:
-            lengths = [len(answer_ids(tokenizer, example.prompt, text, template, given > 0)) for text in answers]
+            if required.answers == "steps":
+                lengths = [sum(len(step_ids(tokenizer, step.text, required.separator)) for step in example.steps)]
+            else:
+                lengths = [len(answer_ids(tokenizer, example.prompt, text, template, given > 0)) for text in answers]
             length += given + min(max(lengths, default=1), limit)
             what = f"the prompt and {learned}" if learned else "the prompt, with one token of an answer,"
         if length > policy.context:

@@ -194,6 +194,7 @@ FAMILIES: Mapping[str, Family] = {  # by registered name; a plug-in's terms are 
     "trpo": Family(lambda fields: [], _of_critic),  # no loss per token: one step in a trust region
     **dict.fromkeys(("dpo", "ipo", "simpo", "orpo", "reward_model", "online_dpo"), PAIRS),
     "kto": Family(lambda fields: [], lambda fields: "none: the loss compares an answer with answers to other prompts"),
+    "process_reward_model": Family(lambda fields: [], lambda fields: "none: the loss is about a score of each step"),
     "reinforce": Family(_policy_gradient, _of_baseline),
     "rloo": Family(_policy_gradient, lambda fields: "R - mean_others"),
     "reinforce_pp": Family(_clipped, _of_returns),

@@ -113,16 +113,18 @@ with_and_without_adapters = pytest.mark.parametrize("lora", [False, True])
 
 @with_and_without_adapters
 @every_model
-@pytest.mark.parametrize("algorithm", [name for name in registry.BUILTIN["algorithm"] if name != "reward_model"])
+@pytest.mark.parametrize(
+    "algorithm", [name for name in registry.BUILTIN["algorithm"] if not name.endswith("reward_model")]
+)
 def test_one_turn(algorithm: str, model: str, lora: bool, tmp_path: Path) -> None:
     section = algorithm_section(algorithm, model)
-    changes: dict[str, Any] = {"task": runs.JUDGED} if algorithm in runs.RATED else {}
+    changes: dict[str, Any] = {"task": runs.GIVEN[algorithm]} if algorithm in runs.GIVEN else {}
     policy = policy_section(model, **(LORA if lora else {}))
     folder = train(tmp_path / "run", model, section, policy=policy, **changes)
     assert_trained(folder, model, lora)
 
 
-SAMPLING = [name for name in registry.BUILTIN["algorithm"] if name not in ("supervised", *runs.RATED)]  # of one turn
+SAMPLING = [name for name in registry.BUILTIN["algorithm"] if name not in ("supervised", *runs.GIVEN)]  # of one turn
 
 
 @with_and_without_adapters

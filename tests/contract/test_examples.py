@@ -305,4 +305,5 @@ def test_the_page_of_an_algorithm_has_every_hyperparameter(name: str) -> None:
     defaults = documented_defaults(name)
     for field in fields(registry.get("algorithm", name)):
         if field.init:
-            assert defaults[field.name] == str(field.default).lower().removesuffix(".0"), field.name
+            default = str(field.default).lower().removesuffix(".0")
+            assert defaults[field.name] == (default if default.strip() else json.dumps(default)), field.name  # a "\n"

@@ -22,7 +22,7 @@ from lmgym.logs.writer import read_records
 from lmgym.training import manifest
 from lmgym.training.fingerprint import checksum, data_digest
 from lmgym.training.resume import MAY_CHANGE
-from lmgym.types import Example
+from lmgym.types import Example, LabelledStep, RatedAnswer
 from tests import models, runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
 
@@ -358,6 +358,14 @@ def test_the_digest_of_data_tells_order_and_contents(drawn: list[Example], data:
     changed = [*drawn]
     changed[index] = dataclasses.replace(drawn[index], prompt=str(drawn[index].prompt) + "x")
     assert data_digest(changed)["in any order"] != digest["in any order"]
+
+
+def test_ratings_and_labels_are_data() -> None:
+    """An exchanged pair, and a step whose label was changed, are other data; without them the digest is what it was."""
+    pairs = [(RatedAnswer("4", one), RatedAnswer("5", 1 - one)) for one in (0.0, 1.0)]
+    steps = [(LabelledStep("2+2=4", right),) for right in (False, True)]
+    examples = [Example("a", "b", rated=own) for own in pairs] + [Example("a", "b", steps=own) for own in steps]
+    assert len({data_digest([one])["sha256"] for one in [Example("a", "b"), *examples]}) == 5
 
 
 def test_meta_that_json_lacks_counts_by_its_type() -> None:

@@ -82,6 +82,10 @@ def test_what_a_run_of_a_reward_model_leaves(
     first = {name: evaluated[0][f"preference/{name}"] for name in ("accuracy", "accuracy/low", "margin", "margin/low")}
     assert first["accuracy"] == 0.5 and first["margin"] == 0  # a head of zeros
     assert first["accuracy/low"] < 0.5 and first["margin/low"] is None  # equal margins have no interval
+    assert evaluated[0]["calibration/error"] == 0 < evaluated[-1]["calibration/error"] < 1
+    summary = json.loads((run / "summary.json").read_text())
+    assert sum(one["count"] for one in summary["after"]["calibration"]) == 16
+    assert (run / "calibration.png").read_bytes().startswith(b"\x89PNG")
     assert "preference/margin/low" in evaluated[-1] and not {"reward", "length/mean"} & evaluated[-1].keys()
     assert all(record["kind"] == "train" for record in runs.records(run / "rollouts.jsonl"))
     config = json.loads((run / "final" / "config.json").read_text())

@@ -93,6 +93,9 @@ def task_arguments(name: str, folder: Path) -> dict[str, Any]:
     if name == "preferences":
         rows = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": str(n)} for n in range(200)]
         return {"path": str(write(folder / "pairs.jsonl", rows)), "validation": 0.1}
+    if name == "step_labels":
+        rows = [{"prompt": f"{n}+1=", "completions": [f"{n}+1", str(n)], "labels": [True, False]} for n in range(200)]
+        return {"path": str(write(folder / "steps.jsonl", rows)), "validation": 0.1}
     if name == "reasoning_gym":
         pytest.importorskip("reasoning_gym")
         return {"dataset": "chain_sum", "size": 30, "validation_size": 10, "test_size": 10}

@@ -20,7 +20,7 @@ from lmgym.batch import Batch
 from lmgym.config.yaml import read_yaml
 from lmgym.core import registry
 from lmgym.logs.doctor import examine
-from lmgym.types import Example, RatedAnswer
+from lmgym.types import Example, LabelledStep, RatedAnswer
 from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
@@ -47,6 +47,18 @@ def judged_sides(split: str) -> list[Example]:
         side, place = str(example.prompt).split()[0], number // 2 % 12
         good, bad = SIDES[side][place : place + 2], other[side][place : place + 2]
         examples.append(replace(example, rated=(RatedAnswer(good, 1.0), RatedAnswer(bad, 0.0))))
+    return examples
+
+
+def labelled_sides(split: str) -> list[Example]:
+    """The same prompts with an answer of two steps: a letter of either side, right if it is the prompt's."""
+    examples = []
+    for number, example in enumerate(sides(split)):
+        side, place = str(example.prompt).split()[0], number // 2
+        chosen = [list(SIDES)[place // 2**digit % 2] for digit in (0, 1)]  # all four pairs, as often
+        texts = [SIDES[own][place % 12 + digit] for digit, own in enumerate(chosen)]
+        labels = [LabelledStep(text, own == side) for text, own in zip(texts, chosen, strict=True)]
+        examples.append(replace(example, steps=tuple(labels)))
     return examples
 
 
@@ -155,6 +167,9 @@ PREFERENCES: list[dict[str, Any]] = [
 ]
 
 
+STEPS = {"name": "process_reward_model"}
+
+
 @pytest.mark.parametrize("algorithm", PREFERENCES, ids=[str([*one.values()]) for one in PREFERENCES])
 def test_given_preferences_are_learned(algorithm: dict[str, Any], tmp_path: Path) -> None:
     """The better of two held-out answers is the one that the policy then finds better. What ranks the answers of
@@ -162,6 +177,17 @@ def test_given_preferences_are_learned(algorithm: dict[str, Any], tmp_path: Path
     changes = {"task": f"{HERE}:judged_sides", "prompts_per_step": 32, "steps": 40}
     before, after = learn(tmp_path / "run", "preference/accuracy", algorithm=algorithm, **changes)
     assert 0.1 < before < 0.9 and after > 0.95
+    assert not findings(tmp_path / "run")
+
+
+def test_the_steps_of_answers_are_judged(tmp_path: Path) -> None:
+    """A step is right or wrong by prompt and letter together; by one of them alone half are found."""
+    changes: dict[str, Any] = {"task": f"{HERE}:labelled_sides", "prompts_per_step": 32, "steps": 200, "rewards": None}
+    changes |= {"optimizer": {"learning_rate": 0.005, "warmup": 1}}
+    before, after = learn(tmp_path / "run", "step/accuracy", algorithm=STEPS, **changes)
+    assert before == 0.5 and after > 0.9
+    results = json.loads((tmp_path / "run" / "summary.json").read_text())["after"]["results"]
+    assert results["step/first_wrong"]["mean"] > 0.9 and results["step/all_right"]["mean"] > 0.8
     assert not findings(tmp_path / "run")
 
 
@@ -180,7 +206,7 @@ def test_exchanged_pairs_do_not_pass(tmp_path: Path) -> None:
 
 
 def test_every_algorithm_is_tried() -> None:
-    assert {algorithm["name"] for algorithm in [*PREFERENCES, *(one for one, _ in LEARNERS)]} == set(
+    assert {algorithm["name"] for algorithm in [STEPS, *PREFERENCES, *(one for one, _ in LEARNERS)]} == set(
         registry.BUILTIN["algorithm"]
     )
 

@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from lmgym.config.build import build_config
-from lmgym.core import seeds
+from lmgym.core import availability, seeds
 from lmgym.core.errors import LmgymError
 from lmgym.inference import ray_generators
 from lmgym.inference.base import Request, Sampling
@@ -258,6 +258,12 @@ def test_the_first_step_ahead_is_that_of_a_run_without(cluster: None, tmp_path: 
 def test_what_does_not_go_together_is_refused(changes: dict, sentence: str) -> None:
     with pytest.raises(LmgymError, match=sentence):
         build_config(runs.tiny(**changes)).check()
+
+
+def test_a_pool_without_ray_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(availability.NEEDS, "lmgym[ray]", availability.Need(lambda: False, "pip install 'lmgym[ray]'"))
+    with pytest.raises(LmgymError, match=r"engine\.name: a pool needs Ray; pip install 'lmgym\[ray\]'"):
+        build_config(runs.tiny(engine={"name": "pool"})).check()
 
 
 def test_an_address_where_no_ray_listens_is_named_at_once() -> None:

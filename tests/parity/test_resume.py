@@ -14,7 +14,7 @@ import pytest
 from lmgym.core import registry
 from lmgym.logs.console import Console
 from tests import runs
-from tests.runs import RATED, assert_equal_runs, no_picture  # noqa: F401 (a fixture)
+from tests.runs import GIVEN, assert_equal_runs, no_picture  # noqa: F401 (a fixture)
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "reinforce none": {"name": "reinforce", "baseline": "none"},
@@ -36,6 +36,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "ipo": {"name": "ipo", "epochs": 2, "minibatches": 2},
     **{name: {"name": name} for name in ("simpo", "orpo", "kto")},
     "reward_model": {"name": "reward_model", "margin": 0.5, "centring": 0.01},
+    "process_reward_model": {"name": "process_reward_model", "epochs": 2, "minibatches": 2},
     "online_dpo": {"name": "online_dpo", "group_size": 4, "supervised_coefficient": 0.1, "epochs": 2},
     "raft": {"name": "raft", "group_size": 4, "epochs": 2, "minibatches": 2},
     "distill": {"name": "distill", "teacher": "builtin:tiny"},
@@ -50,7 +51,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # what else the recipe of one of them s
     "a2c, rmsprop": {"optimizer": {"name": "rmsprop", "learning_rate": 0.003, "epsilon": 1e-5}},
     "distill": {"rewards": None},
     "replay": {"logs": {"rollouts": "all"}},
-    **{name: {"task": runs.JUDGED} for name in RATED},
+    **{name: {"task": task} for name, task in GIVEN.items()},
 }
 WARM, RL = {"name": "warm", "algorithm": "supervised", "steps": 3}, {"name": "rl", "steps": 4}
 

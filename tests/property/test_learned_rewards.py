@@ -52,6 +52,7 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, di
             "synonyms": False,
         },
         "reward_model": {"model": tiny.scalar(folder / "scalar", longest=LONGEST)},
+        "process_reward_model": {"model": tiny.steps(folder / "steps", longest=LONGEST, separator="\n")},
         "bert_score": {"model": tiny.encoder(folder / "encoder", longest=LONGEST)},
         "bleurt": {"model": tiny.classifier(folder / "regression", labels={0: "score"}, longest=LONGEST)},
         "summac_zero_shot": {"model": entailment},

@@ -20,6 +20,16 @@ def logits(scorer: Scorer, rows: Sequence[Row], budget: int) -> list[list[float]
     return _each(scorer, rows, budget, lambda batch, output: output.logits.float().tolist())
 
 
+def token_logits(scorer: Scorer, rows: Sequence[Row], budget: int) -> list[Any]:
+    """A token classifier's outputs for each token of each row, [tokens, labels], fp32, on the CPU, before any
+    softmax."""
+
+    def read(batch: list[Row], output: Any) -> list[Any]:
+        return [values[: len(row.ids)].float().cpu() for row, values in zip(batch, output.logits, strict=True)]
+
+    return _each(scorer, rows, budget, read)
+
+
 def embeddings(scorer: Scorer, rows: Sequence[Row], budget: int, layer: int | None) -> list[Any]:
     """Hidden states of each row's tokens, [tokens, width], fp32, on the CPU: of the last layer, or of layer `layer`
     (0: the embeddings)."""

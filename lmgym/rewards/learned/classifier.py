@@ -154,7 +154,7 @@ def _layout(scorer: Scorer) -> Layout:
     """The layout that "auto" takes: that of its training if it says so; a pair needs a tokenizer that puts a separator
     between two texts."""
     tokenizer = scorer.tokenizer
-    if _trained_here(scorer).get("layout") == "answer":
+    if scorer.facts.get("layout") == "answer":
         return "answer"
     if getattr(tokenizer, "chat_template", None):
         return "chat"
@@ -162,13 +162,8 @@ def _layout(scorer: Scorer) -> Layout:
     return "pair" if separates else "joined"
 
 
-def _trained_here(scorer: Scorer) -> dict[str, Any]:
-    """What lmgym has written into the configuration of a reward model that it has trained."""
-    return dict(getattr(scorer.model.config, "lmgym", None) or {})
-
-
 def _answer(scorer: Scorer, text: str, example: Example, truncation: Truncation) -> Row:
-    template = _trained_here(scorer).get("template")
+    template = scorer.facts.get("template")
     before = prompt_ids(scorer.tokenizer, example.prompt, template)
 
     def rendered(answer: str) -> list[int]:

@@ -44,7 +44,7 @@ def text_rows(
         pair = None if second is None else second[index]
         too_long = longest is not None and len(row.ids) > longest
         if too_long and truncation == "refuse":
-            raise _too_long(reward, scorer, f"text {index} of {len(rows)}", len(row.ids))
+            raise length_error(reward, scorer, f"text {index} of {len(rows)}", len(row.ids))
         if _forged(scorer, row, texts[index], pair):
             rows[index] = _row_apart(scorer, texts[index], pair, truncation)
         elif too_long:
@@ -135,7 +135,7 @@ def fitted(reward: str, scorer: Scorer, text: str, rendered: Callable[[str], lis
     if longest is None or len(ids) <= longest:
         return Row(tuple(ids))
     if side == "refuse":
-        raise _too_long(reward, scorer, "a text with what is put around it", len(ids))
+        raise length_error(reward, scorer, "a text with what is put around it", len(ids))
     # Find by bisection the most characters that fit: 0 characters must fit, all of them do not.
     fits, most = 0, len(text)
     best = rendered("")
@@ -179,7 +179,8 @@ def clean(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _too_long(reward: str, scorer: Scorer, what: str, tokens: int) -> LmgymError:
+def length_error(reward: str, scorer: Scorer, what: str, tokens: int) -> LmgymError:
+    """What to say of a text of more tokens than the model reads, where the recipe does not let it be cut."""
     return LmgymError(
         f"reward '{reward}': {what} has {tokens} tokens, and {scorer.name} reads {scorer.longest}; write "
         f"'truncation: left' to keep the end of the text or 'right' to keep its beginning"

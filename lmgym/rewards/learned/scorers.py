@@ -13,11 +13,12 @@ from typing import Any, Literal, NoReturn
 from lmgym.core.errors import LmgymError
 from lmgym.core.hub import prepare_hub, unreachable
 
-Kind = Literal["classifier", "encoder", "causal"]
+Kind = Literal["classifier", "token_classifier", "encoder", "causal"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Compute = Literal["float32", "bfloat16"]
 NEEDED = {
     "classifier": "a model with a trained classification head (AutoModelForSequenceClassification)",
+    "token_classifier": "a model with a trained head for each token (AutoModelForTokenClassification)",
     "encoder": "an encoder (AutoModel)",
     "causal": "a causal language model (AutoModelForCausalLM)",
 }
@@ -42,6 +43,11 @@ class Scorer:
     def labels(self) -> list[str]:
         """The names of a classifier's outputs, in their order."""
         return [str(self.model.config.id2label[index]) for index in range(self.model.config.num_labels)]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What lmgym has written into the configuration of a reward model that it has trained; empty for others."""
+        return dict(getattr(self.model.config, "lmgym", None) or {})
 
 
 _loaded: dict[tuple[str | None, ...], Scorer] = {}
@@ -90,11 +96,13 @@ def _load(reward: str, kind: Kind, name: str, revision: str | None, device: str,
         AutoModel,
         AutoModelForCausalLM,
         AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
         AutoTokenizer,
     )
 
     classes: dict[str, Any] = {
         "classifier": AutoModelForSequenceClassification,
+        "token_classifier": AutoModelForTokenClassification,
         "encoder": AutoModel,
         "causal": AutoModelForCausalLM,
     }
