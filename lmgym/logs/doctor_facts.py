@@ -52,10 +52,12 @@ def facts_of(recipe: Record, stage: int, compute: str = "") -> Facts:
 
 def _facts(recipe: Record, section: Record, stage: int, compute: str) -> Facts:
     algorithm, rewards = section["algorithm"], section.get("rewards") or {}
-    limit = recipe.get("engine", {}).get("gap_warning")
-    # Replayed answers are of older weights, and nlpo's older form samples from another set: their gap is no error.
+    engine = recipe.get("engine", {})
+    limit = engine.get("gap_warning")
+    # Replayed answers and those sampled one step ahead are of older weights, and nlpo's older form samples from another
+    # set: their gap is no error.
     replays, compat = "replayed" in algorithm, algorithm.get("compat")
-    other_cause = replays or compat == "rl4lms"
+    other_cause = replays or compat == "rl4lms" or bool(engine.get("ahead"))
     usual = 1e-3 if compute == "float32" else 1e-1  # training/sampler_gap.py: LEAST, MOST
     return Facts(
         stage=stage,

@@ -200,11 +200,17 @@ def _restore(stage: StageRun, saved: Path) -> None:
     checkpoint.load_optimizer(saved, stage.optimizer.torch)
     try:
         stage.algorithm.load_state_dict(checkpoint.read_algorithm(saved))
-        stage.ahead.restore(checkpoint.read_ahead(saved))
     except (KeyError, TypeError) as error:
         raise LmgymError(
             f"{saved / 'algorithm.json'} is not a state of this algorithm ({error}): another version of lmgym may have "
             "written it; start the run anew in another folder"
+        ) from error
+    try:
+        stage.ahead.restore(checkpoint.read_ahead(saved))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LmgymError(
+            f"{saved / 'ahead.json'} holds no answers of a step ({type(error).__name__}: {error}); put it back, or delete "
+            "the checkpoint to go on from the one before"
         ) from error
     steps, config = checkpoint.read_state(saved)["steps"], stage.config
     if steps != config.steps and config.optimizer.schedule != "constant":

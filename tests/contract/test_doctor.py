@@ -358,3 +358,4 @@ def test_facts_are_read_from_a_resolved_recipe() -> None:
     replay = {**stage, "algorithm": {"name": "replay", "replayed": 8, "ratio": "sequence"}}
     facts = facts_of({"stages": [replay], "engine": {"gap_warning": 0.5}}, 0)
     assert (facts.gap_limit, facts.replays, facts.clips_tokens) == (None, True, False)
+    assert facts_of({"stages": [stage], "engine": {"ahead": 1}}, 0).gap_limit is None  # answers of older weights

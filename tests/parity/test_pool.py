@@ -1,6 +1,7 @@
 """A pool of generators on Ray: the bits of one process, whatever their number and whoever of them is lost."""
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from lmgym.logs.console import Console
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.without_weights import with_weights, without_weights
+from lmgym.training import manifest
 from lmgym.training.setup import make_engine
 from tests import runs
 from tests.parity.test_resume import Interrupting
@@ -221,6 +223,11 @@ def test_one_step_ahead_repeats_resumes_and_survives(
     assert lags == [None, 1.0, 1.0, 1.0]  # the first answers are the first policy's own
     halves = runs.run(tmp_path / "halves", Interrupting(at=2), **changes)
     assert (runs.newest(halves) / "ahead.json").stat().st_size > 1000
+    other = runs.newest(shutil.copytree(halves, tmp_path / "other"))
+    (other / "ahead.json").write_text('{"step": 2, "episodes": {"0": [{}]}}')
+    manifest.write(other)
+    with pytest.raises(LmgymError, match=r"ahead\.json holds no answers of a step \(KeyError"):
+        runs.run(tmp_path / "other", **changes)
     runs.run(halves, **changes)
     assert_equal_runs(one, halves)
     assert not (runs.newest(one) / "ahead.json").exists()  # nothing is sampled for a step that does not come
