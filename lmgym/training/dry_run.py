@@ -26,12 +26,21 @@ from lmgym.rollouts.given_answers import labelled_steps, rated_answers
 from lmgym.rollouts.play import play
 from lmgym.rollouts.rollout import demonstrate, groups_of
 from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_ids, start_ids
+from lmgym.training.machine import choose_machine
 from lmgym.training.memory import estimate, resident_bytes, weights_bytes
 from lmgym.training.memory_fit import LESS, Needs, exchange_sentence, fit_sentence, other_form
 from lmgym.training.memory_table import size
 from lmgym.training.preflight import check_model, cut_prompts, teacher_section
 from lmgym.training.run import Data
-from lmgym.training.setup import load_data, make_actor, make_engine, make_envs, prove_policy, trained_policy
+from lmgym.training.setup import (
+    engine_sentence,
+    load_data,
+    make_actor,
+    make_engine,
+    make_envs,
+    prove_policy,
+    trained_policy,
+)
 from lmgym.training.step_time import (
     Measured,
     Sampled,
@@ -83,6 +92,7 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
         if ranks > 1 and folder is None and policy.device.type == "cpu":
             torch.set_num_threads(threads_of_a_rank(config, ranks))
         _model(report, policy)
+        report.note(engine_sentence(config, choose_machine(config, folder)))
         for proof in prove_policy(config, policy, make_engine(config, policy)):
             (report.note if proof.holds else report.warn)(proof.sentence)
         held_out = data.held_out[config.evaluation.split]

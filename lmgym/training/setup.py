@@ -65,6 +65,8 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
     if config.distributed.sharding == "fsdp":
         shard_policy(policy, ranks)
     engine = open_engine(config, machine, policy, console.warn, ranks)
+    if machine.unit is not None:
+        console.say(engine_sentence(config, machine))
     try:
         proofs = prove_policy(config, policy, engine)  # what is sampled, scored and said by the model itself must agree
         for proof in proofs:
@@ -182,6 +184,19 @@ def make_engine(config: Config, policy: Policy, unit: int | None = None) -> Engi
     section, unit = config.engine, unit or config.engine.unit
     sampler = Sampler(policy, section.rows, section.captured)
     return sampler if unit is None else InUnits(policy, Here(sampler), unit, section.rows)
+
+
+def engine_sentence(config: Config, machine: Machine) -> str:
+    """Where and how a run samples its answers."""
+    section = config.engine
+    unit = "a whole rollout" if machine.unit is None else f"units of {machine.unit} answers"
+    if section.name != "pool":
+        return f"engine: sampler in this process, {unit}"
+    where = f"on Ray at {section.address}" if section.address else "on this machine"
+    ahead = ", one step ahead" if section.ahead else ""
+    threads = f"{machine.generator_threads} thread{'s' if machine.generator_threads != 1 else ''} each"
+    workers = section.workers or WORKERS
+    return f"engine: {workers} generator{'s' if workers != 1 else ''} {where}, {threads}, {unit}{ahead}"
 
 
 def open_engine(

@@ -209,8 +209,8 @@ def _restore(stage: StageRun, saved: Path) -> None:
         stage.ahead.restore(checkpoint.read_ahead(saved))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise LmgymError(
-            f"{saved / 'ahead.json'} holds no answers of a step ({type(error).__name__}: {error}); put it back, or delete "
-            "the checkpoint to go on from the one before"
+            f"{saved / 'ahead.json'} holds no answers of a step ({type(error).__name__}: {error}); put it back, or "
+            "delete the checkpoint to go on from the one before"
         ) from error
     steps, config = checkpoint.read_state(saved)["steps"], stage.config
     if steps != config.steps and config.optimizer.schedule != "constant":

@@ -203,10 +203,11 @@ def test_a_pool_chooses_its_units_once(cluster: None, tmp_path: Path) -> None:
     assert '"unit": 8' in (run / "machine.json").read_text()
     lines: list[str] = []
     console = Console(quiet=True)
-    console.warn = lines.append  # type: ignore[method-assign]
+    console.warn = console.say = lambda text, **_: lines.append(text)  # type: ignore[method-assign]
     runs.run(run, console, engine={"name": "pool", "workers": 1})
     assert '"unit": 8' in (run / "machine.json").read_text()
     assert not [line for line in lines if "bit for bit" in line]
+    assert "engine: 1 generator on this machine, 1 thread each, units of 8 answers" in lines
 
 
 CAPPED = {"name": "grpo", "group_size": 4, "importance_cap": 2.0}
