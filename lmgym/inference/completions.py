@@ -52,9 +52,10 @@ def check_memory(policy: Policy, sampling: Sampling) -> None:
 def _token_bytes(policy: Policy) -> int:
     """What a token of an answer takes at least: its key and value in each layer, and its random number."""
     config = policy.model.config.get_text_config(decoder=True)
-    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", 0) or 0
+    queries = getattr(config, "num_attention_heads", 0) or 0
+    heads = getattr(config, "num_key_value_heads", None) or queries
     size = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
-    size = size or getattr(config, "hidden_size", 0) // max(heads, 1)
+    size = size or getattr(config, "hidden_size", 0) // max(queries, 1)
     layers = getattr(config, "num_decoder_layers", None) or getattr(config, "num_hidden_layers", 0) or 0
     return 2 * layers * heads * size * policy.compute.itemsize + 8
 

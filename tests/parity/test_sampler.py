@@ -11,13 +11,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from lmgym.batch import collate
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.functional.sampling import BLOCK, draw
 from lmgym.inference.base import Completion, Request, Sampling
+from lmgym.inference.completions import _token_bytes
 from lmgym.inference.sampler import Sampler
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
@@ -403,3 +411,19 @@ def test_gpt_nano_sorts() -> None:
     answers = Sampler(policy).generate(asked, Sampling(temperature=0, max_new_tokens=6))
     assert {answer.stop for answer in answers} == {"context"}
     assert [answer.ids for answer in answers] == [sorted(letters)[:5] for letters in inputs.tolist()]
+
+
+@pytest.mark.parametrize(("queries", "groups", "own_size"), [(4, 4, None), (4, 2, None), (4, 1, None), (2, 2, 16)])
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_what_a_token_takes_is_what_the_models_own_cache_takes(
+    kind: str, queries: int, groups: int, own_size: int | None
+) -> None:
+    """Also where fewer heads have keys and values than have queries, and with a head size of its own."""
+    classes = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "vocab_size": models.VOCABULARY}
+    heads = {"num_attention_heads": queries, "num_key_value_heads": groups}
+    config = classes[kind][0](**shape, **heads, **({} if own_size is None else {"head_dim": own_size}))
+    model = classes[kind][1](config)
+    cache = model(torch.tensor([[5]]), use_cache=True).past_key_values
+    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert _token_bytes(Policy(model, models.tokenizer())) == held + 8  # and a random number
