@@ -112,7 +112,8 @@ def greedy_table(folder: Path) -> dict[State, float]:
     from lmgym.config.build import load_config
     from lmgym.inference.base import Request, Sampling
     from lmgym.text.chat import decode, prompt_ids
-    from lmgym.training.setup import make_engine, trained_policy
+    from lmgym.training.engines import make_engine
+    from lmgym.training.setup import trained_policy
 
     torch.set_num_threads(1)
     config = load_config(folder / "recipe.yaml")

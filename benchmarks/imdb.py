@@ -38,7 +38,8 @@ from lmgym.models.load import load_policy
 from lmgym.rollouts.rollout import demonstrate
 from lmgym.stats.intervals import Interval, student_t
 from lmgym.tasks.base import hash_fraction, load_task
-from lmgym.training.setup import held_out_examples, make_actor, make_engine
+from lmgym.training.engines import make_engine
+from lmgym.training.setup import held_out_examples, make_actor
 from lmgym.types import Example
 
 FOLDER = Path("runs/imdb")

@@ -114,9 +114,9 @@ class EngineSection(Section):
 
     section = "engine"
 
-    name: Literal["sampler", "pool"] = "sampler"
-    """sampler: in the training process; pool: in processes of their own, which Ray places (docs/engines.md); needs
-    lmgym[ray]."""
+    name: Literal["sampler", "pool", "vllm"] = "sampler"
+    """sampler: in the training process; pool: in processes of their own, which Ray places; needs lmgym[ray]; vllm: on
+    vLLM servers that run already (docs/engines.md)."""
     rows: PositiveInt = 256
     """Answers that are decoded side by side."""
     unit: PositiveInt | None = None
@@ -127,9 +127,11 @@ class EngineSection(Section):
     threads: PositiveInt | None = None
     """CPU threads of each generator of a pool. Default: the run's threads, shared out; chosen when the run begins."""
     address: str | None = None
-    """Address of a Ray cluster, as "10.0.0.1:6379" or "auto". Default: Ray is started on this machine."""
+    """Address of a Ray cluster, as "10.0.0.1:6379" or "auto"; without it Ray is started on this machine. Of vLLM
+    servers: "http://127.0.0.1:8000", several separated by commas."""
     seconds: Annotated[float, Gt(0), FINITE, Rule("it must be above 0 seconds")] | None = None
-    """Longest time that a generator of a pool may take for a unit; then another one takes its place. Default: 600."""
+    """Longest time that a generator of a pool may take for a unit; then another one takes its place. Of vLLM the
+    longest time for one answer. Default: 600."""
     ahead: Literal[0, 1] = 0
     """1: while a step updates the policy, a pool samples the next step's answers, with the weights before that update.
     The algorithm must weigh answers of older weights (grpo: importance_cap)."""
@@ -150,11 +152,24 @@ class EngineSection(Section):
             raise LmgymError(
                 f"engine.gap_error is {self.gap_error}, below engine.gap_warning ({self.gap_warning}); make it larger"
             )
-        given = [key for key in ("workers", "threads", "address", "seconds") if getattr(self, key) is not None]
-        if given and self.name != "pool":
-            raise LmgymError(f"engine.{given[0]} is for a pool of generators; write engine.name: pool, or remove it")
-        if self.ahead and self.name != "pool":
+        elsewhere = {"workers": "pool", "threads": "pool", "address": "pool or vllm", "seconds": "pool or vllm"}
+        for key, names in elsewhere.items():
+            if getattr(self, key) is not None and self.name not in names.split(" or "):
+                raise LmgymError(f"engine.{key} is for another engine; write engine.name: {names}, or remove it")
+        if self.ahead and self.name == "sampler":
             raise LmgymError("engine.ahead: the sampler reads the weights that the update changes; write name: pool")
+        if self.name == "vllm":
+            self._check_vllm()
+
+    def _check_vllm(self) -> None:
+        """Raise LmgymError for what servers of vLLM do not take."""
+        if not self.address or not all(one.startswith(("http://", "https://")) for one in self.address.split(",")):
+            raise LmgymError(
+                f"engine.address is {self.address}; vllm needs the address of each server, such as http://127.0.0.1:8000"
+            )
+        for key in ("unit", "captured"):
+            if getattr(self, key):
+                raise LmgymError(f"engine.{key}: vllm decides itself what is computed together; remove it")
 
 
 @dataclass(kw_only=True)
@@ -242,7 +257,9 @@ class Config(Section):
         found = availability_of("lmgym[ray]" if self.engine.name == "pool" else "")
         if found.runs == "no":
             raise LmgymError(f"engine.name: a pool needs Ray; {found.how}")
-        if self.engine.name == "pool" and self.policy.quantise is not None:
+        if self.engine.name == "vllm" and self.distributed.sharding != "none":
+            raise LmgymError("distributed.sharding: with engine vllm each rank holds the whole model; remove it")
+        if self.engine.name != "sampler" and self.policy.quantise is not None:
             raise LmgymError("engine.name: packed weights stay in the training process; write sampler")
         for stage in self.stages:
             stage.check(f"stage '{stage.name}': " if len(self.stages) > 1 else "")
@@ -251,7 +268,7 @@ class Config(Section):
                     f"distributed.sharding: stage '{stage.name}' multiplies with the Fisher matrix, which needs all "
                     "weights on each rank; remove it, or take a first-order algorithm such as ppo"
                 )
-            if self.engine.name == "pool" and stage.algorithm.restriction is not None:
+            if self.engine.name != "sampler" and stage.algorithm.restriction is not None:
                 raise LmgymError(
                     f"engine.name: stage '{stage.name}' samples within a restriction by a frozen policy, which only "
                     "the training process holds; write sampler"

@@ -138,7 +138,7 @@ def proofs_of(
     return [*proofs, prove(policy, engine, most)]
 
 
-def sample(policy: Policy, engine: Engine) -> Batch:
+def sample(policy: Policy, engine: Engine, temperature: float = 1.0) -> Batch:
     """A few answers to prompts of random ids. Stop ids are excluded, so that each answer has its full length. So are
     other special ids: many families number or mask their padding token apart, wherever it occurs."""
     rows = _prompts(policy)
@@ -149,13 +149,13 @@ def sample(policy: Policy, engine: Engine) -> Batch:
         for index, (prompt, source) in enumerate(rows)
     ]
     excluded = _special(policy)
-    sampling = Sampling(max_new_tokens=new, min_new_tokens=new, stop_ids=excluded)
+    sampling = Sampling(temperature=temperature, max_new_tokens=new, min_new_tokens=new, stop_ids=excluded)
     episodes = []
     for index, answer in enumerate(engine.generate(requests, sampling)):
         prompt, source = rows[index]
         turn = Turn(list(prompt), answer.ids, answer.logprobs, min_new_tokens=new, source_ids=list(source))
         episodes.append(Episode(Example(f"proof/{index}", ""), index // ANSWERS, index, [turn]))
-    return collate(episodes, policy.pad_id, stop_ids=excluded)
+    return collate(episodes, policy.pad_id, temperature=temperature, stop_ids=excluded)
 
 
 @torch.no_grad()

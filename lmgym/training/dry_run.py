@@ -26,6 +26,7 @@ from lmgym.rollouts.given_answers import labelled_steps, rated_answers
 from lmgym.rollouts.play import play
 from lmgym.rollouts.rollout import demonstrate, groups_of
 from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_ids, start_ids
+from lmgym.training.engines import engine_sentence, make_engine
 from lmgym.training.machine import choose_machine
 from lmgym.training.memory import estimate, resident_bytes, weights_bytes
 from lmgym.training.memory_fit import LESS, Needs, exchange_sentence, fit_sentence, other_form
@@ -33,10 +34,8 @@ from lmgym.training.memory_table import size
 from lmgym.training.preflight import check_model, cut_prompts, teacher_section
 from lmgym.training.run import Data
 from lmgym.training.setup import (
-    engine_sentence,
     load_data,
     make_actor,
-    make_engine,
     make_envs,
     prove_policy,
     trained_policy,

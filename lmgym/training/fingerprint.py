@@ -62,6 +62,7 @@ def of_machine(machine: Machine, policy: Policy, ranks: Ranks = ALONE, sharding:
             "device": kind,
             "threads": machine.threads,
             "precision": precision,
+            **({} if machine.engine is None else {"engine": machine.engine}),
             **({} if machine.unit is None else {"unit": machine.unit}),
             **({} if machine.generator_threads is None else {"generator threads": machine.generator_threads}),
             **({"ranks": ranks.size} if ranks.size > 1 else {}),

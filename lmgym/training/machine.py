@@ -33,6 +33,8 @@ class Machine:
     """Answers of a unit of a rollout (`engine.unit`); None: the whole rollout."""
     generator_threads: int | None = None
     """CPU threads of each generator of a pool; None without a pool."""
+    engine: str | None = None
+    """An engine whose random numbers are its own ("vllm"); None for those that repeat."""
     compute: Any = None
     """Precision of the forward pass ("float32", "bfloat16"); None until the policy has been loaded."""
     python: str | None = None
@@ -92,7 +94,8 @@ def _with_units(config: Config, machine: Machine) -> Machine:
         workers = section.workers or WORKERS
         unit = unit or _share(config, workers)
         threads = threads or (machine.threads if section.address else max(1, machine.threads // workers))
-    return replace(machine, unit=unit, generator_threads=threads)
+    other = section.name if section.name == "vllm" else None
+    return replace(machine, unit=unit, generator_threads=threads, engine=other)
 
 
 def _share(config: Config, parts: int) -> int:

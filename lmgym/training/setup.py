@@ -19,9 +19,7 @@ from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.vector import Envs, InProcess
 from lmgym.inference.base import Engine
-from lmgym.inference.pool import Here, InUnits
 from lmgym.inference.proof import Proof, proofs_of
-from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
 from lmgym.logs.records import rename_evaluations
 from lmgym.logs.rewind import rewind
@@ -35,14 +33,13 @@ from lmgym.rollouts.evaluate import Evaluation, evaluate
 from lmgym.rollouts.rollout import Actor
 from lmgym.tasks.base import load_task
 from lmgym.training import checkpoint, fingerprint
-from lmgym.training.machine import WORKERS, Machine, choose_machine
+from lmgym.training.engines import engine_sentence, make_engine, open_engine
+from lmgym.training.machine import Machine, choose_machine
 from lmgym.training.preflight import check_fit, check_model
 from lmgym.training.resume import check_resumable, report
 from lmgym.training.run import Data, Progress, Run, lock_folder
 from lmgym.training.sampler_gap import GapLimits, gap_limits
 from lmgym.types import Example
-
-WAIT = 600.0  # seconds for a unit, unless the recipe says otherwise
 
 
 def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) -> Run:
@@ -64,8 +61,8 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
     stands_on |= fingerprint.of_machine(machine, policy, ranks, config.distributed.sharding)
     if config.distributed.sharding == "fsdp":
         shard_policy(policy, ranks)
-    engine = open_engine(config, machine, policy, console.warn, ranks)
-    if machine.unit is not None:
+    engine = open_engine(config, machine, policy, folder, console.warn, ranks)
+    if machine.unit is not None or machine.engine is not None:
         console.say(engine_sentence(config, machine))
     try:
         proofs = prove_policy(config, policy, engine)  # what is sampled, scored and said by the model itself must agree
@@ -177,51 +174,6 @@ def newest_model(folder: Path) -> Path:
     if source is None:
         raise LmgymError(f"{folder} holds no model yet: neither final/ nor a whole checkpoint")
     return source
-
-
-def make_engine(config: Config, policy: Policy, unit: int | None = None) -> Engine:
-    """An engine in this process that samples from the policy, as any engine of the recipe would."""
-    section, unit = config.engine, unit or config.engine.unit
-    sampler = Sampler(policy, section.rows, section.captured)
-    return sampler if unit is None else InUnits(policy, Here(sampler), unit, section.rows)
-
-
-def engine_sentence(config: Config, machine: Machine) -> str:
-    """Where and how a run samples its answers."""
-    section = config.engine
-    unit = "a whole rollout" if machine.unit is None else f"units of {machine.unit} answers"
-    if section.name != "pool":
-        return f"engine: sampler in this process, {unit}"
-    where = f"on Ray at {section.address}" if section.address else "on this machine"
-    ahead = ", one step ahead" if section.ahead else ""
-    threads = f"{machine.generator_threads} thread{'s' if machine.generator_threads != 1 else ''} each"
-    workers = section.workers or WORKERS
-    return f"engine: {workers} generator{'s' if workers != 1 else ''} {where}, {threads}, {unit}{ahead}"
-
-
-def open_engine(
-    config: Config, machine: Machine, policy: Policy, warn: Callable[[str], None], ranks: Ranks = ALONE
-) -> Engine:
-    """The engine of a run. Of several `ranks` each has its share of a pool's generators. Raises LmgymError if a pool
-    cannot be had, or is too small for the ranks."""
-    section = config.engine
-    if section.name != "pool":
-        return make_engine(config, policy, machine.unit)
-    workers = len(range(ranks.rank, section.workers or WORKERS, ranks.size))
-    if not workers:
-        raise LmgymError(f"engine.workers: each of the {ranks.size} ranks needs a generator of its own; write more")
-    assert machine.unit is not None and machine.generator_threads is not None
-    generators = registry.get("engine", section.name)(
-        policy,
-        workers,
-        machine.generator_threads,
-        section.rows,
-        section.captured,
-        section.seconds or WAIT,
-        section.address,
-        warn,
-    )
-    return InUnits(policy, generators, machine.unit, section.rows)
 
 
 def prove_policy(config: Config, policy: Policy, engine: Engine) -> list[Proof]:

@@ -18,7 +18,7 @@ from lmgym.models.attention.flex import FlexGroups, FlexRows
 from lmgym.models.attention.packed import PackedGroups
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
-from lmgym.training.setup import make_engine
+from lmgym.training.engines import make_engine
 from tests import models, rounding, runs
 from tests.parity.test_families import FAST, gradients, model_of, of_hugging_face, policy_of
 from tests.parity.test_sampler import requests

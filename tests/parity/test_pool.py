@@ -24,7 +24,7 @@ from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.without_weights import with_weights, without_weights
 from lmgym.training import manifest
-from lmgym.training.setup import make_engine
+from lmgym.training.engines import make_engine
 from tests import runs
 from tests.parity.test_resume import Interrupting
 from tests.parity.test_resume_environments import NUMBERS

@@ -1,0 +1,221 @@
+"""Answers from vLLM servers that run elsewhere on this machine, or behind a tunnel or proxy of yours (docs/engines.md).
+
+Token ids go out, ids and their log-probabilities come back. After each update the weights are written to a folder that
+the servers can read, and every server loads them. Then a few tokens are sampled and scored again (the canary), so that
+a server with old weights is found out before anything is trained on its answers. Only HTTP: vLLM is not imported.
+"""
+
+import copy
+import json
+import math
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
+from lmgym.inference import proof
+from lmgym.inference.base import Completion, Decoding, Request, Sampling
+from lmgym.inference.completions import Answers, check_request
+from lmgym.models import lora
+from lmgym.models.policy import Policy
+from lmgym.types import Restriction
+
+TEMPERATURE = 0.8  # of the canary: not 1, where log-probabilities of another distribution could look right
+STARTED_SO = (
+    "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL --enable-scale-out "
+    "--logprobs-mode processed_logprobs"
+)
+Answer = dict[str, Any]
+
+
+@register("engine", "vllm")
+class VLLM:
+    """Samples on the servers at `addresses`, the answers dealt out to them in turn, at most `rows` at a time.
+
+    `folder` is where the weights are written, for this process and the servers alike. `seconds` is the limit of one
+    request, `canary` of the gap between sampled and scored log-probabilities, in nats per token on average. Random
+    numbers are the servers' own: answers are not repeated from one run to the next.
+
+    Raises LmgymError for servers that cannot be reached or lack what is asked of them, for an answer of other weights
+    than the newest, and if the canary finds a gap.
+
+    Example: VLLM(policy, ["http://127.0.0.1:8000"], Path("runs/a/served"))
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        addresses: Sequence[str],
+        folder: Path,
+        rows: int = 256,
+        seconds: float = 600.0,
+        canary: float = 0.01,
+    ) -> None:
+        if policy.encoder_decoder:
+            raise LmgymError("engine.name: vllm samples from causal models; write sampler")
+        self.policy, self.folder, self.rows = policy, folder.absolute(), rows
+        self.addresses, self.seconds, self.canary = [one.rstrip("/") for one in addresses], seconds, canary
+        self._pushed = 0
+        self._threads = ThreadPoolExecutor(rows, thread_name_prefix="vllm")
+        longest = [self._ask(address, "/v1/models")["data"][0]["max_model_len"] for address in self.addresses]
+        limits = [*longest, *([policy.context] if policy.context else [])]
+        self._context = min(limits)
+        self.load(policy, 0)
+
+    @property
+    def context(self) -> int | None:
+        return self._context
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        ended: Callable[[int, list[int]], None] | None = None,
+    ) -> list[Completion]:
+        """One completion per request, in order. Raises LmgymError for truncated sampling and for beams."""
+        if sampling.truncates or (isinstance(sampling, Decoding) and sampling.generation):
+            raise LmgymError(
+                "engine.name: with vllm, sampling.top_k, top_p, min_p and evaluation.generation are left out: the sets "
+                "that tokens are drawn from do not come back; write sampler"
+            )
+        for request in requests:
+            check_request(self.policy, request)
+            if len(request.prompt_ids) >= self._context:
+                raise LmgymError(
+                    f"a prompt has {len(request.prompt_ids)} tokens, and a vLLM server reads {self._context} at most, "
+                    "answer included; start it with a larger --max-model-len"
+                )
+        answers = Answers(self.policy, requests, sampling)
+        rooms = [self._context - len(request.prompt_ids) for request in requests]
+        answers.limits = [min(limit, room) for limit, room in zip(answers.limits, rooms, strict=True)]
+        bodies = [self._body(answers, number) for number in range(len(requests))]
+        addresses = [self.addresses[number % len(self.addresses)] for number in range(len(requests))]
+        paths = ["/inference/v1/generate"] * len(bodies)
+        found = self._threads.map(self._ask, addresses, paths, bodies)
+        for number, answer in enumerate(found):
+            self._take(answers, number, answer)
+            if ended is not None:
+                ended(number, answers.ids[number])
+        return answers.completions()
+
+    def restricted(self, restriction: Restriction, mask: Policy | None = None) -> "VLLM":
+        raise LmgymError("engine.name: vllm cannot restrict what is sampled by a frozen policy; write sampler")
+
+    def forget(self, conversations: Sequence[int]) -> None:
+        """Nothing to free here: each server decides what it caches of prompts."""
+
+    def load(self, policy: Policy, version: int) -> None:
+        """Let every server load the policy's weights, and try them. With adapters the merged weights are sent."""
+        self.policy, self._pushed = policy, self._pushed + 1
+        write_weights(policy, self.folder)
+        list(self._threads.map(self._push, self.addresses))
+        self._try()
+
+    def close(self) -> None:
+        """Remove the written weights. The servers go on."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _push(self, address: str) -> None:
+        """Let a server finish what it does, load the weights, forget what it cached with the old ones, and go on."""
+        self._ask(address, "/pause?mode=wait", {})
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(self.folder)}}
+        self._ask(address, "/collective_rpc", reload)
+        self._ask(address, "/reset_prefix_cache", {})
+        self._ask(address, "/update_weight_version", {"new_version": str(self._pushed)})
+        self._ask(address, "/resume", {})
+
+    def _try(self) -> None:
+        """The canary: a few answers of every server, scored by the policy."""
+        for address in self.addresses:
+            alone = copy.copy(self)
+            alone.addresses = [address]
+            batch = proof.sample(self.policy, alone, TEMPERATURE)
+            scored = self.policy.compute_logprobs_no_grad(batch).logprobs
+            gap = float((scored - batch.require("logprobs_sampler"))[batch.actions].abs().mean())
+            if not gap <= self.canary:
+                raise LmgymError(
+                    f"{address} samples with other weights than the policy's, or reports other log-probabilities: they "
+                    f"differ by {gap:.2g} nats a token, where {self.canary:g} is allowed; start it so: {STARTED_SO}"
+                )
+
+    def _body(self, answers: Answers, number: int) -> Answer:
+        """The request for an answer."""
+        request, sampling = answers.requests[number], answers.sampling
+        settings = {
+            "max_tokens": answers.limits[number],
+            "min_tokens": min(sampling.min_new_tokens, answers.limits[number]),
+            "temperature": sampling.temperature,
+            "logprobs": 0,  # of the sampled token alone
+            "seed": request.key % 2**63,
+            "ignore_eos": True,  # its stop ids are among these:
+            "stop_token_ids": sorted(answers.stop_ids),
+            "detokenize": bool(answers.stop_texts[number]),
+        }
+        if texts := answers.stop_texts[number]:
+            settings |= {"stop": list(texts), "include_stop_str_in_output": True}
+        return {"token_ids": list(request.prompt_ids), "sampling_params": settings}
+
+    def _take(self, answers: Answers, number: int, answer: Answer) -> None:
+        """Add what a server has sampled to an answer, up to where lmgym's own rules end it."""
+        try:
+            choice = answer["choices"][0]
+            ids, content = choice["token_ids"], choice["logprobs"]["content"]
+            pairs = [(int(token), float(one["logprob"])) for token, one in zip(ids, content, strict=True)]
+            versions = {one["version"] for one in choice["weight_versions"]}
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise LmgymError(
+                f"a vLLM server sent another answer than expected ({type(error).__name__}: {error})"
+            ) from error
+        if versions - {str(self._pushed)}:
+            raise LmgymError(
+                f"a vLLM server sampled with weights {', '.join(sorted(versions))}, and {self._pushed} were sent; "
+                "does another run use it?"
+            )
+        for token, logprob in pairs:
+            if answers.stops[number]:
+                break
+            if not math.isfinite(logprob):
+                raise LmgymError("a vLLM server reported a log-probability that is no number; has the policy diverged?")
+            answers.add(number, token, logprob)
+        answers.stops[number] = answers.stops[number] or "stop"  # a stop string that only its own decoding shows
+
+    def _ask(self, address: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
+        """The JSON that a server answers, within the time limit."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(address + path, data, {"Content-Type": "application/json"})
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=self.seconds) as response:
+                return json.loads(response.read() or b"{}")  # type: ignore[no-any-return]
+        except urllib.error.HTTPError as error:
+            with error:
+                said = " ".join(error.read().decode(errors="replace").split())[:300]
+            hint = f"; start it so: {STARTED_SO}" if error.code == 404 else ""
+            raise LmgymError(f"engine.address: {address}{path} answered {error.code} ({said}){hint}") from error
+        except (OSError, ValueError) as error:  # also a time limit, and a connection that ends
+            raise LmgymError(
+                f"engine.address: no vLLM answers at {address} ({type(error).__name__}: {error}); start it again, then "
+                "resume the run"
+            ) from error
+
+
+def write_weights(policy: Policy, folder: Path) -> None:
+    """Write the policy's weights as vLLM loads them, adapters merged. A tied head is written too: a server that has it
+    already would keep its old one."""
+    model = lora.merged(policy.model) if lora.has_adapter(policy.model) else policy.model
+    hidden = folder.with_name(folder.name + ".new")
+    shutil.rmtree(hidden, ignore_errors=True)
+    hidden.mkdir(parents=True)
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
+    save_file(tensors, hidden / "model.safetensors")
+    model.config.save_pretrained(hidden)
+    shutil.rmtree(folder, ignore_errors=True)
+    hidden.rename(folder)

@@ -1,0 +1,91 @@
+"""The engine of a run: in this process, a pool on Ray, or vLLM servers (docs/engines.md)."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from lmgym.config.schema import Config
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
+from lmgym.distributed.ranks import ALONE, Ranks
+from lmgym.inference.base import Engine
+from lmgym.inference.pool import Here, InUnits
+from lmgym.inference.sampler import Sampler
+from lmgym.models.policy import Policy
+from lmgym.training.machine import WORKERS, Machine
+from lmgym.training.sampler_gap import FAR, LEAST, MOST
+
+WAIT = 600.0  # seconds for a unit or an answer, unless the recipe says otherwise
+Warn = Callable[[str], None]
+
+
+def make_engine(config: Config, policy: Policy, unit: int | None = None) -> Engine:
+    """An engine in this process that samples from the policy, as any engine of the recipe would."""
+    section, unit = config.engine, unit or config.engine.unit
+    sampler = Sampler(policy, section.rows, section.captured)
+    return sampler if unit is None else InUnits(policy, Here(sampler), unit, section.rows)
+
+
+def open_engine(
+    config: Config, machine: Machine, policy: Policy, folder: Path, warn: Warn, ranks: Ranks = ALONE
+) -> Engine:
+    """The engine of a run. Raises LmgymError if a pool cannot be had or is too small for the `ranks`, and for vLLM
+    servers that do not do what they should.
+
+    Example: open_engine(config, machine, policy, Path("runs/a"), console.warn)
+    """
+    match config.engine.name:
+        case "pool":
+            return _open_pool(config, machine, policy, warn, ranks)
+        case "vllm":
+            return _open_vllm(config, policy, folder, warn, ranks)
+    return make_engine(config, policy, machine.unit)
+
+
+def engine_sentence(config: Config, machine: Machine) -> str:
+    """Where and how a run samples its answers.
+
+    Example: "engine: 2 generators on this machine, 1 thread each, units of 64 answers"
+    """
+    section = config.engine
+    unit = "a whole rollout" if machine.unit is None else f"units of {machine.unit} answers"
+    ahead = ", one step ahead" if section.ahead else ""
+    if section.name == "vllm":
+        return f"engine: vLLM at {section.address}{ahead}"
+    if section.name != "pool":
+        return f"engine: sampler in this process, {unit}"
+    workers, threads = section.workers or WORKERS, machine.generator_threads
+    generators = "1 generator" if workers == 1 else f"{workers} generators"
+    where = f"on Ray at {section.address}" if section.address else "on this machine"
+    return f"engine: {generators} {where}, {threads} thread{'s' if threads != 1 else ''} each, {unit}{ahead}"
+
+
+def _open_pool(config: Config, machine: Machine, policy: Policy, warn: Warn, ranks: Ranks) -> Engine:
+    """Of several ranks each has its share of the generators."""
+    section = config.engine
+    workers = len(range(ranks.rank, section.workers or WORKERS, ranks.size))
+    if not workers:
+        raise LmgymError(f"engine.workers: each of the {ranks.size} ranks needs a generator of its own; write more")
+    assert machine.unit is not None and machine.generator_threads is not None
+    how = (section.rows, section.captured, section.seconds or WAIT, section.address, warn)
+    generators = registry.get("engine", "pool")(policy, workers, machine.generator_threads, *how)
+    return InUnits(policy, generators, machine.unit, section.rows)
+
+
+def _open_vllm(config: Config, policy: Policy, folder: Path, warn: Warn, ranks: Ranks) -> Engine:
+    """Says what vLLM cannot promise."""
+    section = config.engine
+    if ranks.size > 1:
+        raise LmgymError("engine.name: vllm goes with one training process so far; write pool, or leave out --ranks")
+    warn(
+        "engine: vllm draws with random numbers of its own, so a second run with this seed differs, and a resumed run "
+        "is not the uninterrupted one"
+    )
+    sampled = [stage.algorithm for stage in config.stages if stage.algorithm.requirements.answers == "policy"]
+    if not all(algorithm.weighs_old for algorithm in sampled):
+        warn("engine: no importance weight corrects for vLLM's rounding; grpo has importance_cap (2, say)")
+    canary = section.gap_error or FAR * (LEAST if policy.compute == torch.float32 else MOST)
+    addresses = [one.strip() for one in (section.address or "").split(",")]
+    how = (section.rows, section.seconds or WAIT, canary)
+    return registry.get("engine", "vllm")(policy, addresses, folder / "served", *how)  # type: ignore[no-any-return]
