@@ -288,6 +288,18 @@ def test_formulas_are_drawn_when_asked_for(page: Page) -> None:
     page.press("?")
 
 
+def test_the_way_of_reading_goes_from_a_group_to_its_answers(page: Page) -> None:
+    page.open("#/run/3/group/0/0/0")
+    page.see("$x^2 = 2$")
+    page.click("button[aria-pressed=false]")
+    assert page.script("return document.querySelectorAll('.card math').length") == 5
+    page.press("m")
+    page.see("$x^2 = 2$")
+    page.press("m", "j", "l")
+    page.until(lambda: page.script("return document.querySelectorAll('.reading math').length") == 5)
+    assert page.address == "#/run/3/answer/train/0/0/0?formulas=1"
+
+
 def test_latex_becomes_mathml_or_stays(page: Page) -> None:
     source = """
         const [sources, done] = arguments;

@@ -2,6 +2,7 @@
 
 import {allColumns, colourNames, shading} from "./colours.js";
 import {count, h, link, number, promptText, textBlock} from "./dom.js";
+import {formulasButton} from "./latex.js";
 import {notesForm} from "./notes.js";
 import {get} from "./source.js";
 import {readingElements, rowElements} from "./tokens.js";
@@ -22,7 +23,7 @@ export async function answerView({run, parts, query, go, setQuery}) {
   const panel = h("aside", {class: "panel", "aria-live": "polite"});
   const sampled = [...text.querySelectorAll(".token")].filter((element) => actionOf(element) !== undefined);
   const reading = h("div", {class: "microscope", hidden: true});
-  const toggle = h("button", {class: "chip", "aria-pressed": "false", title: "the text with its formulas drawn, or the exact tokens (m)", onclick: () => read(reading.hidden)}, "formulas");
+  const toggle = formulasButton(() => read(reading.hidden));
   const colours = h("span", {class: "bar"}, h("label", {}, "colour ", colour), legend);
   let pinned = null; // the element that was chosen
 

@@ -15,9 +15,9 @@ const LATEX_TOKEN = /\\[A-Za-z]+|\\[^]|\s+|[^]/gu;
 const LETTERS = pairs(`alpha α beta β gamma γ delta δ epsilon ϵ varepsilon ε zeta ζ eta η theta θ vartheta ϑ iota ι kappa κ lambda λ mu μ nu ν xi ξ pi π
   varpi ϖ rho ρ varrho ϱ sigma σ varsigma ς tau τ upsilon υ phi ϕ varphi φ chi χ psi ψ omega ω partial ∂ ell ℓ hbar ℏ imath ı jmath ȷ`);
 const UPRIGHT = pairs(`Gamma Γ Delta Δ Theta Θ Lambda Λ Xi Ξ Pi Π Sigma Σ Upsilon Υ Phi Φ Psi Ψ Omega Ω infty ∞ nabla ∇ emptyset ∅ varnothing ∅ aleph ℵ
-  Re ℜ Im ℑ angle ∠ triangle △ square □ Box □ blacksquare ■ checkmark ✓ top ⊤ bot ⊥ degree ° circ ∘ prime ′ \\% % % % \\$ $ \\# # \\_ _ \\& & backslash \\ ? ? @ @
+  Re ℜ Im ℑ angle ∠ triangle △ square □ Box □ blacksquare ■ checkmark ✓ top ⊤ bot ⊥ degree ° circ ∘ prime ′ \\% % % % \\$ $ \\# # \\_ _ \\& & backslash \\ ? ? @ @ / /
   dots … ldots … dotsc … cdots ⋯ dotsb ⋯ vdots ⋮ ddots ⋱ . . forall ∀ exists ∃ nexists ∄ star ⋆ bullet • heartsuit ♡ pounds £ wp ℘`);
-const OPERATORS = pairs(`+ + - − * ∗ / / = = < < > > , , ; ; : : ! ! cdot ⋅ times × div ÷ pm ± mp ∓ ast ∗ le ≤ leq ≤ leqslant ⩽ ge ≥ geq ≥ geqslant ⩾
+const OPERATORS = pairs(`+ + - − * ∗ = = < < > > , , ; ; : : ! ! cdot ⋅ times × div ÷ pm ± mp ∓ ast ∗ le ≤ leq ≤ leqslant ⩽ ge ≥ geq ≥ geqslant ⩾
   lt < gt > ll ≪ gg ≫ ne ≠ neq ≠ approx ≈ equiv ≡ cong ≅ sim ∼ simeq ≃ propto ∝ doteq ≐ triangleq ≜ coloneqq ≔ to → gets ← rightarrow → leftarrow ←
   leftrightarrow ↔ Rightarrow ⇒ Leftarrow ⇐ Leftrightarrow ⇔ longrightarrow ⟶ longleftarrow ⟵ Longrightarrow ⟹ Longleftrightarrow ⟺ implies ⟹
   impliedby ⟸ iff ⟺ mapsto ↦ uparrow ↑ downarrow ↓ in ∈ notin ∉ ni ∋ subset ⊂ subseteq ⊆ subsetneq ⊊ supset ⊃ supseteq ⊇ cup ∪ cap ∩ setminus ∖
@@ -78,6 +78,16 @@ export function withFormulas(text) {
     end = display && text[to] === "\n" ? to + 1 : to; // a block ends its line by itself
   }
   return [...nodes, shown(text.slice(end))].flat();
+}
+
+// A text block of its own, to be read.
+export function readingBlock(text, properties = {}) {
+  return h("div", {dir: "auto", ...properties, class: "text " + (properties.class ?? "")}, withFormulas(text));
+}
+
+// The button that changes between texts as they are and texts to be read.
+export function formulasButton(onclick) {
+  return h("button", {class: "chip", "aria-pressed": "false", title: "texts with their formulas drawn, or exactly as they are (m)", onclick}, "formulas");
 }
 
 // Where formulas stand in a text: {from, to, source, display}. Each character is read a bounded number of times.
