@@ -335,6 +335,9 @@ def test_latex_becomes_mathml_or_stays(page: Page) -> None:
         "\\vec{v} + \\hat x": "mover(v →) + mover(x ^)",
         "\\begin{pmatrix} a & b \\\\ c & d \\end{pmatrix}": "mrow(( mtable(mtr(mtd(a) mtd(b)) mtr(mtd(c) mtd(d))) ))",
         "50\\% \\$5 \\{1, 2\\}": "50 % $ 5 { 1 , 2 }",
+        "a \\not= b": "a =\u0338 b",
+        "\\mathbb{\u2102} \\mathcal{F}": "\u2102 \u2131",
+        "{-}1 = |-1|": "\u2212 1 = | \u2212 1 |",
         "π ≤ 世": "π ≤ 世",
     }
     stays = [
@@ -355,6 +358,8 @@ def test_dollars_are_money_unless_they_enclose_a_formula(page: Page) -> None:
         "\\$x$ is $y$": ["y"],
         "$x$5 and $y$.": ["y"],
         "it costs $5, so $x = 5$": ["x = 5"],
+        "$34800/240=$<<34800/240=145>>145 for $x^+$": ["x^+"],
+        "$5 in my left pocket, and US$": [],
         "$a\n\nb$ is no line": [],
         "$$a\n\nb$$": ["a\n\nb"],
         "```\n$x$\n``` and `$y$` are code, $z$ is not": ["z"],

@@ -9,6 +9,7 @@ const MOST_FORMULAS = 2000; // formulas of a text
 // Code, escapes, and all that may begin a formula.
 const BEGINNING = /```[^]*?```|`[^`\n]*`|\\\\|\\\$|\$\$?|\\\(|\\\[|\\boxed(?=\{)|\\begin\{(?:align|equation|gather|eqnarray)\*?\}/g;
 const PROSE = /(?<![\\A-Za-z])[A-Za-z]{3,}\s+[A-Za-z]{3,}/; // two plain words in succession
+const UNFINISHED = /[^\^_\\][-=+*/<>(]$/; // a calculation before a price: $3*4=$12
 const LATEX_TOKEN = /\\[A-Za-z]+|\\[^]|\s+|[^]/gu;
 
 // Symbols by what MathML makes of them: letters (which it slants), upright signs, operators, and large operators with limits.
@@ -20,7 +21,7 @@ const UPRIGHT = pairs(`Gamma Γ Delta Δ Theta Θ Lambda Λ Xi Ξ Pi Π Sigma Σ
 const OPERATORS = pairs(`+ + - − * ∗ = = < < > > , , ; ; : : ! ! cdot ⋅ times × div ÷ pm ± mp ∓ ast ∗ le ≤ leq ≤ leqslant ⩽ ge ≥ geq ≥ geqslant ⩾
   lt < gt > ll ≪ gg ≫ ne ≠ neq ≠ approx ≈ equiv ≡ cong ≅ sim ∼ simeq ≃ propto ∝ doteq ≐ triangleq ≜ coloneqq ≔ to → gets ← rightarrow → leftarrow ←
   leftrightarrow ↔ Rightarrow ⇒ Leftarrow ⇐ Leftrightarrow ⇔ longrightarrow ⟶ longleftarrow ⟵ Longrightarrow ⟹ Longleftrightarrow ⟺ implies ⟹
-  impliedby ⟸ iff ⟺ mapsto ↦ uparrow ↑ downarrow ↓ in ∈ notin ∉ ni ∋ subset ⊂ subseteq ⊆ subsetneq ⊊ supset ⊃ supseteq ⊇ cup ∪ cap ∩ setminus ∖
+  impliedby ⟸ iff ⟺ mapsto ↦ longmapsto ⟼ hookrightarrow ↪ frown ⌢ uparrow ↑ downarrow ↓ in ∈ notin ∉ ni ∋ subset ⊂ subseteq ⊆ subsetneq ⊊ supset ⊃ supseteq ⊇ cup ∪ cap ∩ setminus ∖
   land ∧ wedge ∧ lor ∨ vee ∨ neg ¬ lnot ¬ oplus ⊕ otimes ⊗ odot ⊙ mid ∣ nmid ∤ parallel ∥ perp ⊥ prec ≺ succ ≻ models ⊨ vdash ⊢ therefore ∴ because ∵
   colon : bmod mod dagger † vartriangle △ asymp ≍ lesssim ≲ gtrsim ≳`);
 const LARGE = pairs("sum ∑ prod ∏ coprod ∐ bigcup ⋃ bigcap ⋂ bigsqcup ⨆ bigoplus ⨁ bigotimes ⨂ bigvee ⋁ bigwedge ⋀");
@@ -32,10 +33,10 @@ const DELIMITERS = pairs(`( ( ) ) [ [ ] ] | | \\{ { \\} } \\| ‖ \\lbrace { \\r
 const ONLY_DELIMITERS = pairs("/ / < ⟨ > ⟩ \\uparrow ↑ \\downarrow ↓ \\backslash \\"); // behind \left and \big, elsewhere operators
 const ACCENTS = pairs(`hat ^ widehat ^ bar ¯ tilde ~ widetilde ~ dot ˙ ddot ¨ vec → overrightarrow → overleftarrow ←`);
 const BRACES = pairs("overbrace ⏞ underbrace ⏟");
-const SPACES = pairs("\\, 0.167 \\: 0.222 \\> 0.222 \\; 0.278 \\! -0.167 \\quad 1 \\qquad 2 ~ 0.333");
+const SPACES = pairs("\\, 0.167 \\: 0.222 \\> 0.222 \\; 0.278 \\! -0.167 \\quad 1 \\qquad 2 ~ 0.333 thinspace 0.167 enspace 0.5");
 const SIZES = new Map([["big", 1.2], ["Big", 1.8], ["bigg", 2.4], ["Bigg", 3]]);
 const TEXTS = pairs("text plain textrm plain textnormal plain textsf plain mbox plain textbf bold textit slanted texttt typed");
-const BOXES = pairs("boxed boxed overline overlined underline underlined");
+const BOXES = pairs("boxed boxed cancel cancelled overline overlined underline underlined");
 
 // Alphabets of Unicode: where A, a and 0 begin, and the letters that stand elsewhere.
 const SCRIPT = [0x1d49c, 0x1d4b6, null, "BℬEℰFℱHℋIℐLℒMℳRℛeℯgℊoℴ"];
@@ -90,7 +91,8 @@ export function formulasButton(onclick) {
   return h("button", {class: "chip", "aria-pressed": "false", title: "texts with their formulas drawn, or exactly as they are (m)", onclick}, "formulas");
 }
 
-// Where formulas stand in a text: {from, to, source, display}. Each character is read a bounded number of times.
+// Where formulas stand in a text: {from, to, source, display}. The next mark that could close a formula decides, so that no text is searched
+// again and again.
 export function formulasIn(text) {
   const found = [];
   const beginnings = new RegExp(BEGINNING);
@@ -123,6 +125,7 @@ function formulaAt(text, from, mark) {
   const source = text.slice(start, end);
   // Pandoc's rule, so that "$5 and $6" is money: no space behind the first dollar, none before the second, no digit behind it.
   if (mark === "$" && (/^\s|\s$/.test(source) || /\d/.test(text[end + 1] ?? ""))) return null;
+  if (mark === "$" && UNFINISHED.test(source)) return null;
   if (close.startsWith("$") && PROSE.test(source.replaceAll(/\\\w+\{[^{}]*\}/g, ""))) return null; // these two dollars are no pair
   return {to: end + close.length, source, display};
 }
@@ -335,6 +338,8 @@ class FormulaParser {
       case "operatorname": return this.operatorName();
       case "overset": case "stackrel": return swapped("mover", this.argument(), this.argument());
       case "underset": return swapped("munder", this.argument(), this.argument());
+      case "not": return operator(this.argument().textContent + "\u0338");
+      case "mod": return mathml("mrow", {}, space(1), mathml("mi", {}, "mod"), space(0.333), this.argument());
       case "pmod": return mathml("mrow", {}, space(1), operator("("), mathml("mi", {}, "mod"), space(0.333), this.argument(), operator(")"));
       case "tag": return mathml("mrow", {}, space(2), mathml("mtext", {}, `(${this.raw()})`));
       default: return unknown(name);
