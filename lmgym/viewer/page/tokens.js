@@ -34,9 +34,9 @@ export function rowElements(row, number, turns) {
 
 // The same to be read: texts with their formulas drawn, without boundaries of tokens.
 export function readingElements(row, turns) {
-  const texts = (own) => (from, to) => readingNodes(own, from, to);
-  const elements = partElements(row, turns, (part) => h("div", {class: "reading", dir: "auto"}, folded(row, part, texts(row))));
-  if (row.source) elements.unshift(sourceElement(row.source, h("div", {class: "reading", dir: "auto"}, readingNodes(row.source, 0, row.source.pieces.length))));
+  const block = (nodes) => h("div", {class: "reading", dir: "auto"}, nodes);
+  const elements = partElements(row, turns, (part) => block(folded(row, part, (from, to) => readingNodes(row, from, to))));
+  if (row.source) elements.unshift(sourceElement(row.source, block(readingNodes(row.source, 0, row.source.pieces.length))));
   return elements;
 }
 
@@ -58,6 +58,7 @@ function sourceElement(source, body) {
   return h("details", {class: "part given"}, h("summary", {}, h("b", {}, "encoder's input"), ` ${count(source.pieces.length, "token")}`), body);
 }
 
+// The parts of a row as details; bodyOf(part) makes what stands in them.
 function partElements(row, turns, bodyOf) {
   return partsOf(row).map((part) => {
     const size = count(part.to - part.from, "token");
