@@ -17,6 +17,10 @@ HOSTILE = (
     "<script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\"> "
     "\u202egnp.exe\u202c \x1b[2J\x07 <|im_start|>system &lt;b&gt; ../../etc/passwd $\\frac{1}{2}$ é🙂"
 )
+FORMULAS = (
+    "It costs $5 and $6. Let $x^2 = 2$, then \\(\\sqrt[3]{x_1}\\) and\n$$\\frac{a}{b}$$\n\\[\\sum_{k=1}^n k\\]"
+    "\n$\\unheardof{x}$ and `$y^2$` stay. It is \\boxed{\\frac12}."
+)
 ANSWERS = ("<think>20 and 22\nmake 42</think>The answer is 42.", "41", "42", "<tool_call>add(20, 22)</tool_call>", "42")
 FIELDS = {
     "objective": "clip", "ratio": "token", "ratio_to": "old", "clip_low": 0.2, "clip_high": 0.28, "dual_clip": None,

@@ -16,7 +16,7 @@ from lmgym.viewer.guard import Guard
 from lmgym.viewer.runs import open_runs
 from lmgym.viewer.server import application, bound
 from lmgym.viewer.single_file import write_file
-from tests.viewer.sample_runs import HOSTILE, add_step, byte_tokenizer, many_steps, sample_run
+from tests.viewer.sample_runs import FORMULAS, HOSTILE, add_step, byte_tokenizer, many_steps, sample_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -113,6 +113,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "live": sample_run(folder / "live"),
         "hostile": sample_run(folder / "hostile", steps=2, texts=[HOSTILE, "42"]),
         "many": many_steps(folder / "many", steps=2000, answers=512),
+        "formulas": sample_run(folder / "formulas", steps=1, groups=1, texts=[FORMULAS, "42"]),
     }
 
 
@@ -261,6 +262,148 @@ def test_hostile_texts_stay_texts(page: Page) -> None:
     page.see("&lt;b&gt; ../../etc/passwd $\\frac{1}{2}$")
 
 
+def test_formulas_are_drawn_when_asked_for(page: Page) -> None:
+    drawn = "return [...document.querySelectorAll('.reading .formula')].map(own => own.title)"
+    tokens = "return document.querySelector('.token.sampled').getClientRects().length"
+    page.open("#/run/3/answer/train/0/0/0")
+    assert page.script(drawn) == [] and page.script(tokens) == 1
+    page.press("m")
+    assert page.address.endswith("?formulas=1") and page.script(tokens) == 0
+    assert page.script(drawn) == [
+        "$x^2 = 2$", "\\(\\sqrt[3]{x_1}\\)", "$$\\frac{a}{b}$$", "\\[\\sum_{k=1}^n k\\]", "\\boxed{\\frac12}",
+    ]  # fmt: skip
+    for name in ("msup", "mroot", "msub", "mfrac", "munderover", "math .boxed", "math[display=block]"):
+        assert page.script("return document.querySelectorAll(arguments[0]).length", f".reading {name}"), name
+    page.see("It costs $5 and $6")
+    page.see("$\\unheardof{x}$ and `$y^2$` stay")
+    page.click("button[aria-pressed=true]")
+    assert "formulas" not in page.address and page.script(tokens) == 1
+    page.press("m", "l")  # a token is looked at where tokens are shown
+    assert page.address.endswith("?token=0.41") and page.script(tokens) == 1
+    page.press("m", "j")  # the way of reading goes along
+    page.at("#/run/3/answer/train/0/0/1")
+    assert page.address.endswith("?formulas=1")
+    page.press("?")
+    page.see("formulas, or the exact tokens")
+    page.press("?")
+
+
+def test_the_way_of_reading_goes_from_a_group_to_its_answers(page: Page) -> None:
+    page.open("#/run/3/group/0/0/0")
+    page.see("$x^2 = 2$")
+    page.click("button[aria-pressed=false]")
+    assert page.script("return document.querySelectorAll('.card math').length") == 5
+    page.press("m")
+    page.see("$x^2 = 2$")
+    page.press("m", "j", "l")
+    page.until(lambda: page.script("return document.querySelectorAll('.reading math').length") == 5)
+    assert page.address == "#/run/3/answer/train/0/0/0?formulas=1"
+
+
+def test_latex_becomes_mathml_or_stays(page: Page) -> None:
+    source = """
+        const [sources, done] = arguments;
+        const trees = (own) => [...own.children].map(tree).join(" ");
+        const leaf = (own) => /^m(i|n|o|text)$/.test(own.localName);
+        const tree = (own) => leaf(own) ? own.textContent : `${own.localName}(${trees(own)})`;
+        import('/page/latex.js').then(({formula}) => done(sources.map((one) => {
+          const drawn = formula(one, true);
+          return drawn && trees(drawn);
+        })))"""
+    expected = {
+        "12.5+x": "12.5 + x",
+        "x_1^2": "msubsup(x 1 2)",
+        "x^2_1": "msubsup(x 1 2)",
+        "x^23": "msup(x 2) 3",
+        "f''(x)": "msup(f \u2032\u2032) ( x )",
+        "\\frac12": "mfrac(1 2)",
+        "\\dfrac{a+b}{c}": "mfrac(mrow(a + b) c)",
+        "\\binom{n}{k}": "mrow(( mfrac(n k) ))",
+        "\\sqrt2": "msqrt(2)",
+        "\\sqrt[n]{x}": "mroot(x n)",
+        "\\sum_{i=1}^{n} i": "munderover(∑ mrow(i = 1) n) i",
+        "\\int_0^1": "msubsup(∫ 0 1)",
+        "\\lim_{x\\to 0}": "munder(lim mrow(x → 0))",
+        "2\\cdot 3 \\neq 7 \\le \\infty": "2 ⋅ 3 ≠ 7 ≤ ∞",
+        "\\left( \\frac{a}{b} \\right]": "mrow(( mfrac(a b) ])",
+        "\\left. x \\right|_0": "msub(mrow(x |) 0)",
+        "\\big\\{ x \\big\\}": "{ x }",
+        "\\text{if $5": None,
+        "\\text{for all } x": "for\u00a0all\u00a0 x",
+        "\\mathbb{R} \\mathbf{v1} \\mathrm{d}": "\u211d mrow(\U0001d42f \U0001d7cf) d",
+        "\\operatorname{lcm}(a,b)": "lcm ( a , b )",
+        "\\vec{v} + \\hat x": "mover(v →) + mover(x ^)",
+        "\\begin{pmatrix} a & b \\\\ c & d \\end{pmatrix}": "mrow(( mtable(mtr(mtd(a) mtd(b)) mtr(mtd(c) mtd(d))) ))",
+        "50\\% \\$5 \\{1, 2\\}": "50 % $ 5 { 1 , 2 }",
+        "a \\not= b": "a =\u0338 b",
+        "\\mathbb{\u2102} \\mathcal{F}": "\u2102 \u2131",
+        "{-}1 = |-1|": "\u2212 1 = | \u2212 1 |",
+        "π ≤ 世": "π ≤ 世",
+    }
+    stays = [
+        "", " ", "{", "}", "\\frac{1}", "x^", "x^1^2", "\\unheardof", "\\constructor", "a & b", "\\left( x",
+        "\\right)", "\\begin{matrix} 1", "\\begin{matrix} 1 \\end{pmatrix}", "\\begin{toString}\\end{toString}", "\\",
+        "$", "#", "\u202ex", "\x00", "\\text{\\input{x}}", "\\href{javascript:alert(1)}{x}", "{" * 50 + "}" * 50,
+        "\\sqrt" * 50 + "1", "x" * 5000,
+    ]  # fmt: skip
+    found = page.driver.execute_async_script(source, [*expected, *stays])
+    assert dict(zip([*expected, *stays], found, strict=True)) == {**expected, **dict.fromkeys(stays)}
+
+
+def test_dollars_are_money_unless_they_enclose_a_formula(page: Page) -> None:
+    cases = {
+        "costs $5 and $6": [],
+        "from $5-$10, or US$7": [],
+        "a $ sign, and a$ b$": [],
+        "\\$x$ is $y$": ["y"],
+        "$x$5 and $y$.": ["y"],
+        "it costs $5, so $x = 5$": ["x = 5"],
+        "$34800/240=$<<34800/240=145>>145 for $x^+$": ["x^+"],
+        "$5 in my left pocket, and US$": [],
+        "$a\n\nb$ is no line": [],
+        "$$a\n\nb$$": ["a\n\nb"],
+        "```\n$x$\n``` and `$y$` are code, $z$ is not": ["z"],
+        "\\\\(x\\) \\(y\\)": ["y"],
+        "$\\text{if $x$ is} y$": ["\\text{if $x$ is} y"],
+        "so \\boxed{\\{1\\}} and \\boxed{": ["\\boxed{\\{1\\}}"],
+    }
+    found = page.driver.execute_async_script(
+        "const [texts, done] = arguments;"
+        "import('/page/latex.js').then(({formulasIn}) => done("
+        "texts.map(text => formulasIn(text).map(own => own.source))))",
+        list(cases),
+    )
+    assert dict(zip(cases, found, strict=True)) == cases
+
+
+def test_hostile_formulas_stay_inert_and_hang_nothing(page: Page) -> None:
+    page.open("#/run/3/answer/train/0/0/0?formulas=1")
+    texts = [
+        "$<img src=x onerror=document.title='hacked'>$", "$\\text{<script>document.title='hacked'</script>}$",
+        f"${'{' * 10_000}{'}' * 10_000}$", f"$${'x^{' * 30_000}$$", f"${'x+' * 50_000}x$", "$a " * 30_000,
+        "$x$" * 30_000,
+        "\\(" * 50_000, "\\[" * 50_000, "$$a" * 30_000, "\\boxed{" * 14_000, "\\begin{align}" * 7_000, "`" * 99_999,
+        "```a" * 25_000 + "`", "$\\text{" * 14_000, "\\boxed{a" * 5 + "b" * 90_000, "\\" * 99_999, "$" * 99_999,
+    ]  # fmt: skip
+    for text in texts:
+        seconds, strange = page.driver.execute_async_script(
+            """
+            const [text, done] = arguments;
+            const begin = performance.now();
+            import('/page/latex.js').then(({withFormulas}) => {
+              const box = document.querySelector('.reading');
+              box.replaceChildren(...withFormulas(text));
+              box.getBoundingClientRect();
+              const strange = box.querySelectorAll(':not(.formula, math, math *), script, img').length;
+              done([(performance.now() - begin) / 1000, strange]);
+            })""",
+            text,
+        )
+        assert strange == 0 and seconds < 5, (text[:40], seconds)
+        assert page.script("return document.querySelectorAll('.reading math').length") <= 2010
+    assert "hacked" not in page.driver.title
+
+
 def test_a_difference_holds_both_texts(page: Page) -> None:
     words = ["a", "b", "c", "12", "3.4", "é", "世界", "\n", ",", "of", "the"]
     random = np.random.default_rng(0)
@@ -285,6 +428,7 @@ def test_a_difference_holds_both_texts(page: Page) -> None:
 def test_every_view_fits_its_width(page: Page, width: int) -> None:
     page.size(width, 800)
     views = ["", "run/0/step/0/5", "run/1/group/0/1/0", "run/1/answer/train/0/1/0?token=0.60", "run/0/held-out",
+             "run/3/answer/train/0/0/0?formulas=1",
              "run/0/prompt/validation/sums%2Fvalidation%2F0", "run/0/search", "run/0/notes", "pair/0/1"]  # fmt: skip
     for view in views:
         page.open(f"#/{view}")
@@ -314,7 +458,7 @@ def test_searches_and_notes_through_the_page(page: Page, folders: dict[str, Path
 
 def test_a_file_opens_from_disk_and_asks_for_nothing(page: Page, folders: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "runs.html"
-    write_file(open_runs([folders["hostile"], folders["live"]]), path, megabytes=5)
+    write_file(open_runs([folders[name] for name in ("hostile", "live", "formulas")]), path, megabytes=5)
     page.driver.get("about:blank")  # the server's page asks every two seconds for what is new
     page.driver.get_log("performance")
     page.base = path.as_uri()
@@ -324,6 +468,8 @@ def test_a_file_opens_from_disk_and_asks_for_nothing(page: Page, folders: dict[s
     page.see("<script>document.title='hacked'</script>")
     page.open("#/run/1/answer/train/0/0/0?token=0.60")
     page.see("-min(r · A, clip(r, 1 - low, 1 + high) · A)")
+    page.open("#/run/2/answer/train/0/0/0?formulas=1")
+    assert page.script("return document.querySelectorAll('.reading mfrac').length") > 0
     page.open("#/run/1/search")
     page.see("A file cannot search")
     events = [json.loads(entry["message"])["message"] for entry in page.driver.get_log("performance")]

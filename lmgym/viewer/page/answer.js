@@ -2,9 +2,10 @@
 
 import {allColumns, colourNames, shading} from "./colours.js";
 import {count, h, link, number, promptText, textBlock} from "./dom.js";
+import {formulasButton} from "./latex.js";
 import {notesForm} from "./notes.js";
 import {get} from "./source.js";
-import {rowElements} from "./tokens.js";
+import {readingElements, rowElements} from "./tokens.js";
 import {inFull, inShort} from "./why.js";
 
 const STRONGEST = 0.55; // of a colour, so that text can be read on it
@@ -21,6 +22,9 @@ export async function answerView({run, parts, query, go, setQuery}) {
   const text = h("div", {class: "microscope"}, answer.rows.flatMap((row, place) => rowElements(row, place, answer.turns)));
   const panel = h("aside", {class: "panel", "aria-live": "polite"});
   const sampled = [...text.querySelectorAll(".token")].filter((element) => actionOf(element) !== undefined);
+  const reading = h("div", {class: "microscope", hidden: true});
+  const toggle = formulasButton(() => read(reading.hidden));
+  const colours = h("span", {class: "bar"}, h("label", {}, "colour ", colour), legend);
   let pinned = null; // the element that was chosen
 
   colour.value = names.includes(query.get("colour")) ? query.get("colour") : names[0] ?? "";
@@ -81,14 +85,26 @@ export async function answerView({run, parts, query, go, setQuery}) {
     overview();
   }
 
+  // The text to be read in place of the exact tokens. It is made when it is first asked for.
+  function read(on) {
+    if (on && !reading.hasChildNodes()) reading.append(...answer.rows.flatMap((row) => readingElements(row, answer.turns)));
+    reading.hidden = !on;
+    text.hidden = colours.hidden = on;
+    toggle.setAttribute("aria-pressed", String(on));
+    setQuery({formulas: on ? "1" : ""});
+    if (!pinned) overview();
+  }
+
   function step_(by) {
+    read(false);
     const place = pinned ? sampled.indexOf(pinned) : by > 0 ? -1 : sampled.length;
     const next = sampled[Math.max(0, Math.min(sampled.length - 1, place + by))];
     if (next) pin(next);
   }
 
   function overview() {
-    panel.replaceChildren(h("p", {class: "quiet"}, "Point at a token for its numbers; click to keep them, or use ← and →."), ...facts(answer));
+    const hint = reading.hidden ? "Point at a token for its numbers; click to keep them, or use ← and →." : "Formulas are drawn for reading. “formulas” or m leads back to the exact tokens.";
+    panel.replaceChildren(h("p", {class: "quiet"}, hint), ...facts(answer));
   }
 
   text.addEventListener("pointerover", (event) => {
@@ -103,7 +119,7 @@ export async function answerView({run, parts, query, go, setQuery}) {
   const parent = kind === "train" ? `#/run/${run.number}/group/${stage}/${step}/${answer.group}` : `#/run/${run.number}/prompt/${split.join("/")}/${encodeURIComponent(answer.example.id)}`;
   const mates = answer.mates ?? [];
   const to = (mate) => `#/run/${run.number}/answer/${kind}/${stage}/${step}/${mate}${split.length ? "/" + split.join("/") : ""}`;
-  const along = (by) => { const next = mates[mates.indexOf(answer.index) + by]; if (next !== undefined) go(to(next)); };
+  const along = (by) => { const next = mates[mates.indexOf(answer.index) + by]; if (next !== undefined) go(to(next) + (reading.hidden ? "" : "?formulas=1")); };
   const node = h("section", {class: "answer-view"},
     h("div", {},
       h("h1", {}, `answer ${index} `, h("span", {class: "quiet"}, kind === "train" ? ["of ", link(parent, `group ${answer.group}`), ", ", link(`#/run/${run.number}/step/${stage}/${step}`, `step ${step}`)] : `evaluation after step ${step}, ${split.join("/")}`)),
@@ -112,22 +128,24 @@ export async function answerView({run, parts, query, go, setQuery}) {
       answer.error ? textBlock(answer.error, {class: "reason"}) : null,
       answer.tokenizer ? null : h("p", {class: "warning"}, "This run has no tokenizer.json, so tokens stand as their ids."),
       mates.length > 1 ? h("p", {class: "mates"}, "group: ", mates.map((mate) => (mate === answer.index ? h("b", {}, `${mate} `) : [link(to(mate), String(mate)), " "]))) : null,
-      h("div", {class: "bar"}, h("label", {}, "colour ", colour), legend),
-      text, conversation(answer), notesForm(run, address)),
+      h("div", {class: "bar"}, toggle, colours),
+      text, reading, conversation(answer), notesForm(run, address)),
     panel);
   paint();
   overview();
+  if (query.get("formulas")) read(true);
   const [row, place] = (query.get("token") ?? "").split(".");
   const first = place && text.querySelector(`.token[data-row="${Number(row)}"][data-place="${Number(place)}"]`);
   return {
     title: `answer ${index}`, node, parent,
     shownFirst: () => first && pin(first),
     keys: {
-      j: () => along(1), k: () => along(-1), ArrowRight: () => step_(1), ArrowLeft: () => step_(-1), l: () => step_(1), "/": () => colour.focus(), Escape: close,
-      c: () => { colour.selectedIndex = (colour.selectedIndex + 1) % colour.options.length; paint(); },
+      j: () => along(1), k: () => along(-1), ArrowRight: () => step_(1), ArrowLeft: () => step_(-1), l: () => step_(1), "/": () => { read(false); colour.focus(); }, Escape: close,
+      c: () => { read(false); colour.selectedIndex = (colour.selectedIndex + 1) % colour.options.length; paint(); },
+      m: () => read(reading.hidden),
       n: () => node.querySelector(".notes textarea")?.focus(),
     },
-    help: [["j k", "next, previous answer of the group"], ["→ ← l", "next, previous token"], ["c", "next colour"], ["n", "write a note"]],
+    help: [["j k", "next, previous answer of the group"], ["→ ← l", "next, previous token"], ["c", "next colour"], ["m", "formulas, or the exact tokens"], ["n", "write a note"]],
   };
 }
 

@@ -14,6 +14,11 @@ export function svg(name, properties = {}, ...children) {
   return filled(document.createElementNS("http://www.w3.org/2000/svg", name), properties, children);
 }
 
+// The same for MathML.
+export function mathml(name, properties = {}, ...children) {
+  return filled(document.createElementNS("http://www.w3.org/1998/Math/MathML", name), properties, children);
+}
+
 function filled(element, properties, children) {
   // Children first: in an element with dir="auto" each one that is added makes the browser read all of them again.
   for (const child of children.flat(Infinity)) {

@@ -1,6 +1,7 @@
 // A group side by side: the answers to one prompt by reward, with advantages, rewards, lengths, and what was left out.
 
 import {count, h, link, mean, number, promptText, textBlock} from "./dom.js";
+import {formulasButton, readingBlock} from "./latex.js";
 import {get} from "./source.js";
 
 export async function groupView({run, parts, query, go, setQuery}) {
@@ -10,11 +11,26 @@ export async function groupView({run, parts, query, go, setQuery}) {
   const sort = h("select", {"aria-label": "sort by", onchange: () => { setQuery({sort: sort.value === "score" ? "" : sort.value}); draw(); }},
     ...[["score", "best first"], ["-score", "worst first"], ["length", "longest first"], ["-length", "shortest first"], ["-index", "by number"]].map(([value, name]) => h("option", {value}, name)));
   const cards = h("div", {class: "cards"});
+  const prompt = h("div");
+  const toggle = formulasButton(() => read(!reading));
+  let reading = false; // whether formulas are drawn
   let selected = 0;
   sort.value = query.get("sort") ?? "score";
   const advantages = tree.answers.map((answer) => answer.advantage).filter((value) => typeof value === "number");
   const most = Math.max(1e-12, ...advantages.map(Math.abs));
   const best = Math.max(...tree.answers.map((answer) => answer.score ?? -Infinity));
+
+  function read(on) {
+    reading = on;
+    toggle.setAttribute("aria-pressed", String(on));
+    setQuery({formulas: on ? "1" : ""});
+    prompt.replaceChildren(block(promptText(tree.example.prompt)));
+    draw();
+  }
+
+  function block(text, properties) {
+    return reading ? readingBlock(text, properties) : textBlock(text, properties);
+  }
 
   function draw() {
     const name = sort.value.replace(/^-/, "");
@@ -42,12 +58,12 @@ export async function groupView({run, parts, query, go, setQuery}) {
         typeof answer.surprise === "number" ? [h("dt", {}, "surprise"), h("dd", {}, number(answer.surprise))] : null),
       answer.selected === false ? h("p", {class: "reason"}, `Not trained on: ${answer.reason || "it was not selected"}.`) : null,
       answer.error ? textBlock(answer.error, {class: "reason"}) : null,
-      answer.texts ? answer.texts.map((text) => textBlock(text, {class: "answer"})) : h("p", {class: "quiet"}, "Its text was not kept (logs.traces in the recipe)."),
+      answer.texts ? answer.texts.map((text) => block(text, {class: "answer"})) : h("p", {class: "quiet"}, "Its text was not kept (logs.traces in the recipe)."),
       others.length ? h("p", {class: "quiet"}, "the same text: ", others.map((twin) => [link(answerAddress(twin), `answer ${twin.index}`), " "])) : null);
   }
 
   function answerAddress(answer) {
-    return `#/run/${run.number}/answer/train/${stage}/${step}/${answer.index}`;
+    return `#/run/${run.number}/answer/train/${stage}/${step}/${answer.index}${reading ? "?formulas=1" : ""}`;
   }
 
   function open() {
@@ -75,16 +91,16 @@ export async function groupView({run, parts, query, go, setQuery}) {
       h("span", {}, "mean score ", h("b", {}, number(center))), h("span", {}, "deviation ", h("b", {}, number(deviation))),
       h("span", {}, "left out ", h("b", {}, String(tree.answers.filter((answer) => answer.selected === false).length))),
       h("span", {class: "quiet"}, String(tree.example.id ?? ""))),
-    "prompt" in tree.example ? h("details", {class: "prompt-box", open: true}, h("summary", {}, "prompt"), textBlock(promptText(tree.example.prompt))) : null,
+    "prompt" in tree.example ? h("details", {class: "prompt-box", open: true}, h("summary", {}, "prompt"), prompt) : null,
     references.length ? h("details", {class: "prompt-box", open: references.join("").length < 400}, h("summary", {}, count(references.length, "reference")), references.map((reference) => textBlock(reference))) : null,
-    h("div", {class: "bar"}, sort, h("span", {class: "quiet"}, "bars are mean advantages; equal texts are one card")), cards);
-  draw();
+    h("div", {class: "bar"}, sort, toggle, h("span", {class: "quiet"}, "bars are mean advantages; equal texts are one card")), cards);
+  read(Boolean(query.get("formulas")));
   return {
     title: `group ${group}`, node, parent: `#/run/${run.number}/step/${stage}/${step}`,
     place: () => ({selected, top: window.scrollY}),
     restore: (place) => { if (place) { selected = place.selected; mark(); window.scrollTo(0, place.top); } },
-    keys: {j: () => move(1), k: () => move(-1), l: open, Enter: open, "/": () => sort.focus()},
-    help: [["j k", "next, previous answer"], ["l", "open it"]],
+    keys: {j: () => move(1), k: () => move(-1), l: open, Enter: open, m: () => read(!reading), "/": () => sort.focus()},
+    help: [["j k", "next, previous answer"], ["l", "open it"], ["m", "formulas, or the texts as they are"]],
   };
 }
 

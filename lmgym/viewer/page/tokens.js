@@ -1,6 +1,7 @@
 // A sequence of tokens as text: what the loss sees and what it does not, with thoughts and tool calls folded.
 
 import {count, h, shown} from "./dom.js";
+import {withFormulas} from "./latex.js";
 
 const FOLDS = [["think", "thought"], ["thinking", "thought"], ["reasoning", "thought"], ["tool_call", "tool call"], ["tool_response", "tool result"], ["tool_result", "tool result"]];
 const LONG = 600; // characters of a prompt that is shown at once
@@ -22,10 +23,46 @@ export function partsOf(row) {
 // The row as elements; `turns` are the answer's turns. Each token is a span with data-place, and data-row.
 export function rowElements(row, number, turns) {
   const special = new Set(row.special);
-  const token = (place) => tokenElement(row.pieces[place], place, number, special.has(place));
-  const elements = partsOf(row).map((part) => {
+  const tokens = (from, to) => row.pieces.slice(from, to).map((piece, at) => tokenElement(piece, from + at, number, special.has(from + at)));
+  const elements = partElements(row, turns, (part) => h("div", {class: "tokens", dir: "auto"}, folded(row, part, tokens)));
+  if (row.source) {
+    const source = row.source.pieces.map((piece, place) => tokenElement(piece, null, number, row.source.special.includes(place)));
+    elements.unshift(sourceElement(row.source, h("div", {class: "tokens", dir: "auto"}, source)));
+  }
+  return elements;
+}
+
+// The same to be read: texts with their formulas drawn, without boundaries of tokens.
+export function readingElements(row, turns) {
+  const block = (nodes) => h("div", {class: "reading", dir: "auto"}, nodes);
+  const elements = partElements(row, turns, (part) => block(folded(row, part, (from, to) => readingNodes(row, from, to))));
+  if (row.source) elements.unshift(sourceElement(row.source, block(readingNodes(row.source, 0, row.source.pieces.length))));
+  return elements;
+}
+
+// Control tokens stay marked: they are no text, and no formula spans one.
+function readingNodes(row, from, to) {
+  const special = new Set(row.special);
+  const nodes = [];
+  let begin = from;
+  for (let place = from; place <= to; place += 1) {
+    if (place < to && !special.has(place)) continue;
+    nodes.push(withFormulas(row.pieces.slice(begin, place).join("")));
+    if (place < to) nodes.push(tokenElement(row.pieces[place], null, null, true));
+    begin = place + 1;
+  }
+  return nodes;
+}
+
+function sourceElement(source, body) {
+  return h("details", {class: "part given"}, h("summary", {}, h("b", {}, "encoder's input"), ` ${count(source.pieces.length, "token")}`), body);
+}
+
+// The parts of a row as details; bodyOf(part) makes what stands in them.
+function partElements(row, turns, bodyOf) {
+  return partsOf(row).map((part) => {
     const size = count(part.to - part.from, "token");
-    const body = h("div", {class: "tokens", dir: "auto"}, folded(row, part, token));
+    const body = bodyOf(part);
     if (!part.sampled) {
       const text = row.pieces.slice(part.from, part.to).join("");
       const name = part.from === 0 ? "prompt" : "environment";
@@ -36,11 +73,6 @@ export function rowElements(row, number, turns) {
     const facts = [size, turn.stop && `ended by ${turn.stop}`, turn.reward ? `reward ${Number(turn.reward.toPrecision(4))}` : ""].filter(Boolean).join(", ");
     return h("details", {class: "part said", open: true}, h("summary", {}, h("b", {}, several), " " + facts), body);
   });
-  if (row.source) {
-    const source = row.source.pieces.map((piece, place) => tokenElement(piece, null, number, row.source.special.includes(place)));
-    elements.unshift(h("details", {class: "part given"}, h("summary", {}, h("b", {}, "encoder's input"), ` ${count(source.length, "token")}`), h("div", {class: "tokens", dir: "auto"}, source)));
-  }
-  return elements;
 }
 
 function tokenElement(piece, place, row, special) {
@@ -63,8 +95,8 @@ function lines(text) {
   return text.split("\n").flatMap((line, place) => (place === 0 ? [line] : [h("i", {class: "line-break"}, "⏎"), "\n", line])).filter((node) => node !== "");
 }
 
-// The tokens of a part, with what stands between <think> and </think> and the like in details.
-function folded(row, part, token) {
+// The nodes of a part, with what stands between <think> and </think> and the like in details; nodesOf(from, to) makes them.
+function folded(row, part, nodesOf) {
   const text = row.pieces.slice(part.from, part.to).join("");
   const starts = [];
   let length = 0;
@@ -86,12 +118,10 @@ function folded(row, part, token) {
   for (const {begin, end, name} of spans(text)) {
     const [first, last] = [Math.max(place, tokenAt(begin)), tokenAt(end - 1) + 1];
     if (last <= first) continue;
-    for (; place < first; place += 1) nodes.push(token(place));
-    const inside = [];
-    for (; place < last; place += 1) inside.push(token(place));
-    nodes.push(h("details", {class: "fold", open: inside.length <= LONG_FOLD}, h("summary", {}, `${name}, ${count(inside.length, "token")}`), inside));
+    nodes.push(nodesOf(place, first), h("details", {class: "fold", open: last - first <= LONG_FOLD}, h("summary", {}, `${name}, ${count(last - first, "token")}`), nodesOf(first, last)));
+    place = last;
   }
-  for (; place < part.to; place += 1) nodes.push(token(place));
+  nodes.push(nodesOf(place, part.to));
   return nodes;
 }
 
