@@ -369,7 +369,7 @@ def test_dollars_are_money_unless_they_enclose_a_formula(page: Page) -> None:
     }
     found = page.driver.execute_async_script(
         "const [texts, done] = arguments;"
-        "import('/page/latex.js').then(({formulasIn}) => done("
+        "import('/page/formulas.js').then(({formulasIn}) => done("
         "texts.map(text => formulasIn(text).map(own => own.source))))",
         list(cases),
     )
@@ -390,7 +390,7 @@ def test_hostile_formulas_stay_inert_and_hang_nothing(page: Page) -> None:
             """
             const [text, done] = arguments;
             const begin = performance.now();
-            import('/page/latex.js').then(({withFormulas}) => {
+            import('/page/formulas.js').then(({withFormulas}) => {
               const box = document.querySelector('.reading');
               box.replaceChildren(...withFormulas(text));
               box.getBoundingClientRect();

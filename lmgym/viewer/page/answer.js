@@ -2,7 +2,7 @@
 
 import {allColumns, colourNames, shading} from "./colours.js";
 import {count, h, link, number, promptText, textBlock} from "./dom.js";
-import {formulasButton} from "./latex.js";
+import {formulasButton} from "./formulas.js";
 import {notesForm} from "./notes.js";
 import {get} from "./source.js";
 import {readingElements, rowElements} from "./tokens.js";

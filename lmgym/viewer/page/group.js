@@ -1,7 +1,7 @@
 // A group side by side: the answers to one prompt by reward, with advantages, rewards, lengths, and what was left out.
 
 import {count, h, link, mean, number, promptText, textBlock} from "./dom.js";
-import {formulasButton, readingBlock} from "./latex.js";
+import {formulasButton, readingBlock} from "./formulas.js";
 import {get} from "./source.js";
 
 export async function groupView({run, parts, query, go, setQuery}) {

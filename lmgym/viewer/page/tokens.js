@@ -1,7 +1,7 @@
 // A sequence of tokens as text: what the loss sees and what it does not, with thoughts and tool calls folded.
 
 import {count, h, shown} from "./dom.js";
-import {withFormulas} from "./latex.js";
+import {withFormulas} from "./formulas.js";
 
 const FOLDS = [["think", "thought"], ["thinking", "thought"], ["reasoning", "thought"], ["tool_call", "tool call"], ["tool_response", "tool result"], ["tool_result", "tool result"]];
 const LONG = 600; // characters of a prompt that is shown at once
