@@ -13,7 +13,6 @@ from annotated_types import Ge, Gt, Le
 
 from lmgym.algorithms.base import Algorithm
 from lmgym.core import registry
-from lmgym.core.availability import availability_of
 from lmgym.core.constraints import FINITE, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rule
 from lmgym.core.errors import LmgymError
 from lmgym.core.validation import Section
@@ -254,9 +253,6 @@ class Config(Section):
                 raise LmgymError(f"two stages are called '{name}'; give each its own 'name'")
         if self.distributed.sharding != "none" and self.policy.quantise is not None:
             raise LmgymError("distributed.sharding: packed weights cannot be cut; remove it, or policy.quantise")
-        found = availability_of("lmgym[ray]" if self.engine.name == "pool" else "")
-        if found.runs == "no":
-            raise LmgymError(f"engine.name: a pool needs Ray; {found.how}")
         if self.engine.name == "vllm" and self.distributed.sharding != "none":
             raise LmgymError("distributed.sharding: with engine vllm each rank holds the whole model; remove it")
         if self.engine.name != "sampler" and self.policy.quantise is not None:

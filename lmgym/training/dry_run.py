@@ -26,7 +26,7 @@ from lmgym.rollouts.given_answers import labelled_steps, rated_answers
 from lmgym.rollouts.play import play
 from lmgym.rollouts.rollout import demonstrate, groups_of
 from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_ids, start_ids
-from lmgym.training.engines import engine_sentence, make_engine
+from lmgym.training.engines import check_engine, engine_sentence, make_engine
 from lmgym.training.machine import choose_machine
 from lmgym.training.memory import estimate, resident_bytes, weights_bytes
 from lmgym.training.memory_fit import LESS, Needs, exchange_sentence, fit_sentence, other_form
@@ -81,6 +81,7 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
     anything would spoil the run, else 0. Without `load` it ends with the estimate of memory. Raises LmgymError where
     the run would not even start."""
     report = Report()
+    check_engine(config)
     data = load_data(config)
     check_model(config, data.training)
     fits, backward_fits = _memory(report, config, data, ranks)

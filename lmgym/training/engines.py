@@ -7,6 +7,7 @@ import torch
 
 from lmgym.config.schema import Config
 from lmgym.core import registry
+from lmgym.core.availability import availability_of
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.inference.base import Engine
@@ -27,6 +28,13 @@ def make_engine(config: Config, policy: Policy, unit: int | None = None) -> Engi
     return sampler if unit is None else InUnits(policy, Here(sampler), unit, section.rows)
 
 
+def check_engine(config: Config) -> None:
+    """Raise LmgymError if a pool is asked for and Ray is not installed. (Evaluations need none.)"""
+    found = availability_of("lmgym[ray]" if config.engine.name == "pool" else "")
+    if found.runs == "no":
+        raise LmgymError(f"engine.name: a pool needs Ray; {found.how}")
+
+
 def open_engine(
     config: Config, machine: Machine, policy: Policy, folder: Path, warn: Warn, ranks: Ranks = ALONE
 ) -> Engine:
@@ -35,6 +43,7 @@ def open_engine(
 
     Example: open_engine(config, machine, policy, Path("runs/a"), console.warn)
     """
+    check_engine(config)
     match config.engine.name:
         case "pool":
             return _open_pool(config, machine, policy, warn, ranks)

@@ -268,10 +268,11 @@ def test_what_does_not_go_together_is_refused(changes: dict, sentence: str) -> N
         build_config(runs.tiny(**changes)).check()
 
 
-def test_a_pool_without_ray_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_without_ray_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(availability.NEEDS, "lmgym[ray]", availability.Need(lambda: False, "pip install 'lmgym[ray]'"))
     with pytest.raises(LmgymError, match=r"engine\.name: a pool needs Ray; pip install 'lmgym\[ray\]'"):
-        build_config(runs.tiny(engine={"name": "pool"})).check()
+        runs.run(tmp_path / "run", engine={"name": "pool"})
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_address_where_no_ray_listens_is_named_at_once() -> None:
