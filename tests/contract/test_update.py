@@ -71,3 +71,17 @@ def test_a_column_that_nobody_filled_in_is_named() -> None:
         batch.require("advantages")
     with pytest.raises(LmgymError, match="PolicyOutputs has no column 'entropy'"):
         PolicyOutputs(batch.rewards).require("entropy")
+
+
+@pytest.mark.parametrize("tokens_per_forward", [4096, 16])
+def test_what_an_update_reports_are_means_over_the_tokens_of_the_whole_step(tokens_per_forward: int) -> None:
+    """Entropy and the sampler's gap, from the policy before the step; however the rows are cut."""
+    algorithm = GRPO(group_size=4, entropy_coefficient=0.1)
+    policy = Policy(models.gpt2(), models.tokenizer(), tokens_per_forward=tokens_per_forward)
+    batch = prepare(models.batch_of(models.episodes(0)), policy, {}, algorithm)
+    said = policy.compute_logprobs_no_grad(batch, entropy=True)
+    gap = (said.logprobs - batch.require("logprobs_sampler")).abs()[batch.actions].mean()
+    entropy = said.require("entropy")[batch.actions].mean()
+    metrics = update(algorithm, policy, batch, make_optimizer(algorithm, policy, OptimizerSection(learning_rate=1e-2)))
+    assert metrics["entropy"] == pytest.approx(float(entropy), rel=1e-5)
+    assert metrics["sampler_logprob_gap"] == pytest.approx(float(gap), rel=1e-5)
