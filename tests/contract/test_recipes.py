@@ -60,7 +60,15 @@ def jsonl_files(folder: Path) -> str:
     return f"{folder}/{{split}}.jsonl"
 
 
-LOCAL = {"gsm8k": gsm8k_folder, "math": math_folder, "jsonl": jsonl_files}
+def pair_files(folder: Path) -> str:
+    """A dozen pairs a split."""
+    for split in ("train", "validation"):
+        rows = [{"prompt": f"{split} {n}: ", "chosen": f"{n} {n + 1}", "rejected": f"{n} 0"} for n in range(12)]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"{folder}/{{split}}.jsonl"
+
+
+LOCAL = {"gsm8k": gsm8k_folder, "math": math_folder, "jsonl": jsonl_files, "preferences": pair_files}
 
 
 def overrides(recipe: Path, folder: Path) -> list[str]:
