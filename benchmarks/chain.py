@@ -4,7 +4,7 @@
     python -m benchmarks.chain --picture docs/pictures/chain.png
 
 Runs the recipes chain_pairs, chain_reward_model, chain_ppo and chain_dpo, each seed with a policy, pairs and a reward
-model of its own. Runs that are complete are not repeated. Prints two Markdown tables, writes results.json, and draws
+model of its own. Runs that are complete are not repeated. Prints Markdown tables, writes results.json, and draws
 gold reward and the reward model's score over the KL to the first policy: of PPO at each step, of DPO at its
 checkpoints, and of best-of-n by the reward model without any training.
 """
@@ -120,7 +120,8 @@ def best_of_n(run: Path) -> list[Point]:
     first = records(run, "evaluation", "validation")[0]
     sizes = sorted(int(key.rsplit("@", 1)[1]) for key in first if key.startswith(f"{GOLD}/best@") and key[-1].isdigit())
     sizes = [n for n in sizes if n <= LARGEST_CHOICE]
-    return [point_at(first, f"/best@{n}", kl=math.log(n) - (n - 1) / n, step=n) for n in sizes]
+    more = [point_at(first, f"/best@{n}", kl=math.log(n) - (n - 1) / n, step=n) for n in sizes]
+    return [point_at(first, kl=0.0, step=1), *more]
 
 
 def point_at(record: Record, suffix: str = "", **more: float) -> Point:
@@ -128,8 +129,11 @@ def point_at(record: Record, suffix: str = "", **more: float) -> Point:
 
 
 def evaluations(run: Path) -> list[Point]:
-    """Gold and score of answers to held-out prompts."""
-    return [point_at(one, step=one["step"]) for one in records(run, "evaluation", "validation")]
+    """Gold, with its interval over prompts, and score of answers to held-out prompts."""
+    return [
+        point_at(one, step=one["step"], low=one[f"{GOLD}/low"], high=one[f"{GOLD}/high"])
+        for one in records(run, "evaluation", "validation")
+    ]
 
 
 def at_peak(result: Record, name: str) -> Point:
@@ -147,14 +151,17 @@ def interval(values: Sequence[float]) -> Interval:
     return student_t(list(values))
 
 
-def table_of_models(results: Sequence[Record]) -> str:
-    """Markdown: how good each seed's reward model is."""
-    lines = ["| seed | held-out pairs | in gold's order [95%] | calibration error |", "|---|---|---|---|"]
+def table_of_seeds(results: Sequence[Record]) -> str:
+    """Markdown: how good each seed's reward model is, and what became of gold under PPO."""
+    lines = [
+        "| seed | held-out pairs in gold's order | gold: before | PPO, where it is highest | PPO, at the end |",
+        "|---|---|---|---|---|",
+    ]
     for one in results:
-        found = one["reward model"]
-        mean, low, high = found["accuracy"]
-        accuracy = f"{mean:.3f} [{low:.3f}, {high:.3f}]"
-        lines.append(f"| {one['seed']} | {found['pairs']} | {accuracy} | {found['calibration']:.3f} |")
+        mean, low, high = one["reward model"]["accuracy"]
+        places = (one["evaluations"]["PPO"][0], at_peak(one, "PPO"), one["evaluations"]["PPO"][-1])
+        cells = [f"{place['gold']:.3f} [{place['low']:.3f}, {place['high']:.3f}]" for place in places]
+        lines.append(f"| {one['seed']} | {mean:.3f} [{low:.3f}, {high:.3f}] | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -184,13 +191,16 @@ def kl_at(curve: Sequence[Point], step: float) -> float:
     return min(curve, key=lambda point: abs(point["step"] - step))["kl"]
 
 
-def falls(results: Sequence[Record]) -> str:
-    """What a seed's gold loses from its highest place to the end, by pairs."""
-    lines = []
+def changes(results: Sequence[Record]) -> str:
+    """Markdown: what gold gains up to its highest place and loses after it, seed by seed."""
+    lines = ["| | gold: highest less before [95%] | end less highest [95%] |", "|---|---|---|"]
     for name in ("PPO", "DPO"):
-        lost = [one["evaluations"][name][-1]["gold"] - at_peak(one, name)["gold"] for one in results]
-        each = ", ".join(f"{value:.3f}" for value in lost)
-        lines.append(f"{name}: gold at the end less gold at its highest place: {interval(lost)} ({each})")
+        places = [(one["evaluations"][name][0], at_peak(one, name), one["evaluations"][name][-1]) for one in results]
+        cells = []
+        for before, after in ((0, 1), (1, 2)):
+            values = [place[after]["gold"] - place[before]["gold"] for place in places]
+            cells.append(f"{interval(values)} ({', '.join(f'{value:+.3f}' for value in values)})")
+        lines.append(f"| {name} | {cells[0]} | {cells[1]} |")
     return "\n".join(lines)
 
 
@@ -208,7 +218,8 @@ def draw(results: Sequence[Record], path: Path) -> None:
             for curve in curves:
                 axes.plot(*columns(curve, key), color=colour, alpha=0.35, linewidth=1)
             middle = [mean_of(points) for points in zip(*curves, strict=True)]
-            axes.plot(*columns(middle, key), color=colour, linewidth=2.5, label=name)
+            label = f"{name}, n up to {LARGEST_CHOICE}" if name == "best of n" else name
+            axes.plot(*columns(middle, key), color=colour, linewidth=2.5, label=label)
         # The root of the KL, as in arXiv 2210.10760: small distances, where gold rises, get room.
         axes.set_xscale("function", functions=(lambda kl: kl.clip(0) ** 0.5, lambda root: root**2))
         axes.set(title=title, xlabel="KL to the first policy, nats an answer (root scale)", xlim=(0, None))
@@ -239,7 +250,7 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     results = [chain(seed, out, given.overrides) for seed in given.seeds]
     (out / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    print(table_of_models(results), table(results), falls(results), sep="\n\n")
+    print(table_of_seeds(results), table(results), changes(results), sep="\n\n")
     draw(results, given.picture or out / "chain.png")
 
 

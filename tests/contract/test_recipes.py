@@ -87,7 +87,8 @@ def overrides(recipe: Path, folder: Path) -> list[str]:
     judges |= {f"evaluation.metrics.{name}": value for name, value in config.evaluation.metrics.items()}
     for key, value in judges.items():
         if isinstance(value, dict) and "model" in value:
-            wanted[key] = {**value, "model": learned_models.classifier(folder / "classifier")}
+            made = learned_models.scalar if key.endswith("reward_model") else learned_models.classifier
+            wanted[key] = {**value, "model": made(folder / "judge")}
     return [f"{key}={json.dumps(value)}" for key, value in wanted.items()]
 
 
