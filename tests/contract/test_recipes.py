@@ -60,7 +60,15 @@ def jsonl_files(folder: Path) -> str:
     return f"{folder}/{{split}}.jsonl"
 
 
-LOCAL = {"gsm8k": gsm8k_folder, "math": math_folder, "jsonl": jsonl_files}
+def pair_files(folder: Path) -> str:
+    """A dozen pairs a split."""
+    for split in ("train", "validation"):
+        rows = [{"prompt": f"{split} {n}: ", "chosen": f"{n} {n + 1}", "rejected": f"{n} 0"} for n in range(12)]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"{folder}/{{split}}.jsonl"
+
+
+LOCAL = {"gsm8k": gsm8k_folder, "math": math_folder, "jsonl": jsonl_files, "preferences": pair_files}
 
 
 def overrides(recipe: Path, folder: Path) -> list[str]:
@@ -79,7 +87,8 @@ def overrides(recipe: Path, folder: Path) -> list[str]:
     judges |= {f"evaluation.metrics.{name}": value for name, value in config.evaluation.metrics.items()}
     for key, value in judges.items():
         if isinstance(value, dict) and "model" in value:
-            wanted[key] = {**value, "model": learned_models.classifier(folder / "classifier")}
+            made = learned_models.scalar if key.endswith("reward_model") else learned_models.classifier
+            wanted[key] = {**value, "model": made(folder / "judge")}
     return [f"{key}={json.dumps(value)}" for key, value in wanted.items()]
 
 
