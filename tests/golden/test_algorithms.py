@@ -158,6 +158,17 @@ def test_reinforce_loss_by_hand() -> None:
     assert float(loss_of(Reinforce(), batch, logprobs)) == pytest.approx(-0.25)
 
 
+def test_the_divergence_of_reinforce_is_a_sum_over_tokens_as_its_policy_term() -> None:
+    """Ratio 1 and k3 at log p - log q = .5 (.1065307) for the first two tokens, 0 for the third: .1 * 2 * .1065307 for
+    two answers, where a mean over the three tokens would divide by 3. The entropy's mean is over tokens: (1 + 2 + 4) / 3."""
+    batch = Reinforce().advantages(batch_of([1.0, 0.0], lengths=[2, 1]))
+    logprobs = tensor([[0, -1.0, -2.0], [0, -4.0, 0]])
+    batch = batch.replace(logprobs_old=logprobs, logprobs_ref=logprobs - tensor([[0, 0.5, 0.5], [0, 0, 0]]))
+    divergence = Reinforce(kl_coefficient=0.1, kl_in="loss", kl_estimator="k3")
+    assert float(loss_of(divergence, batch, logprobs)) == pytest.approx(-0.25 + 0.1 * 2 * 0.1065307 / 2)
+    assert float(loss_of(Reinforce(entropy_coefficient=0.3), batch, logprobs)) == pytest.approx(-0.25 - 0.3 * 7 / 3)
+
+
 def test_supervised_loss_is_the_mean_over_tokens() -> None:
     batch = Supervised().advantages(batch_of([0.0, 0.0], lengths=[2, 1]))
     assert float(loss_of(Supervised(), batch, tensor([[0, -1.0, -2.0], [0, -6.0, 0]]))) == pytest.approx(3.0)
