@@ -263,9 +263,10 @@ def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
         {"name": str(algorithm["name"]), "algorithm": algorithm, "steps": steps.get(str(algorithm["name"]), 1)}
         for algorithm in algorithms
     ]
-    stages += [{"name": name, "algorithm": name, "task": runs.JUDGED, "steps": 1} for name in ("dpo", "kto")]
     env = f"{__name__}:Unreliable"
     stages.append({"name": "turns", "algorithm": "rloo", "env": env, "prompts_per_step": 8, "steps": 1})
+    given = ("dpo", "kto", "process_reward_model")  # the last makes a reward model of the policy
+    stages += [{"name": name, "algorithm": name, "task": runs.GIVEN[name], "steps": 1} for name in given]
     evaluation: dict[str, Any] = {"every": 0, "examples": 4, "samples": 2, "temperature": 1.0}
     evaluation |= {"metrics": {"distinct_1": {"pool": False}, "final_answer": {}}, "best_of": "length"}
     folder = runs.run(tmp_path / "run", stages=stages, steps=None, algorithm=None, evaluation=evaluation)

@@ -255,7 +255,7 @@ def test_the_first_step_ahead_is_that_of_a_run_without(cluster: None, tmp_path: 
     [
         ({"engine": {"ahead": 1}}, r"engine\.ahead: the sampler reads the weights that the update changes"),
         ({"engine": {"name": "pool", "ahead": 1}}, r"engine\.ahead: .* older weights, which grpo does not correct for"),
-        ({"engine": {"workers": 2}}, r"engine\.workers is for a pool of generators; write engine\.name: pool"),
+        ({"engine": {"workers": 2}}, r"engine\.workers is for another engine; write engine\.name: pool"),
         ({"engine": {"name": "pool"}, "algorithm": "nlpo"}, r"engine\.name: .* which only the training process holds"),
         (
             {"engine": {"name": "pool"}, "policy": {"quantise": "4bit", "lora_rank": 2}},

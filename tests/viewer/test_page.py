@@ -76,6 +76,7 @@ class Page:
     def write(self, selector: str, text: str) -> None:
         from selenium.webdriver.common.by import By
 
+        self.until(lambda: self.script("return document.querySelector(arguments[0])", selector))
         field = self.driver.find_element(By.CSS_SELECTOR, selector)
         field.clear()
         field.send_keys(text)
