@@ -24,6 +24,7 @@ from lmgym.stats.intervals import Interval, student_t
 
 RECIPES = ROOT / "lmgym" / "recipes"
 GOLD, MODEL = "increasing_numbers", "reward_model"
+PARTS = {"gold": GOLD, "model": MODEL}
 COLOURS = {"PPO": "#d55e00", "DPO": "#0072b2", "best of n": "#009e73"}
 LARGEST_CHOICE = 16  # best-of-n is computed from 64 answers a prompt: a larger n would rest on a few of them
 WINDOW = 5  # steps of PPO in a point of its curve: 640 answers, as many as a measured checkpoint has
@@ -129,9 +130,10 @@ def point_at(record: Record, suffix: str = "", **more: float) -> Point:
 
 
 def evaluations(run: Path) -> list[Point]:
-    """Gold, with its interval over prompts, and score of answers to held-out prompts."""
+    """Gold and score of answers to held-out prompts, with their intervals over prompts."""
+    ends = {f"{key} {end}": f"{name}/{end}" for key, name in PARTS.items() for end in ("low", "high")}
     return [
-        point_at(one, step=one["step"], low=one[f"{GOLD}/low"], high=one[f"{GOLD}/high"])
+        point_at(one, step=one["step"], **{key: one[name] for key, name in ends.items()})
         for one in records(run, "evaluation", "validation")
     ]
 
@@ -160,7 +162,7 @@ def table_of_seeds(results: Sequence[Record]) -> str:
     for one in results:
         mean, low, high = one["reward model"]["accuracy"]
         places = (one["evaluations"]["PPO"][0], at_peak(one, "PPO"), one["evaluations"]["PPO"][-1])
-        cells = [f"{place['gold']:.3f} [{place['low']:.3f}, {place['high']:.3f}]" for place in places]
+        cells = [f"{place['gold']:.3f} [{place['gold low']:.3f}, {place['gold high']:.3f}]" for place in places]
         lines.append(f"| {one['seed']} | {mean:.3f} [{low:.3f}, {high:.3f}] | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -205,7 +207,8 @@ def changes(results: Sequence[Record]) -> str:
 
 
 def draw(results: Sequence[Record], path: Path) -> None:
-    """Two panels over the KL: gold, and the score that PPO is paid by. Thin: each seed; thick: means at equal steps."""
+    """Two panels over the KL: gold, and the score that PPO is paid by. Thin: each seed; thick: means at equal steps;
+    bars: a seed's answers to held-out prompts, with their interval over prompts."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -217,6 +220,8 @@ def draw(results: Sequence[Record], path: Path) -> None:
             curves = [one["curves"][name] for one in results]
             for curve in curves:
                 axes.plot(*columns(curve, key), color=colour, alpha=0.35, linewidth=1)
+            for one in results:
+                bars(axes, one["curves"][name], one["evaluations"].get(name, []), key, colour)
             middle = [mean_of(points) for points in zip(*curves, strict=True)]
             label = f"{name}, n up to {LARGEST_CHOICE}" if name == "best of n" else name
             axes.plot(*columns(middle, key), color=colour, linewidth=2.5, label=label)
@@ -229,6 +234,14 @@ def draw(results: Sequence[Record], path: Path) -> None:
     panels[1].legend(frameon=False)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def bars(axes: Any, curve: Sequence[Point], measured_at: Sequence[Point], key: str, colour: str) -> None:
+    """An interval wherever a seed was evaluated, at the KL that its curve has there."""
+    places = [max(kl_at(curve, point["step"]), 0.0) for point in measured_at]
+    for place, point in zip(places, measured_at, strict=True):
+        axes.vlines(place, point[f"{key} low"], point[f"{key} high"], color=colour, alpha=0.55, linewidth=1.2)
+        axes.plot(place, point[key], ".", color=colour, alpha=0.55, markersize=4)
 
 
 def columns(curve: Sequence[Point], key: str) -> tuple[list[float], list[float]]:
