@@ -18,6 +18,7 @@ from lmgym.distributed.ranks import ALONE, RankLost, Ranks, ranks_started
 
 SECONDS = 1800.0  # torch's own limit for a wait
 BUCKET = 2**24  # numbers that are added in one call, so that what is copied for it stays small
+LARGE = 2**18  # numbers from which a tensor is added where it is: copying it would take longer than a call of its own
 LISTENING = 1.0  # seconds, for the others to notice a loss too
 
 
@@ -56,6 +57,9 @@ class ProcessGroup(Ranks):
 
     def add(self, *tensors: Tensor) -> None:
         for bucket in _buckets(tensors):
+            if len(bucket) == 1 and bucket[0].is_contiguous():
+                self._meet(partial(dist.all_reduce, bucket[0].detach()))
+                continue
             flat = torch.cat([tensor.detach().flatten() for tensor in bucket])
             self._meet(partial(dist.all_reduce, flat))
             with torch.no_grad():
@@ -116,9 +120,12 @@ def _quietly(act: Callable[[], None]) -> None:
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbours of one type on one device, up to about `BUCKET` numbers together."""
+    """Neighbours of one type on one device, up to about `BUCKET` numbers together; each large tensor alone."""
     bucket: list[Tensor] = []
     for tensor in tensors:
+        if tensor.numel() >= LARGE:
+            yield [tensor]
+            continue
         alike = bucket and (bucket[0].dtype, bucket[0].device) == (tensor.dtype, tensor.device)
         if bucket and (not alike or sum(one.numel() for one in bucket) + tensor.numel() > BUCKET):
             yield bucket
