@@ -8,6 +8,8 @@ EQUAL_GROUPS, NO_GROUPS = 0.8, 0.95
 CUT, MOSTLY_CUT, FEWEST = 0.25, 0.5, 5
 """Shares of answers that were cut off; a good run had 0.16 (distill_miniature). The fewest whole answers to compare
 with."""
+HEALING = 0.75
+"""A share of cut answers that falls to this part of itself, from one half of a window to the next, mends itself."""
 DRIFT = 2.0
 """Factor by which the mean length changes."""
 LOST = 0.4
@@ -121,11 +123,12 @@ def equal_groups(history: History) -> Sign | None:
 
 
 def truncation(history: History) -> Sign | None:
-    """Many answers are cut off, and that costs them their reward: whole ones earn more, or no answer earns anything
-    else than the others."""
+    """Many answers are cut off, not fewer and fewer, and that costs them their reward: whole ones earn more, or no
+    answer earns anything else than the others."""
     recent = history.recent("truncated")
-    if not recent or mean(recent) < CUT:
-        return None
+    half = len(recent) // 2
+    if not recent or mean(recent) < CUT or (half and mean(recent[half:]) < HEALING * mean(recent[:half])):
+        return None  # few, or fewer and fewer
     cut = [answer.score for answer in history.answers if answer.cut]
     whole = [answer.score for answer in history.answers if not answer.cut]
     costs = len(whole) >= FEWEST and rose(cut, whole)

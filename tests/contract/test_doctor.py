@@ -206,6 +206,14 @@ def test_a_small_gain_in_reward_is_suspect_if_the_goal_falls(goal: float, found:
     assert ("reward_hacking" in watched(steps).findings) == found
 
 
+@pytest.mark.parametrize(("shares", "found"), [((0.9, 0.4), False), ((0.65, 0.65), True), ((0.4, 0.9), True)])
+def test_answers_that_are_cut_less_and_less_are_no_finding(shares: tuple[float, float], found: bool) -> None:
+    """Whole answers earn more in all three; the mean share of a window is the same."""
+    answers = [Answer(score, {}, score < 0.5, math.nan) for score in (0.1, 0.2, 0.8, 0.9)]
+    steps = [({"reward": 0.5, "truncated": shares[2 * step // WINDOW]}, answers, None) for step in range(WINDOW)]
+    assert ("truncation" in watched(steps).findings) == found
+
+
 @given(some.lists(STEPS, max_size=WINDOW - 1))
 def test_no_rule_fires_because_a_run_is_short(steps: list[Any]) -> None:
     assert not watched(steps).findings
