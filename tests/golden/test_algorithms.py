@@ -160,7 +160,7 @@ def test_reinforce_loss_by_hand() -> None:
 
 def test_the_divergence_of_reinforce_is_a_sum_over_tokens_as_its_policy_term() -> None:
     """Ratio 1 and k3 at log p - log q = .5 (.1065307) for the first two tokens, 0 for the third: .1 * 2 * .1065307 for
-    two answers, where a mean over the three tokens would divide by 3. The entropy's mean is over tokens: (1 + 2 + 4) / 3."""
+    two answers, where a mean over the three tokens would divide by 3. The entropy is a mean over tokens: 7 / 3."""
     batch = Reinforce().advantages(batch_of([1.0, 0.0], lengths=[2, 1]))
     logprobs = tensor([[0, -1.0, -2.0], [0, -4.0, 0]])
     batch = batch.replace(logprobs_old=logprobs, logprobs_ref=logprobs - tensor([[0, 0.5, 0.5], [0, 0, 0]]))
