@@ -72,7 +72,7 @@ def _head_output(policy: Policy) -> "type | None":
         handle.remove()
     hidden = getattr(states[0], "last_hidden_state", None) if states else None
     if hidden is None or hidden.shape[-1] != policy.hidden_size:
-        raise LmgymError("its trunk gives no hidden states of the LM head's size")
+        raise LmgymError("its LM head does not read the hidden states of its base model")
     plain = policy.head(hidden[0])
     return None if torch.equal(plain, logits.to(plain.dtype)) else type(states[0])
 

@@ -1,4 +1,4 @@
-"""machine.json: threads and precision, chosen once so that a resumed run computes the same; and the versions."""
+"""machine.json: threads, precision and path, chosen once so that a resumed run computes the same; and the versions."""
 
 import importlib.metadata
 import json
