@@ -168,10 +168,11 @@ def table(found: Sequence[Family]) -> str:
             f"transformers {transformers.__version__}: of {len(found)} classes {len(proven)} agree with their own "
             f"forward pass in fp32, {len(found) - len(proven) - missing} are refused, and of {missing} transformers "
             f"makes no model from its own defaults. {fast} of {len(causal)} causal classes take the fast path, where a "
-            f"step takes {statistics.median(ratios or [1.0]):.1f} times less (median). The largest gap is {worst['float32']} of its bound in fp32, and "
-            f"{worst['bfloat16']} in bf16.",
+            f"step takes {1 / statistics.median(ratios or [1.0]):.2f} of the plain path's time (median of "
+            f"{len(ratios)}). The largest gap is {worst['float32']} of its bound in fp32, and {worst['bfloat16']} in "
+            "bf16.",
             "",
-            "| model_type | kind, path | gap in fp32 | gap in bf16 | ms of a step: fast / plain | why plain, or refused |",
+            "| model_type | kind, path | gap in fp32 | gap in bf16 | ms: fast / plain | why plain, or refused |",
             "|---|---|---|---|---|---|",
             *map(row, found),
             "",

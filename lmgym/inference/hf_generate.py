@@ -58,7 +58,7 @@ def _take(answers: Answers, request: int, ids: list[int]) -> None:
 def _blocks(policy: Policy, answers: Answers, settings: Mapping[str, Any], rows: int) -> list[list[int]]:
     """Requests in blocks that are decoded together: of one answer limit and with the same stop strings. Prompts of a
     block have one length if padding would change results: for settings that read the prompt, and for causal models
-    without a fast path. (Left padding is exact for the families that the fast path names, right padding for encoders.)"""
+    not on the fast path's list. (Left padding is exact for those on it, right padding for encoders.)"""
     reads_prompt = LOOK_AT_PROMPT if policy.encoder_decoder else LOOK_AT_PROMPT | LOOK_BACK
     pads = policy.encoder_decoder or (policy.fast and supports_fast_path(policy.model.config))
     unpadded = bool(settings.keys() & reads_prompt) or not pads

@@ -4,6 +4,7 @@ one for the rest. Tiny random models from their configs; nothing is downloaded."
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,12 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lmgym.batch import Batch
+from lmgym.config.schema import Config, Stage
+from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models import fast_path, scoring
+from lmgym.models.attention import rules
 from lmgym.models.attention.cpu import BlockGroups, BlockRows
 from lmgym.models.attention.flex import FlexGroups, FlexRows
 from lmgym.models.attention.packed import PackedGroups, PackedRows
@@ -23,7 +27,9 @@ from lmgym.models.bound import bound_of, gap_of
 from lmgym.models.distributions import own_logprobs
 from lmgym.models.families import FAST_FAMILIES, trunk_of
 from lmgym.models.fast_path import choose_path
+from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
+from lmgym.training.machine import choose_machine
 from lmgym.types import Episode, Example, Turn
 from tests import models, rounding
 
@@ -322,3 +328,68 @@ def test_every_layout_follows_the_rules(
     for family in ("gemma2", "gpt_oss", "llama4_text"):
         scored = policy_of(family).compute_logprobs(batch).logprobs
         assert rounding.near(model_of(family), scored, of_hugging_face(model_of(family), batch))
+
+
+def test_listed_families_reach_no_code_of_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they compute in fp32 is what it was: their layers go through `Layout.attend`, as before there were rules."""
+
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("a listed family came to the code of the rules")
+
+    for name in ("attention", "shares"):
+        monkeypatch.setattr(rules, name, refuse)
+    for family in FAST:
+        policy = policy_of(family)
+        gradients(policy.model, policy.compute_logprobs(batch_of_rows()).logprobs)
+        greedy(policy, 64)
+    assert "came to the code" in policy_of("mistral, window of 4").plain_because
+
+
+def saved(family: str, folder: Path) -> PolicySection:
+    model_of(family).save_pretrained(folder)
+    models.tokenizer().save_pretrained(folder)
+    return PolicySection(model=str(folder), device="cpu", compute="float32")
+
+
+def test_a_recipe_chooses_among_paths(tmp_path: Path) -> None:
+    section = saved("cohere2", tmp_path / "tried")
+    assert load_policy(section).path_sentence == "path: fast (packed rows, own KV cache)"
+    plain = load_policy(replace(section, path="plain"))
+    assert plain.path_sentence == "path: plain (padded, slower): policy.path: plain"
+    assert not plain.fast and plain.rules == () and plain.own_head is None
+    section = saved("gpt_neo", tmp_path / "plain")
+    reason = "2 of its 2 layers have no attention through transformers' attention interface"
+    assert load_policy(section).path_sentence == f"path: plain (padded, slower): {reason}"
+    with pytest.raises(LmgymError, match=f"does not serve gpt_neo, because {reason}"):
+        load_policy(replace(section, path="fast"))
+
+
+def test_a_copy_that_samples_in_bf16_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = policy_of("gpt_oss", compute=torch.bfloat16)
+    assert policy.fast
+    batch = batch_of_rows()
+    copied = policy.sampling_copy()
+    with copied.precision():
+        sampled = copied.compute_logprobs_no_grad(batch).logprobs
+    assert gap_of(sampled, of_hugging_face(policy.model, batch).detach(), batch.actions).within(bound_of(policy, 1.0))
+
+    def fails(_: Policy) -> Policy:
+        raise RuntimeError("index_add_(): self and source\nmust have the same type")
+
+    monkeypatch.setattr(Policy, "sampling_copy", fails)
+    policy = policy_of("gpt_oss", compute=torch.bfloat16)
+    assert not policy.fast
+    expected = "the fast path fails (RuntimeError: index_add_(): self and source must have the same type)"
+    assert policy.plain_because == expected
+
+
+def test_the_value_of_a_path_in_machine_json(tmp_path: Path) -> None:
+    """A resumed run takes the path that it began with; a file with another word is refused."""
+    config = Config(policy=PolicySection(), stages=[Stage(task={"name": "arithmetic"}, rewards={"length": 1.0})])
+    replace(choose_machine(config, None), path="plain").write(tmp_path)
+    found = choose_machine(config, tmp_path)
+    assert found.policy_section(config.policy).path == "plain"
+    assert found.policy_section(replace(config.policy, path="fast")).path == "fast"
+    replace(found, path="quick").write(tmp_path)
+    with pytest.raises(LmgymError, match="path is 'quick'"):
+        choose_machine(config, tmp_path)
