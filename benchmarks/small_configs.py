@@ -31,6 +31,14 @@ SIZES: list[tuple[str, int]] = [
     (r"n_groups?|topk_group|.*expert_groups?|.*n_?groups|n(um)?_shared_experts", 1),
     (r"ngram_vocab_size_base|num_position_embeddings|split_ngram_parts|mem_len|keep_window_size|index_topk", 64),
 ]
+# Of these patterns a wide model has eight times as much.
+WIDE = (
+    r".*head_(dim|size)",
+    r".*intermediate_size",
+    r".*hidden_size",
+    r"max_((en|de)coder_)?position",
+    r"(?!keep_).*window",
+)
 TEXT = {"head_dim": 8}
 AXES = {"rope_theta": 10000.0, "rope_type": "default"}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}  # heads times size: twice the width
@@ -79,31 +87,32 @@ SPECIAL: dict[str, dict[str, Any]] = {
 }
 
 
-def small_config(name: str) -> PretrainedConfig:
-    """The small configuration of a model_type. Raises what the class raises if it refuses it."""
+def small_config(name: str, wide: bool = False) -> PretrainedConfig:
+    """The small configuration of a model_type; `wide`, one whose products take longer than their calls (eight times the
+    width). Raises what the class raises if it refuses it."""
     kind = CONFIG_MAPPING[name]
     try:
         usual = kind()
     except Exception:  # its own defaults do not fit each other
         usual = None
-    arguments = {} if usual is None else small_fields(usual)
+    arguments = {} if usual is None else small_fields(usual, wide)
     return kind(**merged(arguments, SPECIAL.get(name, {})))
 
 
-def small_fields(usual: PretrainedConfig) -> dict[str, Any]:
+def small_fields(usual: PretrainedConfig, wide: bool = False) -> dict[str, Any]:
     """The arguments of a small configuration of the same class."""
     fields: dict[str, Any] = {}
     ids = iter(range(VOCABULARY - 1, 0, -1))  # of special tokens beyond the small vocabulary
     for name, value in vars(usual).items():
         if isinstance(value, PretrainedConfig):
-            own = merged(small_fields(value), SPECIAL.get(value.model_type, {}))
+            own = merged(small_fields(value, wide), SPECIAL.get(value.model_type, {}))
             fields[name] = {**own, "model_type": value.model_type}
         elif re.fullmatch(r".*token_(id|index)", name):
             if isinstance(value, int) and value >= VOCABULARY:
                 fields[name] = next(ids)
             elif isinstance(value, list | tuple):
                 fields[name] = 2
-        elif type(value) is int and (small := size_of(name)) is not None and value > small:
+        elif type(value) is int and (small := size_of(name, wide)) is not None and value > small:
             fields[name] = small
     if usual.__dict__.get("num_key_value_heads") == usual.__dict__.get("num_attention_heads") is not None:
         fields["num_key_value_heads"] = fields["num_attention_heads"]
@@ -117,9 +126,10 @@ def small_fields(usual: PretrainedConfig) -> dict[str, Any]:
     return fields
 
 
-def size_of(name: str) -> int | None:
+def size_of(name: str, wide: bool = False) -> int | None:
     """The value of a field with this name in a small model; None if it is no size."""
-    return next((value for pattern, value in SIZES if re.fullmatch(pattern, name)), None)
+    pattern, value = next(((pattern, value) for pattern, value in SIZES if re.fullmatch(pattern, name)), ("", None))
+    return value * 8 if value is not None and wide and pattern.startswith(WIDE) else value
 
 
 def merged(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -73,8 +73,11 @@ def exact(policy: Policy) -> Policy:
     """A copy of the policy in fp64, for comparisons of sampled ids. In fp32 they may differ: a uniform number lies
     within 1e-6 of the edge between two of 259 tokens once in 2,000 draws, and there the order of adding decides."""
     model = in_double(copy.deepcopy(policy.model))
+    model.set_experts_implementation("eager")  # torch's grouped products have no fp64
     limit, fast, start = policy.tokens_per_forward, policy.fast, policy.decoder_start
-    return Policy(model, policy.tokenizer, torch.float64, limit, fast, start)
+    other = Policy(model, policy.tokenizer, torch.float64, limit, fast, start)
+    other.rules, other.own_head = policy.rules, policy.own_head
+    return other
 
 
 def gpt2(seed: int = 0, **fields: Any) -> Any:

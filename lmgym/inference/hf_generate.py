@@ -17,7 +17,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Completion, Decoding, Request
 from lmgym.inference.completions import Answers
 from lmgym.inference.generation_options import checked
-from lmgym.models.families import WITHOUT_CACHE
+from lmgym.models.families import WITHOUT_CACHE, supports_fast_path
 from lmgym.models.policy import Policy
 
 LOOK_BACK = {"no_repeat_ngram_size", "repetition_penalty"}
@@ -58,9 +58,10 @@ def _take(answers: Answers, request: int, ids: list[int]) -> None:
 def _blocks(policy: Policy, answers: Answers, settings: Mapping[str, Any], rows: int) -> list[list[int]]:
     """Requests in blocks that are decoded together: of one answer limit and with the same stop strings. Prompts of a
     block have one length if padding would change results: for settings that read the prompt, and for causal models
-    without a fast path. (Left padding is exact for the families of the fast path, right padding for encoders.)"""
+    not on the fast path's list. (Left padding is exact for those on it, right padding for encoders.)"""
     reads_prompt = LOOK_AT_PROMPT if policy.encoder_decoder else LOOK_AT_PROMPT | LOOK_BACK
-    unpadded = bool(settings.keys() & reads_prompt) or not (policy.fast or policy.encoder_decoder)
+    pads = policy.encoder_decoder or (policy.fast and supports_fast_path(policy.model.config))
+    unpadded = bool(settings.keys() & reads_prompt) or not pads
     lengths = [len(request.source_ids or request.prompt_ids) for request in answers.requests]
     alike = lengths if unpadded else [0] * len(lengths)
     kinds = list(zip(answers.limits, alike, answers.stop_texts, strict=True))

@@ -7,21 +7,19 @@ formula of the bound and a table of all families.
 """
 
 import copy
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from lmgym.batch import Batch, collate
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Engine, Request, Sampling
-from lmgym.models import scoring
-from lmgym.models.distributions import logprobs_of_logits
+from lmgym.models.bound import Gap, bound_of, gap_of
+from lmgym.models.distributions import own_logprobs
 from lmgym.models.integrity import check_finite
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
@@ -29,24 +27,8 @@ from lmgym.types import Episode, Example, Turn
 LENGTHS = (9, 4, 4)  # tokens of the prompts; two are of one length, so that some rows share a pass
 ANSWERS = 2  # to each prompt, so that its keys and values are shared
 NEW = 8  # tokens of an answer
-QUANTILE = 0.95
-FACTOR = 8.0  # of the bound over the error that independent roundings would add up to
-TAIL = 5.0  # of the quantile over the mean; 2.5 if errors are normal
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Gap:
-    """Absolute differences of log-probabilities in nats: their mean over the tokens, and their 0.95 quantile.
-    Example: Gap(mean=2e-7, high=6e-7)"""
-
-    mean: float
-    high: float
-
-    def __str__(self) -> str:
-        high = f" (0.95 quantile {self.high:.2g})" if math.isfinite(self.high) else ""
-        return f"{self.mean:.2g} nats a token{high}"
 
 
 @dataclass(frozen=True)
@@ -69,7 +51,7 @@ class Proof:
     @property
     def holds(self) -> bool:
         """True if both gaps are within the bound. (A NaN is not.)"""
-        return all(gap.mean <= self.bound.mean and gap.high <= self.bound.high for gap in (self.sampled, self.scored))
+        return self.sampled.within(self.bound) and self.scored.within(self.bound)
 
     @property
     def sentence(self) -> str:
@@ -118,9 +100,9 @@ def prove(policy: Policy, engine: Engine, most: float | None = None) -> Proof:
         raise
     if not bool(own.isfinite().all()):
         check_finite(policy.model, policy.model.name_or_path)
-    sampled = _gap(batch.require("logprobs_sampler"), own, batch)
+    sampled = gap_of(batch.require("logprobs_sampler"), own, batch.actions)
     bound = bound_of(policy, spread, most)
-    proof = Proof(family, compute, int(batch.actions.sum()), sampled, _gap(scored, own, batch), bound)
+    proof = Proof(family, compute, int(batch.actions.sum()), sampled, gap_of(scored, own, batch.actions), bound)
     return proof if proof.holds else replace(proof, causal=is_causal(policy, batch, own, bound))
 
 
@@ -158,18 +140,6 @@ def sample(policy: Policy, engine: Engine, temperature: float = 1.0) -> Batch:
     return collate(episodes, policy.pad_id, temperature=temperature, stop_ids=excluded)
 
 
-@torch.no_grad()
-def own_logprobs(policy: Policy, batch: Batch) -> tuple[Float[Tensor, "N T"], float]:
-    """What the model itself says of the batch's actions [N T] (zero elsewhere), in the precision of its parameters; and
-    the standard deviation of its logits over the vocabulary, averaged over the actions."""
-    batch = batch.to(policy.device)
-    row, column = batch.actions.nonzero(as_tuple=True)
-    logits = scoring.alone(policy, batch, row, column - 1)
-    logprobs, _ = logprobs_of_logits(logits, batch, row, column, entropy=False)
-    result = torch.zeros(batch.tokens.shape).index_put((row.cpu(), column.cpu()), logprobs.float().cpu())
-    return result, float(logits.std(-1).mean())
-
-
 def is_causal(policy: Policy, batch: Batch, own: Float[Tensor, "N T"], bound: Gap) -> bool:
     """True if the model's own pass says the same of the first half of each answer when the second half is missing (of
     most tokens: in a mixture of experts rounding may decide for some)."""
@@ -180,41 +150,6 @@ def is_causal(policy: Policy, batch: Batch, own: Float[Tensor, "N T"], bound: Ga
         return True
     alone, _ = own_logprobs(policy, first)
     return float((alone - own)[first.actions].abs().median()) <= bound.mean
-
-
-def bound_of(policy: Policy, spread: float, most: float | None = None) -> Gap:
-    """The gap that rounding explains, in nats per token: FACTOR * s * sqrt((a * e32^2 + r * e^2) / 12).
-
-    A rounding is off by up to e / 2 of its number, with a variance of e^2 / 12, and variances of independent errors add
-    up. a are the additions on the longest way through the network (the inputs of each layer, and the vocabulary), which
-    are rounded to fp32, whose eps is e32; r are the layers, which round their outputs to the precision of the forward
-    pass, whose eps is e. s is the size of what is rounded: the standard deviation of the logits, at least 1. A mixture
-    of experts is judged by the mean alone: where two experts are as good as tied, rounding decides, and a few tokens
-    take another way.
-    """
-    additions, layers = _rounding_steps(policy.model)
-    variance = torch.finfo(torch.float32).eps ** 2 * (additions + policy.vocabulary)
-    variance = (variance + torch.finfo(policy.compute).eps ** 2 * layers) / 12
-    mean = most or FACTOR * max(1.0, spread) * math.sqrt(variance)
-    return Gap(mean, math.inf if is_mixture(policy.model) else TAIL * mean)
-
-
-def is_mixture(model: nn.Module) -> bool:
-    """True if the model is a mixture of experts: a module of it is named so."""
-    return any("expert" in f"{name} {type(module).__name__}".lower() for name, module in model.named_modules())
-
-
-def _rounding_steps(model: nn.Module) -> tuple[int, int]:
-    """The additions on the longest way through a network, and its layers."""
-    additions, layers = 0, 0
-    for module in model.modules():
-        own = [parameter.shape for parameter in module.parameters(recurse=False) if parameter.dim()]
-        if isinstance(module, nn.Embedding):
-            continue
-        if own:  # the inputs of a quantized layer are not a dimension of its packed weight
-            additions += getattr(module, "in_features", max(shape[-1] for shape in own))
-        layers += not any(True for _ in module.children())
-    return additions, layers
 
 
 def _special(policy: Policy) -> tuple[int, ...]:
@@ -237,11 +172,6 @@ def _prompts(policy: Policy) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         ids = tuple(ordinary[int(place)] for place in drawn)
         rows += [(policy.decoder_start, ids) if policy.encoder_decoder else (ids, ())] * ANSWERS
     return rows
-
-
-def _gap(ours: Float[Tensor, "N T"], own: Float[Tensor, "N T"], batch: Batch) -> Gap:
-    difference = (ours.float().cpu() - own)[batch.actions.cpu()].abs()
-    return Gap(float(difference.mean()), float(difference.quantile(QUANTILE)))
 
 
 def _attempt(kind: str, done: str, function: Callable[[], T]) -> T:

@@ -11,7 +11,7 @@ from lmgym.batch import Batch, States
 from lmgym.distributed.parts import whole
 from lmgym.functional import truncation
 from lmgym.models.fused_logprobs import FusedLogprobs
-from lmgym.models.scoring import ScoringModel
+from lmgym.models.scoring import ScoringModel, alone
 
 
 def action_logits(
@@ -79,7 +79,8 @@ def logprobs_of_states(
     head: Any = model.model.get_output_embeddings()
     renormalised = batch.sampling_mask is None or batch.sampling_mask.renormalised
     # The usual case, a plain linear head: the fused function.
-    if states.logits is None and type(head) is nn.Linear and head.bias is None and renormalised:
+    fused = model.own_head is None and type(head) is nn.Linear and head.bias is None and renormalised
+    if states.logits is None and fused:
         hidden = states.hidden[: len(row)]
         hidden = hidden if model.compute == head.weight.dtype else hidden.to(model.compute)
         bias = getattr(model.model, "final_logits_bias", None)
@@ -109,3 +110,15 @@ def logprobs_of_states(
         else:
             chunks.append(chunk_logprobs(*arguments))
     return torch.cat([chunk[0] for chunk in chunks]), torch.cat([chunk[1] for chunk in chunks])
+
+
+@torch.no_grad()
+def own_logprobs(model: ScoringModel, batch: Batch) -> tuple[Float[Tensor, "N T"], float]:
+    """What the model itself says of the batch's actions [N T] (zero elsewhere), in the precision of its parameters; and
+    the standard deviation of its logits over the vocabulary, averaged over the actions."""
+    batch = batch.to(model.device)
+    row, column = batch.actions.nonzero(as_tuple=True)
+    logits = alone(model, batch, row, column - 1)
+    logprobs, _ = logprobs_of_logits(logits, batch, row, column, entropy=False)
+    result = torch.zeros(batch.tokens.shape).index_put((row.cpu(), column.cpu()), logprobs.float().cpu())
+    return result, float(logits.std(-1).mean())

@@ -41,6 +41,13 @@ def first_position(model: PreTrainedModel) -> int | None:
     return 0
 
 
+def trunk_of(model: PreTrainedModel) -> Any:
+    """The part of a causal model that turns tokens into the hidden states of its LM head: its base model, or where
+    transformers knows none (Llama 4) what is called `model`."""
+    base = model.base_model
+    return getattr(model, "model", base) if base is model else base
+
+
 def context_length(model: PreTrainedModel) -> int | None:
     """The tokens of the longest row that the model can read (of an encoder-decoder, each half); None without a limit.
 

@@ -10,6 +10,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lmgym.models.attention import packed
+from lmgym.models.families import trunk_of
 
 AttentionInterface.register(packed.NAME, packed.attend)
 
@@ -24,6 +25,18 @@ def attention_through(model: PreTrainedModel, name: str) -> Iterator[None]:
         yield
     finally:
         model.config._attn_implementation = usual
+
+
+@contextmanager
+def trunk_says(model: PreTrainedModel, output: Any) -> Iterator[None]:
+    """Within this context the model's trunk computes nothing and returns `output`, so that a call of the model is a
+    call of what its own code does behind the trunk: the LM head, and what scales or caps its logits."""
+    trunk = trunk_of(model)
+    trunk.forward = lambda *arguments, **named: output
+    try:
+        yield
+    finally:
+        del trunk.forward  # the method of the class is visible again
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

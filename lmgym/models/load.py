@@ -20,6 +20,7 @@ from lmgym.models import lora, quantization
 from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
 from lmgym.models.critic import add_critic
 from lmgym.models.device import choose_compute, choose_device
+from lmgym.models.fast_path import choose_path
 from lmgym.models.hooks import layers_of
 from lmgym.models.integrity import check_finite, check_vocabulary
 from lmgym.models.policy import VALUE_HEAD, Policy
@@ -72,7 +73,8 @@ class PolicySection(Section):
     activation_checkpointing: bool = False
     """Compute each layer again in backward: less memory, the time of one more forward pass, the same gradients."""
     path: Literal["auto", "fast", "plain"] = "auto"
-    """fast: packed rows and lmgym's own KV cache; plain: Hugging Face's padded pass; auto: fast, where supported."""
+    """fast: packed rows and lmgym's own KV cache; plain: Hugging Face's padded pass; auto: fast, if a trial at load
+    shows that it agrees with the model's own pass (docs/models.md)."""
     attention: Literal["padded", "flex"] = "padded"
     """Attention of packed rows, in scoring and training. padded: torch's usual kernel, with rows padded to the longest;
     flex: flex attention, which is made for GPUs and has not been measured on one yet."""
@@ -157,11 +159,15 @@ def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = Non
         )
     settings = (section.tokens_per_forward, None, start, section.activation_checkpointing)
     policy = Policy(model, tokenizer, compute, *settings)
+    if section.path == "plain":
+        policy.fast, policy.plain_because = False, "policy.path: plain"
+    else:
+        choose_path(policy)
     if section.path == "fast" and not policy.fast:
         raise LmgymError(
-            f"policy.path: the fast path does not serve {model.config.model_type}; write path: auto or plain"
+            f"policy.path: the fast path does not serve {model.config.model_type}, because {policy.plain_because}; "
+            "write path: auto or plain"
         )
-    policy.fast = policy.fast and section.path != "plain"
     policy.flex = section.attention == "flex"
     if policy.flex and (policy.encoder_decoder or not policy.fast):
         raise LmgymError(

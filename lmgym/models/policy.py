@@ -23,9 +23,10 @@ from lmgym.distributed.parts import whole
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.models import hooks, lora, quantization, scoring
 from lmgym.models.attention import packed
+from lmgym.models.attention.rules import Rule
 from lmgym.models.device import choose_tokens_per_forward
 from lmgym.models.distributions import action_logits, logprobs_of_states
-from lmgym.models.families import context_length, default_decoder_start, first_position, supports_fast_path
+from lmgym.models.families import context_length, default_decoder_start, first_position, supports_fast_path, trunk_of
 from lmgym.models.skeleton import Skeleton
 
 VALUE_HEAD = "value_head.safetensors"
@@ -61,6 +62,9 @@ class Policy:
         self.activation_checkpointing = activation_checkpointing
         self.flex = False  # packed rows through flex attention (attention/flex.py)
         self.fast = supports_fast_path(model.config) if fast is None else fast
+        self.plain_because = ""  # why a causal model that was tried does not take the fast path
+        self.rules: tuple[Rule, ...] = ()  # of the layers, if one has a window, capped scores or sinks (fast_path.py)
+        self.own_head: type | None = None  # the class of the trunk's output, if the logits are more than the LM head's
         self.device = next(model.parameters()).device
         self.tokens_per_forward = choose_tokens_per_forward(tokens_per_forward, self.device.type)
         self.vocabulary, self.hidden_size = map(int, model.get_output_embeddings().weight.shape)
@@ -102,6 +106,13 @@ class Policy:
         """The stop ids and the tokenizer's special tokens. A sampling restriction never removes them."""
         special = {*self.stop_ids, *self.tokenizer.all_special_ids}
         return tuple(sorted(i for i in special if i < self.vocabulary))
+
+    @property
+    def path_sentence(self) -> str:
+        """Which path the model takes, and why. Example: "path: fast (packed rows, own KV cache)" """
+        if self.fast:
+            return "path: fast (packed rows, own KV cache)"
+        return "path: plain (padded, slower)" + (f": {self.plain_because}" if self.plain_because else "")
 
     @property
     def has_critic(self) -> bool:
@@ -257,8 +268,11 @@ class Policy:
     def forward_hidden(self, ids: Int[Tensor, "B L"], positions: Int[Tensor, "B L"], layout: packed.Layout) -> Tensor:
         """Last hidden states [B L H] of a causal model, with one of lmgym's own attention layouts (attention/)."""
         with hooks.attention_through(self.model, packed.NAME):
-            trunk = self.model.base_model
-            return trunk(input_ids=ids, position_ids=positions, use_cache=False, lmgym_layout=layout).last_hidden_state
+            trunk = trunk_of(self.model)
+            positions = positions + self.first_position if self.first_position else positions
+            rules = {"lmgym_rules": self.rules} if self.rules else {}
+            output = trunk(input_ids=ids, position_ids=positions, use_cache=False, lmgym_layout=layout, **rules)
+            return output.last_hidden_state
 
     def encode(self, source: Int[Tensor, "P S"], mask: Tensor) -> ModelOutput:
         """The encoder's output for padded sources, with `last_hidden_state` [P S H]; encoder-decoders only. It has the
@@ -284,7 +298,13 @@ class Policy:
         return hidden[:, 0] if hidden.dim() == 4 else hidden, output
 
     def head(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R V"]:
-        """The LM head's logits, in fp32 (fp64 for an fp64 model)."""
+        """The logits of hidden states, in fp32 (fp64 for an fp64 model): the LM head's outputs, or what the model's own
+        code makes of these."""
+        if self.own_head is not None:
+            with hooks.trunk_says(self.model, self.own_head(last_hidden_state=hidden[None])):
+                ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
+                logits = self.model(input_ids=ids, use_cache=False).logits[0]
+            return logits if logits.dtype == torch.float64 else logits.float()
         logits = self.model.get_output_embeddings()(hidden)
         bias = getattr(self.model, "final_logits_bias", None)  # BART's family; zeros in most checkpoints
         logits = logits if logits.dtype == torch.float64 else logits.float()

@@ -26,6 +26,7 @@ class ScoringModel(Protocol):
     fast: bool
     flex: bool
     encoder_decoder: bool
+    own_head: type | None
 
     @property
     def head_chunk(self) -> int: ...

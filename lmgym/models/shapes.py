@@ -37,6 +37,7 @@ class Shapes:
     quadratic: bool  # attention stores a number for each pair of tokens
     fast: bool
     context: int | None
+    tried: bool = False  # whether it is fast, a trial decides when its weights are loaded
 
     @property
     def encoder_decoder(self) -> bool:
@@ -78,6 +79,7 @@ def shapes_of(section: PolicySection) -> Shapes:
         quadratic=hasattr(config, "relative_attention_num_buckets") or config._attn_implementation == "eager",
         fast=supports_fast_path(model.config) and section.path != "plain",
         context=context_length(model),
+        tried=section.path != "plain" and not (supports_fast_path(model.config) or model.config.is_encoder_decoder),
     )
 
 

@@ -185,7 +185,7 @@ def _model(report: Report, policy: Policy) -> None:
     trained = sum(parameter.numel() for parameter in policy.parameters())
     compute = str(policy.compute).removeprefix("torch.")
     report.lines.append(f"model: {parameters:,} parameters, {trained:,} trained, {policy.device}, {compute} compute")
-    report.note(f"path: {'fast (packed rows, own KV cache)' if policy.fast else 'plain (padded, slower)'}")
+    report.note(policy.path_sentence)
     names = [policy.tokenizer.convert_ids_to_tokens(stop) for stop in policy.stop_ids]
     report.note(
         f"answers end at: {', '.join(f'{name} ({stop})' for name, stop in zip(names, policy.stop_ids, strict=True))}"

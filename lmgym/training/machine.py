@@ -1,4 +1,4 @@
-"""machine.json: threads and precision, chosen once so that a resumed run computes the same; and the versions."""
+"""machine.json: threads, precision and path, chosen once so that a resumed run computes the same; and the versions."""
 
 import importlib.metadata
 import json
@@ -37,6 +37,8 @@ class Machine:
     """An engine whose random numbers are its own ("vllm"); None for those that repeat."""
     compute: Any = None
     """Precision of the forward pass ("float32", "bfloat16"); None until the policy has been loaded."""
+    path: Any = None
+    """Path of the policy ("fast", "plain"); None until it has been loaded."""
     python: str | None = None
     torch: str | None = None
     transformers: str | None = None
@@ -45,9 +47,10 @@ class Machine:
     """Of lmgym's own repository, if it runs from one."""
 
     def policy_section(self, section: PolicySection) -> PolicySection:
-        """The policy section with the precision of this run in place of "auto"."""
-        chosen = self.compute if section.compute == "auto" else None
-        return replace(section, compute=chosen or section.compute)
+        """The policy section with the precision and the path of this run in place of "auto"."""
+        compute = self.compute if section.compute == "auto" else None
+        path = self.path if section.path == "auto" else None
+        return replace(section, compute=compute or section.compute, path=path or section.path)
 
     def write(self, folder: Path) -> None:
         """Write machine.json into a run folder."""
@@ -78,6 +81,8 @@ def _found_or_new(config: Config, folder: Path | None) -> Machine:
             raise ValueError(f"threads is {found['threads']!r:.60}")
         if found["compute"] not in (None, "float32", "bfloat16"):
             raise ValueError(f"compute is {found['compute']!r:.60}")
+        if known.get("path") not in (None, "fast", "plain"):
+            raise ValueError(f"path is {known['path']!r:.60}")
         for name in ("unit", "generator_threads"):
             if not (known.get(name) is None or (type(known[name]) is int and known[name] > 0)):
                 raise ValueError(f"{name} is {known[name]!r:.60}")

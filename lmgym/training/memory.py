@@ -128,7 +128,7 @@ def _held(
     if "policy" in stage.algorithm.optimized:
         found.add("gradients", MASTER * shapes.trained / parts, "update")
         found.add("moments of the optimizer", moments * shapes.trained / parts)
-    lower = compute < MASTER and not packed and shapes.fast
+    lower = compute < MASTER and not packed and (shapes.fast or shapes.tried)
     if lower or parts > 1:
         found.add("the sampler's copy", (compute if lower else MASTER) * (shapes.parameters + shapes.adapter))
     copied = MASTER * shapes.adapter if packed else MASTER * shapes.parameters
@@ -156,7 +156,7 @@ def _copying(
     """Add the whole models that a rank needs for a moment, the largest of them, before it keeps its part of them."""
     required, whole = stage.algorithm.requirements, MASTER * (shapes.parameters + shapes.adapter)
     moments = [0.0]
-    if compute < MASTER and shapes.fast:
+    if compute < MASTER and (shapes.fast or shapes.tried):
         moments.append(whole)  # the model proves itself in fp32 too (inference/proof.py)
     if required.values and config.policy.critic == "separate":
         moments.append(whole)

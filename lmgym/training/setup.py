@@ -57,7 +57,8 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
     check_model(config, data.training)  # what the model's configuration and tokenizer tell, before any weight is loaded
     policy = load_weights(config, machine, weights)
     check_fit(config, data, policy, console.say)  # lengths of prompts and references
-    machine = replace(machine, compute=str(policy.compute).removeprefix("torch."))
+    compute, path = str(policy.compute).removeprefix("torch."), "fast" if policy.fast else "plain"
+    machine = replace(machine, compute=compute, path=path)
     stands_on |= fingerprint.of_machine(machine, policy, ranks, config.distributed.sharding)
     if config.distributed.sharding == "fsdp":
         shard_policy(policy, ranks)
@@ -69,6 +70,7 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
         for proof in proofs:
             proof.check()
         console.say(proofs[-1].sentence)
+        console.say(policy.path_sentence)
         limits = gap_limits(config.engine, proofs[-1])
         policy.ranks = ranks
         return open_run(config, folder, machine, data, policy, engine, limits, weights, progress, stands_on, console)

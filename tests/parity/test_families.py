@@ -2,7 +2,9 @@
 one for the rest. Tiny random models from their configs; nothing is downloaded."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +13,23 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lmgym.batch import Batch
+from lmgym.config.schema import Config, Stage
+from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.inference.sampler import Sampler
-from lmgym.models.families import FAST_FAMILIES
+from lmgym.models import fast_path, scoring
+from lmgym.models.attention import rules
+from lmgym.models.attention.cpu import BlockGroups, BlockRows
+from lmgym.models.attention.flex import FlexGroups, FlexRows
+from lmgym.models.attention.packed import PackedGroups, PackedRows
+from lmgym.models.attention.rules import Rule
+from lmgym.models.bound import bound_of, gap_of
+from lmgym.models.distributions import own_logprobs
+from lmgym.models.families import FAST_FAMILIES, trunk_of
+from lmgym.models.fast_path import choose_path
+from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
+from lmgym.training.machine import choose_machine
 from lmgym.types import Episode, Example, Turn
 from tests import models, rounding
 
@@ -35,12 +50,46 @@ FAST: dict[str, dict[str, Any]] = {
     "gpt_neox": SMALL,
     "gpt_neox, serial": {**SMALL, "use_parallel_residual": False, "rotary_pct": 0.5},
 }
-PLAIN: dict[str, dict[str, Any]] = {
+# Families that no list names: they take the fast path because a trial at load says so (models/fast_path.py).
+ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
+MIXTURE = {**GROUPED, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+TRIED: dict[str, dict[str, Any]] = {
     "mistral, window of 4": {**GROUPED, "sliding_window": 4},
     "qwen2, window of 4": {**GROUPED, "sliding_window": 4, "use_sliding_window": True, "max_window_layers": 1},
-    "gemma2": {**GROUPED, "head_dim": 8, "sliding_window": 4},  # soft caps, no fused attention
+    "gemma2": {**GROUPED, **ALTERNATING, "head_dim": 8},  # capped scores and logits
+    "gemma3_text": {**GROUPED, **ALTERNATING, "head_dim": 8},
+    "gpt_oss": {**GROUPED, **ALTERNATING, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},  # sinks
+    "llama4_text": {  # pieces of 4 tokens, and every second layer without positions
+        **GROUPED,
+        "head_dim": 8,
+        "attention_chunk_size": 4,
+        "layer_types": ["chunked_attention", "full_attention"],
+        "no_rope_layers": [1, 0],
+        "moe_layers": [],
+        "intermediate_size_mlp": 64,
+    },
+    "cohere2": {**GROUPED, **ALTERNATING, "logit_scale": 0.3},  # scaled logits
+    "granite": {**GROUPED, "logits_scaling": 3.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
+    "olmo3": {**GROUPED, **ALTERNATING},
+    "smollm3": {**GROUPED, "no_rope_layers": [1, 0]},
+    "phi": SMALL,  # a bias in the LM head
+    "phi3": GROUPED,
+    "glm4": {**GROUPED, "head_dim": 8},
+    "starcoder2": {**GROUPED, "sliding_window": 4},
+    "mixtral": {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    "qwen3_moe": {**MIXTURE, "head_dim": 8},
+    "minicpm3": {  # keys longer than values
+        **SMALL,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 8,
+        "kv_lora_rank": 8,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+    },
+}
+PLAIN: dict[str, dict[str, Any]] = {
     "opt": {**SMALL, "ffn_dim": 64, "word_embed_proj_dim": 32},
-    "phi": SMALL,
     "gpt_neo": {
         "hidden_size": 32,
         "num_layers": 2,
@@ -50,12 +99,12 @@ PLAIN: dict[str, dict[str, Any]] = {
     },
     "openai-gpt": {"n_embd": 32, "n_layer": 2, "n_head": 4},  # no cache at all
 }
-FAMILIES = FAST | PLAIN
+FAMILIES = FAST | TRIED | PLAIN
 PROMPTS = [(1, 10, 11), (1, 20), (1, 10, 11, 12, 13, 14, 15, 16, 17), (1, 10, 11), (7,)]
 NEW = 16
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
-every_fast_family = pytest.mark.parametrize("family", FAST)
+every_fast_family = pytest.mark.parametrize("family", FAST | TRIED)
 
 
 @functools.cache
@@ -68,7 +117,9 @@ def model_of(family: str) -> Any:
 
 
 def policy_of(family: str, **settings: Any) -> Policy:
-    return Policy(model_of(family), models.tokenizer(), **settings)
+    """On the path that a recipe would give it, or on that of `fast`."""
+    policy = Policy(model_of(family), models.tokenizer(), **settings)
+    return policy if "fast" in settings else choose_path(policy)
 
 
 def batch_of_rows() -> Batch:
@@ -100,7 +151,9 @@ def flat(found: Sequence[Tensor | None]) -> Tensor:
 
 def test_the_named_families_take_the_fast_path_and_the_others_do_not() -> None:
     assert {family.split(",")[0] for family in FAST} == set(FAST_FAMILIES)
-    assert {family: policy_of(family).fast for family in FAMILIES} == {f: f in FAST for f in FAMILIES}
+    paths = {family: policy_of(family) for family in FAMILIES}
+    assert {family: policy.fast for family, policy in paths.items()} == {f: f not in PLAIN for f in FAMILIES}
+    assert all(bool(policy.plain_because) == (family in PLAIN) for family, policy in paths.items())
 
 
 @every_family
@@ -109,7 +162,7 @@ def test_scores_and_gradients_equal_hugging_faces(family: str) -> None:
     expected = of_hugging_face(model, batch)
     theirs = gradients(model, expected)
     assert float(expected.detach().std()) > 0.5
-    for policy in [policy_of(family), policy_of(family, fast=False)][: 1 + (family in FAST)]:
+    for policy in [policy_of(family), policy_of(family, fast=False)][: 1 + (family not in PLAIN)]:
         scored = policy.compute_logprobs(batch).logprobs
         assert rounding.near(model, scored, expected)
         for ours, their in zip(gradients(model, scored), theirs, strict=True):
@@ -164,7 +217,7 @@ def greedy(policy: Policy, rows: int, **settings: Any) -> list[Completion]:
 @every_family
 def test_greedy_answers_equal_generate(family: str) -> None:
     """Prompts of different lengths, one of them twice; then again with an EOS that does occur, at different places."""
-    paths = [policy_of(family), policy_of(family, fast=False)][: 1 + (family in FAST)]
+    paths = [policy_of(family), policy_of(family, fast=False)][: 1 + (family not in PLAIN)]
     if family != "gemma2":  # its own forward pass gives NaN for padded rows in fp64
         paths = [models.exact(policy) for policy in paths]
     model = paths[0].model
@@ -201,8 +254,142 @@ def test_the_model_is_left_as_it_was(family: str) -> None:
     assert torch.equal(model(input_ids=ids).logits, before)
 
 
-def test_a_family_with_a_window_is_wrong_on_the_fast_path() -> None:
-    """Why `supports_fast_path` looks for windows: forced, the fast path sees tokens that the model does not."""
-    forced = policy_of("mistral, window of 4", fast=True)
+@every_fast_family
+def test_rules_are_read_without_random_numbers_and_leave_listed_families_alone(family: str) -> None:
+    """What a listed family computes has not changed: it has no rules, and its logits are its LM head's."""
+    state = torch.get_rng_state()
+    policy = policy_of(family)
+    assert torch.equal(torch.get_rng_state(), state)
+    if family in FAST:
+        assert (policy.rules, policy.own_head) == ((), None)
+        assert trunk_of(policy.model) is policy.model.base_model
+
+
+def test_rules_are_what_the_configuration_says() -> None:
+    expected = {
+        "mistral, window of 4": (Rule(4), Rule(4)),
+        "qwen2, window of 4": (Rule(), Rule(4)),
+        "gemma2": (Rule(4, softcap=50.0), Rule(softcap=50.0)),
+        "gemma3_text": (Rule(4), Rule()),
+        "gpt_oss": (Rule(4, sinks=True), Rule(sinks=True)),
+        "llama4_text": (Rule(4, chunked=True), Rule()),
+        "granite": (),
+    }
+    assert {family: policy_of(family).rules for family in expected} == expected
+
+
+def _with_rules(family: str, change: Callable[[Rule], Rule]) -> Policy:
+    policy = policy_of(family)
+    policy.rules = tuple(map(change, policy.rules))
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        ("mistral, window of 4", lambda rule: replace(rule, window=5)),
+        ("llama4_text", lambda rule: replace(rule, chunked=False)),
+        ("gemma2", lambda rule: replace(rule, softcap=None)),
+        ("gemma2", lambda rule: replace(rule, window=None)),
+        ("gpt_oss", lambda rule: replace(rule, sinks=False)),
+    ],
+)
+def test_a_wrong_rule_is_found_by_the_trial(family: str, change: Callable[[Rule], Rule]) -> None:
+    """In packed rows and in decoding, each by itself."""
+    policy, changed = policy_of(family), _with_rules(family, change)
+    batch = fast_path.trial_batch(policy)
+    own, spread = own_logprobs(policy, batch)
+    bound = bound_of(policy, spread)
+    for way in fast_path.WAYS.values():
+        right, wrong = way(policy, batch), way(changed, batch)
+        known = batch.actions & (right != 0)
+        assert gap_of(right, own, known).within(bound)
+        assert not gap_of(wrong, own, known).within(bound)
+
+
+def test_a_model_that_fails_its_trial_takes_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast_path, "attention_rules", lambda _: (Rule(5), Rule(5)))
+    policy = policy_of("mistral, window of 4")
+    assert not policy.fast and policy.rules == ()
+    assert policy.plain_because.startswith("packed rows on the fast path differ from its own pass by ")
+    assert rounding.near(
+        policy.model, policy.compute_logprobs(batch_of_rows()).logprobs, of_hugging_face(policy.model, batch_of_rows())
+    )
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("layouts", [(PackedRows, PackedGroups), (BlockRows, BlockGroups), (FlexRows, FlexGroups)])
+def test_every_layout_follows_the_rules(
+    layouts: tuple[Any, Any], shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows, pieces, caps and sinks, with a shared prompt and without."""
+    monkeypatch.setattr(scoring, "_layouts", lambda _: layouts)
+    batch = batch_of_rows() if shared else batch_of_rows()[torch.tensor([0, 3, 6])]
+    for family in ("gemma2", "gpt_oss", "llama4_text"):
+        scored = policy_of(family).compute_logprobs(batch).logprobs
+        assert rounding.near(model_of(family), scored, of_hugging_face(model_of(family), batch))
+
+
+def test_listed_families_reach_no_code_of_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they compute in fp32 is what it was: their layers go through `Layout.attend`, as before there were rules."""
+
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("a listed family came to the code of the rules")
+
+    for name in ("attention", "shares"):
+        monkeypatch.setattr(rules, name, refuse)
+    for family in FAST:
+        policy = policy_of(family)
+        gradients(policy.model, policy.compute_logprobs(batch_of_rows()).logprobs)
+        greedy(policy, 64)
+    assert "came to the code" in policy_of("mistral, window of 4").plain_because
+
+
+def saved(family: str, folder: Path) -> PolicySection:
+    model_of(family).save_pretrained(folder)
+    models.tokenizer().save_pretrained(folder)
+    return PolicySection(model=str(folder), device="cpu", compute="float32")
+
+
+def test_a_recipe_chooses_among_paths(tmp_path: Path) -> None:
+    section = saved("cohere2", tmp_path / "tried")
+    assert load_policy(section).path_sentence == "path: fast (packed rows, own KV cache)"
+    plain = load_policy(replace(section, path="plain"))
+    assert plain.path_sentence == "path: plain (padded, slower): policy.path: plain"
+    assert not plain.fast and plain.rules == () and plain.own_head is None
+    section = saved("gpt_neo", tmp_path / "plain")
+    reason = "2 of its 2 layers have no attention through transformers' attention interface"
+    assert load_policy(section).path_sentence == f"path: plain (padded, slower): {reason}"
+    with pytest.raises(LmgymError, match=f"does not serve gpt_neo, because {reason}"):
+        load_policy(replace(section, path="fast"))
+
+
+def test_a_copy_that_samples_in_bf16_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = policy_of("gpt_oss", compute=torch.bfloat16)
+    assert policy.fast
     batch = batch_of_rows()
-    assert not torch.allclose(forced.compute_logprobs(batch).logprobs, of_hugging_face(forced.model, batch), atol=1e-2)
+    copied = policy.sampling_copy()
+    with copied.precision():
+        sampled = copied.compute_logprobs_no_grad(batch).logprobs
+    assert gap_of(sampled, of_hugging_face(policy.model, batch).detach(), batch.actions).within(bound_of(policy, 1.0))
+
+    def fails(_: Policy) -> Policy:
+        raise RuntimeError("index_add_(): self and source\nmust have the same type")
+
+    monkeypatch.setattr(Policy, "sampling_copy", fails)
+    policy = policy_of("gpt_oss", compute=torch.bfloat16)
+    assert not policy.fast
+    expected = "the fast path fails (RuntimeError: index_add_(): self and source must have the same type)"
+    assert policy.plain_because == expected
+
+
+def test_the_value_of_a_path_in_machine_json(tmp_path: Path) -> None:
+    """A resumed run takes the path that it began with; a file with another word is refused."""
+    config = Config(policy=PolicySection(), stages=[Stage(task={"name": "arithmetic"}, rewards={"length": 1.0})])
+    replace(choose_machine(config, None), path="plain").write(tmp_path)
+    found = choose_machine(config, tmp_path)
+    assert found.policy_section(config.policy).path == "plain"
+    assert found.policy_section(replace(config.policy, path="fast")).path == "fast"
+    replace(found, path="quick").write(tmp_path)
+    with pytest.raises(LmgymError, match="path is 'quick'"):
+        choose_machine(config, tmp_path)

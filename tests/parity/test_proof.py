@@ -20,9 +20,10 @@ from lmgym.cli.main import main
 from lmgym.config.schema import EngineSection
 from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Decoding, Request, Sampling
-from lmgym.inference.proof import Gap, Proof, _attempt, _special, bound_of, own_logprobs, proofs_of, prove, sample
+from lmgym.inference.proof import Gap, Proof, _attempt, _special, own_logprobs, proofs_of, prove, sample
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
+from lmgym.models.bound import bound_of
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.shapes import shapes_of

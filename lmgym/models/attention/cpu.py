@@ -49,6 +49,8 @@ class BlockRows(PackedRows):
         return Blocks(_causal(self.offsets.tolist(), self.lengths), [])
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        if query.shape[-1] != value.shape[-1]:  # the kernel has one size for both
+            return super().attend(layer, query, key, value, scale)
         return _attend(query, key, value, self.blocks, scale)
 
 
@@ -77,6 +79,8 @@ class BlockGroups(PackedGroups):
         return Blocks(first, _causal(answer_starts, answer_lengths))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        if query.shape[-1] != value.shape[-1]:  # the kernel has one size for both
+            return super().attend(layer, query, key, value, scale)
         return _attend(query, key, value, self.blocks, scale)
 
 

@@ -9,10 +9,12 @@ from itertools import zip_longest
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lmgym.models.attention import rules
 from lmgym.models.attention.packed import PackedRows, per_query_head
+from lmgym.models.attention.rules import Asked, Rule
 
 
 class KeyValueCache:
@@ -42,19 +44,20 @@ class KeyValueCache:
         for tensor in (*self.keys, *self.values):
             tensor[[first, second], :, :length] = tensor[[second, first], :, :length]
 
-    def allocate(self, layer: int, like: Tensor) -> None:
-        while len(self.keys) <= layer:
+    def allocate(self, layer: int, key: Tensor, value: Tensor) -> None:
+        if len(self.keys) > layer:
+            return
+        for tensors, like in ((self.keys, key), (self.values, value)):
             size = (self.slots, like.shape[1], self.capacity, like.shape[3])
             narrow = like.device.type == "cpu" and like.dtype == torch.bfloat16
-            dtype = torch.float32 if narrow else like.dtype  # `CachedRows` says why
-            self.keys.append(like.new_zeros(size, dtype=dtype))
-            self.values.append(like.new_zeros(size, dtype=dtype))
+            dtype = torch.float32 if narrow else key.dtype  # `CachedRows` says why
+            tensors.append(like.new_zeros(size, dtype=dtype))
 
     def write(
         self, layer: int, slots: Int[Tensor, " N"], keys: Float[Tensor, "N K T D"], values: Float[Tensor, "N K T D"]
     ) -> None:
         """Write whole rows of T tokens to the beginning of these slots."""
-        self.allocate(layer, keys)
+        self.allocate(layer, keys, values)
         for cached, new in ((self.keys[layer], keys), (self.values[layer], values)):
             cached[slots, :, : new.shape[2]] = new.to(cached.dtype)
 
@@ -202,9 +205,18 @@ class PrefilledRows(PackedRows):
         self.cache, self.source, self.slots = cache, source, slots
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        return self.attend_padded(query, *self._stored(layer, key, value), scale)
+
+    def attend_by(
+        self, asked: Asked, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
+    ) -> Tensor:
+        return self.attend_padded_by(asked, query, *self._stored(layer, key, value), scale)
+
+    def _stored(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Padded keys and values, after they were stored."""
         keys, values = self.pad(key), self.pad(value)
         self.cache.write(layer, self.slots, keys[self.source], values[self.source])
-        return self.attend_padded(query, keys, values, scale)
+        return keys, values
 
 
 class ExtendedRows:
@@ -223,19 +235,32 @@ class ExtendedRows:
         self.row = self.new.row
         self.positions = before[self.row] + self.new.positions  # [L]
         self.width = int(self.positions.max()) + 1
-        reach = before[:, None] + torch.arange(self.new.longest, device=device)  # [N longest]
-        self.mask = (torch.arange(self.width, device=device) <= reach[:, :, None])[:, None]  # [N 1 longest W]
+        self.places = before[:, None] + torch.arange(self.new.longest, device=device)  # [N longest]
+        self.mask = (torch.arange(self.width, device=device) <= self.places[:, :, None])[:, None]  # [N 1 longest W]
+
+    @property
+    def reach(self) -> int:
+        return self.width
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        keys, values = self._stored(layer, query, key, value)
+        out = F.scaled_dot_product_attention(self.new.pad(query), keys, values, attn_mask=self.mask, scale=scale)
+        return self.new.unpad(out)
+
+    def attend_by(
+        self, asked: Asked, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
+    ) -> Tensor:
+        keys, values = self._stored(layer, query, key, value)
+        seen = asked.rule.sees(self.places[:, :, None], torch.arange(self.width, device=query.device))[:, None]
+        return self.new.unpad(rules.attention(self.new.pad(query), keys, values, seen, scale, asked))
+
+    def _stored(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the new keys and values; returns all of these sequences, for each query head."""
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys[self.slots[self.row], :, self.positions] = key[0].transpose(0, 1).to(keys.dtype)
         values[self.slots[self.row], :, self.positions] = value[0].transpose(0, 1).to(values.dtype)
         read_keys, read_values = (cached[self.read, :, : self.width].to(query.dtype) for cached in (keys, values))
-        read_keys, read_values = per_query_head(query, read_keys, read_values)
-        out = F.scaled_dot_product_attention(
-            self.new.pad(query), read_keys, read_values, attn_mask=self.mask, scale=scale
-        )
-        return self.new.unpad(out)
+        return per_query_head(query, read_keys, read_values)
 
 
 class CachedRows:
@@ -256,12 +281,14 @@ class CachedRows:
         else:
             self.mask = (torch.arange(width, device=lengths.device) <= lengths[:, None])[:, None, None]  # [S 1 1 W]
         self._write_index: Tensor | None = None
+        self._seen: dict[Rule, Tensor] = {}
+
+    @property
+    def reach(self) -> int:
+        return self.width if self.cache.prompts is None else self.width + self.cache.prompts.width
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        self.cache.allocate(layer, key)
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        self._write(keys, key)
-        self._write(values, value)
+        keys, values = self._stored(layer, key, value)
         slots, heads, _, size = query.shape
         # Query heads that share a key head become queries of one row: keys are read once, nothing is repeated.
         shared = heads // keys.shape[1]
@@ -269,7 +296,7 @@ class CachedRows:
             keys, values = keys[:slots, :, : self.width], values[:slots, :, : self.width]
             query = query.reshape(slots, -1, shared, size)
             out = F.scaled_dot_product_attention(query, keys, values, attn_mask=self.mask, scale=scale)
-            return out.reshape(slots, 1, heads, size)
+            return out.reshape(slots, 1, heads, -1)
         # On a CPU: few and simple calls, because with a small model their overhead is what a step costs. Slots and key
         # heads are one dimension.
         rows = slots * keys.shape[1]
@@ -282,7 +309,48 @@ class CachedRows:
             shares = torch.cat([prompts.scores(layer, grouped), scores], -1).softmax(-1)
             prompt_shares, slot_shares = shares.split([prompts.width, self.width], -1)
             out = torch.baddbmm(prompts.weighted_values(layer, prompt_shares), slot_shares, values)
-        return out.to(query.dtype).view(slots, 1, heads, size)
+        return out.to(query.dtype).view(slots, 1, heads, -1)
+
+    def attend_by(
+        self, asked: Asked, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
+    ) -> Tensor:
+        keys, values = self._stored(layer, key, value)
+        slots, heads, _, size = query.shape
+        rows, prompts = slots * keys.shape[1], self.cache.prompts
+        keys, values = keys.flatten(0, 1)[:rows, : self.width], values.flatten(0, 1)[:rows, : self.width]
+        grouped = query.reshape(rows, -1, size).to(keys.dtype) * (size**-0.5 if scale is None else scale)
+        scores = torch.bmm(grouped, keys.transpose(1, 2))
+        if prompts is not None:
+            scores = torch.cat([prompts.scores(layer, grouped), scores], -1)
+        apart = scores.view(slots, heads, 1, -1)  # a query head for each row of scores
+        found = rules.shares(apart, self._seen_by(asked.rule), asked).view(scores.shape)
+        out = torch.bmm(found[..., -self.width :], values)
+        if prompts is not None:
+            out = out + prompts.weighted_values(layer, found[..., : prompts.width])
+        return out.to(query.dtype).view(slots, 1, heads, -1)
+
+    def _seen_by(self, rule: Rule) -> Bool[Tensor, "S 1 1 P+W"]:
+        """What each slot's new token sees of its prompt (if that is shared) and of its slot; the same in each layer
+        with this rule."""
+        if rule not in self._seen:
+            places, prompts = torch.arange(self.width, device=self.lengths.device)[None], self.cache.prompts
+            if prompts is None:
+                seen = rule.sees(self.positions[:, None], places)
+            else:
+                before = prompts.before[:, None]
+                shared = torch.arange(prompts.width, device=before.device)[None]
+                of_prompt = rule.sees(self.positions[:, None], shared) & (shared < before)
+                seen = torch.cat([of_prompt, rule.sees(self.positions[:, None], before + places)], 1)
+            self._seen[rule] = seen[:, None, None]
+        return self._seen[rule]
+
+    def _stored(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's cache [S K C D], with the new keys and values in it."""
+        self.cache.allocate(layer, key, value)
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        self._write(keys, key)
+        self._write(values, value)
+        return keys, values
 
     def _write(self, cached: Float[Tensor, "S K C D"], new: Float[Tensor, "S K 1 D"]) -> None:
         _, heads, capacity, size = cached.shape

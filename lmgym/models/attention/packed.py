@@ -19,14 +19,26 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lmgym.models.attention import rules
+from lmgym.models.attention.rules import Asked
+
 NAME = "lmgym"  # of `attend` in transformers' registry (models/hooks.py)
 
 
 class Layout(Protocol):
     """How the tokens of one forward pass attend to each other."""
 
+    @property
+    def reach(self) -> int:
+        """The tokens of the longest row, those before this pass included (an upper bound is enough)."""
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """query [B H L D], key and value [B K L D] (K key-value heads) -> [B L H D]."""
+
+    def attend_by(
+        self, asked: Asked, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
+    ) -> Tensor:
+        """The same for a layer with a window, capped scores or sinks (rules.py)."""
 
 
 def attend(
@@ -39,9 +51,13 @@ def attend(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The function that transformers calls in every layer. The layout comes as `lmgym_layout`, which transformers
-    passes on from the arguments of the model's forward."""
+    passes on from the arguments of the model's forward; so do the rules of its layers, if any has one."""
     layout: Layout = kwargs["lmgym_layout"]
-    return layout.attend(module.layer_idx, query, key, value, scaling), None
+    layer, of_layer = module.layer_idx, kwargs.get("lmgym_rules")
+    if not of_layer or of_layer[layer].is_plain(layout.reach):
+        return layout.attend(layer, query, key, value, scaling), None
+    asked = Asked(of_layer[layer], kwargs["s_aux"] if of_layer[layer].sinks else None)
+    return layout.attend_by(asked, layer, query, key, value, scaling), None
 
 
 class PackedRows:
@@ -69,8 +85,26 @@ class PackedRows:
         """The row of each packed token."""
         return self.padded_index // self.longest
 
+    @property
+    def reach(self) -> int:
+        return self.longest
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         return self.attend_padded(query, self.pad(key), self.pad(value), scale)
+
+    def attend_by(
+        self, asked: Asked, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
+    ) -> Tensor:
+        return self.attend_padded_by(asked, query, self.pad(key), self.pad(value), scale)
+
+    def attend_padded_by(
+        self, asked: Asked, query: Tensor, keys: Tensor, values: Tensor, scale: float | None
+    ) -> Tensor:
+        """`attend_padded` by a rule. Padding comes after every real query here, too."""
+        places = torch.arange(self.longest, device=query.device)
+        seen = asked.rule.sees(places[:, None], places)[None, None]
+        keys, values = per_query_head(query, keys, values)
+        return self.unpad(rules.attention(self.pad(query), keys, values, seen, scale, asked))
 
     def attend_padded(self, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
         """Attention of packed queries to keys and values that are padded already."""
@@ -127,19 +161,36 @@ class PackedGroups:
         both = [prompt[:, None].expand(-1, longest, -1), causal.expand(len(self.before), -1, -1)]
         return torch.cat(both, 2)[:, None]
 
+    @property
+    def reach(self) -> int:
+        return self.prompts.longest + self.answers.longest
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         cut = self.prompt_tokens
         prompt_out = self.prompts.attend(layer, query[:, :, :cut], key[:, :, :cut], value[:, :, :cut], scale)
-
-        def per_answer(packed: Tensor) -> Tensor:  # the prompt's tokens in front of each answer's
-            prompts = self.prompts.pad(packed[:, :, :cut]).index_select(0, self.prompt_of_row)
-            return torch.cat([prompts, self.answers.pad(packed[:, :, cut:])], 2)
-
-        keys, values = per_query_head(query, per_answer(key), per_answer(value))
+        keys, values = per_query_head(query, self._per_answer(key), self._per_answer(value))
         answer_out = F.scaled_dot_product_attention(
             self.answers.pad(query[:, :, cut:]), keys, values, attn_mask=self.mask, scale=scale
         )
         return torch.cat([prompt_out, self.answers.unpad(answer_out)], 1)
+
+    def attend_by(
+        self, asked: Asked, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
+    ) -> Tensor:
+        cut, places = self.prompt_tokens, torch.arange(self.reach, device=query.device)
+        prompt_out = self.prompts.attend_by(asked, layer, query[:, :, :cut], key[:, :, :cut], value[:, :, :cut], scale)
+        # The columns of `mask` are the prompt's places, then the answer's, which begin where the row's prompt ends.
+        answers = self.before[:, None] + places[: self.answers.longest]
+        columns = torch.cat([places[: self.prompts.longest].expand(len(answers), -1), answers], 1)
+        seen = self.mask & asked.rule.sees(answers[:, :, None], columns[:, None])[:, None]
+        keys, values = per_query_head(query, self._per_answer(key), self._per_answer(value))
+        answer_out = rules.attention(self.answers.pad(query[:, :, cut:]), keys, values, seen, scale, asked)
+        return torch.cat([prompt_out, self.answers.unpad(answer_out)], 1)
+
+    def _per_answer(self, packed: Float[Tensor, "1 K L D"]) -> Float[Tensor, "N K P+T D"]:
+        """Padded rows with the prompt's tokens in front of each answer's."""
+        prompts = self.prompts.pad(packed[:, :, : self.prompt_tokens]).index_select(0, self.prompt_of_row)
+        return torch.cat([prompts, self.answers.pad(packed[:, :, self.prompt_tokens :])], 2)
 
 
 def per_query_head(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
