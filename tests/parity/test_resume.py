@@ -21,6 +21,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "reinforce mean": {"name": "reinforce", "baseline": "mean"},
     "reinforce ema": {"name": "reinforce", "baseline": "ema"},
     "reinforce scst": {"name": "reinforce", "baseline": "scst"},
+    "remax": {"name": "remax"},
     "rloo": {"name": "rloo"},
     "reinforce_pp": {"name": "reinforce_pp", "preset": "baseline", "group_size": 4, "kl_coefficient": 0.1, "epochs": 2},
     "reinforce_stable": {"name": "reinforce_stable", "baseline": "batch"},
@@ -28,6 +29,15 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo, reference": {"name": "grpo", "group_size": 4, "kl_coefficient": 0.1},
     "grpo, 4 optimizer steps a batch": {"name": "grpo", "group_size": 4, "epochs": 2, "minibatches": 2},
     **{name: {"name": name, "group_size": 4} for name in ("dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo")},
+    **{
+        name: {"name": name, "group_size": 4, "minibatches": 2}
+        for name in ("gspo_token", "gmpo", "luspo", "vespo", "ce_gppo", "ipo_mask", "clip_cov", "kl_cov",
+                     "maxrl", "gpg", "opo")
+    },
+    "icepop": {"name": "icepop", "group_size": 4, "importance_floor": 0.999, "importance_cap": 1.001},
+    "pass_at_k": {"name": "pass_at_k", "group_size": 4, "pass_at": 2},
+    "gfpo": {"name": "gfpo", "group_size": 4, "keep": 2},
+    "top_entropy": {"name": "top_entropy", "group_size": 4, "minibatches": 2},
     "supervised": {"name": "supervised"},
     "ppo": {"name": "ppo", "epochs": 2, "minibatches": 2, "kl_coefficient": 0.1, "kl_target": 0.01},
     "ppo, separate critic": {"name": "ppo", "epochs": 2, "kl_coefficient": 0.1, "kl_target": 0.01},
