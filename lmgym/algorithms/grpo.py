@@ -21,6 +21,8 @@ from lmgym.functional import advantages as credit
 from lmgym.functional import group_advantages, importance, losses
 from lmgym.functional.reductions import masked_mean, tokens_of_episode, totals, weights
 from lmgym.functional.reward_components import gdpo_advantages
+from lmgym.functional.turn_discounts import turn_returns
+from lmgym.functional.turn_groups import turn_group_advantages
 from lmgym.types import Episode
 
 
@@ -69,13 +71,14 @@ class GRPO(GRPOFields):
         if self.overlong:
             assert batch.limit is not None  # see _check_columns
             score = score + group_advantages.overlong_penalty(lengths, batch.limit, self.overlong).to(score.dtype)
+        credits = batch.per_token(self._credit(batch, score, lengths))
+        if self.turn_coefficient:
+            credits = credits + self.turn_coefficient * self._credit_of_turns(batch).to(credits.dtype)
         if self.mask_truncated:
             batch = batch.replace(actions=batch.actions & batch.terminated[:, None])
-        return batch.replace(advantages=batch.per_token(self._credit(batch, score, lengths)))
+        return batch.replace(advantages=credits * batch.actions)
 
-    def _credit(
-        self, batch: Batch, score: Float[Tensor, " N"], lengths: Float[Tensor, " N"]
-    ) -> Float[Tensor, " N"]:
+    def _credit(self, batch: Batch, score: Float[Tensor, " N"], lengths: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
         """The advantage of each row's answer."""
         episode, group = batch.episode, batch.group
         if self.normalise_parts:
@@ -97,6 +100,15 @@ class GRPO(GRPOFields):
         else:
             found = credit.group_centred(score, episode, group, self.scale_rewards)
         return found * group_advantages.mixed_scale(score, episode, group) if self.scale_by_mixed else found
+
+    def _credit_of_turns(self, batch: Batch) -> Float[Tensor, "N T"]:
+        """The advantage of each turn among those of its group that answered the same text."""
+        turn, actions = batch.require("turn"), batch.actions
+        returns = turn_returns(batch.rewards, actions, turn, batch.episode, self.turn_gamma)
+        return turn_group_advantages(
+            returns, batch.tokens, actions, turn, batch.episode, batch.group, batch.source,
+            scaled=self.scale_rewards == "group",
+        )  # fmt: skip
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
         weight, metrics = self._importance(batch, new)

@@ -90,6 +90,16 @@ def _check_credit(fields: GRPOFields) -> None:
             f"algorithm.scale_rewards is mean, which needs scores of 0 or more, and {key} makes some negative; write "
             f"{'overlong: 0' if fields.overlong else 'kl_in: loss'}"
         )
+    if fields.turn_coefficient and fields.scale_rewards not in ("none", "group"):
+        raise LmgymError(
+            f"algorithm.turn_coefficient compares turns of a group, and scale_rewards is {fields.scale_rewards}; write "
+            "none or group"
+        )
+    if fields.turn_coefficient and fields.kl_coefficient and fields.kl_in == "reward":
+        raise LmgymError(
+            "algorithm.turn_coefficient reads the rewards of the turns, which a KL penalty in the reward does not "
+            "change; write kl_in: loss"
+        )
     for name, most in (("pass_at", fields.group_size), ("keep", fields.group_size - 1)):
         value = getattr(fields, name)
         if value is not None and value > most:

@@ -82,6 +82,10 @@ class GRPOFields(Regularised):
     """So many answers of each group train; the others have no advantage and are not in the group's mean (GFPO)."""
     keep_by: Literal["length", "score_per_token"] = "length"
     """keep: the shortest, or those with the most score for a token."""
+    turn_coefficient: Coefficient = 0.0
+    """Weight of a second advantage, a turn's return against the group's turns that answered the same text (GiGPO)."""
+    turn_gamma: Share = 0.95
+    """Discount of that return, per turn."""
     overlong: Share = 0.0
     """A score loses up to 1, linearly over this last share of max_new_tokens (DAPO's soft overlong punishment)."""
     normalise_parts: bool = False

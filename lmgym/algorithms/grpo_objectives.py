@@ -43,9 +43,7 @@ def policy_term(
             masked = clips.probability_mask(new.logprobs, old, high)
         return -ratio * credits * ~masked, {**measured, "ratio/clipped": masked.to(ratio.dtype)}
     if fields.objective == "ce_gppo":
-        term, masked = clips.gradient_preserving_clip(
-            ratio, credits, low, high, fields.keep_below, fields.keep_above
-        )
+        term, masked = clips.gradient_preserving_clip(ratio, credits, low, high, fields.keep_below, fields.keep_above)
         return term, {**measured, "ratio/clipped": masked.to(ratio.dtype)}
     if fields.objective == "none":
         return -ratio * credits, measured

@@ -56,6 +56,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "opo": ("algorithms.grpo:GRPO", "grpo, preset: baseline weighed by the answers' lengths"),
         "pass_at_k": ("algorithms.grpo:GRPO", "grpo, preset: what an answer adds to the best of k"),
         "gfpo": ("algorithms.grpo:GRPO", "grpo, preset: the shortest answers of each group train"),
+        "gigpo": ("algorithms.grpo:GRPO", "grpo, preset: turns that answered the same text are a group too"),
         "top_entropy": ("algorithms.grpo:GRPO", "grpo, preset: dapo on the fifth of the tokens of largest entropy"),
         "ppo": ("algorithms.actor_critic:PPO", "proximal policy optimisation with a value function"),
         "nlpo": ("algorithms.nlpo:NLPO", "PPO on the tokens that a mask policy finds likely"),

@@ -291,7 +291,7 @@ def general(key: str) -> str:
 FAMILIES = {  # pages that hold several algorithms
     "importance": ("icepop",),
     "trust_regions": ("gspo_token", "gmpo", "luspo", "vespo", "ce_gppo", "ipo_mask"),
-    "group_advantages": ("maxrl", "gpg", "opo", "pass_at_k", "gfpo"),
+    "group_advantages": ("maxrl", "gpg", "opo", "pass_at_k", "gfpo", "gigpo"),
     "token_selection": ("top_entropy", "clip_cov", "kl_cov"),
     "reinforce": ("remax",),
 }

@@ -16,6 +16,8 @@ from lmgym.algorithms.replay import Replay
 from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.core.errors import LmgymError
 from lmgym.functional import clips, group_advantages, importance, token_selection
+from lmgym.functional.turn_discounts import turn_returns
+from lmgym.functional.turn_groups import turn_group_advantages
 from lmgym.types import Episode, Example, Turn
 from tests.golden.record_grpo_family import LIMIT, SIZE, Inputs
 from tests.golden.test_grpo_family import group_advantages as scaled
@@ -253,9 +255,7 @@ def test_pass_at_k_counts_every_set_of_k(scores: list[float], k: int, order: Any
     n, expected = len(scores), []
     for i in range(n):
         own = [subset for subset in combinations(range(n), k) if i in subset]
-        leads = [
-            max(scores[j] for j in subset) - max(scores[j] for j in subset if j != i) for subset in own
-        ]
+        leads = [max(scores[j] for j in subset) - max(scores[j] for j in subset if j != i) for subset in own]
         expected.append(n * math.fsum(leads) / math.comb(n, k) if own else 0.0)
     rows = list(range(n))
     order.shuffle(rows)
@@ -432,3 +432,96 @@ def test_what_does_not_go_together_is_refused(fields: dict[str, Any], sentence: 
 def test_what_replay_has_already_is_refused(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(LmgymError, match=sentence):
         Replay(**fields)
+
+
+# Groups of turns
+
+
+def conversation(index: int, turns: list[tuple[list[int], list[int], float]], group: int = 0) -> Episode:
+    """Turns of (text that is given, answer, reward)."""
+    own = [Turn(given, said, reward=reward) for given, said, reward in turns]
+    return Episode(Example("x", "?"), group, index, own, score=math.fsum(turn.reward for turn in own))
+
+
+def test_turns_that_answered_the_same_text_are_a_group() -> None:
+    """Text [3] comes in three turns, of returns 0, 1 and 4 (gamma .5); [4] in one, which is then no group; in another
+    group of conversations [3] is another text. Both answers to [9], the first turn, are one inner group."""
+    first = conversation(0, [([9], [5, 5], 0.0), ([3], [6], 0.0), ([4], [7], 0.0)])
+    second = conversation(1, [([9], [5], 2.0), ([3], [6], 1.0)])
+    third = conversation(2, [([8], [5], 0.0), ([3], [6, 7], 4.0)])
+    elsewhere = conversation(3, [([3], [5], 9.0)], group=1)
+    batch = collate([first, second, third, elsewhere])
+    turn = batch.require("turn")
+    returns = turn_returns(batch.rewards, batch.actions, turn, batch.episode, 0.5)
+    found = turn_group_advantages(returns, batch.tokens, batch.actions, turn, batch.episode, batch.group)
+    means = {9: (0.0 + 2.5) / 2, 3: (0.0 + 1.0 + 4.0) / 3}
+    expected = [
+        [0.0 - means[9]] * 2 + [0.0 - means[3]] + [0.0],
+        [2.5 - means[9], 1.0 - means[3]],
+        [0.0] + [4.0 - means[3]] * 2,
+        [0.0],
+    ]
+    for row, own in enumerate(expected):
+        assert found[row][batch.actions[row]].tolist() == pytest.approx(own, abs=1e-6)
+    assert not found[~batch.actions].any()
+
+
+@given(data=st.data(), scaled=st.booleans())
+@settings(max_examples=30)
+def test_groups_of_turns_by_a_table_of_texts(data: Any, scaled: bool) -> None:
+    """Against a dictionary from (group, text) to returns, conversations of few texts in rows of their own or not."""
+    draw, episodes, table = data.draw, [], {}
+    for index in range(draw(st.integers(1, 6))):
+        turns = draw(
+            st.lists(
+                st.tuples(
+                    st.sampled_from([[3], [4, 3], [4]]), st.sampled_from([[5], [6, 5]]), st.sampled_from([0, 1, 3])
+                ),
+                min_size=1,
+                max_size=4,
+            )
+        )
+        group, restart = index % 2, draw(st.booleans())
+        episode = conversation(index, [(g, s, float(r)) for g, s, r in turns], group)
+        for one in episode.turns[1:]:
+            one.restart = restart
+        episodes.append(episode)
+    own: list[list[tuple[Any, float, int]]] = []
+    for episode in episodes:
+        ahead, rows = 0.0, []
+        for one in reversed(episode.turns):
+            ahead = one.reward + 0.5 * ahead
+            key = (episode.group, tuple(one.prompt_ids))
+            table.setdefault(key, []).append(ahead)
+            rows.append((key, ahead, len(one.action_ids)))
+        own.append(rows[::-1])
+    batch = collate(episodes)
+    batch = batch.replace(rewards=batch.rewards.double())
+    turn = batch.require("turn")
+    returns = turn_returns(batch.rewards, batch.actions, turn, batch.episode, 0.5)
+    found = turn_group_advantages(returns, batch.tokens, batch.actions, turn, batch.episode, batch.group, scaled=scaled)
+    for index, rows in enumerate(own):
+        expected = []
+        for key, value, length in rows:
+            values = table[key]
+            mean = math.fsum(values) / len(values)
+            deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / max(len(values) - 1, 1))
+            expected += [(value - mean) / (deviation + 1e-4 if scaled else 1.0)] * length
+        mine = batch.episode == index
+        assert found[mine][batch.actions[mine]].tolist() == pytest.approx(expected, abs=1e-9)
+
+
+def test_gigpo_adds_both_advantages() -> None:
+    """Scores 4 and 1 in a group: +-1.5 over their deviation; the last turns had the same text, returns 4 and 1."""
+    episodes = [conversation(n, [([9], [5], 0.0), ([3], [6], reward)]) for n, reward in enumerate((4.0, 1.0))]
+    batch = collate(episodes)
+    batch = batch.replace(score=batch.score.double(), rewards=batch.rewards.double())
+    found = preset("gigpo", group_size=2).advantages(batch).advantages
+    deviation = math.sqrt(2 * 1.5**2) + 1e-4
+    first = math.sqrt(2 * (0.95 * 1.5) ** 2) + 1e-4
+    expected = [1.5 / deviation + 0.95 * 1.5 / first, 1.5 / deviation + 1.5 / deviation]
+    assert found[0][batch.actions[0]].tolist() == pytest.approx(expected)
+    assert found[1][batch.actions[1]].tolist() == pytest.approx([-value for value in expected])
+    for fields in ({"scale_rewards": "batch"}, {"kl_coefficient": 0.1, "kl_in": "reward"}):
+        with pytest.raises(LmgymError, match="turn_coefficient"):
+            GRPO(turn_coefficient=1.0, **fields)

@@ -35,6 +35,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
                      "maxrl", "gpg", "opo")
     },
     "icepop": {"name": "icepop", "group_size": 4, "importance_floor": 0.999, "importance_cap": 1.001},
+    "gigpo": {"name": "gigpo", "group_size": 4},
     "pass_at_k": {"name": "pass_at_k", "group_size": 4, "pass_at": 2},
     "gfpo": {"name": "gfpo", "group_size": 4, "keep": 2},
     "top_entropy": {"name": "top_entropy", "group_size": 4, "minibatches": 2},

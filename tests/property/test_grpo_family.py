@@ -50,13 +50,14 @@ FAMILY: dict[str, Callable[[], GRPO]] = {
     "gpg, shortest": lambda: preset("gpg", keep=3),
     "opo": lambda: preset("opo"),
     "pass_at_k": lambda: preset("pass_at_k", pass_at=2),
+    "gigpo": lambda: preset("gigpo", turn_coefficient=0.5),
     "top_entropy": lambda: preset("top_entropy", top_entropy=0.5),
     "clip_cov": lambda: preset("clip_cov", covariance_share=0.2, covariance_low=0.0, covariance_high=9.0),
     "kl_cov": lambda: preset("kl_cov", covariance_share=0.2),
 }
 # Of these an answer may have credit where its score is its group's mean, or none where it is not.
-OTHER_BASELINES = ("gpg, shortest", "opo", "pass_at_k")
-CHOOSE_TOKENS = ("top_entropy", "clip_cov")
+OTHER_BASELINES = ("gpg, shortest", "opo", "pass_at_k", "gigpo")
+SOME_TOKENS = ("top_entropy", "clip_cov", "gigpo")  # of a row need not have any credit
 # Their ratios are a row's, so it matters where a conversation is cut.
 BY_ROW = ("gspo", "weighted sequences", "off policy", "gspo_token", "gmpo", "vespo")
 WEIGHTS = {"right": 1.0, "brief": 0.5}
@@ -218,7 +219,7 @@ def test_only_actions_get_gradient(name: str, seed: int) -> None:
     penalised = sampled if name == "kl_cov" else trained  # its penalty is on tokens of any credit
     assert leaf.grad is not None and bool((leaf.grad[~penalised] == 0).all())
     moved = leaf.grad[trained] != 0
-    assert bool(moved.any() if name in CHOOSE_TOKENS else moved.all()) and bool(trained.any())
+    assert bool(moved.any() if name in SOME_TOKENS else moved.all()) and bool(trained.any())
     if name in OTHER_BASELINES:
         return
     cut = (sampled & ~batch.terminated[:, None]).any(1)
