@@ -175,7 +175,8 @@ def test_rows_without_credit_cost_nothing(name: str, model: str, seed: int) -> N
     everything.__dict__.update(vars(algorithm))
     full, _ = models.gradient(everything, policy, batch)
     assert models.relative(found, full) < general.TOLERANCE
-    assert (metrics["rows/computed"] == 1.0) == (name == "paper, kl")
+    if name != "gigpo":  # turns of equal scores may have different returns
+        assert (metrics["rows/computed"] == 1.0) == (name == "paper, kl")
 
 
 @every_member
