@@ -600,7 +600,7 @@ def test_mistakes_are_named(section: dict[str, Any], sentence: str) -> None:
 
 def test_an_overlong_answer_is_punished_once() -> None:
     rewards = {"final_answer": 1.0, "overlong": {"max_tokens": 64, "buffer": 16}}
-    with pytest.raises(LmgymError, match="overlong and algorithm.overlong punish the same answers twice; remove the"):
+    with pytest.raises(LmgymError, match=r"overlong and algorithm\.overlong punish the same answers twice; remove the"):
         build_config({**BASE, "rewards": rewards, "algorithm": "dapo"})
     build_config({**BASE, "rewards": rewards, "algorithm": {"name": "dapo", "overlong": 0}})
 
