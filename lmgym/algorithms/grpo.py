@@ -21,7 +21,7 @@ from lmgym.functional import advantages as credit
 from lmgym.functional import group_advantages, importance, losses
 from lmgym.functional.reductions import masked_mean, tokens_of_episode, totals, weights
 from lmgym.functional.reward_components import gdpo_advantages
-from lmgym.functional.turn_discounts import turn_returns
+from lmgym.functional.turn_discounts import longest_turns, turn_returns
 from lmgym.functional.turn_groups import turn_group_advantages
 from lmgym.types import Episode
 
@@ -70,7 +70,8 @@ class GRPO(GRPOFields):
         score = self.penalised_score(batch)
         if self.overlong:
             assert batch.limit is not None  # see _check_columns
-            score = score + group_advantages.overlong_penalty(lengths, batch.limit, self.overlong).to(score.dtype)
+            longest = longest_turns(batch.actions, batch.require("turn"), batch.episode)
+            score = score + group_advantages.overlong_penalty(longest, batch.limit, self.overlong).to(score.dtype)
         credits = batch.per_token(self._credit(batch, score, lengths))
         if self.turn_coefficient:
             credits = credits + self.turn_coefficient * self._credit_of_turns(batch).to(credits.dtype)

@@ -87,7 +87,8 @@ class GRPOFields(Regularised):
     turn_gamma: Share = 0.95
     """Discount of that return, per turn."""
     overlong: Share = 0.0
-    """A score loses up to 1, linearly over this last share of max_new_tokens (DAPO's soft overlong punishment)."""
+    """A score loses up to 1, as the longest turn fills this last share of max_new_tokens (DAPO's soft overlong
+    punishment)."""
     normalise_parts: bool = False
     """Scale each reward within its group before the weighted sum, and the sum over the batch (GDPO)."""
     dynamic_sampling: bool = False

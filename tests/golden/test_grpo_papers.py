@@ -307,6 +307,12 @@ def test_the_overlong_penalty_is_daposs() -> None:
     answers = [Episode(Example("x", "?"), 0, n, [Turn([9], [5] * n)], score=1.0) for n in (4, 14)]
     batch = GRPO(group_size=2, overlong=0.25).advantages(collate(answers, limit=LIMIT))
     assert batch.advantages[:, 1].tolist() == [0.25, -0.25]  # scores of 1 and .5
+    turns = [Turn([9], [5] * n) for n in (10, 12, 14)]  # a conversation is as long as its longest turn
+    talk = [Episode(Example("x", "?"), 0, n, turns[: n + 2], score=1.0) for n in (0, 1)]
+    assert GRPO(group_size=2, overlong=0.25).advantages(collate(talk, limit=LIMIT)).advantages[:, 1].tolist() == [
+        0.25,
+        -0.25,
+    ]
     with pytest.raises(LmgymError, match=r"overlong needs the token limit of an answer; give collate\(limit="):
         GRPO(group_size=2, overlong=0.25).advantages(collate(answers))
 
