@@ -221,6 +221,9 @@ def loss_of(algorithm: Any, batch: Batch, logprobs: Tensor) -> Tensor:
     """What an optimizer step minimises, as a function of the log-probabilities [N T]: the weighted sum of all terms. A
     value function says what it said at sampling time, and the entropy is -logprobs, its estimate by the sample."""
     entropy = -logprobs if algorithm.requirements.entropy else None
+    if algorithm.whole_batch:
+        losses, _ = algorithm.batch_loss(batch, PolicyOutputs(logprobs, entropy=entropy, values=batch.values))
+        return torch.stack([*losses.values()]).sum()
     terms, _ = algorithm.loss(batch, PolicyOutputs(logprobs, entropy=entropy, values=batch.values))
     total, counts = totals(batch.actions, batch.episode), tokens_of_episode(batch.actions, batch.episode)
     sums = [(weights(reduction, batch.actions, counts, total) * term).sum() for term, reduction in terms.values()]

@@ -2,30 +2,33 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from annotated_types import Ge, Gt
 from jaxtyping import Float
 from torch import Tensor
 
 from lmgym.algorithms.base import Terms
-from lmgym.algorithms.regularised import Regularised
+from lmgym.algorithms.grpo_checks import check_together
+from lmgym.algorithms.grpo_fields import GRPOFields
+from lmgym.algorithms.grpo_objectives import policy_term
+from lmgym.algorithms.grpo_presets import PRESETS
+from lmgym.algorithms.grpo_tokens import chosen_tokens
 from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
-from lmgym.core.constraints import Coefficient, FormerKey, PositiveFloat, Rule
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.functional import advantages as credit
-from lmgym.functional import losses
-from lmgym.functional.reductions import Reduction
+from lmgym.functional import group_advantages, importance, losses
+from lmgym.functional.reductions import masked_mean, tokens_of_episode, totals, weights
 from lmgym.functional.reward_components import gdpo_advantages
+from lmgym.functional.turn_discounts import longest_turns, turn_returns
+from lmgym.functional.turn_groups import turn_group_advantages
 from lmgym.types import Episode
 
 
 @register("algorithm", "grpo")
 @dataclass(kw_only=True)
-class GRPO(Regularised):
+class GRPO(GRPOFields):
     """loss = sum_t -min(r_t A, clip(r_t, 1 - low, 1 + high) A) / tokens, A = R - mean of the group.
 
     The plain name centres without dividing by the group's standard deviation (arXiv 2503.20783), sums over the tokens
@@ -35,103 +38,23 @@ class GRPO(Regularised):
     Example: {name: grpo, group_size: 8, objective: cispo, clip_low: 1.0, clip_high: 4.0, minibatches: 4}
     """
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        # arXiv 2402.03300, section 4.2; it does not state its clip
-        "paper": {"group_size": 64, "clip_high": 0.2, "scale_rewards": "group", "reduction": "sequence",
-                  "kl_coefficient": 0.04},
-        # arXiv 2503.20783, section 3.2 and listing 1
-        "dr_grpo": {"group_size": 8, "clip_high": 0.2, "scale_rewards": "none", "reduction": "constant",
-                    "length_norm": True},
-        # arXiv 2503.14476, section 4.1: 512 prompts of 16 answers, 512 answers an optimizer step
-        "dapo": {"group_size": 16, "minibatches": 16, "clip_low": 0.2, "clip_high": 0.28, "scale_rewards": "group",
-                 "reduction": "token", "dynamic_sampling": True},
-        # arXiv 2507.18071, section 5.1
-        "gspo": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "scale_rewards": "group",
-                 "reduction": "sequence", "minibatches": 4},
-        # arXiv 2506.13585, section 3.1, without the upper bound's value: 5, from arXiv 2510.13786
-        "cispo": {"objective": "cispo", "clip_low": 1.0, "clip_high": 4.0, "scale_rewards": "group",
-                  "reduction": "token"},
-        # arXiv 2511.20347
-        "sapo": {"objective": "sapo", "sapo_positive": 1.0, "sapo_negative": 1.05, "scale_rewards": "group",
-                 "reduction": "sequence", "minibatches": 4},
-        # prime-rl's default loss: arXiv 2602.04879 with a bound of 0.2, and arXiv 2602.02276's square
-        "dppo": {"objective": "dppo", "ratio_to": "sampler", "clip_low": 0.2, "clip_high": 0.2,
-                 "squared_log_ratio_coefficient": 1e-3, "scale_rewards": "none", "reduction": "token"},
-    }  # fmt: skip
-
-    group_size: Annotated[int, Ge(2), Rule("grpo needs at least 2 answers per prompt")] = 8
-    objective: Literal["clip", "cispo", "sapo", "dppo"] = "clip"
-    """What bounds a step: the clipped surrogate, a clipped weight, a soft gate, or a mask on changes of probability."""
-    ratio: losses.Level = "token"
-    """sequence: the geometric mean of a row's ratios, on each of its tokens (GSPO)."""
-    ratio_to: Literal["old", "sampler"] = "old"
-    """The policy below the ratio's bar: the trainer's before this batch's steps, or what the sampler said of itself."""
-    clip_low: Coefficient = 0.2
-    """clip, cispo: the ratio's bounds are 1 - clip_low and 1 + clip_high. dppo: bounds of the change of probability."""
-    clip_high: Coefficient = 0.28
-    dual_clip: Annotated[float, Gt(1), Rule("it bounds a ratio from above, so write 3 or so")] | None = None
-    """clip: bound of the ratio where A < 0 (verl: 3)."""
-    sapo_positive: PositiveFloat = 1.0
-    """sapo: the gate's temperature where A > 0."""
-    sapo_negative: PositiveFloat = 1.05
-    """sapo: where A <= 0; higher closes faster."""
-    squared_log_ratio_coefficient: Annotated[Coefficient, FormerKey("drift_coefficient")] = 0.0
-    """Weight of (log r_t)^2 in the loss, on tokens with an advantage."""
-    scale_rewards: credit.Scale = "none"
-    """Divide by the standard deviation of the group's scores, or of the batch's, + 1e-4."""
-    normalise_parts: bool = False
-    """Scale each reward within its group before the weighted sum, and the sum over the batch (GDPO)."""
-    dynamic_sampling: bool = False
-    """Draw until there are prompts_per_step groups whose scores differ, up to the stage's max_draws (DAPO)."""
-    mask_truncated: bool = False
-    """Episodes that were cut off have no tokens in the loss; their scores still count in their group's mean."""
-    importance_cap: PositiveFloat | None = None
-    """Weigh the policy's term by min(pi_old / the sampler's probability, this) (truncated importance sampling)."""
-    importance_level: losses.Level = "token"
-    """sequence: the product over the row."""
-    reduction: Reduction = "token"
-    length_norm: bool = False
-    """reduction: constant: divide by the stage's max_new_tokens besides (Dr. GRPO)."""
-    kl_in: Literal["reward", "loss"] = "loss"
-
     def __post_init__(self) -> None:
         if isinstance(self.scale_rewards, bool):
             raise LmgymError(
                 f"algorithm.scale_rewards is {self.scale_rewards}; write group for true, none for false, or batch"
             )
         super().__post_init__()
-        self._check_together()
-
-    def _check_together(self) -> None:
-        """Raise LmgymError where one field would leave another unread, or count something twice."""
-        if self.dual_clip is not None and self.objective != "clip":
-            raise LmgymError(f"algorithm.dual_clip belongs to objective: clip, and objective is {self.objective}")
-        if self.objective == "dppo" and self.ratio == "sequence":
-            raise LmgymError("algorithm.ratio is sequence, and objective dppo looks at single tokens; write token")
-        if self.importance_cap is not None and self.ratio_to == "sampler":
-            raise LmgymError(
-                "algorithm.importance_cap and ratio_to: sampler correct for the same difference; leave one of them out"
-            )
-        if self.length_norm and self.reduction != "constant":
-            raise LmgymError(
-                f"algorithm.length_norm goes with reduction: constant, and reduction is {self.reduction}; the others "
-                "divide by lengths already"
-            )
-        if self.normalise_parts and self.scale_rewards != "none":
-            raise LmgymError("algorithm.normalise_parts scales by itself; set scale_rewards to none")
-        if self.normalise_parts and self.kl_coefficient and self.kl_in == "reward":
-            raise LmgymError(
-                "algorithm.normalise_parts scales every reward, so a KL penalty in the reward would lose its "
-                "coefficient; write kl_in: loss"
-            )
+        check_together(self)
 
     @property
     def requirements(self) -> Requirements:
-        return replace(super().requirements, reward_components=self.normalise_parts)
+        required = super().requirements
+        entropy = required.entropy or self.top_entropy < 1
+        return replace(required, reward_components=self.normalise_parts, entropy=entropy)
 
     @property
     def weighs_old(self) -> bool:
-        return self.importance_cap is not None or self.ratio_to == "sampler"
+        return self.bounds_importance or self.ratio_to == "sampler"
 
     def select(self, groups: list[list[Episode]], wanted: int) -> tuple[list[list[Episode]], bool]:
         """All groups; or, with dynamic sampling, the first `wanted` whose scores differ. Where none does, as in a task
@@ -143,30 +66,56 @@ class GRPO(Regularised):
 
     def advantages(self, batch: Batch) -> Batch:
         self._check_columns(batch)
+        lengths = tokens_of_episode(batch.actions, batch.episode)
         score = self.penalised_score(batch)
-        if self.normalise_parts:
-            components = batch.require("reward_components")
-            weights = torch.tensor(batch.component_weights, dtype=components.dtype, device=components.device)
-            per_row = gdpo_advantages(components, weights, batch.episode, batch.group)
-        else:
-            per_row = credit.group_centred(score, batch.episode, batch.group, self.scale_rewards)
+        if self.overlong:
+            assert batch.limit is not None  # see _check_columns
+            longest = longest_turns(batch.actions, batch.require("turn"), batch.episode)
+            score = score + group_advantages.overlong_penalty(longest, batch.limit, self.overlong).to(score.dtype)
+        credits = batch.per_token(self._credit(batch, score, lengths))
+        if self.turn_coefficient:
+            credits = credits + self.turn_coefficient * self._credit_of_turns(batch).to(credits.dtype)
         if self.mask_truncated:
             batch = batch.replace(actions=batch.actions & batch.terminated[:, None])
-        return batch.replace(advantages=batch.per_token(per_row))
+        return batch.replace(advantages=credits * batch.actions)
+
+    def _credit(self, batch: Batch, score: Float[Tensor, " N"], lengths: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+        """The advantage of each row's answer."""
+        episode, group = batch.episode, batch.group
+        if self.normalise_parts:
+            components = batch.require("reward_components")
+            parts = torch.tensor(batch.component_weights, dtype=components.dtype, device=components.device)
+            return gdpo_advantages(components, parts, episode, group)
+        if self.pass_at is not None:
+            return group_advantages.pass_at_k(score, episode, group, self.pass_at)
+        if self.scale_rewards == "mean":
+            _check_not_negative(score)
+            return group_advantages.mean_scaled(score, episode, group)
+        if self.baseline == "length":
+            found = group_advantages.length_weighted(score, lengths, episode, group)
+        elif self.keep is not None:
+            order = lengths if self.keep_by == "length" else -score / lengths.clamp(min=1)
+            kept = group_advantages.ranks_in_group(order, episode, group) < self.keep
+            found = torch.zeros_like(score)
+            found[kept] = credit.group_centred(score[kept], episode[kept], group[kept], self.scale_rewards)
+        else:
+            found = credit.group_centred(score, episode, group, self.scale_rewards)
+        return found * group_advantages.mixed_scale(score, episode, group) if self.scale_by_mixed else found
+
+    def _credit_of_turns(self, batch: Batch) -> Float[Tensor, "N T"]:
+        """The advantage of each turn among those of its group that answered the same text."""
+        turn, actions = batch.require("turn"), batch.actions
+        returns = turn_returns(batch.rewards, actions, turn, batch.episode, self.turn_gamma)
+        return turn_group_advantages(
+            returns, batch.tokens, actions, turn, batch.episode, batch.group, batch.source,
+            scaled=self.scale_rewards == "group",
+        )  # fmt: skip
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        metrics: dict[str, Tensor] = {}
-        weight: Tensor | float = 1.0
-        if self.importance_cap is not None:
-            old, sampler = batch.require("logprobs_old"), batch.require("logprobs_sampler")
-            importance = losses.importance_ratio(old, sampler, batch.actions, self.importance_level)
-            weight = importance.clamp(max=self.importance_cap)
-            capped = (importance > self.importance_cap).to(importance.dtype)
-            metrics |= {"importance/mean": weight, "importance/capped": capped}
-        if self.ratio_to == "sampler":
-            batch = batch.replace(logprobs_old=batch.logprobs_sampler)
+        weight, metrics = self._importance(batch, new)
+        batch = batch.replace(logprobs_old=self._denominator(batch))
         difference = losses.log_ratio(new.logprobs, batch.require("logprobs_old"))
-        policy, measured = self._objective(batch, new, difference)
+        policy, measured = policy_term(self, batch, new, difference)
         terms: Terms = {"policy": (weight * policy, self.reduction)}
         terms |= self.regularising_terms(batch, new, self.reduction)
         if self.squared_log_ratio_coefficient:
@@ -178,41 +127,80 @@ class GRPO(Regularised):
             terms = {name: (scale.get(how, 1.0) * term, how) for name, (term, how) in terms.items()}
         return terms, metrics | measured | {"kl/old": difference.exp() - 1 - difference}
 
-    def _objective(
-        self, batch: Batch, new: PolicyOutputs, difference: Float[Tensor, "N T"]
-    ) -> tuple[Float[Tensor, "N T"], dict[str, Tensor]]:
-        """The policy's term per token, to be minimised, and what is measured of it."""
-        old, credits = batch.require("logprobs_old"), batch.require("advantages")
-        low, high = self.clip_low, self.clip_high
-        if self.ratio == "sequence":
-            difference = losses.sequence_log_ratio(new.logprobs, old, batch.actions)
-        ratio = difference.exp()
-        measured = {"ratio/mean": ratio}
-        if self.objective == "sapo":
-            gate, slope = losses.soft_gate(ratio, credits, self.sapo_positive, self.sapo_negative)
-            return -gate * credits, {**measured, "ratio/gate": slope}
-        if self.objective == "cispo":
-            weight = losses.clipped_weight(ratio, low, high)
-            cut = (weight != ratio.detach()).to(ratio.dtype)
-            return losses.policy_gradient(new.logprobs, weight * credits), {**measured, "ratio/clipped": cut}
-        if self.objective == "dppo":
-            masked = losses.dppo_mask(new.logprobs, old, credits, low, high)
-            return -ratio * credits * ~masked, {**measured, "ratio/clipped": masked.to(ratio.dtype)}
-        cut = losses.clipped(ratio, credits, low, high, self.dual_clip)
-        return losses.clipped_surrogate(ratio, credits, low, high, self.dual_clip), {**measured, "ratio/clipped": cut}
+    def batch_loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Mapping[str, Tensor], Mapping[str, float]]:
+        """The same loss, where tokens are chosen by a look at all of the step's."""
+        actions, old = batch.actions, self._denominator(batch)
+        chosen = chosen_tokens(self, batch, new, old)
+        penalised = self.covariance == "penalise"
+        trains = torch.ones_like(actions) if penalised else ~chosen if self.covariance == "clip" else chosen
+        terms, metrics = self.loss(batch.replace(advantages=batch.require("advantages") * trains), new)
+        if penalised:
+            change = losses.log_ratio(new.logprobs, old).abs()
+            terms["covariance"] = (self.covariance_coefficient * change * chosen, self.reduction)
+        total, episode_tokens = totals(actions, batch.episode), tokens_of_episode(actions, batch.episode)
+        reduced = {
+            name: (weights(how, actions, episode_tokens, total) * term).sum() for name, (term, how) in terms.items()
+        }
+        means = {name: float(masked_mean(value.detach(), actions)) for name, value in metrics.items()}
+        return reduced, means | {"tokens/chosen": float(masked_mean(chosen.double(), actions))}
+
+    @property
+    def whole_batch(self) -> bool:
+        written = type(self).batch_loss is not GRPO.batch_loss  # by a subclass
+        return written or self.top_entropy < 1 or self.covariance != "none"
+
+    def _denominator(self, batch: Batch) -> Float[Tensor, "N T"]:
+        """The log-probabilities below the ratio's bar."""
+        return batch.require("logprobs_sampler" if self.ratio_to == "sampler" else "logprobs_old")
+
+    def _importance(self, batch: Batch, new: PolicyOutputs) -> tuple[Tensor | float, dict[str, Tensor]]:
+        """What the policy's term of each token weighs for the difference of sampler and trainer, and its metrics."""
+        weight: Tensor | float = 1.0
+        if not self.reads_sampler:
+            return weight, {}
+        old, sampler = batch.require("logprobs_old"), batch.require("logprobs_sampler")
+        metrics = {}
+        if self.bounds_importance:
+            weight, beyond = importance.importance_weight(
+                old, sampler, batch.actions, self.importance_level,
+                self.importance_floor, self.importance_cap, self.importance_outside,
+            )  # fmt: skip
+            metrics["importance/capped"] = beyond.to(old.dtype)
+        left_out = torch.zeros_like(batch.actions)
+        if self.mismatch_bound is not None:
+            left_out = left_out | importance.mismatched_rows(old, sampler, batch.actions, self.mismatch_bound)
+        if self.off_policy_threshold is not None:
+            left_out = left_out | importance.off_policy_rows(
+                new.logprobs, sampler, batch.require("advantages"), batch.actions, self.off_policy_threshold
+            )
+        if self.mismatch_bound is not None or self.off_policy_threshold is not None:
+            weight = weight * ~left_out
+            metrics["importance/left_out"] = left_out.to(old.dtype)
+        return weight, {"importance/mean": torch.as_tensor(weight), **metrics}
 
     def _check_columns(self, batch: Batch) -> None:
         """Raise LmgymError where the batch lacks what a field asks for; the trainer's own batches have it."""
-        if batch.logprobs_sampler is None and (self.importance_cap is not None or self.ratio_to == "sampler"):
+        if batch.logprobs_sampler is None and (self.reads_sampler or self.ratio_to == "sampler"):
             raise LmgymError(
-                "algorithm.importance_cap and ratio_to: sampler need the sampler's log-probabilities, and some turn of "
-                "this batch has none"
+                "algorithm.importance_cap, importance_floor, mismatch_bound, off_policy_threshold and ratio_to: "
+                "sampler need the sampler's log-probabilities, and some turn of this batch has none"
             )
-        if self.length_norm and batch.limit is None:
-            raise LmgymError("algorithm.length_norm needs the token limit of an answer; give collate(limit=...)")
+        if (self.length_norm or self.overlong) and batch.limit is None:
+            key = "length_norm" if self.length_norm else "overlong"
+            raise LmgymError(f"algorithm.{key} needs the token limit of an answer; give collate(limit=...)")
         if self.normalise_parts and batch.reward_components is None:
             raise LmgymError("algorithm.normalise_parts needs the parts of the score; give collate(weights=...)")
 
 
-for preset in ("dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo"):  # names that mean grpo with the preset of that name
-    register("algorithm", preset)(GRPO)
+def _check_not_negative(score: Float[Tensor, " N"]) -> None:
+    """Raise LmgymError where a group's mean is no measure of how much it has earned."""
+    if bool((score < 0).any()):
+        raise LmgymError(
+            f"algorithm.scale_rewards is mean, and an answer's score is {float(score.min()):.4g}; only scores of 0 or "
+            "more can be divided by their mean, so shift the reward, or write scale_rewards: group"
+        )
+
+
+for preset in PRESETS:  # names that mean grpo with the preset of that name
+    if preset != "paper":
+        register("algorithm", preset)(GRPO)

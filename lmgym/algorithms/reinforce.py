@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
@@ -37,6 +37,7 @@ class PolicyGradient(Regularised):
         return {"policy": (policy, "constant"), **self.regularising_terms(batch, new, "constant")}, {}
 
 
+@register("algorithm", "remax")
 @register("algorithm", "reinforce")
 @dataclass(kw_only=True)
 class Reinforce(PolicyGradient):
@@ -46,11 +47,14 @@ class Reinforce(PolicyGradient):
       none  0
       mean  the mean score of the batch, the episode itself included
       ema   m <- beta * m + (1 - beta) * batch mean, the first batch setting m; b is the m that already holds this batch
-      scst  the score of the greedy answer to the same prompt (self-critical training, arXiv 1612.00563)
+      scst  the score of the greedy answer to the same prompt (self-critical training, arXiv 1612.00563; ReMax, arXiv
+            2310.10505, whose name means this baseline)
 
     The end-of-sequence token is trained, and the sampling temperature applies in the loss too.
     Source of the baselines: NanoRL's documentation; its code differs in these two.
     """
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"remax": {"baseline": "scst"}}  # arXiv 2310.10505
 
     baseline: Literal["none", "mean", "ema", "scst"] = "mean"
     ema_beta: ShareBelowOne = 0.9

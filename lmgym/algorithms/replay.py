@@ -52,8 +52,11 @@ class Replay(GRPO):
         check_files(self.load_buffer, self.save_buffer)
         if self.truncate is not None and (self.objective != "clip" or self.ratio != "token"):
             raise LmgymError("algorithm.truncate takes the place of the objective; leave objective: clip, ratio: token")
-        if self.importance_cap is not None:
-            raise LmgymError("algorithm.importance_cap: replay's ratio is to the sampler already; leave it out")
+        for key in ("importance_cap", "importance_floor", "mismatch_bound"):
+            if getattr(self, key) is not None:
+                raise LmgymError(f"algorithm.{key}: replay's ratio is to the sampler already; leave it out")
+        if self.truncate is not None and self.off_policy_threshold is not None:
+            raise LmgymError("algorithm.truncate takes the place of off_policy_threshold too; leave one of them out")
 
     def check_vocabulary(self, size: int) -> None:
         super().check_vocabulary(size)
@@ -75,6 +78,9 @@ class Replay(GRPO):
         weighted = policy_gradient(new.logprobs, ratio.clamp(max=self.truncate) * batch.require("advantages"))
         cut = (ratio > self.truncate).to(ratio.dtype)
         return {**terms, "policy": (weighted, self.reduction)}, {**metrics, "ratio/clipped": cut}
+
+    def _denominator(self, batch: Batch) -> Tensor:
+        return batch.require("logprobs_sampler")
 
     def after_update(self, context: UpdateContext) -> None:
         """Keep the groups of this step for those to come."""

@@ -99,6 +99,11 @@ class Stage(Section):
             )
         if self.algorithm.requirements.reward and not self.rewards and self.env.get("name") == DEFAULT["env"]:
             raise LmgymError(f"{where}the recipe names no reward; write, for example, 'rewards: {{final_answer: 1.0}}'")
+        if "overlong" in self.rewards and getattr(self.algorithm, "overlong", False):
+            raise LmgymError(
+                f"{where}rewards.overlong and algorithm.overlong punish the same answers twice; remove the reward, or "
+                "set algorithm.overlong to 0"
+            )
 
 
 STAGE_KEYS = {f.name for f in fields(Stage)} - {"name"}

@@ -25,6 +25,20 @@ def turn_lengths(
     return counts[number] * actions
 
 
+def longest_turns(
+    actions: Bool[Tensor, "N T"], turn: Int[Tensor, "N T"], episode: Int[Tensor, " N"]
+) -> Float[Tensor, " N"]:
+    """Number of actions in the longest turn of each row's episode.
+
+    Example: turns of two actions and of one, in a row each:
+        >>> longest_turns(torch.tensor([[1, 1], [1, 0]]).bool(), torch.tensor([[0, 0], [1, 0]]), torch.zeros(2).long())
+        tensor([2., 2.])
+    """
+    own = turn_lengths(actions, turn, episode).amax(1)
+    numbers, inverse = torch.unique(episode, return_inverse=True)
+    return own.new_zeros(len(numbers)).scatter_reduce(0, inverse, own, "amax")[inverse]
+
+
 def turn_returns(
     rewards: Float[Tensor, "N T"],
     actions: Bool[Tensor, "N T"],

@@ -89,6 +89,9 @@ def symbol_values(row: TraceRow, fields: Fields, turn_lengths: np.ndarray) -> di
     if "advantages" in columns:
         positive = columns["advantages"] > 0
         values["on"] = (columns["advantages"] != 0).astype(float)
+        if fields.get("keep_above") is not None:
+            high, low = (1 + float(fields["clip_high"])), (1 - float(fields["clip_low"]))
+            values["bound"] = np.where(positive, high * float(fields["keep_above"]), low * float(fields["keep_below"]))
         if fields.get("sapo_positive") is not None:
             values["tau"] = np.where(positive, float(fields["sapo_positive"]), float(fields["sapo_negative"]))
     if "loss/entropy" in columns and "entropy" in columns:  # the coefficient may fall over the stage

@@ -46,8 +46,9 @@ SYMBOLS = {  # symbol: what it is, and the column that holds it ("": a field or 
     "log_pi": ("log-probability under the policy that trains", "logprobs"),
     "log_ref": ("log-probability under the frozen reference", "logprobs_ref"),
     "cut": ("1 where the clip or the mask removes the gradient", "ratio/clipped"),
-    "slope": ("slope of the gate", "ratio/gate"),
-    "w": ("importance weight: trainer's over sampler's probability, cut", "importance/mean"),
+    "slope": ("slope of the gate; vespo: the answer's weight", "ratio/gate"),
+    "bound": ("what a clipped token keeps: keep_above (1 + high) where A > 0, else keep_below (1 - low)", ""),
+    "w": ("importance weight: trainer's over sampler's probability, cut or left out", "importance/mean"),
     "H": ("entropy of the token's distribution", "entropy"),
     "V": ("value that the critic predicted", "values"),
     "G": ("return: what the critic should have predicted", "returns"),
@@ -64,11 +65,14 @@ SYMBOLS = {  # symbol: what it is, and the column that holds it ("": a field or 
 }
 
 
+WEIGHING = ("importance_cap", "importance_floor", "mismatch_bound", "off_policy_threshold")
+
+
 def _grpo(fields: Fields) -> list[Term]:
     policy = _objective(fields)
     if fields.get("truncate") is not None:
         policy = Term("policy", f"-min(r, truncate) * {GRADIENT}", "min(r, truncate) * A")
-    if fields.get("importance_cap") is not None:
+    if any(fields.get(name) is not None for name in WEIGHING):
         policy = Term("policy", f"w * ({policy.formula})", f"w * {policy.push}")
     terms = [policy, *_regularising(fields)]
     if fields.get("squared_log_ratio_coefficient"):
@@ -91,8 +95,16 @@ def _objective(fields: Fields) -> Term:
         return Term("policy", f"-clip(r, 1 - low, 1 + high) * {GRADIENT}", "clip(r, 1 - low, 1 + high) * A")
     if objective == "sapo":
         return Term("policy", "-4 / tau * sigmoid(tau * (r - 1)) * A", "slope * r * A")
-    if objective == "dppo":
+    if objective in ("dppo", "ipo"):
         return Term("policy", "-r * A * (1 - cut)", "r * A * (1 - cut)")
+    if objective == "gmpo":  # r is the row's
+        return Term("policy", "-r * A", "r * A * (1 - cut)")
+    if objective == "vespo":
+        return Term("policy", f"-slope * {GRADIENT}", "slope * A")
+    if objective == "ce_gppo":
+        return Term("policy", "-(r * (1 - cut) + bound * cut) * A", "(r * (1 - cut) + bound * cut) * A")
+    if objective == "none":
+        return Term("policy", "-r * A", "r * A")
     if fields.get("dual_clip") is not None:
         return Term("policy", f"-max({CLIP}, dual_clip * min(A, 0))", "r * A * (1 - cut)")
     return Term("policy", f"-{CLIP}", "r * A * (1 - cut)")
@@ -150,6 +162,18 @@ def _likelihood(fields: Fields) -> list[Term]:
 def _of_group(fields: Fields) -> str:
     if fields.get("normalise_parts"):
         return "each reward scaled within its group; their weighted sum, scaled over the batch"
+    if fields.get("turn_coefficient"):
+        return "R centred in the group, and the turn's return centred among turns that answered the same text"
+    if fields.get("pass_at") is not None:
+        return "what the answer adds to the best of pass_at answers of its group, on average over all such sets"
+    if fields.get("baseline") == "length":
+        return "R less the mean of the group's scores, weighted by the answers' lengths"
+    if fields.get("keep") is not None:
+        return "R less the mean of the answers of its group that train, if it is one of them; else 0"
+    if fields.get("overlong") or fields.get("scale_by_mixed"):
+        return "R, less what an overlong answer loses, centred in its group and scaled"
+    if fields.get("scale_rewards") == "mean":
+        return "(R - mean) / mean"
     divisors = {"none": "", "group": " / (std + 0.0001)", "batch": " / (std_batch + 0.0001)"}
     divided = divisors[str(fields["scale_rewards"])]
     return f"(R - mean){divided}" if divided else "R - mean"
@@ -188,6 +212,8 @@ CRITIC = Family(_with_value(_clipped), _of_critic)
 PAIRS = Family(lambda fields: [], lambda fields: "none: the loss compares the best and the worst of a group")
 FAMILIES: Mapping[str, Family] = {  # by registered name; a plug-in's terms are shown without formulas
     **dict.fromkeys(("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo", "replay"), GROUP),
+    **dict.fromkeys(("icepop", "gspo_token", "gmpo", "luspo", "vespo", "ce_gppo", "ipo_mask"), GROUP),
+    **dict.fromkeys(("clip_cov", "kl_cov", "maxrl", "gpg", "opo", "pass_at_k", "gfpo", "gigpo", "top_entropy"), GROUP),
     "ppo": CRITIC,
     "nlpo": CRITIC,
     "a2c": Family(_with_value(_policy_gradient), _of_critic),
@@ -195,6 +221,7 @@ FAMILIES: Mapping[str, Family] = {  # by registered name; a plug-in's terms are 
     **dict.fromkeys(("dpo", "ipo", "simpo", "orpo", "reward_model", "online_dpo"), PAIRS),
     "kto": Family(lambda fields: [], lambda fields: "none: the loss compares an answer with answers to other prompts"),
     "process_reward_model": Family(lambda fields: [], lambda fields: "none: the loss is about a score of each step"),
+    "remax": Family(_policy_gradient, _of_baseline),
     "reinforce": Family(_policy_gradient, _of_baseline),
     "rloo": Family(_policy_gradient, lambda fields: "R - mean_others"),
     "reinforce_pp": Family(_clipped, _of_returns),

@@ -15,7 +15,7 @@ import importlib.metadata
 import json
 from collections import defaultdict
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -47,7 +47,26 @@ GRPO |= {
     "masked, sequences": {"loss_type": "grpo", "mask_truncated_completions": True},
     "masked, constant": {"loss_type": "dr_grpo", "mask_truncated_completions": True},
     "parts": {"loss_type": "dapo", "multi_objective_aggregation": "normalize_then_sum"},
-}
+    "left out: tokens": {"loss_type": "dapo", "importance": "token_mask"},
+    "left out: sequences": {"loss_type": "dapo", "importance": "sequence_mask"},
+    "bounded on both sides": {
+        "loss_type": "dapo", "importance": "token_truncate", "vllm_importance_sampling_clip_min": 0.9
+    },
+    "left out on both sides": {
+        "loss_type": "grpo", "importance": "token_mask", "vllm_importance_sampling_clip_min": 0.9
+    },
+    "off policy": {"loss_type": "dapo", "off_policy_mask_threshold": 0.05},
+    "off policy of the sampler": {
+        "loss_type": "dapo", "importance": "token_truncate", "off_policy_mask_threshold": 0.05
+    },
+    "luspo": {
+        "loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon_low": 0.03, "epsilon_high": 0.04
+    },
+    "vespo": {"loss_type": "vespo"},
+    "top entropy": {"loss_type": "dapo", "top_entropy_quantile": 0.3},
+    "top entropy, sequences": {"loss_type": "grpo", "top_entropy_quantile": 0.3},
+}  # fmt: skip
+GMPO: dict[str, dict[str, Any]] = {"gmpo": {"epsilon_low": 0.4, "epsilon_high": 0.4}, "gmpo, narrow": {}}
 IMPORTANCE_CAP = 1.2
 WEIGHTS = (1.0, 0.5)  # of the two rewards
 OVERLONG = {"max_tokens": 100, "buffer": 20, "lengths": [1, 79, 80, 81, 90, 99, 100, 101, 500]}
@@ -77,6 +96,7 @@ class Inputs:
         self.sampler = self.old + 0.3 * noise()
         self.rewards = torch.rand(rows, 2, generator=generator, dtype=torch.float64).round(decimals=2)
         self.rewards[:SIZE] = torch.tensor([0.3, 0.7], dtype=torch.float64)
+        self.entropy = noise().abs()
 
     def answers(self) -> list[list[int]]:
         return [[LETTER] * (n - 1) + [EOS if end else LETTER] for n, end in zip(self.lengths, self.ended, strict=True)]
@@ -105,6 +125,10 @@ def stand_in_for(inputs: Inputs, leaf: Tensor, settings: dict[str, Any]) -> Simp
         delta=settings.pop("delta", None),
         sapo_temperature_pos=1.0,
         sapo_temperature_neg=1.05,
+        vespo_k_pos=2.0,
+        vespo_lambda_pos=3.0,
+        vespo_k_neg=3.0,
+        vespo_lambda_neg=2.0,
     )
     accelerator = SimpleNamespace(
         device=torch.device("cpu"),
@@ -113,6 +137,7 @@ def stand_in_for(inputs: Inputs, leaf: Tensor, settings: dict[str, Any]) -> Simp
         sync_gradients=True,
         gather=lambda tensor: tensor,
         gather_for_metrics=lambda tensor: tensor,
+        pad_across_processes=lambda tensor, **_: tensor,
         reduce=lambda tensor, reduction: tensor,
     )
     fields: dict[str, Any] = {
@@ -123,6 +148,8 @@ def stand_in_for(inputs: Inputs, leaf: Tensor, settings: dict[str, Any]) -> Simp
         "importance_sampling_level": "token",
         "max_completion_length": LIMIT,
         "mask_truncated_completions": False,
+        "top_entropy_quantile": 1.0,
+        "off_policy_mask_threshold": None,
         "multi_objective_aggregation": "sum_then_normalize",
         "use_vllm": importance is not None,
         "vllm_importance_sampling_correction": importance is not None,
@@ -141,7 +168,7 @@ def stand_in_for(inputs: Inputs, leaf: Tensor, settings: dict[str, Any]) -> Simp
         args=arguments,
         _get_per_token_logps_and_entropies=lambda model, *rest, **more: (
             answers[model],
-            torch.zeros_like(inputs.old),
+            inputs.entropy,
             None,
         ),
         _tokenizer=SimpleNamespace(pad_token_id=0),
@@ -164,8 +191,6 @@ def stand_in_for(inputs: Inputs, leaf: Tensor, settings: dict[str, Any]) -> Simp
         log_multimodal=False,
         aux_loss_enabled=False,
         _entropy_bonus_enabled=False,
-        top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
         **{**fields, **settings},
     )
 
@@ -175,6 +200,10 @@ def losses_of(trainer: Any, seed: int, settings: dict[str, Any], **given: Any) -
     inputs = Inputs(seed, **given)
     leaf = inputs.new.clone().requires_grad_()
     stand_in = stand_in_for(inputs, leaf, settings)
+    for method in ("get_off_policy_mask", "get_gamma_weights"):  # static
+        setattr(stand_in, method, getattr(trainer, method, None))
+    if hasattr(trainer, "get_high_entropy_mask"):
+        stand_in.get_high_entropy_mask = MethodType(trainer.get_high_entropy_mask, stand_in)
     torch.set_default_dtype(torch.float64)  # the sampler's log-probabilities become a tensor in there
     columns = trainer._generate_and_score_completions(stand_in, [{"prompt": "?"} for _ in inputs.lengths])
     torch.set_default_dtype(torch.float32)
@@ -200,6 +229,7 @@ def rounded(value: Any) -> Any:
 
 
 def main() -> None:
+    from trl.experimental.gmpo.gmpo_trainer import GMPOTrainer
     from trl.rewards import get_soft_overlong_punishment
     from trl.trainer.grpo_trainer import GRPOTrainer
     from trl.trainer.rloo_trainer import RLOOTrainer
@@ -209,6 +239,7 @@ def main() -> None:
         "trl": importlib.metadata.version("trl"),
         "torch": torch.__version__.split("+")[0],
         "grpo": {name: [losses_of(GRPOTrainer, seed, settings) for seed in SEEDS] for name, settings in GRPO.items()},
+        "gmpo": {name: [losses_of(GMPOTrainer, seed, settings) for seed in SEEDS] for name, settings in GMPO.items()},
         "rloo": [losses_of(RLOOTrainer, seed, rloo_settings(seed), drift=0.0) for seed in SEEDS],
         "overlong": punish([[LETTER] * length for length in OVERLONG["lengths"]]),
     }

@@ -18,6 +18,7 @@ from torch import Tensor, tensor
 from lmgym.algorithms.actor_critic import PPO
 from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.grpo_presets import PRESETS
 from lmgym.algorithms.regularised import Regularised
 from lmgym.algorithms.reinforce import RLOO, Reinforce
 from lmgym.algorithms.replay import Replay
@@ -30,6 +31,7 @@ from lmgym.functional.reward_components import gdpo_advantages
 from lmgym.rewards.base import build_rewards, call_reward
 from lmgym.types import Episode, Example, Turn
 from tests.golden.record_grpo_family import EOS, IMPORTANCE_CAP, LIMIT, OVERLONG, RECORD, SEEDS, SIZE, WEIGHTS, Inputs
+from tests.golden.record_grpo_family import GMPO as GMPO_SETTINGS
 from tests.golden.record_grpo_family import GRPO as SETTINGS
 from tests.models import loss_of
 
@@ -65,8 +67,20 @@ OURS: dict[str, GRPO] = {
     "masked, sequences": preset("paper", clip_high=0.28, kl_coefficient=0.0, mask_truncated=True),
     "masked, constant": preset("dr_grpo", clip_high=0.28, scale_rewards="group", mask_truncated=True),
     "parts": GRPO(group_size=SIZE, normalise_parts=True),
+    "left out: tokens": preset("dapo", importance_cap=IMPORTANCE_CAP, importance_outside="mask"),
+    "left out: sequences": preset(
+        "dapo", importance_cap=IMPORTANCE_CAP, importance_outside="mask", importance_level="sequence"
+    ),
+    "bounded on both sides": preset("dapo", importance_cap=IMPORTANCE_CAP, importance_floor=0.9),
+    "left out on both sides": preset("icepop", importance_cap=IMPORTANCE_CAP, importance_floor=0.9),
+    "off policy of the sampler": preset("dapo", importance_cap=IMPORTANCE_CAP, off_policy_threshold=0.05),
+    "luspo": preset("luspo", clip_low=0.03, clip_high=0.04),
+    "vespo": preset("vespo"),
+    "top entropy": preset("top_entropy", top_entropy=0.3),
+    "top entropy, sequences": preset("paper", clip_high=0.28, kl_coefficient=0.0, top_entropy=0.3),
 }
-ELSEWHERE = {"gspo, beta", "plain k3"}  # where this library differs on purpose; tests of their own
+GMPO = {"gmpo": preset("gmpo"), "gmpo, narrow": preset("gmpo", clip_low=0.2, clip_high=0.28)}
+ELSEWHERE = {"gspo, beta", "plain k3", "off policy"}  # where this library differs on purpose; tests of their own
 
 
 def same(ours: Tensor, theirs: Any, tolerance: float = 1e-9) -> bool:
@@ -106,7 +120,11 @@ def ours(algorithm: Algorithm, inputs: Inputs, parts: bool = False) -> tuple[Ten
     before = batch_of(inputs, parts)
     batch = algorithm.advantages(before)
     leaf = inputs.new.clone().requires_grad_()
-    loss = loss_of(algorithm, batch, place(before, leaf))
+    if algorithm.whole_batch:
+        said = PolicyOutputs(place(before, leaf), entropy=place(before, inputs.entropy))
+        loss = torch.stack([*algorithm.batch_loss(batch, said)[0].values()]).sum()
+    else:
+        loss = loss_of(algorithm, batch, place(before, leaf))
     gradient = torch.autograd.grad(loss, leaf)[0]
     real = torch.arange(inputs.width) < torch.tensor(inputs.lengths)[:, None]
     return loss.detach(), gradient[real], batch
@@ -121,16 +139,18 @@ def flat(rows: list[list[float]]) -> Tensor:
 
 def test_every_setting_of_trl_has_a_name_here() -> None:
     assert {*OURS, *ELSEWHERE} == set(SETTINGS) == set(TRL["grpo"])
+    assert set(GMPO) == set(GMPO_SETTINGS) == set(TRL["gmpo"])
     assert TRL["trl"] == "1.16.0"
 
 
 @pytest.mark.parametrize("place_in_record", range(len(SEEDS)))
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", [*OURS, *GMPO])
 def test_loss_gradient_and_advantages_are_trls(name: str, place_in_record: int) -> None:
-    record = TRL["grpo"][name][place_in_record]
+    algorithm = {**OURS, **GMPO}[name]
+    record = {**TRL["grpo"], **TRL["gmpo"]}[name][place_in_record]
     inputs = Inputs(record["seed"])
-    loss, gradient, batch = ours(OURS[name], inputs, parts=name == "parts")
-    ended = [True] * len(inputs.ended) if not OURS[name].mask_truncated else inputs.ended
+    loss, gradient, batch = ours(algorithm, inputs, parts=name == "parts")
+    ended = [True] * len(inputs.ended) if not algorithm.mask_truncated else inputs.ended
     per_row = [float(row[mask][0]) for row, mask in zip(batch.advantages, batch.actions, strict=True) if mask.any()]
     expected = [value for value, end in zip(record["advantages"], ended, strict=True) if end]
     assert same(tensor(per_row, dtype=torch.float64), expected)
@@ -158,6 +178,18 @@ def test_the_penalty_beside_a_sequence_ratio_keeps_the_tokens_ratio(place_in_rec
     added = flat(penalised["gradient"]) - flat(without["gradient"])
     assert same(found[1], flat(plain["gradient"]) + added)
     assert not same(found[1], flat(theirs["gradient"]), 1e-3)
+
+
+@pytest.mark.parametrize("place_in_record", range(len(SEEDS)))
+def test_off_policy_rows_are_trls_where_the_sampler_is_the_old_policy(place_in_record: int) -> None:
+    """Without vLLM, TRL measures what has drifted since the batch's own old log-probabilities; here it is always the
+    sampler's. Where the two are the same numbers, so are the losses."""
+    record = TRL["grpo"]["off policy"][place_in_record]
+    inputs = Inputs(record["seed"])
+    inputs.sampler = inputs.old
+    loss, gradient, _ = ours(preset("dapo", off_policy_threshold=0.05), inputs)
+    assert same(loss, record["loss"]) and same(gradient, flat(record["gradient"]))
+    assert not same(gradient, flat(TRL["grpo"]["dapo"][place_in_record]["gradient"]), 1e-3)
 
 
 def test_without_its_ratio_k3_differs() -> None:
@@ -488,20 +520,21 @@ def test_in_the_loss_the_penaltys_gradient_is_the_divergences(estimator: Any) ->
 # Names and mistakes
 
 BASE = {"task": "arithmetic", "rewards": {"final_answer": 1.0}}
-FAMILY = ("dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo")
+FAMILY = tuple(name for name in PRESETS if name != "paper")
 
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_a_preset_is_an_algorithms_name(name: str) -> None:
-    (stage,) = build_config(BASE | {"algorithm": {"name": name, "group_size": 6}}).stages
-    assert stage.algorithm == GRPO(**{**GRPO.presets[name], "group_size": 6})
+    (stage,) = build_config(BASE | {"algorithm": {"name": name, "group_size": 12}}).stages
+    assert stage.algorithm == GRPO(**{**GRPO.presets[name], "group_size": 12})
     config = build_config(BASE | {"algorithm": name})
     assert config.stages[0].algorithm == GRPO(**GRPO.presets[name])
     assert config == build_config(BASE | {"algorithm": {"name": "grpo", "preset": name}})
     tree = resolved(config)
     assert tree["stages"][0]["algorithm"]["name"] == "grpo" and build_config(tree) == config
-    replay = build_config(BASE | {"algorithm": {"name": "replay", "preset": name}}).stages[0].algorithm
-    assert type(replay) is Replay and replay.objective == stage.algorithm.objective
+    if name != "icepop":  # whose weights replay's ratio has already
+        replay = build_config(BASE | {"algorithm": {"name": "replay", "preset": name}}).stages[0].algorithm
+        assert type(replay) is Replay and replay.objective == stage.algorithm.objective
     listed = {row["name"]: row for row in registry.describe("algorithm")}
     assert "grpo, preset" in listed[name]["summary"]
 
@@ -524,7 +557,7 @@ def test_a_plug_in_named_like_a_preset_is_itself(monkeypatch: pytest.MonkeyPatch
         ({"name": "gspo", "group_size": 1}, r"algorithm\.group_size is 1; grpo needs at least 2"),
         (
             {"name": "grpo", "scale_rewards": True},
-            r"key 'algorithm\.scale_rewards': input should be 'none', 'group' or",
+            r"key 'algorithm\.scale_rewards': input should be 'none', 'group', 'batch' or",
         ),
         ({"name": "grpo", "objective": "clipped"}, r"key 'algorithm\.objective': input should be 'clip', 'cispo'"),
         ({"name": "grpo", "clip_low": -0.1}, r"algorithm\.clip_low is -0.1; it must be 0 or more"),
@@ -563,6 +596,13 @@ def test_a_plug_in_named_like_a_preset_is_itself(monkeypatch: pytest.MonkeyPatch
 def test_mistakes_are_named(section: dict[str, Any], sentence: str) -> None:
     with pytest.raises(LmgymError, match=sentence):
         build_config(BASE | {"algorithm": section})
+
+
+def test_an_overlong_answer_is_punished_once() -> None:
+    rewards = {"final_answer": 1.0, "overlong": {"max_tokens": 64, "buffer": 16}}
+    with pytest.raises(LmgymError, match=r"overlong and algorithm\.overlong punish the same answers twice; remove the"):
+        build_config({**BASE, "rewards": rewards, "algorithm": "dapo"})
+    build_config({**BASE, "rewards": rewards, "algorithm": {"name": "dapo", "overlong": 0}})
 
 
 def test_scale_rewards_says_what_true_and_false_are_called_now() -> None:

@@ -109,6 +109,7 @@ LEARNERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"name": "reinforce", "baseline": "mean"}, ONE_ANSWER),
     ({"name": "reinforce", "baseline": "ema"}, ONE_ANSWER),
     ({"name": "reinforce", "baseline": "scst"}, ONE_ANSWER | {"steps": 60}),
+    ({"name": "remax"}, ONE_ANSWER | {"steps": 60}),
     ({"name": "rloo", "group_size": 4}, FOUR_ANSWERS),
     ({"name": "reinforce_pp"}, ONE_ANSWER),
     ({"name": "reinforce_stable"}, ONE_ANSWER),
@@ -121,6 +122,16 @@ LEARNERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"name": name, "group_size": 4, "minibatches": 2}, FOUR_ANSWERS)
         for name in ("dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo")
     ),
+    *(
+        ({"name": name, "group_size": 4, "minibatches": 2}, FOUR_ANSWERS)
+        for name in ("gspo_token", "gmpo", "luspo", "vespo", "ce_gppo", "clip_cov", "kl_cov", "maxrl", "gpg", "opo",
+                     "top_entropy")
+    ),
+    ({"name": "icepop", "group_size": 4}, FOUR_ANSWERS),
+    ({"name": "ipo_mask", "group_size": 4, "scale_rewards": "group"}, FOUR_ANSWERS),
+    ({"name": "pass_at_k", "group_size": 4, "pass_at": 2, "minibatches": 2}, FOUR_ANSWERS),
+    ({"name": "gigpo", "group_size": 4, "minibatches": 2}, FOUR_ANSWERS),
+    ({"name": "gfpo", "group_size": 4, "keep": 3, "minibatches": 2}, FOUR_ANSWERS),
     ({"name": "supervised"}, ONE_ANSWER),
     ({"name": "ppo", "epochs": 2}, ONE_ANSWER),
     ({"name": "a2c"}, ONE_ANSWER),

@@ -28,6 +28,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo, reference": {"name": "grpo", "group_size": 4, "kl_coefficient": 0.1},
     "grpo, 4 optimizer steps a batch": {"name": "grpo", "group_size": 4, "epochs": 2, "minibatches": 2},
     **{name: {"name": name, "group_size": 4} for name in ("dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo")},
+    "top_entropy": {"name": "top_entropy", "group_size": 4, "minibatches": 2},
+    **{name: {"name": name, "group_size": 4, "minibatches": 2} for name in ("clip_cov", "kl_cov")},
     "supervised": {"name": "supervised"},
     "ppo": {"name": "ppo", "epochs": 2, "minibatches": 2, "kl_coefficient": 0.1, "kl_target": 0.01},
     "ppo, separate critic": {"name": "ppo", "epochs": 2, "kl_coefficient": 0.1, "kl_target": 0.01},
@@ -45,6 +47,17 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "nlpo": {"name": "nlpo", "epochs": 2, "min_tokens_to_keep": 5, "top_mask": 0.3, "kl_coefficient": 0.1},
     "trpo": {"name": "trpo", "kl_coefficient": 0.1},
     "nlpo, own top k": {"name": "nlpo", "min_tokens_to_keep": 1, "mask_type": "top_k", "top_mask": 9},
+}
+FAMILY: dict[str, dict[str, Any]] = {  # presets that differ in formulas of a token or an answer only
+    "remax": {"name": "remax"},
+    **{
+        name: {"name": name, "group_size": 4, "minibatches": 2}
+        for name in ("gspo_token", "gmpo", "luspo", "vespo", "ce_gppo", "ipo_mask", "maxrl", "gpg", "opo")
+    },
+    "icepop": {"name": "icepop", "group_size": 4, "importance_floor": 0.999, "importance_cap": 1.001},
+    "gigpo": {"name": "gigpo", "group_size": 4},
+    "pass_at_k": {"name": "pass_at_k", "group_size": 4, "pass_at": 2},
+    "gfpo": {"name": "gfpo", "group_size": 4, "keep": 2},
 }
 SETTINGS: dict[str, dict[str, Any]] = {  # what else the recipe of one of them says
     "ppo, separate critic": {"policy": {**runs.TINY["policy"], "critic": "separate"}},
@@ -72,9 +85,10 @@ class Interrupting(Console):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [*ALGORITHMS, *FAMILY])
 def test_three_steps_and_three_more_equal_six(name: str, tmp_path: Path) -> None:
-    changes = {"algorithm": ALGORITHMS[name], **SETTINGS.get(name, {})}
+    algorithm = {**ALGORITHMS, **FAMILY}[name]
+    changes = {"algorithm": algorithm, **SETTINGS.get(name, {})}
     whole = runs.run(tmp_path / "whole", **changes)
     halves = runs.run(tmp_path / "halves", Interrupting(at=3), **changes)
     assert runs.newest(halves).name == "stage-0-step-000003" and not (halves / "final").exists()
@@ -83,12 +97,13 @@ def test_three_steps_and_three_more_equal_six(name: str, tmp_path: Path) -> None
     trained = [record for record in runs.records(whole / "metrics.jsonl") if record["kind"] == "train"]
     assert [record["step"] for record in trained] == list(range(6))
     assert all(record["gradient_norm"] > 0 for record in trained)  # equality proves little where nothing moves
-    if "kl_target" in ALGORITHMS[name]:
-        assert runs.algorithm_state(whole)["beta"] != ALGORITHMS[name]["kl_coefficient"]
+    if "kl_target" in algorithm:
+        assert runs.algorithm_state(whole)["beta"] != algorithm["kl_coefficient"]
 
 
 def test_every_algorithm_is_tried() -> None:
-    assert {algorithm["name"] for algorithm in ALGORITHMS.values()} == set(registry.BUILTIN["algorithm"])
+    tried = {**ALGORITHMS, **FAMILY}.values()
+    assert {algorithm["name"] for algorithm in tried} == set(registry.BUILTIN["algorithm"])
 
 
 @pytest.mark.slow

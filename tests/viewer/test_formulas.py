@@ -25,6 +25,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("grpo", {**KL, "entropy_coefficient": 0.01, "squared_log_ratio_coefficient": 0.2}),
     ("grpo", {**KL, "kl_estimator": "k2", "importance_cap": 1.1}),
     *(("grpo", {"preset": name}) for name in ("paper", "dr_grpo", "dapo", "cispo", "sapo", "dppo")),
+    *(("grpo", {"preset": name}) for name in ("icepop", "gspo_token", "vespo", "ce_gppo", "ipo_mask", "gpg", "opo")),
+    ("grpo", {"importance_floor": 0.95, "mismatch_bound": 1.1, "off_policy_threshold": 0.05}),
     ("grpo", {"objective": "dppo", "ratio_to": "sampler", **KL}),
     ("replay", {}),
     ("replay", {"truncate": 1.1, **KL}),
@@ -109,8 +111,9 @@ def test_the_formulas_are_those_of_the_loss(name: str, fields: dict[str, Any]) -
                 assert pushed is not None and close(pushed, -slope[number].numpy()[row.actions]), term
 
 
-def test_the_ratio_of_a_sequence_is_pushed_as_a_whole() -> None:
-    algorithm = made("grpo", {"preset": "gspo", "clip_high": 10.0, "clip_low": 0.9})
+@pytest.mark.parametrize("preset", ["gspo", "gmpo", "luspo"])
+def test_the_ratio_of_a_sequence_is_pushed_as_a_whole(preset: str) -> None:
+    algorithm = made("grpo", {"preset": preset, "clip_high": 10.0, "clip_low": 0.9})
     batch, new = random_batch()
     batch = algorithm.advantages(batch)
     terms, metrics = algorithm.loss(batch, new)

@@ -1,0 +1,62 @@
+"""Groups inside of a group: turns of several conversations that answered the same text are compared with each other."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lmgym.functional.advantages import episode_steps, scatter_steps, sums
+
+
+def turn_group_advantages(
+    returns: Float[Tensor, "N T"],
+    tokens: Int[Tensor, "N T"],
+    actions: Bool[Tensor, "N T"],
+    turn: Int[Tensor, "N T"],
+    episode: Int[Tensor, " N"],
+    group: Int[Tensor, " N"],
+    source: Int[Tensor, "N S"] | None = None,
+    scaled: bool = False,
+    epsilon: float = 1e-4,
+) -> Float[Tensor, "N T"]:
+    """On each action the return of its turn, less the mean of the group's turns that answered the same text.
+
+    GiGPO's step-relative advantage (arXiv 2505.10978): an inner group are the turns of one group whose observation, the
+    tokens between the action before and their own first one (with `source`, the encoder's tokens too), is the same.
+    `scaled` divides by the inner group's unbiased standard deviation + epsilon. `returns` are the turns' own
+    (turn_discounts.turn_returns), and a turn counts once. A turn that no other answers with, and turns of equal
+    returns, get exactly zero, and so do tokens that are no actions.
+
+    Example: two conversations of one group begin with 7 and say 5 or 6; only the first one goes on, with 8:
+        >>> tokens, actions = torch.tensor([[7, 5, 8, 5], [7, 6, 0, 0]]), torch.tensor([[0, 1, 0, 1], [0, 1, 0, 0]])
+        >>> turn_group_advantages(torch.tensor([[0., 1., 0., 1.], [0., 0., 0., 0.]]), tokens, actions.bool(),
+        ...                       torch.tensor([[0, 0, 0, 1], [0, 0, 0, 0]]), torch.arange(2), torch.zeros(2).long())
+        tensor([[ 0.0000,  0.5000,  0.0000,  0.0000],
+                [ 0.0000, -0.5000,  0.0000,  0.0000]])
+    """
+    # 1. The first action of each turn, in the order of the episodes.
+    row, column, steps = episode_steps(actions, episode)
+    numbers = turn[row, column]
+    begins = steps.clone()
+    begins[:, 1:] &= numbers[:, 1:] != numbers[:, :-1]
+    first_row, first_column = row[begins], column[begins]
+    # 2. Turns of a group with the same observation share a number.
+    seen: dict[tuple[object, ...], int] = {}
+    labels = []
+    for r, c in zip(first_row.tolist(), first_column.tolist(), strict=True):
+        before = actions[r, :c].nonzero()
+        start = int(before[-1]) + 1 if len(before) else 0
+        text = (tuple(tokens[r, start:c].tolist()), None if source is None else tuple(source[r].tolist()))
+        labels.append(seen.setdefault((int(group[r]), *text), len(seen)))
+    owner = torch.tensor(labels, device=returns.device)
+    # 3. Centred by what the least of them has, so that equal returns leave nothing.
+    values = returns[first_row, first_column]
+    least = values.new_zeros(len(seen)).scatter_reduce(0, owner, values, "amin", include_self=False)
+    counts = sums(torch.ones_like(values), owner)
+    above = values - least[owner]
+    centred = above - (sums(above, owner) / counts)[owner]
+    if scaled:
+        variance = sums(centred**2, owner) / (counts - 1).clamp(min=1)
+        centred = centred / (variance.sqrt() + epsilon)[owner]
+    # 4. From the first action of a turn to all of them.
+    which = (begins.flatten().cumsum(0) - 1).reshape(begins.shape)  # episodes are lines, and each begins with a turn
+    return scatter_steps(centred[which] * steps, row, column, steps, (actions.shape[0], actions.shape[1]))
