@@ -60,6 +60,7 @@ class Policy:
         self.compute = compute
         self.activation_checkpointing = activation_checkpointing
         self.flex = False  # packed rows through flex attention (attention/flex.py)
+        self.prepacked = compute == torch.float32  # weights laid out for sampling on a CPU (device.py chooses)
         self.fast = supports_fast_path(model.config) if fast is None else fast
         self.device = next(model.parameters()).device
         self.tokens_per_forward = choose_tokens_per_forward(tokens_per_forward, self.device.type)

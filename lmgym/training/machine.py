@@ -1,4 +1,4 @@
-"""machine.json: threads and precision, chosen once so that a resumed run computes the same; and the versions."""
+"""machine.json: threads, precision and layout of weights, chosen once so that a resumed run computes the same."""
 
 import importlib.metadata
 import json
@@ -37,6 +37,8 @@ class Machine:
     """An engine whose random numbers are its own ("vllm"); None for those that repeat."""
     compute: Any = None
     """Precision of the forward pass ("float32", "bfloat16"); None until the policy has been loaded."""
+    prepacked: bool | None = None
+    """Whether a CPU samples with weights laid out beforehand (models/device.py); None until the policy is loaded."""
     python: str | None = None
     torch: str | None = None
     transformers: str | None = None
@@ -78,6 +80,8 @@ def _found_or_new(config: Config, folder: Path | None) -> Machine:
             raise ValueError(f"threads is {found['threads']!r:.60}")
         if found["compute"] not in (None, "float32", "bfloat16"):
             raise ValueError(f"compute is {found['compute']!r:.60}")
+        if not isinstance(known.get("prepacked"), bool | None):
+            raise ValueError(f"prepacked is {known['prepacked']!r:.60}")
         for name in ("unit", "generator_threads"):
             if not (known.get(name) is None or (type(known[name]) is int and known[name] > 0)):
                 raise ValueError(f"{name} is {known[name]!r:.60}")
