@@ -26,7 +26,7 @@ class MKLLinearLayers:
     """
 
     def __init__(self, policy: Policy) -> None:
-        usable = policy.device.type == "cpu" and policy.compute == torch.float32 and _available()
+        usable = policy.device.type == "cpu" and policy.compute == torch.float32 and policy.prepacked and _available()
         encoder = set(policy.model.get_encoder().modules()) if policy.encoder_decoder else set()  # runs once a source
         modules = [layer for layer in policy.model.modules() if layer not in encoder and _is_trainable_linear(layer)]
         self.layers = modules if usable else []

@@ -17,6 +17,7 @@ from lmgym.inference.completions import check_memory, check_request
 from lmgym.inference.conversation_cache import ConversationCache
 from lmgym.inference.decoder import Decoder
 from lmgym.inference.hf_generate import generate
+from lmgym.models import onednn_linear
 from lmgym.models.policy import Policy
 from lmgym.types import Restriction
 
@@ -27,7 +28,8 @@ class Sampler:
 
     Greedy answers equal those of Hugging Face's `generate`; log-probabilities equal those of `Policy.compute_logprobs`
     (to 1e-4 in fp32). If a policy of the fast path computes in bf16, answers are sampled from a bf16 copy of the
-    weights, which `load` updates; other families do not all run with such weights, and are sampled as they are scored.
+    weights, which `load` updates, and on a CPU lays out for oneDNN; other families do not all run with such weights,
+    and are sampled as they are scored.
     With `captured`, decoding steps have fixed shapes and become CUDA graphs (inference/cuda_graphs.py); this needs a
     causal model on the fast path, else LmgymError.
 
@@ -62,10 +64,12 @@ class Sampler:
             return
         if self._copy is None:
             self._copy = policy.sampling_copy()
-            return
-        with torch.no_grad():
-            for ours, theirs in zip(self._copy.model.parameters(), policy.model.parameters(), strict=True):
-                ours.copy_(whole(theirs))
+        else:
+            with torch.no_grad():
+                for ours, theirs in zip(self._copy.model.parameters(), policy.model.parameters(), strict=True):
+                    ours.copy_(whole(theirs))
+        if policy.prepacked and policy.device.type == "cpu" and onednn_linear.available():
+            onednn_linear.lay_out(self._copy.model)
 
     def restricted(self, restriction: Restriction, mask: Policy | None = None) -> "Sampler":
         """A copy of this engine that samples only tokens that are likely under `mask` (None: the policy itself). It

@@ -6,6 +6,7 @@ import time
 import torch
 
 from lmgym.core.errors import LmgymError
+from lmgym.models import onednn_linear
 
 SMALL = 10_000_000  # parameters; in smaller models bf16 costs more in conversions than it saves
 
@@ -28,6 +29,13 @@ def choose_compute(wanted: str, device: torch.device, parameters: int) -> torch.
             fast = bf16_speedup() > 1.5
         wanted = "bfloat16" if fast else "float32"
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted]
+
+
+def choose_prepacked(compute: torch.dtype, device: torch.device) -> bool:
+    """Whether a CPU samples with weights that are laid out beforehand (bf16: onednn_linear.py, fp32:
+    inference/mkl_linear.py). In bf16 it is measured once, and the run folder stores the result; in fp32 it is always
+    so, because there the answer would move bits."""
+    return device.type == "cpu" and (compute != torch.bfloat16 or onednn_linear.pays())
 
 
 def bf16_speedup(size: int = 512, repeats: int = 5) -> float:

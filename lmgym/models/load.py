@@ -19,7 +19,7 @@ from lmgym.core.validation import Section
 from lmgym.models import lora, quantization
 from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
 from lmgym.models.critic import add_critic
-from lmgym.models.device import choose_compute, choose_device
+from lmgym.models.device import choose_compute, choose_device, choose_prepacked
 from lmgym.models.fast_path import choose_path
 from lmgym.models.hooks import layers_of
 from lmgym.models.integrity import check_finite, check_vocabulary
@@ -104,8 +104,11 @@ class PolicySection(Section):
             )
 
 
-def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = None) -> Policy:
-    """The policy of a recipe, with its weights from `folder` (a checkpoint) if that is given.
+def load_policy(
+    section: PolicySection, seed: int = 0, folder: Path | None = None, prepacked: bool | None = None
+) -> Policy:
+    """The policy of a recipe, with its weights from `folder` (a checkpoint) if that is given. `prepacked` is
+    what a run has chosen before (None: choose now, see models/device.py).
 
     Raises LmgymError if the model or tokenizer cannot be loaded, if the tokenizer has no end-of-sequence token, and if
     keys of the section do not fit the model or the machine.
@@ -159,6 +162,7 @@ def load_policy(section: PolicySection, seed: int = 0, folder: Path | None = Non
         )
     settings = (section.tokens_per_forward, None, start, section.activation_checkpointing)
     policy = Policy(model, tokenizer, compute, *settings)
+    policy.prepacked = choose_prepacked(compute, device) if prepacked is None else prepacked
     if section.path == "plain":
         policy.fast, policy.plain_because = False, "policy.path: plain"
     else:
@@ -322,7 +326,7 @@ def _load_critic(policy: Policy, section: PolicySection, seed: int, folder: Path
         policy.value_head.weight.data = weight.to(policy.device)
     if (folder / "critic").is_dir():
         compute: Any = str(policy.compute).removeprefix("torch.")
-        policy.critic = load_policy(replace(section, compute=compute), seed, folder / "critic")
+        policy.critic = load_policy(replace(section, compute=compute), seed, folder / "critic", policy.prepacked)
 
 
 def check_start_token(section: PolicySection, encoder_decoder: bool, tokenizer: Any, vocabulary: int) -> None:

@@ -61,6 +61,7 @@ class Policy:
         self.compute = compute
         self.activation_checkpointing = activation_checkpointing
         self.flex = False  # packed rows through flex attention (attention/flex.py)
+        self.prepacked = compute == torch.float32  # weights laid out for sampling on a CPU (device.py chooses)
         self.fast = supports_fast_path(model.config) if fast is None else fast
         self.plain_because = ""  # why a causal model that was tried does not take the fast path
         self.rules: tuple[Rule, ...] = ()  # of the layers, if one has a window, capped scores or sinks (fast_path.py)

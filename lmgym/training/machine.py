@@ -1,4 +1,4 @@
-"""machine.json: threads, precision and path, chosen once so that a resumed run computes the same; and the versions."""
+"""machine.json: threads, precision, path and layout, chosen once so that a resumed run computes the same."""
 
 import importlib.metadata
 import json
@@ -39,6 +39,8 @@ class Machine:
     """Precision of the forward pass ("float32", "bfloat16"); None until the policy has been loaded."""
     path: Any = None
     """Path of the policy ("fast", "plain"); None until it has been loaded."""
+    prepacked: bool | None = None
+    """Whether a CPU samples with weights laid out beforehand (models/device.py); None until the policy is loaded."""
     python: str | None = None
     torch: str | None = None
     transformers: str | None = None
@@ -83,6 +85,8 @@ def _found_or_new(config: Config, folder: Path | None) -> Machine:
             raise ValueError(f"compute is {found['compute']!r:.60}")
         if known.get("path") not in (None, "fast", "plain"):
             raise ValueError(f"path is {known['path']!r:.60}")
+        if not isinstance(known.get("prepacked"), bool | None):
+            raise ValueError(f"prepacked is {known['prepacked']!r:.60}")
         for name in ("unit", "generator_threads"):
             if not (known.get(name) is None or (type(known[name]) is int and known[name] > 0)):
                 raise ValueError(f"{name} is {known[name]!r:.60}")

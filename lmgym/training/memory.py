@@ -46,7 +46,7 @@ def estimate(
     parts = parts_of(config, ranks)
     found = Estimate()
     found.add("Python and its libraries", process)
-    _held(found, config, stage, shapes, first, compute, teacher, parts)
+    _held(found, config, stage, shapes, first, compute, teacher, parts, on_cpu)
     pairs = stage.algorithm.requirements.answers == "rated"
     answers = stage.prompts_per_step * (2 if pairs else stage.algorithm.group_size)
     answer = stage.sampling.max_new_tokens
@@ -119,6 +119,7 @@ def _held(
     compute: int,
     teacher: Shapes | None,
     parts: int,
+    on_cpu: bool,
 ) -> None:
     """Add what is held for the whole stage, and the gradients, which are held during an update."""
     required, packed = stage.algorithm.requirements, config.policy.quantise is not None
@@ -131,6 +132,9 @@ def _held(
     lower = compute < MASTER and not packed and (shapes.fast or shapes.tried)
     if lower or parts > 1:
         found.add("the sampler's copy", (compute if lower else MASTER) * (shapes.parameters + shapes.adapter))
+    if lower and on_cpu:  # if the machine's probe finds that it pays (models/device.py)
+        head = shapes.width * shapes.vocabulary
+        found.add("the sampler's weights, laid out", compute * (shapes.linear + head + shapes.adapter))
     copied = MASTER * shapes.adapter if packed else MASTER * shapes.parameters
     if _copies_reference(stage, shapes, first):
         found.add("reference", copied / parts)

@@ -58,7 +58,7 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
     policy = load_weights(config, machine, weights)
     check_fit(config, data, policy, console.say)  # lengths of prompts and references
     compute, path = str(policy.compute).removeprefix("torch."), "fast" if policy.fast else "plain"
-    machine = replace(machine, compute=compute, path=path)
+    machine = replace(machine, compute=compute, path=path, prepacked=policy.prepacked)
     stands_on |= fingerprint.of_machine(machine, policy, ranks, config.distributed.sharding)
     if config.distributed.sharding == "fsdp":
         shard_policy(policy, ranks)
@@ -159,7 +159,9 @@ def find_progress(
 def load_weights(config: Config, machine: Machine, weights: Path | None) -> Policy:
     """The policy with the threads and the precision of its run; from a model folder, or as the recipe begins."""
     torch.set_num_threads(machine.threads)
-    return load_policy(machine.policy_section(config.policy), config.seed, weights)
+    section = machine.policy_section(config.policy)
+    prepacked = machine.prepacked if section.compute == machine.compute else None  # chosen for that precision
+    return load_policy(section, config.seed, weights, prepacked)
 
 
 def trained_policy(config: Config, folder: Path | None) -> Policy:
