@@ -46,6 +46,7 @@ _HOMES = {
     "ProcessRewardModel": "algorithms.process_reward_model",
     "OnlineDPO": "algorithms.online_dpo",
     "Distill": "algorithms.distill",
+    "GKD": "algorithms.gkd",
     "Replay": "algorithms.replay",
     "Supervised": "algorithms.supervised",
     # models, engines, environments

@@ -78,6 +78,11 @@ class Stage(Section):
         if not self.task:
             raise LmgymError(f"{where}the recipe names no task; write, for example, 'task: arithmetic'")
         answers = self.algorithm.requirements.answers
+        if self.algorithm.requirements.hint is not None and self.env.get("name") != DEFAULT["env"]:
+            raise LmgymError(
+                f"{where}algorithm.hint is for tasks of one prompt and one answer, and the stage has environment "
+                f"'{self.env.get('name')}'; remove one of them"
+            )
         if answers in ("rated", "steps") and self.env.get("name") != DEFAULT["env"]:
             name = registry.name_of("algorithm", type(self.algorithm))
             what = "rated answers" if answers == "rated" else "labelled steps"

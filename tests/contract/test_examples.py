@@ -254,6 +254,7 @@ def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
         {"name": "trpo"},
         {"name": "nlpo", "min_tokens_to_keep": 5},
         {"name": "distill", "teacher": "builtin:tiny"},
+        {"name": "gkd", "teacher": "builtin:tiny"},
         {"name": "reinforce_stable"},
         {"name": "sapo", "importance_cap": 2.0},
         {"name": "replay", "group_size": 4},
@@ -279,7 +280,7 @@ def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
 
 def general(key: str) -> str:
     """A key as the glossary writes it; the run's rewards are length and regex, and a metric is distinct_1."""
-    key = re.sub(r"^loss/(?!value$|entropy$).*", "loss/NAME", key)
+    key = re.sub(r"^loss/(?!value$|entropy$|divergence$).*", "loss/NAME", key)
     return re.sub(
         r"^(reward/)?(?:length|regex|distinct_1|final_answer)(?:(/(?:pass|maj|best)@)\d)?(/corpus)?$",
         lambda m: f"{m[1] or ''}NAME{m[2] + 'K' if m[2] else ''}{m[3] or ''}",
