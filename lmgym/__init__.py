@@ -67,6 +67,7 @@ _HOMES = {
     "stages_left": "training.loop",
     "begin_stage": "training.stage",
     "evaluate_before": "training.loop",
+    "Callback": "training.callbacks",
     "begin_step": "training.loop",
     "gather": "training.loop",
     "collect": "rollouts.rollout",

@@ -240,6 +240,8 @@ class Config(Section):
     """CPU threads; without it torch's own choice. Written to the run folder, and kept when resuming."""
     plugins: list[str] = field(default_factory=list)
     """Modules or .py files that register the user's own algorithms, rewards, tasks."""
+    callbacks: dict[str, Any] = field(default_factory=dict)
+    """module:class of the user's own: its arguments. Called at each step, evaluation and checkpoint."""
     policy: PolicySection = field(default_factory=PolicySection)
     engine: EngineSection = field(default_factory=EngineSection)
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)

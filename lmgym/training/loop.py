@@ -24,6 +24,7 @@ from lmgym.rollouts.given_answers import labelled_steps, rated_answers
 from lmgym.rollouts.hints import hinted_episodes
 from lmgym.rollouts.play import exchanged, play, play_share
 from lmgym.rollouts.rollout import demonstrate, finished_episodes, groups_of
+from lmgym.training.callbacks import StepEnd
 from lmgym.training.evaluation_points import evaluate_now, finish, is_evaluated, record_evaluation
 from lmgym.training.run import Run
 from lmgym.training.sampler_gap import watch_gap
@@ -241,6 +242,7 @@ def log_step(
         del record["reward"]  # no reward has judged the answers
     if stage.config.sampling.fixed_length:
         del record["truncated"]
+    record |= run.callbacks.on_step(StepEnd(stage.config.name, step, episodes, batch, record))
     run.writer.metrics(record)
     tracked = groups_of(episodes)[0]
     recorded = episodes if run.config.logs.rollouts == "all" else tracked

@@ -187,6 +187,8 @@ def save_checkpoint(stage: StageRun) -> None:
         "teacher": stage.frozen_models.teacher if begun else None,
         "records": dict(run.writer.counts),
     }
+    if states := run.callbacks.state_dict():
+        state["callbacks"] = states
     run.writer.sync()  # the records are on the disk before the checkpoint that counts them
     if run.traces is not None:
         run.traces.sync()
@@ -194,6 +196,7 @@ def save_checkpoint(stage: StageRun) -> None:
     ahead = stage.ahead.state() if begun else {}
     saved = checkpoint.save(run.folder / "checkpoints", policy, moments, algorithm, state, run.fingerprint, ahead)
     stage.frozen_models.prune(_readable_states(checkpoint.prune(saved, run.config.checkpoint.keep)))
+    run.callbacks.on_save(saved)
 
 
 def _readable_states(saved: Iterable[Path]) -> Iterator[dict[str, Any]]:

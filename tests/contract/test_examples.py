@@ -68,8 +68,9 @@ def test_the_docs_show_an_algorithm_a_reward_a_task_and_the_loop() -> None:
 
 @pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("name", PLUGINS)
-def test_a_snippet_trains_two_steps_as_a_plugin(name: str, tmp_path: Path) -> None:
+def test_a_snippet_trains_two_steps_as_a_plugin(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = write(tmp_path, name)
+    monkeypatch.syspath_prepend(tmp_path)  # a callback is named by its module
     recipe = runs.write(tmp_path / "recipe.yaml", steps=2)
     overrides = [f"plugins=[{plugin}]", f"out={tmp_path / 'run'}", SNIPPETS[name].override]
     train(load_config(recipe, overrides), Console(quiet=True))
