@@ -46,6 +46,7 @@ _HOMES = {
     "ProcessRewardModel": "algorithms.process_reward_model",
     "OnlineDPO": "algorithms.online_dpo",
     "Distill": "algorithms.distill",
+    "GKD": "algorithms.gkd",
     "Replay": "algorithms.replay",
     "Supervised": "algorithms.supervised",
     # models, engines, environments
@@ -66,6 +67,7 @@ _HOMES = {
     "stages_left": "training.loop",
     "begin_stage": "training.stage",
     "evaluate_before": "training.loop",
+    "Callback": "training.callbacks",
     "begin_step": "training.loop",
     "gather": "training.loop",
     "collect": "rollouts.rollout",

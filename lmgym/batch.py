@@ -76,6 +76,7 @@ class Batch:
     logprobs_old: Float[Tensor, "N T"] | None = None
     logprobs_ref: Float[Tensor, "N T"] | None = None
     logprobs_teacher: Float[Tensor, "N T"] | None = None
+    hinted: "Batch | None" = None  # the same actions behind other prompts: those that the teacher reads
     values: Float[Tensor, "N T"] | None = None  # of the state before each action
     last_values: Float[Tensor, " N"] | None = None  # of the state after the row's last action
     advantages: Float[Tensor, "N T"] | None = None
@@ -89,7 +90,7 @@ class Batch:
         columns = self._map(lambda column: column[rows])
         longest = {name: _longest(columns[name]) for name in ("mask", "source_mask") if name in columns}
         for name, column in columns.items():
-            if column.dim() == 2 and name != "reward_components":
+            if name != "hinted" and column.dim() == 2 and name != "reward_components":
                 columns[name] = column[:, : longest["source_mask" if name in SOURCE else "mask"]]
         return replace(self, **columns)
 
@@ -97,7 +98,8 @@ class Batch:
         """Its first row, without actions: what a rank runs while others run their last rows. It adds nothing to any
         loss, but puts together the rank's part of the weights."""
         row = self[torch.tensor([0])]
-        return row.replace(actions=torch.zeros_like(row.actions))
+        hinted = None if row.hinted is None else row.hinted.idle()
+        return row.replace(actions=torch.zeros_like(row.actions), hinted=hinted)
 
     def replace(self, **columns: Any) -> "Batch":
         """A copy with these columns set."""
@@ -116,7 +118,7 @@ class Batch:
 
     def _map(self, function: Any) -> dict[str, Any]:
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: function(column) for name, column in columns.items() if isinstance(column, Tensor)}
+        return {name: function(column) for name, column in columns.items() if isinstance(column, Tensor | Batch)}
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ class PolicyOutputs:
     """What a policy computes for a batch; zero for tokens that are no actions.
 
     `logprobs` are natural logs under the distribution that was sampled (with temperature, excluded stop ids and kept
-    sets). `entropy` (nats), `values` and `last_values` are None unless asked for.
+    sets). `entropy` (nats), `values`, `last_values` and `divergence` (from the teacher, nats) are None unless asked
+    for.
 
     Example: policy.compute_logprobs(batch, entropy=True) -> PolicyOutputs(logprobs=..., entropy=...)
     """
@@ -133,6 +136,7 @@ class PolicyOutputs:
     entropy: Float[Tensor, "N T"] | None = None
     values: Float[Tensor, "N T"] | None = None
     last_values: Float[Tensor, " N"] | None = None
+    divergence: Float[Tensor, "N T"] | None = None
 
     def require(self, name: str) -> Tensor:
         """The column with this name. Raises LmgymError if it is None."""

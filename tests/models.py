@@ -219,12 +219,15 @@ def gradient(algorithm: Any, policy: Policy, batch: Batch, first: bool = False) 
 
 def loss_of(algorithm: Any, batch: Batch, logprobs: Tensor) -> Tensor:
     """What an optimizer step minimises, as a function of the log-probabilities [N T]: the weighted sum of all terms. A
-    value function says what it said at sampling time, and the entropy is -logprobs, its estimate by the sample."""
+    value function says what it said at sampling time. An entropy is -logprobs, its estimate by the sample, and so is a
+    divergence, as from a teacher that finds every token certain."""
     entropy = -logprobs if algorithm.requirements.entropy else None
+    divergence = -logprobs if algorithm.requirements.divergence else None
+    said = PolicyOutputs(logprobs, entropy=entropy, values=batch.values, divergence=divergence)
     if algorithm.whole_batch:
-        losses, _ = algorithm.batch_loss(batch, PolicyOutputs(logprobs, entropy=entropy, values=batch.values))
+        losses, _ = algorithm.batch_loss(batch, said)
         return torch.stack([*losses.values()]).sum()
-    terms, _ = algorithm.loss(batch, PolicyOutputs(logprobs, entropy=entropy, values=batch.values))
+    terms, _ = algorithm.loss(batch, said)
     total, counts = totals(batch.actions, batch.episode), tokens_of_episode(batch.actions, batch.episode)
     sums = [(weights(reduction, batch.actions, counts, total) * term).sum() for term, reduction in terms.values()]
     return torch.stack(sums).sum()

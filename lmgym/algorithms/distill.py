@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm, Terms
+from lmgym.algorithms.gkd import check_teacher_and_hint
 from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.constraints import Coefficient, Share
@@ -36,11 +37,15 @@ class Distill(Algorithm):
     """
 
     teacher: str | None = None
-    """Hub id, local folder or built-in name of a model with the policy's tokenizer; needed with source: student."""
+    """Hub id, local folder or built-in name of a model with the policy's tokenizer, or "self" or "initial" (as gkd has
+    them); needed with source: student."""
     source: Literal["student", "references"] = "student"
     """Whose texts are trained on: the student's own answers, or the task's references."""
     reward_coefficient: Coefficient = 0.0
     """Weight of the score, centred in its group, beside the teacher's log-ratio."""
+    hint: str | None = None
+    """The prompt that the teacher reads: {prompt} is the policy's own, {reference} the example's first reference, and
+    another name in braces an entry of the example's meta. None: the same prompt."""
     gamma: Share = 0.0
     """How much of the log-ratios of later tokens a token is credited with; 0: each token for itself."""
 
@@ -54,6 +59,7 @@ class Distill(Algorithm):
                 "algorithm.teacher is missing; name the model that distill learns from, or write source: references to "
                 "imitate texts that it has written"
             )
+        check_teacher_and_hint("distill", self.teacher, self.hint)
         if self.reward_coefficient and self.group_size < 2:
             raise LmgymError(
                 f"algorithm.group_size is {self.group_size}; reward_coefficient compares the answers of a group, so "
@@ -69,7 +75,7 @@ class Distill(Algorithm):
     def requirements(self) -> Requirements:
         if self.source == "references":
             return Requirements(answers="references", reward=self.reward_coefficient > 0)
-        return Requirements(teacher=self.teacher, reward=self.reward_coefficient > 0)
+        return Requirements(teacher=self.teacher, hint=self.hint, reward=self.reward_coefficient > 0)
 
     def advantages(self, batch: Batch) -> Batch:
         if self.source == "references":
@@ -99,7 +105,7 @@ class Distill(Algorithm):
 
     def _check_references(self) -> None:
         """Raise LmgymError where a field is set that imitation of given texts would not read."""
-        for name in ("teacher", "reward_coefficient", "gamma"):
+        for name in ("teacher", "reward_coefficient", "hint", "gamma"):
             if getattr(self, name):
                 raise LmgymError(
                     f"algorithm.{name} is set, and source is references: texts are imitated as they stand; "

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from lmgym.functional.divergences import Divergence
+
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
@@ -25,7 +27,13 @@ class Requirements:
     reference: bool = False
     """`batch.logprobs_ref`: log-probabilities by a frozen copy of the policy."""
     teacher: str | None = None
-    """`batch.logprobs_teacher`: log-probabilities by this model (Hub id, folder or built-in name)."""
+    """`batch.logprobs_teacher`: log-probabilities by this model (Hub id, folder or built-in name); or by the policy as
+    it is at each step ("self") or was when the stage began ("initial")."""
+    divergence: Divergence | None = None
+    """`new.divergence`, in place of `batch.logprobs_teacher`: how far each distribution of the policy is from the
+    teacher's. For a `loss` under the first-order driver; not together with `entropy`."""
+    hint: str | None = None
+    """How the prompt reads that the teacher gets in place of the policy's own (rollouts/hints.py)."""
     mask: bool = False
     """A frozen copy of the policy that decides which tokens may be sampled (`Algorithm.restriction`)."""
     values: bool = False

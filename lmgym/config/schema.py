@@ -78,6 +78,11 @@ class Stage(Section):
         if not self.task:
             raise LmgymError(f"{where}the recipe names no task; write, for example, 'task: arithmetic'")
         answers = self.algorithm.requirements.answers
+        if self.algorithm.requirements.hint is not None and self.env.get("name") != DEFAULT["env"]:
+            raise LmgymError(
+                f"{where}algorithm.hint is for tasks of one prompt and one answer, and the stage has environment "
+                f"'{self.env.get('name')}'; remove one of them"
+            )
         if answers in ("rated", "steps") and self.env.get("name") != DEFAULT["env"]:
             name = registry.name_of("algorithm", type(self.algorithm))
             what = "rated answers" if answers == "rated" else "labelled steps"
@@ -240,6 +245,8 @@ class Config(Section):
     """CPU threads; without it torch's own choice. Written to the run folder, and kept when resuming."""
     plugins: list[str] = field(default_factory=list)
     """Modules or .py files that register the user's own algorithms, rewards, tasks."""
+    callbacks: dict[str, Any] = field(default_factory=dict)
+    """module:class of the user's own: its arguments. Called at each step, evaluation and checkpoint."""
     policy: PolicySection = field(default_factory=PolicySection)
     engine: EngineSection = field(default_factory=EngineSection)
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)

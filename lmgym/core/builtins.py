@@ -78,6 +78,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
             "algorithms.distill:Distill",
             "learns from a teacher, on the student's own answers or on its texts",
         ),
+        "gkd": ("algorithms.gkd:GKD", "learns a teacher's whole distributions, or its own with a hint in the prompt"),
         "replay": ("algorithms.replay:Replay", "grpo that also trains on weighted groups of earlier steps"),
         "supervised": ("algorithms.supervised:Supervised", "cross-entropy on the references (warm start)"),
     },

@@ -54,14 +54,14 @@ class FusedLogprobs(torch.autograd.Function):
         chunk: int,
         logprob_gradient: Float[Tensor, " R"] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        head, wide = weight.to(hidden.dtype), _wide(hidden.dtype)
+        head, wide = weight.to(hidden.dtype), wide_of(hidden.dtype)
         normaliser, target_logits, entropies = (hidden.new_zeros(len(hidden), dtype=wide) for _ in range(3))
-        gradient = None if logprob_gradient is None else _Gradient(ctx, hidden, weight)
+        gradient = None if logprob_gradient is None else HeadGradient(ctx, hidden, weight)
         buffer = hidden.new_empty(min(chunk, len(hidden)), len(head))
-        for rows in _slices(0, len(hidden), chunk):
+        for rows in slices(0, len(hidden), chunk):
             logits = torch.mm(hidden[rows], head.T, out=buffer[: rows.stop - rows.start])
-            for part in _slices(rows.start, rows.stop, max(TILE // len(head), 1)):
-                adjusted = _adjust_tile(logits, rows, part, bias, adjust, wide)
+            for part in slices(rows.start, rows.stop, max(TILE // len(head), 1)):
+                adjusted = adjust_tile(logits, rows, part, bias, adjust, wide)
                 normaliser[part] = adjusted.logsumexp(-1)
                 target_logits[part] = adjusted.gather(1, targets[part, None])[:, 0]
                 if entropy:
@@ -69,8 +69,8 @@ class FusedLogprobs(torch.autograd.Function):
                     entropies[part] = normaliser[part] - _mean_logit(probs, adjusted)
                 if logprob_gradient is not None:
                     logprobs = adjusted.sub_(normaliser[part, None])
-                    by_logits = _logits_gradient(logprobs, scale * logprob_gradient[part, None], targets[part, None])
-                    _store(by_logits, logits, rows, part)
+                    by_logits = logits_gradient(logprobs, scale * logprob_gradient[part, None], targets[part, None])
+                    store_tile(by_logits, logits, rows, part)
             if gradient is not None:
                 gradient.add(logits, rows)
         finished = (None, None) if gradient is None else gradient.both
@@ -85,31 +85,31 @@ class FusedLogprobs(torch.autograd.Function):
         if logprob_gradient is not None and torch.equal(logprob_gradient, by_logprob):
             return *finished, *[None] * 7
         adjust, scale, entropy, chunk = ctx.settings
-        head, wide = weight.to(hidden.dtype), _wide(hidden.dtype)
-        gradient = _Gradient(ctx, hidden, weight)
+        head, wide = weight.to(hidden.dtype), wide_of(hidden.dtype)
+        gradient = HeadGradient(ctx, hidden, weight)
         buffer = hidden.new_empty(min(chunk, len(hidden)), len(head))
-        for rows in _slices(0, len(hidden), chunk):
+        for rows in slices(0, len(hidden), chunk):
             logits = torch.mm(hidden[rows], head.T, out=buffer[: rows.stop - rows.start])
-            for part in _slices(rows.start, rows.stop, max(TILE // len(head), 1)):
+            for part in slices(rows.start, rows.stop, max(TILE // len(head), 1)):
                 share = scale * by_logprob[part, None]
-                logprobs = _adjust_tile(logits, rows, part, bias, adjust, wide).sub_(normaliser[part, None])
+                logprobs = adjust_tile(logits, rows, part, bias, adjust, wide).sub_(normaliser[part, None])
                 if entropy:  # dH/dlogits = -p (log p + H)
                     probs = logprobs.exp()
                     logprobs.masked_fill_(probs == 0, 0.0).add_(entropies[part, None])
                     by_logits = probs.mul_(logprobs.mul_(scale * by_entropy[part, None]).add_(share)).neg_()
                     by_logits.scatter_add_(1, targets[part, None], share)
                 else:
-                    by_logits = _logits_gradient(logprobs, share, targets[part, None])
-                _store(by_logits, logits, rows, part)
+                    by_logits = logits_gradient(logprobs, share, targets[part, None])
+                store_tile(by_logits, logits, rows, part)
             gradient.add(logits, rows)
         return *gradient.both, *[None] * 7
 
 
-class _Gradient:
+class HeadGradient:
     """The gradients of hidden states and head, accumulated chunk by chunk from the gradients of the logits."""
 
     def __init__(self, ctx: Any, hidden: Tensor, weight: Tensor) -> None:
-        self.hidden, self.head, self.wide = hidden, weight.to(hidden.dtype), _wide(hidden.dtype)
+        self.hidden, self.head, self.wide = hidden, weight.to(hidden.dtype), wide_of(hidden.dtype)
         self.by_hidden, self.dtype = torch.empty_like(hidden), weight.dtype
         trains = ctx.needs_input_grad[1]  # with LoRA the head does not train
         self.by_weight = torch.zeros(weight.shape, dtype=self.wide, device=weight.device) if trains else None
@@ -126,19 +126,19 @@ class _Gradient:
         return self.by_hidden, None if self.by_weight is None else self.by_weight.to(self.dtype)
 
 
-def _logits_gradient(logprobs: Tensor, share: Tensor, targets: Tensor) -> Tensor:
+def logits_gradient(logprobs: Tensor, share: Tensor, targets: Tensor) -> Tensor:
     """`share` [R 1] times d log p(target) / d logits, from log p [R V], which it overwrites."""
     return logprobs.exp_().mul_(-share).scatter_add_(1, targets, share)
 
 
-def _store(by_logits: Tensor, logits: Tensor, rows: slice, part: slice) -> None:
+def store_tile(by_logits: Tensor, logits: Tensor, rows: slice, part: slice) -> None:
     """Write the gradient over its logits. The copy is skipped if the gradient was computed in place there."""
     tile = logits[part.start - rows.start : part.stop - rows.start]
     if tile.data_ptr() != by_logits.data_ptr():
         tile.copy_(by_logits)
 
 
-def _adjust_tile(
+def adjust_tile(
     logits: Tensor, rows: slice, part: slice, bias: Tensor | None, adjust: Adjust, wide: torch.dtype
 ) -> Tensor:
     """The logits of the rows `part` within a chunk `rows`, with bias, after `adjust`."""
@@ -151,9 +151,11 @@ def _mean_logit(probs: Tensor, logits: Tensor) -> Tensor:
     return (probs * logits.masked_fill(probs == 0, 0.0)).sum(-1)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide_of(dtype: torch.dtype) -> torch.dtype:
+    """The precision of everything behind the product with the head."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _slices(start: int, stop: int, size: int) -> list[slice]:
+def slices(start: int, stop: int, size: int) -> list[slice]:
+    """From `start` to `stop` in slices of `size`, the last one perhaps smaller."""
     return [slice(begin, min(begin + size, stop)) for begin in range(start, stop, size)]

@@ -21,6 +21,7 @@ from lmgym.batch import Batch, PolicyOutputs, States
 from lmgym.core.errors import LmgymError, represent
 from lmgym.distributed.parts import whole
 from lmgym.distributed.ranks import ALONE, Ranks
+from lmgym.functional.divergences import Divergence
 from lmgym.models import hooks, lora, quantization, scoring
 from lmgym.models.attention import packed
 from lmgym.models.attention.rules import Rule
@@ -28,6 +29,7 @@ from lmgym.models.device import choose_tokens_per_forward
 from lmgym.models.distributions import action_logits, logprobs_of_states
 from lmgym.models.families import context_length, default_decoder_start, first_position, supports_fast_path, trunk_of
 from lmgym.models.skeleton import Skeleton
+from lmgym.models.teaching import compare
 
 VALUE_HEAD = "value_head.safetensors"
 
@@ -75,6 +77,7 @@ class Policy:
         self.decoder_start = decoder_start or (default_decoder_start(model) if self.encoder_decoder else ())
         self.value_head: nn.Linear | None = None  # on this model's own hidden states
         self.critic: Policy | None = None  # a separate model, whose value head is used instead
+        self.teacher: Policy | None = None  # whose distributions this one's are compared with; may be itself
         self.ranks: Ranks = ALONE  # the processes that share out its passes over a batch
         self.skeleton: Skeleton | None = None  # if each rank holds a part of the weights: to make whole copies
 
@@ -140,15 +143,18 @@ class Policy:
         values: bool = False,
         last_values: bool = False,
         logprob_gradient: Float[Tensor, "N T"] | None = None,
+        divergence: Divergence | None = None,
     ) -> PolicyOutputs:
         """Log-probabilities [N T] (nats) of the batch's actions, under the distribution that they were sampled from.
 
         With `entropy`, also the entropy of each of these distributions; with `values`, the value of the state before
-        each action; with `last_values`, the value of the state after each row's last action. All have gradients, unless
-        the caller turned gradients off. The fast path runs the model on real tokens only, and the LM head only on
+        each action; with `last_values`, the value of the state after each row's last action; with `divergence`, how far
+        each of these distributions is from the teacher's (models/teaching.py). All have gradients, unless the caller
+        turned gradients off. The fast path runs the model on real tokens only, and the LM head only on
         states that predict an action, in chunks, so logits [N T V] never exist. `logprob_gradient` is the gradient of
         the loss by the log-probabilities, if already known; it saves work and changes no result (fused_logprobs.py).
-        Raises LmgymError for an action in column 0, and for values without a value function.
+        Raises LmgymError for an action in column 0, for values without a value function, and for a divergence without
+        a teacher or together with the entropy.
         """
         batch = batch.to(self.device)
         row, column = batch.actions.nonzero(as_tuple=True)
@@ -162,7 +168,11 @@ class Policy:
         with self.precision():
             states = self.states(batch, *before)
             known = None if logprob_gradient is None else logprob_gradient[row, column]
-            logprobs, entropies = logprobs_of_states(self, batch, states, row, column, entropy, known)
+            divergences = None
+            if divergence is not None:
+                logprobs, divergences = compare(self, self._teacher(entropy), batch, states, row, column, divergence)
+            else:
+                logprobs, entropies = logprobs_of_states(self, batch, states, row, column, entropy, known)
             state_values = self._values(batch, states, *before) if values else None
 
         def column_of(numbers: Tensor) -> Tensor:
@@ -173,6 +183,7 @@ class Policy:
             entropy=column_of(entropies) if entropy else None,
             values=column_of(state_values[:count]) if state_values is not None else None,
             last_values=state_values[count:] if state_values is not None and last_values else None,
+            divergence=column_of(divergences) if divergences is not None else None,
         )
 
     def states(self, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> States:
@@ -390,9 +401,9 @@ class Policy:
         return copy.deepcopy(self.model) if self.skeleton is None else self.skeleton.filled(self.model)
 
     def with_model(self, model: PreTrainedModel) -> "Policy":
-        """A copy of this policy around another model, without a value function."""
+        """A copy of this policy around another model, without a value function or teacher."""
         other = copy.copy(self)
-        other.model, other.value_head, other.critic, other.skeleton = model, None, None, None
+        other.model, other.value_head, other.critic, other.teacher, other.skeleton = model, None, None, None, None
         return other
 
     def save_pretrained(self, folder: Path) -> None:
@@ -410,6 +421,12 @@ class Policy:
             save_file({"weight": self.value_head.weight.detach().contiguous()}, folder / VALUE_HEAD)
         if self.critic is not None:
             self.critic.save(folder / "critic")
+
+    def _teacher(self, entropy: bool) -> "Policy":
+        if self.teacher is None or entropy:
+            what = "has no teacher; name one (algorithm.teacher)" if not entropy else "gives no entropies beside it"
+            raise LmgymError(f"a divergence from a teacher was asked for, and the policy {what}")
+        return self.teacher
 
     def _values(self, batch: Batch, states: States, row: Tensor, column: Tensor) -> Float[Tensor, " R"]:
         critic, hidden = self, states.hidden

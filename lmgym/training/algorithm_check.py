@@ -52,6 +52,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
     if algorithm.requirements.values:
         add_critic(policy, separate=False)
     frozen = {key: _other(policy) for key in ("reference", "teacher")}
+    policy.teacher = frozen["teacher"]
     episodes = sample_episodes(max(algorithm.group_size, 2), policy)
 
     components = {"reward": 1.0} if algorithm.requirements.reward_components else None

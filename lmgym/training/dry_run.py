@@ -176,8 +176,11 @@ def _fit(report: Report, needs: Needs) -> None:
 
 
 def _teacher(config: Config, stage: Stage) -> Shapes | None:
+    """The model that is held beside the policy as its teacher."""
     teacher = stage.algorithm.requirements.teacher
-    return shapes_of(teacher_section(config.policy, teacher)) if teacher else None
+    if not teacher or teacher == "self":
+        return None
+    return shapes_of(config.policy if teacher == "initial" else teacher_section(config.policy, teacher))
 
 
 def _model(report: Report, policy: Policy) -> None:
@@ -233,7 +236,9 @@ def _time(report: Report, config: Config, stage: Stage, policy: Policy, tried: S
         return
     slower, teacher = crowding(policy, ranks), _teacher(config, stage)
     size_of_teacher = 0.0
-    if teacher is not None:
+    if stage.algorithm.requirements.teacher == "self":
+        size_of_teacher = 1.0
+    elif teacher is not None:
         size_of_teacher = teacher.parameters / sum(parameter.numel() for parameter in policy.model.parameters())
     measured = Measured(tried.answers, *(slower * seconds for seconds in (tried.seconds, *passes)))
     expected = step_seconds(config, stage, measured, ranks, size_of_teacher)

@@ -22,6 +22,7 @@ from lmgym.rollouts.rollout import Actor, demonstrate
 from lmgym.stats.calibration import Bin
 from lmgym.stats.intervals import Interval, mean_interval
 from lmgym.training import checkpoint
+from lmgym.training.callbacks import EvaluationEnd
 from lmgym.training.judgements import judgements
 from lmgym.training.run import Run
 from lmgym.training.setup import held_out_rewards
@@ -126,6 +127,7 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     for name, interval in results.items():
         record |= {name: interval.mean, f"{name}/low": interval.low, f"{name}/high": interval.high}
     run.writer.metrics(record)
+    run.callbacks.on_evaluation(EvaluationEnd(stage.config.name, stage.step, split, result.episodes, record))
     tracked = result.episodes[: config.logs.samples * section.samples : section.samples]  # the same prompts every time
     predictions = config.logs.predictions
     recorded = result.episodes if predictions is True else tracked

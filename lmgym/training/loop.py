@@ -21,8 +21,10 @@ from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.logs.console import Console
 from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens, version_lag
 from lmgym.rollouts.given_answers import labelled_steps, rated_answers
+from lmgym.rollouts.hints import hinted_episodes
 from lmgym.rollouts.play import exchanged, play, play_share
 from lmgym.rollouts.rollout import demonstrate, finished_episodes, groups_of
+from lmgym.training.callbacks import StepEnd
 from lmgym.training.evaluation_points import evaluate_now, finish, is_evaluated, record_evaluation
 from lmgym.training.run import Run
 from lmgym.training.sampler_gap import watch_gap
@@ -191,15 +193,19 @@ def collate_step(stage: StageRun, episodes: list[Episode], step: int) -> Batch:
     stage.gathered = time.perf_counter()
     policy, sampling, required = stage.run.policy, stage.config.sampling, stage.algorithm.requirements
     weights = {reward.name: reward.weight for reward in stage.rewards}
-    return collate(
-        [episode for episode in episodes if episode.selected],
+    build = partial(
+        collate,
         pad_id=policy.pad_id,
         temperature=sampling.temperature if required.answers == "policy" else 1.0,
         stop_ids=sorted({*policy.stop_ids, *sampling.stop_ids}),
         key=seeds.key(*stage.path, "update", step),
         limit=sampling.max_new_tokens,
-        weights=weights if required.reward_components else None,
     )
+    selected = [episode for episode in episodes if episode.selected]
+    batch = build(selected, weights=weights if required.reward_components else None)
+    if required.hint is None:
+        return batch
+    return batch.replace(hinted=build(hinted_episodes(selected, required.hint, stage.actor, stage.teacher_context)))
 
 
 def log_step(
@@ -236,6 +242,7 @@ def log_step(
         del record["reward"]  # no reward has judged the answers
     if stage.config.sampling.fixed_length:
         del record["truncated"]
+    record |= run.callbacks.on_step(StepEnd(stage.config.name, step, episodes, batch, record))
     run.writer.metrics(record)
     tracked = groups_of(episodes)[0]
     recorded = episodes if run.config.logs.rollouts == "all" else tracked

@@ -38,7 +38,7 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
         stage.algorithm.check_vocabulary(facts.vocabulary)
         if facts.vocabulary:
             check_sampling(config, stage, facts.vocabulary)
-        if teacher := stage.algorithm.requirements.teacher:
+        if (teacher := stage.algorithm.requirements.teacher) and teacher not in OWN_TEACHERS:
             check_teacher(config.policy, teacher)
     check_cut(config)
     chat = next((e for own in examples for e in own if not isinstance(e.prompt, str)), None)
@@ -135,6 +135,9 @@ def kept_bytes(stage: Stage, vocabulary: int) -> int:
     restricted = stage.algorithm.restriction is not None
     each = packed_bytes(vocabulary) if restricted else stage.sampling.kept_bytes(vocabulary)
     return stage.prompts_per_step * stage.algorithm.group_size * stage.sampling.max_new_tokens * each
+
+
+OWN_TEACHERS = ("self", "initial")  # the policy itself, as it is now, or as it was when the stage began
 
 
 def teacher_section(section: PolicySection, name: str) -> PolicySection:

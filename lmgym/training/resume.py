@@ -34,6 +34,7 @@ MAY_CHANGE = {  # a key of a recipe, or a section: those of a stage without the 
     "env.seconds": FREE,
     "env.workers": FREE,
     "plugins": RECORDED,
+    "callbacks": FREE,
     "engine": RECORDED,
     "engine.name": FREE,  # the units in "machine" make the bits
     "engine.unit": FREE,  # as threads

@@ -32,6 +32,7 @@ from lmgym.logs.trace_folder import TraceFolder
 from lmgym.logs.writer import Writer, at_once, disk_errors, make_folder
 from lmgym.models.load import PolicySection
 from lmgym.models.policy import Policy
+from lmgym.training.callbacks import Callbacks
 from lmgym.training.sampler_gap import GapLimits
 from lmgym.types import Example
 
@@ -93,6 +94,7 @@ class Run:
     fingerprint: dict[str, Any]  # what each checkpoint says of data, recipe and machine, see fingerprint.py
     gap_limits: GapLimits  # of the sampler's gap, while it trains
     traces: TraceFolder | None = None  # of the first rank, unless the recipe keeps none
+    callbacks: Callbacks = field(default_factory=Callbacks)  # of the first rank
     asked_to_stop: bool = False  # by a signal to this process
     interrupted: bool = False  # all ranks know of it, see `agree_to_stop`
     _opened: ExitStack = field(default_factory=ExitStack, repr=False)

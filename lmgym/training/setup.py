@@ -33,6 +33,7 @@ from lmgym.rollouts.evaluate import Evaluation, evaluate
 from lmgym.rollouts.rollout import Actor
 from lmgym.tasks.base import load_task
 from lmgym.training import checkpoint, fingerprint
+from lmgym.training.callbacks import Callbacks, make_callbacks
 from lmgym.training.engines import engine_sentence, make_engine, open_engine
 from lmgym.training.machine import Machine, choose_machine
 from lmgym.training.preflight import check_fit, check_model
@@ -49,6 +50,7 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
     Example: with start(load_config("quickstart", ["out=runs/mine"])) as run: ..."""
     console = (console or Console()) if ranks.first else Console(quiet=True)
     folder = Path(config.out or "runs/run")
+    callbacks = make_callbacks(config) if ranks.first else Callbacks()
     machine = choose_machine(config, folder)  # threads and precision, chosen once
     data = load_data(config)  # examples of all stages and splits; rewards find their references
     weights, progress = find_progress(config, folder, console.warn, ranks)
@@ -73,7 +75,11 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
         console.say(policy.path_sentence)
         limits = gap_limits(config.engine, proofs[-1])
         policy.ranks = ranks
-        return open_run(config, folder, machine, data, policy, engine, limits, weights, progress, stands_on, console)
+        if weights is not None:
+            callbacks.load_state_dict(checkpoint.read_state(weights).get("callbacks", {}))
+        run = open_run(config, folder, machine, data, policy, engine, limits, weights, progress, stands_on, console)
+        run.callbacks = callbacks
+        return run
     except BaseException:
         engine.close()
         raise

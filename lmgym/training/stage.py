@@ -18,6 +18,7 @@ from lmgym.logs.doctor_facts import facts_of
 from lmgym.models import lora
 from lmgym.models.critic import add_critic
 from lmgym.models.load import load_policy
+from lmgym.models.policy import Policy
 from lmgym.models.sharding import shard_policy
 from lmgym.rewards import pooled
 from lmgym.rewards.base import Reward, build_rewards
@@ -27,7 +28,7 @@ from lmgym.training import checkpoint
 from lmgym.training.ahead import Ahead
 from lmgym.training.fingerprint import checksum
 from lmgym.training.frozen_models import FrozenModels
-from lmgym.training.preflight import teacher_section
+from lmgym.training.preflight import OWN_TEACHERS, teacher_section
 from lmgym.training.run import Run
 from lmgym.training.setup import held_out_rewards, make_actor, make_envs
 from lmgym.updates.optimizer import Optimizer, make_optimizer
@@ -92,6 +93,12 @@ class StageRun:
         return replace(self.actor, engine=self.run.engine.restricted(restriction, mask)) if restriction else self.actor
 
     @property
+    def teacher_context(self) -> int | None:
+        """How many tokens the teacher reads; None if it does not say, or if there is none."""
+        teacher = self.frozen_models.models.get("teacher")
+        return teacher.context if isinstance(teacher, Policy) else None
+
+    @property
     def writes_files(self) -> bool:
         """False on all ranks but the first."""
         return self.run.ranks.first
@@ -119,7 +126,8 @@ def begin_stage(run: Run) -> StageRun:
         add_critic(run.policy, separate=config.policy.critic == "separate")
     envs = make_envs(config, section.env)
     frozen = _frozen_models(run, section, algorithm)
-    opponent = frozen.copies.get("opponent")
+    teacher, opponent = frozen.models.get("teacher"), frozen.copies.get("opponent")
+    run.policy.teacher = teacher if isinstance(teacher, Policy) else None
     stage = StageRun(
         run=run,
         index=index,
@@ -179,6 +187,8 @@ def save_checkpoint(stage: StageRun) -> None:
         "teacher": stage.frozen_models.teacher if begun else None,
         "records": dict(run.writer.counts),
     }
+    if states := run.callbacks.state_dict():
+        state["callbacks"] = states
     run.writer.sync()  # the records are on the disk before the checkpoint that counts them
     if run.traces is not None:
         run.traces.sync()
@@ -186,6 +196,7 @@ def save_checkpoint(stage: StageRun) -> None:
     ahead = stage.ahead.state() if begun else {}
     saved = checkpoint.save(run.folder / "checkpoints", policy, moments, algorithm, state, run.fingerprint, ahead)
     stage.frozen_models.prune(_readable_states(checkpoint.prune(saved, run.config.checkpoint.keep)))
+    run.callbacks.on_save(saved)
 
 
 def _readable_states(saved: Iterable[Path]) -> Iterator[dict[str, Any]]:
@@ -225,7 +236,9 @@ def _frozen_models(run: Run, section: Stage, algorithm: Algorithm) -> FrozenMode
     progress, required = run.progress, algorithm.requirements
     sharded = run.policy.skeleton is not None
     frozen = FrozenModels(run.folder, progress.stage_index, run.section, run.config.seed, sharded)
-    if required.teacher:
+    if required.teacher == "self":
+        frozen.models["teacher"] = run.policy
+    elif required.teacher and required.teacher not in OWN_TEACHERS:
         teacher = load_policy(teacher_section(run.section, required.teacher), run.config.seed)
         teacher.ranks = run.ranks
         frozen.teacher = checksum(teacher.model.parameters())
@@ -242,6 +255,7 @@ def _frozen_models(run: Run, section: Stage, algorithm: Algorithm) -> FrozenMode
     taken = saved.get("copies", {})
     opponent = "frozen" in (section.env.get("opponent"), section.env.get("user"))
     wanted = {"reference": required.reference, "mask": required.mask, "opponent": opponent}
+    wanted["teacher"] = required.teacher == "initial"
     for name in (name for name, is_wanted in wanted.items() if is_wanted):
         if name == "reference" and progress.stage_index == 0 and lora.has_adapter(run.policy.model) and not taken:
             frozen.models[name] = lora.AdapterDisabledPolicy(run.policy)  # the model before its adapters

@@ -1,6 +1,7 @@
 """The first-order driver: epochs of minibatches, and one optimizer step on each of them."""
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -129,12 +130,13 @@ def _micro_batch(
     # Forward. If the loss's gradient by the log-probabilities is known beforehand, the head's backward is cheaper.
     required = algorithm.requirements
     logprob_gradient = None
-    if first and not required.entropy:
+    if first and not required.entropy and required.divergence is None:
         logprob_gradient = constant_logprob_gradient(
             batch, compute_losses, required.values, torch.promote_types(policy.compute, torch.float32)
         )
+    taught: dict[str, Any] = {} if required.divergence is None else {"divergence": required.divergence}
     new = policy.compute_logprobs(
-        batch, entropy=required.entropy, values=required.values, logprob_gradient=logprob_gradient
+        batch, entropy=required.entropy, values=required.values, logprob_gradient=logprob_gradient, **taught
     )
     if first:
         batch = batch.replace(logprobs_old=new.logprobs.detach())

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping
 
+from torch import Tensor
+
 from lmgym.algorithms.base import Algorithm
 from lmgym.batch import Batch
 from lmgym.core.errors import LmgymError
@@ -30,9 +32,17 @@ def prepare(batch: Batch, policy: TrainablePolicy, copies: Mapping[str, FrozenPo
         batch = batch.replace(logprobs_old=old.logprobs, values=old.values, last_values=old.last_values)
     if required.reference:
         batch = batch.replace(logprobs_ref=copies["reference"].compute_logprobs_no_grad(batch).logprobs)
-    if required.teacher:
-        batch = batch.replace(logprobs_teacher=copies["teacher"].compute_logprobs_no_grad(batch).logprobs)
+    if required.teacher and required.divergence is None:
+        batch = batch.replace(logprobs_teacher=_teacher_logprobs(batch, copies["teacher"]))
     return algorithm.advantages(batch)
+
+
+def _teacher_logprobs(batch: Batch, teacher: FrozenPolicy) -> Tensor:
+    """The teacher's log-probabilities [N T] of the actions, behind the prompts that it reads."""
+    if batch.hinted is None:
+        return teacher.compute_logprobs_no_grad(batch).logprobs
+    found = teacher.compute_logprobs_no_grad(batch.hinted).logprobs
+    return found.new_zeros(batch.actions.shape).masked_scatter_(batch.actions, found[batch.hinted.actions])
 
 
 def _check_ids(batch: Batch, vocabulary: int) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lmgym.batch import Batch, PolicyOutputs, States
 from lmgym.distributed.ranks import Ranks
+from lmgym.functional.divergences import Divergence
 
 
 class FrozenPolicy(Protocol):
@@ -60,6 +61,7 @@ class TrainablePolicy(Protocol):
         values: bool = False,
         last_values: bool = False,
         logprob_gradient: Float[Tensor, "N T"] | None = None,
+        divergence: Divergence | None = None,
     ) -> PolicyOutputs:
         """Log-probabilities of the actions of a batch that fits one forward pass, with gradient."""
 

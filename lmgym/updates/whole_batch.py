@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm
 from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core.errors import LmgymError
 from lmgym.functional.reductions import masked_mean
 from lmgym.updates.protocols import TrainablePolicy, UpdateWatcher
 
@@ -24,6 +25,10 @@ def whole_batch_gradient(
     """
     # 1. What the policy says of all rows: the leaves of the loss.
     required = algorithm.requirements
+    if required.divergence is not None:
+        raise LmgymError(
+            f"{type(algorithm).__name__}: batch_loss gets no divergence from a teacher; write a loss by tokens"
+        )
     said = policy.compute_logprobs_no_grad(batch, required.values, required.values, required.entropy)
     if first:
         batch = batch.replace(logprobs_old=said.logprobs)

@@ -51,6 +51,7 @@ SYMBOLS = {  # symbol: what it is, and the column that holds it ("": a field or 
     "w": ("importance weight: trainer's over sampler's probability, cut or left out", "importance/mean"),
     "H": ("entropy of the token's distribution", "entropy"),
     "V": ("value that the critic predicted", "values"),
+    "D": ("divergence of the token's distribution from the teacher's", "loss/divergence"),
     "G": ("return: what the critic should have predicted", "returns"),
     "L": ("tokens of the turn", ""),
     "on": ("1 where the advantage is not 0", ""),
@@ -200,11 +201,22 @@ def _of_turns(fields: Fields) -> str:
     return f"the discounted rewards from the turn on, cut to return_low and return_high{less}"
 
 
+def _of_group_or_none(fields: Fields) -> str:
+    if not fields.get("reward_coefficient"):
+        return "none: the divergence from the teacher trains each token"
+    return "reward_coefficient times the score, centred in its group"
+
+
 def _of_teacher(fields: Fields) -> str:
     score = ", and reward_coefficient times the score, centred in its group" if fields.get("reward_coefficient") else ""
     if fields.get("source") == "references":
         return "1"
     return f"log-probability under the teacher less that under the sampled policy{score}"
+
+
+def _whole_distributions(fields: Fields) -> list[Term]:
+    terms = _policy_gradient(fields) if fields.get("reward_coefficient") else []
+    return [Term("divergence", "D"), *terms]
 
 
 GROUP = Family(_grpo, _of_group)
@@ -229,4 +241,5 @@ FAMILIES: Mapping[str, Family] = {  # by registered name; a plug-in's terms are 
     "raft": Family(_likelihood, lambda fields: "1"),
     "supervised": Family(_likelihood, lambda fields: "1"),
     "distill": Family(_policy_gradient, _of_teacher),
+    "gkd": Family(_whole_distributions, _of_group_or_none),
 }

@@ -22,7 +22,7 @@ from lmgym.models.policy import Policy
 from lmgym.training.algorithm_check import check_algorithm
 from tests import models, runs
 
-NEEDED: dict[str, dict[str, Any]] = {"distill": {"teacher": "builtin:tiny"}}
+NEEDED: dict[str, dict[str, Any]] = {name: {"teacher": "builtin:tiny"} for name in ("distill", "gkd")}
 
 
 @pytest.mark.slow

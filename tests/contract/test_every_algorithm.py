@@ -67,7 +67,7 @@ class Quiz:
 
 def algorithm_section(name: str, model: str) -> dict[str, Any]:
     needed = dict(NEEDED.get(name, {}))
-    if name == "distill":
+    if name in ("distill", "gkd"):
         needed["teacher"] = model  # the built-in size of it, which is not the policy's
     return {"name": name, **needed}
 

@@ -68,8 +68,9 @@ def test_the_docs_show_an_algorithm_a_reward_a_task_and_the_loop() -> None:
 
 @pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("name", PLUGINS)
-def test_a_snippet_trains_two_steps_as_a_plugin(name: str, tmp_path: Path) -> None:
+def test_a_snippet_trains_two_steps_as_a_plugin(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = write(tmp_path, name)
+    monkeypatch.syspath_prepend(tmp_path)  # a callback is named by its module
     recipe = runs.write(tmp_path / "recipe.yaml", steps=2)
     overrides = [f"plugins=[{plugin}]", f"out={tmp_path / 'run'}", SNIPPETS[name].override]
     train(load_config(recipe, overrides), Console(quiet=True))
@@ -254,6 +255,7 @@ def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
         {"name": "trpo"},
         {"name": "nlpo", "min_tokens_to_keep": 5},
         {"name": "distill", "teacher": "builtin:tiny"},
+        {"name": "gkd", "teacher": "builtin:tiny"},
         {"name": "reinforce_stable"},
         {"name": "sapo", "importance_cap": 2.0, "mismatch_bound": 2.0},
         {"name": "top_entropy", "group_size": 4, "minibatches": 1},
@@ -281,7 +283,7 @@ def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
 
 def general(key: str) -> str:
     """A key as the glossary writes it; the run's rewards are length and regex, and a metric is distinct_1."""
-    key = re.sub(r"^loss/(?!value$|entropy$).*", "loss/NAME", key)
+    key = re.sub(r"^loss/(?!value$|entropy$|divergence$).*", "loss/NAME", key)
     return re.sub(
         r"^(reward/)?(?:length|regex|distinct_1|final_answer)(?:(/(?:pass|maj|best)@)\d)?(/corpus)?$",
         lambda m: f"{m[1] or ''}NAME{m[2] + 'K' if m[2] else ''}{m[3] or ''}",

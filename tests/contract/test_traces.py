@@ -485,6 +485,7 @@ COLUMNS: dict[str, tuple[set[str], set[str]]] = {  # of an algorithm: on all row
         {"loss/policy", "loss/value", "weight/policy", "weight/value", "ratio/mean", "ratio/clipped", "kl/old"},
     ),
     "distill": ({"advantages", "logprobs_teacher"}, {"loss/policy", "weight/policy", "kl/teacher"}),
+    "gkd": ({"advantages", "logprobs_old"}, {"loss/divergence", "weight/divergence"}),
     "reinforce mean": ({"advantages"}, {"loss/policy", "weight/policy"}),
 }
 
@@ -492,7 +493,7 @@ COLUMNS: dict[str, tuple[set[str], set[str]]] = {  # of an algorithm: on all row
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COLUMNS)
 def test_an_algorithm_records_what_it_has(name: str, tmp_path: Path) -> None:
-    changes = {"rewards": None} if name == "distill" else {}
+    changes = {"rewards": None} if name in ("distill", "gkd") else {}
     folder = trained(tmp_path / "run", algorithm=ALGORITHMS[name], **changes)
     prepared, computed = COLUMNS[name]
     sampler = set() if name == "supervised" else {"logprobs_sampler"}

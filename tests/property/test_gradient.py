@@ -18,6 +18,7 @@ from torch import Tensor
 from lmgym.algorithms.actor_critic import A2C, PPO
 from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.distill import Distill
+from lmgym.algorithms.gkd import GKD
 from lmgym.algorithms.grpo import GRPO
 from lmgym.algorithms.raft import RAFT
 from lmgym.algorithms.reinforce import RLOO, Reinforce
@@ -27,7 +28,7 @@ from lmgym.algorithms.replay import Replay
 from lmgym.algorithms.supervised import Supervised
 from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.core.errors import LmgymError
-from lmgym.models import fused_logprobs
+from lmgym.models import fused_divergence, fused_logprobs
 from lmgym.models.policy import Policy
 from lmgym.models.skeleton import Skeleton
 from lmgym.types import Episode, Example, Turn
@@ -56,10 +57,12 @@ ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "raft": lambda: RAFT(group_size=4),
     "distill": lambda: Distill(teacher="another"),
     "distill, discounted, rewards": lambda: Distill(teacher="another", gamma=0.9, reward_coefficient=0.5, group_size=4),
+    "gkd": lambda: GKD(teacher="another"),
+    "gkd, rewards": lambda: GKD(teacher="another", divergence="jsd", reward_coefficient=0.5, group_size=4),
     "replay": lambda: Replay(group_size=4),
     "replay, truncated": lambda: Replay(group_size=4, truncate=2.0),
 }
-ALL_ROWS = ("supervised", "ppo", "a2c", "raft", "distill")  # and those with a penalty: rows without credit train too
+ALL_ROWS = ("supervised", "ppo", "a2c", "raft", "distill", "gkd")  # and penalties: rows without credit train too
 MAKE: dict[str, Callable[..., Any]] = {"llama": models.llama, "gpt2": models.gpt2}
 TOLERANCE = 1e-6
 
@@ -72,6 +75,7 @@ numbers = st.integers(0, 2**31)
 @functools.cache
 def policy_of(model: str, seed: int = 0, fast: bool = True) -> Policy:
     policy = Policy(models.in_double(MAKE[model](seed)), models.tokenizer(), compute=torch.float64, fast=fast)
+    policy.teacher = policy_of(model, 1) if seed == 0 else None
     return models.with_value_head(policy)
 
 
@@ -271,7 +275,7 @@ def test_rows_without_advantage_change_nothing_and_cost_nothing(name: str, model
             return batch.actions.any(1)
 
     counting = Counting(policy_of(model).model, models.tokenizer(), compute=torch.float64)
-    counting.value_head = policy_of(model).value_head
+    counting.value_head, counting.teacher = policy_of(model).value_head, policy_of(model).teacher
     found, metrics = models.gradient(algorithm, counting, batch)
     everything = Everything.__new__(Everything)
     everything.__dict__.update(vars(algorithm))
@@ -352,6 +356,7 @@ def test_the_ratio_of_the_first_step_is_exactly_one(model: str, double: bool, se
 DEPENDING = {
     *("grpo constant, kl", "grpo token, kl, scaled", "reinforce_stable, kl", "reinforce_stable, kl of llm_rl"),
     *("ppo, kl, entropy", "replay", "replay, truncated"),
+    *("gkd", "gkd, rewards"),  # not by the log-probabilities alone
 }
 
 
@@ -363,7 +368,7 @@ def test_a_first_step_does_the_heads_work_once_and_what_it_promises_changes_no_b
     takes it over; elsewhere backward forms it. Never both."""
     made, given = [], []
 
-    class Counted(fused_logprobs._Gradient):
+    class Counted(fused_logprobs.HeadGradient):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             made.append(1)
@@ -378,7 +383,8 @@ def test_a_first_step_does_the_heads_work_once_and_what_it_promises_changes_no_b
     algorithm, batch = ready(name, "llama", 5)
     policy = cut(policy_of("llama"), 10_000)
     policy.__class__ = Heard
-    monkeypatch.setattr(fused_logprobs, "_Gradient", Counted)
+    for module in (fused_logprobs, fused_divergence):
+        monkeypatch.setattr(module, "HeadGradient", Counted)
     told, metrics = models.gradient(algorithm, policy, batch, first=True)
     assert len(given) == len(made) == 1
     assert given == [name not in DEPENDING]

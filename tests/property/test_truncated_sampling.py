@@ -259,6 +259,7 @@ TRAINED: dict[str, dict[str, Any]] = {
     "trpo": {"name": "trpo", "kl_coefficient": 0.1},
     "replay": {"name": "replay", "group_size": 4, "replayed": 3, "capacity": 9, "max_age": 4},
     "distill": {"name": "distill", "teacher": "builtin:tiny"},
+    "gkd": {"name": "gkd", "teacher": "builtin:tiny", "divergence": "jsd"},
 }
 
 
@@ -266,7 +267,11 @@ TRAINED: dict[str, dict[str, Any]] = {
 @pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize(
     "name",
-    ["grpo, reference", "replay", *(pytest.param(n, marks=pytest.mark.slow) for n in ("ppo", "trpo", "distill"))],
+    [
+        "grpo, reference",
+        "replay",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("ppo", "trpo", "distill", "gkd")),
+    ],
 )
 def test_runs_resume_bit_for_bit(name: str, tmp_path: Path) -> None:
     rules = {"top_k": 7} if name in ("replay", "ppo") else {"top_k": 40, "top_p": 0.9, "min_p": 0.01}

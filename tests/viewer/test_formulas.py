@@ -40,6 +40,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("reinforce_stable", {}),
     ("raft", {"group_size": 3}),
     ("distill", {"teacher": "a", "gamma": 0.5}),
+    ("gkd", {"teacher": "a", "reward_coefficient": 0.5, "group_size": 3}),
 ]
 
 
@@ -68,7 +69,7 @@ def random_batch(seed: int = 0) -> tuple[Batch, PolicyOutputs]:
         baseline=torch.rand(6, generator=generator, dtype=torch.float64),
     )  # fmt: skip
     now = (old + 1.2 * (numbers() - 0.5)).requires_grad_()
-    return batch, PolicyOutputs(logprobs=now, entropy=numbers(), values=batch.values)
+    return batch, PolicyOutputs(logprobs=now, entropy=numbers(), values=batch.values, divergence=numbers())
 
 
 def row_of(batch: Batch, new: PolicyOutputs, columns: dict[str, Tensor], number: int) -> TraceRow:

@@ -1,0 +1,116 @@
+"""Distillation on whole distributions: at each token the student's from the teacher's (GKD, arXiv 2306.13649)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Gt, Lt
+from jaxtyping import Bool
+from torch import Tensor
+
+from lmgym.algorithms.base import Algorithm, Terms
+from lmgym.algorithms.requirements import Requirements
+from lmgym.batch import Batch, PolicyOutputs
+from lmgym.core.constraints import Coefficient, Rule
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
+from lmgym.functional import advantages as credit
+from lmgym.functional.divergences import Divergence, DivergenceName
+from lmgym.functional.losses import policy_gradient
+
+Between = Annotated[
+    float, Gt(0), Lt(1), Rule("it must lie between 0 and 1; at its ends write forward_kl or reverse_kl")
+]
+
+
+@register("algorithm", "gkd")
+@dataclass(kw_only=True)
+class GKD(Algorithm):
+    """loss = mean over tokens of D(p_t, q_t) - reward_coefficient * A log pi(y_t), A = R - mean R of the group.
+
+    p_t and q_t are the next-token distributions of student and teacher behind the text before token t, which the
+    student has sampled (source: student; it is not differentiated through) or a reference holds (source: references).
+    The divergence D is a sum over the whole vocabulary, where `distill` has its estimate by the one sampled token.
+
+    Example: the policy learns from itself, with the solution in the prompt:
+        >>> GKD(teacher="self", hint="{prompt}\\n\\nA correct solution: {reference}\\n\\nSolve it in your own words.")
+    """
+
+    teacher: str | None = None
+    """Hub id, local folder or built-in name of a model with the policy's tokenizer; or, with a hint, the policy itself:
+    "self" as it is at each step, "initial" as it was when the stage began."""
+    source: Literal["student", "references"] = "student"
+    """Whose texts are trained on: the student's own answers, or the task's references."""
+    divergence: DivergenceName = "reverse_kl"
+    """reverse_kl: KL(student || teacher); forward_kl: KL(teacher || student); jsd: between them."""
+    beta: Between = 0.5
+    """Where jsd lies between forward_kl (towards 0) and reverse_kl (towards 1); for jsd alone."""
+    hint: str | None = None
+    """The prompt that the teacher reads: {prompt} is the policy's own, {reference} the example's first reference, and
+    another name in braces an entry of the example's meta. None: the same prompt."""
+    reward_coefficient: Coefficient = 0.0
+    """Weight of the score, centred in its group, beside the divergence."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_teacher_and_hint("gkd", self.teacher, self.hint)
+        if not self.teacher:
+            raise LmgymError("algorithm.teacher is missing; name the model whose distributions gkd learns from")
+        if self.divergence != "jsd" and self.beta != 0.5:
+            raise LmgymError(f"algorithm.beta is for divergence jsd, and it is {self.divergence}; remove beta")
+        if not self.reward_coefficient:
+            return
+        if self.source == "references":
+            raise LmgymError("algorithm.reward_coefficient is for sampled answers; remove it, or write source: student")
+        if self.group_size < 2:
+            raise LmgymError(
+                f"algorithm.group_size is {self.group_size}; reward_coefficient compares the answers of a group, so "
+                "gkd needs at least 2"
+            )
+        if self.optimizer_steps > 1:
+            raise LmgymError(
+                "gkd has no ratio to correct the score's term for a second step; set epochs and minibatches to 1"
+            )
+
+    @property
+    def requirements(self) -> Requirements:
+        answers: Literal["policy", "references"] = "policy" if self.source == "student" else "references"
+        compared = Divergence(self.divergence, self.beta)
+        return Requirements(
+            answers=answers,
+            teacher=self.teacher,
+            divergence=compared,
+            hint=self.hint,
+            reward=self.reward_coefficient > 0,
+        )
+
+    def advantages(self, batch: Batch) -> Batch:
+        advantages = torch.zeros_like(batch.actions, dtype=batch.score.dtype)
+        if self.reward_coefficient:
+            centred = credit.group_centred(batch.score, batch.episode, batch.group)
+            advantages = self.reward_coefficient * batch.per_token(centred)
+        return batch.replace(advantages=advantages)
+
+    def active(self, batch: Batch) -> Bool[Tensor, " N"]:
+        return batch.actions.any(1)
+
+    def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
+        terms: Terms = {"divergence": (new.require("divergence"), "token")}
+        if self.reward_coefficient:
+            terms["policy"] = (policy_gradient(new.logprobs, batch.require("advantages")), "token")
+        return terms, {}
+
+
+def check_teacher_and_hint(name: str, teacher: str | None, hint: str | None) -> None:
+    """Raise LmgymError for a hint without the prompt, and for a policy that would learn from itself without a hint."""
+    if hint is not None and "{prompt}" not in hint:
+        raise LmgymError(
+            "algorithm.hint has no {prompt} in it, so the teacher would not see the problem; write, for example, "
+            '"{prompt} (The answer is {reference}.)"'
+        )
+    if teacher == "self" and hint is None:
+        raise LmgymError(
+            f"algorithm.teacher is self, and without a hint {name} has nothing to learn there: the teacher says what "
+            "the policy says; write algorithm.hint, or name another teacher"
+        )

@@ -1,0 +1,119 @@
+"""The divergence of a student from a teacher over the whole vocabulary, from the hidden states of both.
+
+As fused_logprobs.py does for log-probabilities, it works in chunks of rows, so that neither model's logits [R V] ever
+exist: memory grows with R x H, and not with R x V. Backward computes both logits of a chunk again.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lmgym.functional.divergences import Divergence
+from lmgym.models import fused_logprobs
+from lmgym.models.fused_logprobs import Adjust, HeadGradient, adjust_tile, logits_gradient, slices, store_tile, wide_of
+
+# From a slice of the R rows to the teacher's own logits of them, W tokens wide.
+TeacherLogits = Callable[[slice], Float[Tensor, "r W"]]
+
+
+class FusedDivergence(torch.autograd.Function):
+    """Log-probability of each target [R] under the student, and the divergence of its distribution [R], in nats.
+
+    apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, chunk, divergence, teacher_logits)
+
+    `adjust`, `scale` and `chunk` are those of `FusedLogprobs`; `adjust` is applied to the teacher's logits too. The
+    teacher has no gradient, and must say the same in backward. Where its head has another size than the student's, see
+    `shared_logprobs`.
+
+    Example:
+        >>> logprobs, divergences = FusedDivergence.apply(
+        ...     hidden, head.weight, None, targets, lambda z, rows: z, 1.0, 64, Divergence("reverse_kl"), teacher_logits
+        ... )
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Float[Tensor, "R H"],
+        weight: Float[Tensor, "V H"],
+        bias: Float[Tensor, " V"] | None,
+        targets: Int[Tensor, " R"],
+        adjust: Adjust,
+        scale: float,
+        chunk: int,
+        divergence: Divergence,
+        teacher_logits: TeacherLogits,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        ctx.settings = adjust, scale, chunk, divergence, teacher_logits
+        logprobs, divergences = (hidden.new_zeros(len(hidden), dtype=wide_of(hidden.dtype)) for _ in range(2))
+        head = weight.to(hidden.dtype)
+        for tile in _tiles(hidden, head, bias, adjust, chunk, teacher_logits):
+            student = tile.student.log_softmax(-1)
+            logprobs[tile.part] = student.gather(1, targets[tile.part, None])[:, 0]
+            divergences[tile.part] = divergence.of(*shared_logprobs(student, tile.teacher))[0]
+        return logprobs, divergences
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, by_logprob: Tensor, by_divergence: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets = ctx.saved_tensors
+        adjust, scale, chunk, divergence, teacher_logits = ctx.settings
+        head, gradient = weight.to(hidden.dtype), HeadGradient(ctx, hidden, weight)
+        for tile in _tiles(hidden, head, bias, adjust, chunk, teacher_logits):
+            part, student = tile.part, tile.student.log_softmax(-1)
+            _, by_shared = divergence.of(*shared_logprobs(student, tile.teacher))
+            by_logits = logits_gradient(student, scale * by_logprob[part, None], targets[part, None])
+            by_logits[:, : by_shared.shape[1]].addcmul_(by_shared, scale * by_divergence[part, None])
+            store_tile(by_logits, tile.chunk, tile.rows, part)
+            if part.stop == tile.rows.stop:  # the chunk is complete
+                gradient.add(tile.chunk, tile.rows)
+        return *gradient.both, *[None] * 7
+
+
+def shared_logprobs(
+    student: Float[Tensor, "R V"], teacher_logits: Float[Tensor, "R W"]
+) -> tuple[Float[Tensor, "R S"], Float[Tensor, "R S"]]:
+    """The log-probabilities of both on the tokens that both have, S = min(V, W), from the student's log-probabilities
+    and the teacher's logits. Heads of one tokenizer may be padded to different sizes: what only one has is never a
+    token of a text, and each distribution is renormalised without it."""
+    shared = min(student.shape[1], teacher_logits.shape[1])
+    own = student if student.shape[1] == shared else student[:, :shared].log_softmax(-1)
+    return own, teacher_logits[:, :shared].log_softmax(-1)
+
+
+class _Tile(NamedTuple):
+    """Some rows (`part`) of a chunk of them (`rows`): logits of both, adjusted, and the student's own of the chunk."""
+
+    rows: slice
+    chunk: Tensor
+    part: slice
+    student: Tensor
+    teacher: Tensor
+
+
+def _tiles(
+    hidden: Tensor, head: Tensor, bias: Tensor | None, adjust: Adjust, chunk: int, teacher_logits: TeacherLogits
+) -> Iterator[_Tile]:
+    """All rows, tile by tile. What is written into a tile's `chunk` stays until the chunk's last tile is done."""
+    wide = wide_of(hidden.dtype)
+    buffer = hidden.new_empty(min(chunk, len(hidden)), len(head))
+    for rows in slices(0, len(hidden), chunk):
+        logits = torch.mm(hidden[rows], head.T, out=buffer[: rows.stop - rows.start])
+        taught = teacher_logits(rows)
+        for part in slices(rows.start, rows.stop, max(fused_logprobs.TILE // len(head), 1)):
+            student = adjust_tile(logits, rows, part, bias, adjust, wide)
+            own = taught[part.start - rows.start : part.stop - rows.start].to(wide)
+            yield _Tile(rows, logits, part, student, adjust_teacher(own, part, len(head), adjust))
+
+
+def adjust_teacher(logits: Float[Tensor, "r W"], part: slice, vocabulary: int, adjust: Adjust) -> Float[Tensor, "r W"]:
+    """The teacher's logits of the rows `part` after `adjust`, which knows the student's `vocabulary` alone."""
+    width = logits.shape[1]
+    if width < vocabulary:
+        return adjust(torch.nn.functional.pad(logits, (0, vocabulary - width)), part)[:, :width]
+    return adjust(logits[:, :vocabulary], part)

@@ -1,0 +1,151 @@
+"""A teacher beside a policy: how far the policy's distributions are from the teacher's, over the whole vocabulary."""
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lmgym.batch import Batch, States
+from lmgym.core.errors import LmgymError
+from lmgym.distributed.parts import whole
+from lmgym.functional.divergences import Divergence
+from lmgym.models.distributions import action_logits
+from lmgym.models.fused_divergence import FusedDivergence, TeacherLogits, adjust_teacher, shared_logprobs
+from lmgym.models.scoring import ScoringModel
+
+
+class Teacher(ScoringModel, Protocol):
+    """What is needed of a teacher (models/policy.py describes each member)."""
+
+    vocabulary: int
+
+    def states(self, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> States: ...
+
+    def precision(self) -> Any: ...
+
+
+class Compared(NamedTuple):
+    """Of R actions, in nats: their log-probabilities under the policy, and how far its distributions are from the
+    teacher's. Example: compare(policy, teacher, batch, states, row, column, divergence).divergences"""
+
+    logprobs: Float[Tensor, " R"]
+    divergences: Float[Tensor, " R"]
+
+
+def compare(
+    model: ScoringModel,
+    teacher: Teacher,
+    batch: Batch,
+    states: States,
+    row: Int[Tensor, " R"],
+    column: Int[Tensor, " R"],
+    divergence: Divergence,
+) -> Compared:
+    """Compare a policy with its teacher at the actions (row, column), whose hidden states are the first R of `states`.
+
+    The teacher reads `batch.hinted`, if there is one, else the same rows; it has no gradient. Temperature, excluded
+    stop ids and kept sets are those that the actions were sampled with, for both. The logits of `model.head_chunk`
+    actions exist at a time.
+    """
+    teacher_logits = _teacher_logits(teacher, batch)
+
+    def adjust(logits: Tensor, part: slice) -> Tensor:
+        return action_logits(logits, batch, row[part], column[part])
+
+    head: Any = model.model.get_output_embeddings()
+    if states.logits is None and _is_plain(head):
+        hidden = states.hidden[: len(row)]
+        hidden = hidden if model.compute == head.weight.dtype else hidden.to(model.compute)
+        scale, bias = 1.0 if batch.temperature == 0 else 1 / batch.temperature, _bias(model)
+        return Compared(
+            *FusedDivergence.apply(  # type: ignore[no-untyped-call]
+                hidden, whole(head.weight), bias, batch.tokens[row, column], adjust, scale, model.head_chunk,
+                divergence, teacher_logits,
+            )
+        )  # fmt: skip
+
+    # Any other head: autograd over the chunks, which are computed again in backward if there are several.
+    def compare_chunk(inputs: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+        own = model.head(inputs) if states.logits is None else inputs
+        student = adjust(own, part).log_softmax(-1)
+        taught = adjust_teacher(teacher_logits(part).to(own.dtype), part, own.shape[1], adjust)
+        logprobs = student.gather(1, batch.tokens[row[part], column[part]][:, None])[:, 0]
+        return logprobs, _Divergences.apply(student, taught, divergence)  # type: ignore[no-untyped-call]
+
+    inputs, chunks = states.hidden if states.logits is None else states.logits, []
+    for start in range(0, max(len(row), 1), model.head_chunk):
+        part = slice(start, min(start + model.head_chunk, len(row)))
+        if torch.is_grad_enabled() and len(row) > model.head_chunk:
+            chunks.append(checkpoint(compare_chunk, inputs[part], part, use_reentrant=False))
+        else:
+            chunks.append(compare_chunk(inputs[part], part))
+    return Compared(torch.cat([chunk[0] for chunk in chunks]), torch.cat([chunk[1] for chunk in chunks]))
+
+
+class _Divergences(torch.autograd.Function):
+    """apply(student log-probabilities [R V], teacher logits [R W], divergence) -> [R]: autograd's part of `compare`.
+    Divergence.of has the gradient by the logits, which for log-probabilities of a softmax is the one by themselves."""
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, teacher_logits: Tensor, divergence: Divergence) -> Tensor:
+        value, by_logits = divergence.of(*shared_logprobs(student, teacher_logits))
+        ctx.width = student.shape[1]
+        ctx.save_for_backward(by_logits)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, by_value: Tensor) -> tuple[Tensor | None, ...]:
+        (by_logits,) = ctx.saved_tensors
+        wide = torch.nn.functional.pad(by_logits, (0, ctx.width - by_logits.shape[1]))
+        return by_value[:, None] * wide, None, None
+
+
+def _teacher_logits(teacher: Teacher, batch: Batch) -> TeacherLogits:
+    """Run the teacher over the batch, and return a function to its logits [r W] of some of the actions."""
+    read = batch if batch.hinted is None else batch.hinted
+    largest = max(int(column.max()) for column in (read.tokens, read.source) if column is not None)
+    if largest >= teacher.vocabulary:
+        raise LmgymError(
+            f"an answer holds the token id {largest}, and the teacher has the ids 0 to {teacher.vocabulary - 1} only; "
+            "take another teacher, or leave ids that the tokenizer does not have out of sampling (sampling.top_p)"
+        )
+    row, column = read.actions.nonzero(as_tuple=True)
+    with torch.no_grad(), teacher.precision():
+        states = teacher.states(read, row, column - 1)
+    head: Any = teacher.model.get_output_embeddings()
+    logits = states.logits
+    if logits is not None:
+        return lambda part: logits[part]
+    if not _is_plain(head):
+
+        def through_head(part: slice) -> Tensor:
+            with torch.no_grad(), teacher.precision():
+                return teacher.head(states.hidden[part])
+
+        return through_head
+    hidden, bias = states.hidden.to(teacher.compute), _bias(teacher)
+    weight = whole(head.weight).detach().to(teacher.compute)
+    buffer = hidden.new_empty(0, len(weight))
+
+    def product(part: slice) -> Tensor:
+        nonlocal buffer
+        count = len(hidden[part])
+        if len(buffer) < count:
+            buffer = hidden.new_empty(count, len(weight))
+        chunk = torch.mm(hidden[part], weight.T, out=buffer[:count])
+        return chunk if bias is None else chunk + bias
+
+    return product
+
+
+def _is_plain(head: Any) -> bool:
+    """A linear map without bias or adapters."""
+    return type(head) is nn.Linear and head.bias is None
+
+
+def _bias(model: ScoringModel) -> Tensor | None:
+    """What BART's family adds to its logits; zeros in most checkpoints."""
+    bias = getattr(model.model, "final_logits_bias", None)
+    return None if bias is None else bias.flatten()

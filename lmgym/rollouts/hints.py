@@ -1,0 +1,73 @@
+"""Prompts with a hint, for a teacher that knows more than the policy that it teaches. Imports no torch."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lmgym.core.errors import LmgymError
+from lmgym.rollouts.players import Actor, PromptCache
+from lmgym.types import Episode, Example, Message, RecipeText
+
+PLACE = re.compile(r"\{(\w+)\}")
+
+
+def hinted_prompt(hint: str, example: Example) -> str | Sequence[Message]:
+    """The example's prompt as the hint words it: {prompt} stands for the prompt (of a chat, for its last user message),
+    {reference} for the first reference, and any other name in braces for that entry of `meta`.
+
+    Raises LmgymError for a name that the example does not have.
+
+    Example:
+        >>> hinted_prompt("It is {reference}. {prompt}", Example("a/0", "2+2=", references=("4",)))
+        'It is 4. 2+2='
+    """
+    if isinstance(example.prompt, str):
+        return _filled(hint, example, example.prompt)
+    messages = list(example.prompt)
+    last = max((place for place, message in enumerate(messages) if message["role"] == "user"), default=None)
+    if last is None:
+        raise LmgymError(f"algorithm.hint: example {example.id} has no message of a user to put it into")
+    messages[last] = {**messages[last], "content": _filled(hint, example, messages[last]["content"])}
+    return messages
+
+
+def hinted_episodes(episodes: Sequence[Episode], hint: str, actor: Actor, context: int | None) -> list[Episode]:
+    """The episodes as a teacher reads them: the same actions behind the prompts with the hint. Nothing is cut.
+
+    Raises LmgymError for an episode of several turns, and if prompt and answer do not fit into the teacher's `context`.
+    """
+    encode, found = PromptCache(replace(actor, cut=None)), []
+    for episode in episodes:
+        if len(episode.turns) != 1:
+            raise LmgymError(
+                f"algorithm.hint: example {episode.example.id} was answered in {len(episode.turns)} turns; a hint is "
+                "for tasks of one prompt and one answer"
+            )
+        [turn] = episode.turns
+        ids = encode(hinted_prompt(hint, episode.example), actor.template)
+        length = len(ids) if turn.source_ids else len(ids) + len(turn.action_ids)
+        if context is not None and length > context:
+            raise LmgymError(
+                f"algorithm.hint: with it example {episode.example.id} has {length} tokens, and the teacher reads "
+                f"{context}; shorten the hint, or lower sampling.max_new_tokens"
+            )
+        own = replace(turn, source_ids=ids) if turn.source_ids else replace(turn, prompt_ids=ids)
+        found.append(replace(episode, turns=[own]))
+    return found
+
+
+def _filled(hint: str, example: Example, prompt: str) -> str:
+    pieces = PLACE.split(hint)  # texts of the recipe, and between them names
+    texts = [RecipeText(piece) if number % 2 == 0 else "" for number, piece in enumerate(pieces)]
+    for number in range(1, len(pieces), 2):
+        texts[number] = prompt if pieces[number] == "prompt" else _known(pieces[number], example)
+    return RecipeText.join(*texts)
+
+
+def _known(name: str, example: Example) -> str:
+    if name == "reference" and example.references:
+        return str(example.references[0])
+    if name in example.meta:
+        return str(example.meta[name])
+    known = ["prompt", *["reference"][: len(example.references)], *sorted(example.meta)]
+    raise LmgymError(f"algorithm.hint: example {example.id} has no '{name}'; it has {', '.join(known)}")
