@@ -16,10 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
+from lmgym.functional.truncation import Candidates
 from lmgym.inference import proof
 from lmgym.inference.base import Completion, Decoding, Request, Sampling
 from lmgym.inference.completions import Answers, check_request
@@ -27,6 +29,8 @@ from lmgym.models import lora
 from lmgym.models.policy import Policy
 from lmgym.types import Restriction
 
+SPARE = 16  # tokens that may be as likely as the last one that top_k keeps
+NEVER = -9999.0  # what a server writes for a log-probability of minus infinity, or that is no number
 TEMPERATURE = 0.8  # of the canary: not 1, where log-probabilities of another distribution could look right
 STARTED_SO = (
     "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL --enable-scale-out "
@@ -79,12 +83,9 @@ class VLLM:
         sampling: Sampling,
         ended: Callable[[int, list[int]], None] | None = None,
     ) -> list[Completion]:
-        """One completion per request, in order. Raises LmgymError for truncated sampling and for beams."""
-        if sampling.truncates or (isinstance(sampling, Decoding) and sampling.generation):
-            raise LmgymError(
-                "engine.name: with vllm, sampling.top_k, top_p, min_p and evaluation.generation are left out: the sets "
-                "that tokens are drawn from do not come back; write sampler"
-            )
+        """One completion per request, in order. Raises LmgymError for top_p, min_p and beams."""
+        check_sampling(sampling)
+        sampling.check_vocabulary(self.policy.vocabulary)
         for request in requests:
             check_request(self.policy, request)
             if len(request.prompt_ids) >= self._context:
@@ -159,16 +160,22 @@ class VLLM:
             "stop_token_ids": sorted(answers.stop_ids),
             "detokenize": bool(answers.stop_texts[number]),
         }
+        if sampling.truncates:
+            settings["top_k"] = sampling.top_k
+            if answers.keeps_sets and sampling.top_k is not None:
+                settings["logprobs"] = min(sampling.top_k + SPARE, self.policy.vocabulary)
         if texts := answers.stop_texts[number]:
             settings |= {"stop": list(texts), "include_stop_str_in_output": True}
         return {"token_ids": list(request.prompt_ids), "sampling_params": settings}
 
     def _take(self, answers: Answers, number: int, answer: Answer) -> None:
         """Add what a server has sampled to an answer, up to where lmgym's own rules end it."""
+        truncates = answers.sampling.truncates and answers.keeps_sets
         try:
             choice = answer["choices"][0]
             ids, content = choice["token_ids"], choice["logprobs"]["content"]
             pairs = [(int(token), float(one["logprob"])) for token, one in zip(ids, content, strict=True)]
+            kept = [self._kept(one["top_logprobs"], answers.sampling) for one in content] if truncates else []
             versions = {one["version"] for one in choice["weight_versions"]}
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise LmgymError(
@@ -182,10 +189,24 @@ class VLLM:
         for token, logprob in pairs:
             if answers.stops[number]:
                 break
-            if not math.isfinite(logprob):
+            if not math.isfinite(logprob) or logprob <= NEVER:
                 raise LmgymError("a vLLM server reported a log-probability that is no number; has the policy diverged?")
             answers.add(number, token, logprob)
+        if kept:
+            taken = kept[: len(answers.ids[number])]
+            answers.add_sets([number] * len(taken), _table(taken))
         answers.stops[number] = answers.stops[number] or "stop"  # a stop string that only its own decoding shows
+
+    def _kept(self, likeliest: Sequence[Answer], sampling: Sampling) -> list[int]:
+        """The ids of the tokens that a token was drawn from, of the likeliest ones and their log-probabilities. Raises
+        LmgymError if none of these was cut off, since there may then be more."""
+        kept = sorted(int(one["token_id"]) for one in likeliest if float(one["logprob"]) > NEVER)
+        if len(kept) == len(likeliest) < self.policy.vocabulary:
+            raise LmgymError(
+                f"sampling.top_k is {sampling.top_k}, and a vLLM server drew a token from {len(kept)} or more: so many "
+                "are equally likely; write engine.name: sampler, or leave top_k out"
+            )
+        return kept
 
     def _ask(self, address: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
         """The JSON that a server answers, within the time limit."""
@@ -199,12 +220,31 @@ class VLLM:
             with error:
                 said = " ".join(error.read().decode(errors="replace").split())[:300]
             hint = f"; start it so: {STARTED_SO}" if error.code == 404 else ""
+            if error.code == 400 and body and (wanted := body.get("sampling_params", {}).get("logprobs")):
+                hint = f"; sampling.top_k needs a server that was started with --max-logprobs {wanted} or more"
             raise LmgymError(f"engine.address: {address}{path} answered {error.code} ({said}){hint}") from error
         except (OSError, ValueError) as error:  # also a time limit, and a connection that ends
             raise LmgymError(
                 f"engine.address: no vLLM answers at {address} ({type(error).__name__}: {error}); start it again, then "
                 "resume the run"
             ) from error
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raise LmgymError for what vLLM servers cannot do so that training knows what tokens were drawn from."""
+    if sampling.more_than_top_k or (isinstance(sampling, Decoding) and sampling.generation):
+        raise LmgymError(
+            "engine.name: with vllm, sampling.top_p, min_p and evaluation.generation are left out: the sets that "
+            "tokens are drawn from do not come back; write top_k instead, or engine.name: sampler"
+        )
+
+
+def _table(sets: Sequence[Sequence[int]]) -> Candidates:
+    """Sets of ids as a table; the first id fills up the rows."""
+    width = max(map(len, sets), default=1)
+    ids = torch.tensor([[*one, *[one[0]] * (width - len(one))] for one in sets]).view(-1, width)
+    sizes = torch.tensor([len(one) for one in sets])
+    return Candidates(ids, torch.arange(width) < sizes[:, None])
 
 
 def write_weights(policy: Policy, folder: Path) -> None:
