@@ -9,6 +9,7 @@ import copy
 import json
 import math
 import shutil
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from safetensors.torch import save_file
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
+from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.functional.truncation import Candidates
 from lmgym.inference import proof
 from lmgym.inference.base import Completion, Decoding, Request, Sampling
@@ -43,6 +45,9 @@ Answer = dict[str, Any]
 class VLLM:
     """Samples on the servers at `addresses`, the answers dealt out to them in turn, at most `rows` at a time.
 
+    Of several `ranks`, each asks for its own answers; the first one writes the weights, lets the servers load them and
+    tries them. All wait for it, and all raise what any of them has raised.
+
     `folder` is where the weights are written, for this process and the servers alike. `seconds` is the limit of one
     request, `canary` of the gap between sampled and scored log-probabilities, in nats per token on average. Random
     numbers are the servers' own: answers are not repeated from one run to the next.
@@ -61,16 +66,16 @@ class VLLM:
         rows: int = 256,
         seconds: float = 600.0,
         canary: float = 0.01,
+        ranks: Ranks = ALONE,
     ) -> None:
         if policy.encoder_decoder:
             raise LmgymError("engine.name: vllm samples from causal models; write sampler")
         self.policy, self.folder, self.rows = policy, folder.absolute(), rows
         self.addresses, self.seconds, self.canary = [one.rstrip("/") for one in addresses], seconds, canary
-        self._pushed = 0
+        self._pushed, self.ranks = 0, ranks
         self._threads = ThreadPoolExecutor(rows, thread_name_prefix="vllm")
-        longest = [self._ask(address, "/v1/models")["data"][0]["max_model_len"] for address in self.addresses]
-        limits = [*longest, *([policy.context] if policy.context else [])]
-        self._context = min(limits)
+        self._context = policy.context or sys.maxsize
+        self._together(self._reach)
         self.load(policy, 0)
 
     @property
@@ -97,7 +102,8 @@ class VLLM:
         rooms = [self._context - len(request.prompt_ids) for request in requests]
         answers.limits = [min(limit, room) for limit, room in zip(answers.limits, rooms, strict=True)]
         bodies = [self._body(answers, number) for number in range(len(requests))]
-        addresses = [self.addresses[number % len(self.addresses)] for number in range(len(requests))]
+        turns = range(self.ranks.rank, self.ranks.rank + len(requests))  # each rank begins with another server
+        addresses = [self.addresses[turn % len(self.addresses)] for turn in turns]
         paths = ["/inference/v1/generate"] * len(bodies)
         found = self._threads.map(self._ask, addresses, paths, bodies)
         for number, answer in enumerate(found):
@@ -115,14 +121,36 @@ class VLLM:
     def load(self, policy: Policy, version: int) -> None:
         """Let every server load the policy's weights, and try them. With adapters the merged weights are sent."""
         self.policy, self._pushed = policy, self._pushed + 1
-        write_weights(policy, self.folder)
-        list(self._threads.map(self._push, self.addresses))
-        self._try()
+        self._together(self._renew if self.ranks.first else None)
 
     def close(self) -> None:
         """Remove the written weights. The servers go on."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.ranks.first:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _together(self, act: Callable[[], None] | None) -> None:
+        """Do this rank's part, wait for the other ranks, and raise the first error of any of them."""
+        error: LmgymError | None = None
+        try:
+            if act is not None:
+                act()
+        except LmgymError as found:
+            error = found
+        said = [part.decode() for part in self.ranks.gather(str(error or "").encode())]
+        if any(said):
+            raise LmgymError(next(filter(None, said))) from error
+
+    def _reach(self) -> None:
+        """Ask every server for the longest row that it takes."""
+        longest = [self._ask(address, "/v1/models")["data"][0]["max_model_len"] for address in self.addresses]
+        self._context = min(self._context, *longest)
+
+    def _renew(self) -> None:
+        """Write the weights, let all servers load them, and try them."""
+        write_weights(self.policy, self.folder)
+        list(self._threads.map(self._push, self.addresses))
+        self._try()
 
     def _push(self, address: str) -> None:
         """Let a server finish what it does, load the weights, forget what it cached with the old ones, and go on."""
@@ -135,11 +163,13 @@ class VLLM:
 
     def _try(self) -> None:
         """The canary: a few answers of every server, scored by the policy."""
+        policy = copy.copy(self.policy)
+        policy.ranks = ALONE  # no other rank scores with this one
         for address in self.addresses:
             alone = copy.copy(self)
             alone.addresses = [address]
-            batch = proof.sample(self.policy, alone, TEMPERATURE)
-            scored = self.policy.compute_logprobs_no_grad(batch).logprobs
+            batch = proof.sample(policy, alone, TEMPERATURE)
+            scored = policy.compute_logprobs_no_grad(batch).logprobs
             gap = float((scored - batch.require("logprobs_sampler"))[batch.actions].abs().mean())
             if not gap <= self.canary:
                 raise LmgymError(

@@ -36,6 +36,7 @@ from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
 from tests import models, runs
 from tests.parity.test_sampler import reported_and_scored
+from tests.ranks import Group, group  # noqa: F401 (a fixture)
 
 PYTHON = os.environ.get("LMGYM_VLLM")
 WITH_VLLM = pytest.mark.skipif(PYTHON is None, reason="needs LMGYM_VLLM, a Python that has vLLM")
@@ -328,3 +329,39 @@ def test_the_tied_head_is_written_too(tmp_path: Path) -> None:
     write_weights(own, tmp_path / "served")
     tensors = load_file(tmp_path / "served/model.safetensors")
     assert torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
+
+
+RANKS = {"policy": {"model": "builtin:tiny", "device": "cpu", "architecture": SHAPE}, "steps": 3}
+
+
+@WITH_VLLM
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(900)
+def test_several_ranks_share_a_server_and_push_once(group: Group, tmp_path: Path) -> None:  # noqa: F811
+    """Each rank asks for its own answers, and none before the server has the weights: every answer has their version,
+    and agrees with the policy. With top_k the sets travel between the ranks too."""
+    sampling = {"max_new_tokens": 6, "top_k": 20}
+    with server(policy(), tmp_path, "--max-logprobs", 20 + SPARE) as (address, _):
+        changes = {"engine": {"name": "vllm", "address": address}, "sampling": sampling, "evaluation": {"every": 0}}
+        recipe = runs.write(tmp_path / "recipe.yaml", **changes, **RANKS)
+        assert group.run(2, ["train", str(recipe), f"out={tmp_path / 'run'}"]) == [0, 0], group.said() + group.said(1)
+    steps = [one for one in runs.records(tmp_path / "run/metrics.jsonl") if one["kind"] == "train"]
+    assert len(steps) == 3 and all(0 <= one["sampler_logprob_gap"] < GAP for one in steps)
+    log = (tmp_path / "log.txt").read_text()
+    assert log.count("POST /collective_rpc") == 1 + 3  # when the run begins, and after each step
+    assert log.count("POST /inference/v1/generate") >= 2 * 6 + 3 * 4 * 4  # proofs, and the answers of all steps
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_server_that_fails_the_canary_ends_all_ranks(group: Group, tmp_path: Path) -> None:  # noqa: F811
+    """The first rank alone has pushed and tried; the others say the same sentence, and write nothing."""
+    wrong = {"token_id": 40, "logprob": -0.5}
+    with stand_in(lambda body: [wrong] * body["sampling_params"]["max_tokens"]) as (address, asked_for):
+        recipe = runs.write(tmp_path / "recipe.yaml", engine={"name": "vllm", "address": address}, **RANKS)
+        assert group.run(2, ["train", str(recipe), f"out={tmp_path / 'run'}"]) == [1, 1]
+    assert asked_for.count("/collective_rpc") == 1 and asked_for.count("/inference/v1/generate") == 6
+    for rank in (0, 1):
+        assert group.said(rank).count("samples with other weights than the policy's") == 1
+        assert "lost the connection" not in group.said(rank)
