@@ -7,11 +7,9 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.vllm_server import served
 from lmgym.batch import collate
 from lmgym.config.build import build_config
 from lmgym.core import seeds
@@ -41,13 +40,6 @@ from tests.ranks import Group, group  # noqa: F401 (a fixture)
 PYTHON = os.environ.get("LMGYM_VLLM")
 WITH_VLLM = pytest.mark.skipif(PYTHON is None, reason="needs LMGYM_VLLM, a Python that has vLLM")
 SHAPE = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 512}
-ENVIRONMENT = {
-    "VLLM_SERVER_DEV_MODE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-    "PYTHONPATH": "",
-}
 PUSHES = 20
 GAP = 1e-5  # nats a token, on average
 
@@ -67,30 +59,8 @@ def policy(tied: bool = True) -> Policy:
 def server(own: Policy, folder: Path, *more: object) -> Iterator[tuple[str, subprocess.Popen]]:
     """A vLLM server of the policy's architecture: its address and process."""
     own.save_pretrained(folder / "model")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = ["--model", folder / "model", "--dtype", "float32", "--enforce-eager", "--max-model-len", 512]
-    words += ["--host", "127.0.0.1", "--port", port, "--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
-    words += more
-    command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", *map(str, words)]
-    with (folder / "log.txt").open("w") as log:
-        process = subprocess.Popen(
-            command, env=os.environ | ENVIRONMENT, stdout=log, stderr=log, start_new_session=True
-        )
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(300):
-            time.sleep(1)
-            assert process.poll() is None, (folder / "log.txt").read_text()[-3000:]
-            try:
-                urllib.request.urlopen(f"{address}/health", timeout=5)
-                break
-            except OSError:
-                continue
-        yield address, process
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
+    with served(Path(str(PYTHON)), folder / "model", folder / "log.txt", *more) as found:
+        yield found
 
 
 def asked(count: int = 24) -> list[Request]:
