@@ -281,6 +281,11 @@ class Config(Section):
                     f"engine.name: stage '{stage.name}' samples within a restriction by a frozen policy, which only "
                     "the training process holds; write sampler"
                 )
+            if self.engine.name == "vllm" and stage.sampling.more_than_top_k:
+                raise LmgymError(
+                    "engine.name: vllm knows the sets of sampling.top_k, not those of top_p and min_p, which stage "
+                    f"'{stage.name}' asks for; write top_k instead, or engine.name: sampler"
+                )
             if (
                 self.engine.ahead
                 and stage.algorithm.requirements.answers == "policy"

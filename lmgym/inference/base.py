@@ -4,7 +4,7 @@ An engine knows nothing of texts, environments or rewards. `Sampling` is also th
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
@@ -78,6 +78,11 @@ class Sampling(Section):
         """True if tokens are sampled from a part of the vocabulary only (greedy answers are not sampled)."""
         cut = self.top_k is not None or (self.top_p is not None and self.top_p < 1) or bool(self.min_p)
         return cut and self.temperature > 0
+
+    @property
+    def more_than_top_k(self) -> bool:
+        """True if top_p or min_p cut off tokens, so that the kept sets have no largest size."""
+        return replace(self, top_k=None).truncates
 
     @property
     def fixed_length(self) -> bool:

@@ -85,8 +85,6 @@ def _open_pool(config: Config, machine: Machine, policy: Policy, warn: Warn, ran
 def _open_vllm(config: Config, policy: Policy, folder: Path, warn: Warn, ranks: Ranks) -> Engine:
     """Says what vLLM cannot promise."""
     section = config.engine
-    if ranks.size > 1:
-        raise LmgymError("engine.name: vllm goes with one training process so far; write pool, or leave out --ranks")
     warn(
         "engine: vllm draws with random numbers of its own, so a second run with this seed differs, and a resumed run "
         "is not the uninterrupted one"
@@ -96,5 +94,5 @@ def _open_vllm(config: Config, policy: Policy, folder: Path, warn: Warn, ranks: 
         warn("engine: no importance weight corrects for vLLM's rounding; grpo has importance_cap (2, say)")
     canary = section.gap_error or FAR * (LEAST if policy.compute == torch.float32 else MOST)
     addresses = [one.strip() for one in (section.address or "").split(",")]
-    how = (section.rows, section.seconds or WAIT, canary)
+    how = (section.rows, section.seconds or WAIT, canary, ranks)
     return registry.get("engine", "vllm")(policy, addresses, folder / "served", *how)  # type: ignore[no-any-return]

@@ -3,43 +3,43 @@
 LMGYM_VLLM=/path/to/venv/bin/python pytest tests/parity/test_vllm.py
 """
 
+import json
+import math
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.vllm_server import served
+from lmgym.batch import collate
 from lmgym.config.build import build_config
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
+from lmgym.functional.truncation import unpack
 from lmgym.inference import vllm_servers
-from lmgym.inference.base import Request, Sampling
+from lmgym.inference.base import Completion, Decoding, Request, Sampling
 from lmgym.inference.sampler import Sampler
-from lmgym.inference.vllm_servers import VLLM, write_weights
+from lmgym.inference.vllm_servers import SPARE, VLLM, write_weights
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
+from lmgym.types import Episode, Example, Turn
 from tests import models, runs
 from tests.parity.test_sampler import reported_and_scored
+from tests.ranks import Group, group  # noqa: F401 (a fixture)
 
 PYTHON = os.environ.get("LMGYM_VLLM")
 WITH_VLLM = pytest.mark.skipif(PYTHON is None, reason="needs LMGYM_VLLM, a Python that has vLLM")
 SHAPE = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 512}
-ENVIRONMENT = {
-    "VLLM_SERVER_DEV_MODE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-    "PYTHONPATH": "",
-}
 PUSHES = 20
 GAP = 1e-5  # nats a token, on average
 
@@ -56,32 +56,11 @@ def policy(tied: bool = True) -> Policy:
 
 
 @contextmanager
-def server(own: Policy, folder: Path) -> Iterator[tuple[str, subprocess.Popen]]:
+def server(own: Policy, folder: Path, *more: object) -> Iterator[tuple[str, subprocess.Popen]]:
     """A vLLM server of the policy's architecture: its address and process."""
     own.save_pretrained(folder / "model")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = ["--model", folder / "model", "--dtype", "float32", "--enforce-eager", "--max-model-len", 512]
-    words += ["--host", "127.0.0.1", "--port", port, "--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
-    command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", *map(str, words)]
-    with (folder / "log.txt").open("w") as log:
-        process = subprocess.Popen(
-            command, env=os.environ | ENVIRONMENT, stdout=log, stderr=log, start_new_session=True
-        )
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(300):
-            time.sleep(1)
-            assert process.poll() is None, (folder / "log.txt").read_text()[-3000:]
-            try:
-                urllib.request.urlopen(f"{address}/health", timeout=5)
-                break
-            except OSError:
-                continue
-        yield address, process
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
+    with served(Path(str(PYTHON)), folder / "model", folder / "log.txt", *more) as found:
+        yield found
 
 
 def asked(count: int = 24) -> list[Request]:
@@ -110,6 +89,48 @@ def test_every_push_is_what_the_server_samples_with(tied: bool, tmp_path: Path) 
         greedy = Sampling(max_new_tokens=12, temperature=0.0)
         ours, theirs = Sampler(own).generate(asked(), greedy), engine.generate(asked(), greedy)
         assert [one.ids for one in ours] == [one.ids for one in theirs]
+        engine.close()
+
+
+def scored_on_sets(own: Policy, answers: list[Completion], sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities as reported, and the policy's own on the sets that came with the answers."""
+    episodes = [
+        Episode(Example("x", "?"), 0, n, [Turn([*request.prompt_ids], one.ids, one.logprobs, kept=one.kept)])
+        for n, (request, one) in enumerate(zip(asked(len(answers)), answers, strict=True))
+    ]
+    batch = collate(episodes, temperature=sampling.temperature, stop_ids=own.stop_ids)
+    scored = own.compute_logprobs_no_grad(batch).logprobs
+    return batch.require("logprobs_sampler")[batch.actions], scored[batch.actions]
+
+
+@WITH_VLLM
+@pytest.mark.timeout(900)
+def test_the_sets_of_top_k_are_those_of_the_sampler(tmp_path: Path) -> None:
+    """Each set has the tokens that top_k keeps of the policy's own logits. On them the log-probabilities are the
+    policy's, and on the whole vocabulary they are not. Of a server that gives too few log-probabilities the sentence
+    says how to start it."""
+    own = policy()
+    sampling = Sampling(max_new_tokens=12, temperature=0.7, top_k=5)
+    with server(own, tmp_path, "--max-logprobs", 5 + SPARE) as (address, _):
+        engine = VLLM(own, [address], tmp_path / "served")
+        answers = engine.generate(asked(), sampling)
+        reported, scored = scored_on_sets(own, answers, sampling)
+        assert float((reported - scored).abs().mean()) < GAP
+        whole = reported_and_scored(own, asked(), answers, sampling)[1]
+        assert float((reported - whole).abs().mean()) > 0.1
+        for request, answer in zip(asked(), answers, strict=True):
+            ids = torch.tensor([[*request.prompt_ids, *answer.ids]])
+            with torch.no_grad():
+                logits = own.model(ids).logits[0, len(request.prompt_ids) - 1 : -1]
+            kept = unpack(torch.from_numpy(answer.kept), own.vocabulary)
+            edge = logits.topk(5).values[:, -1]  # beside it rounding decides
+            assert torch.equal(kept.sum(1), torch.full((len(answer.ids),), 5))
+            assert bool((logits.masked_fill(~kept, math.inf).amin(1) > edge - 1e-4).all())
+            assert bool((logits.masked_fill(kept, -math.inf).amax(1) < edge + 1e-4).all())
+        with pytest.raises(LmgymError, match=rf"started with --max-logprobs {6 + SPARE} or more"):
+            engine.generate(asked(1), replace(sampling, top_k=6))
+        evaluation = Decoding(max_new_tokens=12, temperature=0.7, top_k=9)  # nothing trains on its answers
+        assert all(one.kept is None for one in engine.generate(asked(4), evaluation))
         engine.close()
 
 
@@ -163,6 +184,90 @@ def test_a_conversation_with_a_tool_has_the_same_ids_on_both_sides(tmp_path: Pat
         engine.close()
 
 
+@contextmanager
+def stand_in(answer: Callable[[dict], list[dict]]) -> Iterator[tuple[str, list[str]]]:
+    """A server that speaks as vLLM does, and samples what `answer` says: a token's log-probability and those of the
+    likeliest ones. Its address, and the paths that it was asked for."""
+    asked_for: list[str] = []
+    version = "0"
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.say({"data": [{"max_model_len": 512}]})
+
+        def do_POST(self) -> None:
+            nonlocal version
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked_for.append(self.path)
+            if self.path == "/update_weight_version":
+                version = body["new_version"]
+            content = answer(body) if "generate" in self.path else []
+            choice = {"token_ids": [one["token_id"] for one in content], "logprobs": {"content": content}}
+            self.say({"choices": [choice | {"weight_versions": [{"version": version}]}]})
+
+        def say(self, tree: dict) -> None:
+            data = json.dumps(tree).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{http.server_port}", asked_for
+    http.shutdown()
+    http.server_close()
+
+
+def sampled(kept: Sequence[int], cut: int) -> Callable[[dict], list[dict]]:
+    """Answers whose tokens are all the first of the kept ones, which are equally likely; `cut` others are not kept."""
+
+    def answer(body: dict) -> list[dict]:
+        listed = [*((token, -math.log(len(kept))) for token in kept), *((200 + n, -9999.0) for n in range(cut))]
+        listed = listed[: body["sampling_params"]["logprobs"]]
+        top = [{"token_id": token, "logprob": logprob} for token, logprob in listed]
+        return [{**top[0], "top_logprobs": top}] * body["sampling_params"]["max_tokens"]
+
+    return answer
+
+
+@pytest.mark.parametrize("kept", [[5], [70, 5, 40], [*range(80, 60, -1)]], ids=["fewer", "equal", "ties"])
+def test_the_sets_of_top_k_are_read_from_the_log_probabilities(
+    kept: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether fewer than top_k are possible (min_new_tokens excludes stop ids) or more are equally likely."""
+    monkeypatch.setattr(VLLM, "_try", lambda engine: None)
+    own = policy()
+    with stand_in(sampled(kept, SPARE + 3)) as (address, _):
+        engine = VLLM(own, [address], tmp_path / "served")
+        sampling = Sampling(max_new_tokens=4, top_k=5)
+        [answer] = engine.generate(asked(1), sampling)
+        assert answer.ids == [kept[0]] * 4 and answer.kept is not None
+        sets = unpack(torch.from_numpy(answer.kept), own.vocabulary)
+        assert [row.nonzero().flatten().tolist() for row in sets] == [sorted(kept)] * 4
+        reported, scored = scored_on_sets(own, [answer], sampling)
+        assert len(scored) == len(reported) == 4
+        with pytest.raises(LmgymError, match=r"take more than sampling\.kept_gib"):
+            engine.generate(asked(1), replace(sampling, kept_gib=1e-9))
+        engine.close()
+
+
+def test_sets_that_are_not_known_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More equally likely tokens than a server was asked for; and top_p, whose sets have no bound."""
+    monkeypatch.setattr(VLLM, "_try", lambda engine: None)
+    with stand_in(sampled(range(60, 60 + 5 + SPARE), 0)) as (address, _):
+        engine = VLLM(policy(), [address], tmp_path / "served")
+        with pytest.raises(LmgymError, match=rf"top_k is 5, and a vLLM server drew a token from {5 + SPARE} or more"):
+            engine.generate(asked(1), Sampling(max_new_tokens=4, top_k=5))
+        for cut in ({"top_p": 0.9}, {"top_k": 5, "min_p": 0.1}):
+            with pytest.raises(LmgymError, match=r"with vllm, sampling\.top_p, min_p and .* write top_k instead"):
+                engine.generate(asked(1), Sampling(max_new_tokens=4, **cut))
+        engine.close()
+
+
 @pytest.mark.parametrize(
     ("engine", "sentence"),
     [
@@ -177,6 +282,13 @@ def test_a_recipe_that_does_not_fit_is_refused(engine: dict, sentence: str) -> N
         build_config(runs.tiny(engine=engine)).check()
 
 
+def test_a_stage_that_samples_by_top_p_is_refused() -> None:
+    servers = {"name": "vllm", "address": "http://a"}
+    build_config(runs.tiny(engine=servers, sampling={"max_new_tokens": 4, "top_k": 5})).check()
+    with pytest.raises(LmgymError, match=r"not those of top_p and min_p, which stage"):
+        build_config(runs.tiny(engine=servers, sampling={"max_new_tokens": 4, "top_p": 0.5})).check()
+
+
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(LmgymError, match=r"no vLLM answers at http://127\.0\.0\.1:1 .*; start it again, then resume"):
         runs.run(tmp_path / "run", engine={"name": "vllm", "address": "http://127.0.0.1:1"})
@@ -187,3 +299,39 @@ def test_the_tied_head_is_written_too(tmp_path: Path) -> None:
     write_weights(own, tmp_path / "served")
     tensors = load_file(tmp_path / "served/model.safetensors")
     assert torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
+
+
+RANKS = {"policy": {"model": "builtin:tiny", "device": "cpu", "architecture": SHAPE}, "steps": 3}
+
+
+@WITH_VLLM
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(900)
+def test_several_ranks_share_a_server_and_push_once(group: Group, tmp_path: Path) -> None:  # noqa: F811
+    """Each rank asks for its own answers, and none before the server has the weights: every answer has their version,
+    and agrees with the policy. With top_k the sets travel between the ranks too."""
+    sampling = {"max_new_tokens": 6, "top_k": 20}
+    with server(policy(), tmp_path, "--max-logprobs", 20 + SPARE) as (address, _):
+        changes = {"engine": {"name": "vllm", "address": address}, "sampling": sampling, "evaluation": {"every": 0}}
+        recipe = runs.write(tmp_path / "recipe.yaml", **changes, **RANKS)
+        assert group.run(2, ["train", str(recipe), f"out={tmp_path / 'run'}"]) == [0, 0], group.said() + group.said(1)
+    steps = [one for one in runs.records(tmp_path / "run/metrics.jsonl") if one["kind"] == "train"]
+    assert len(steps) == 3 and all(0 <= one["sampler_logprob_gap"] < GAP for one in steps)
+    log = (tmp_path / "log.txt").read_text()
+    assert log.count("POST /collective_rpc") == 1 + 3  # when the run begins, and after each step
+    assert log.count("POST /inference/v1/generate") >= 2 * 6 + 3 * 4 * 4  # proofs, and the answers of all steps
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_server_that_fails_the_canary_ends_all_ranks(group: Group, tmp_path: Path) -> None:  # noqa: F811
+    """The first rank alone has pushed and tried; the others say the same sentence, and write nothing."""
+    wrong = {"token_id": 40, "logprob": -0.5}
+    with stand_in(lambda body: [wrong] * body["sampling_params"]["max_tokens"]) as (address, asked_for):
+        recipe = runs.write(tmp_path / "recipe.yaml", engine={"name": "vllm", "address": address}, **RANKS)
+        assert group.run(2, ["train", str(recipe), f"out={tmp_path / 'run'}"]) == [1, 1]
+    assert asked_for.count("/collective_rpc") == 1 and asked_for.count("/inference/v1/generate") == 6
+    for rank in (0, 1):
+        assert group.said(rank).count("samples with other weights than the policy's") == 1
+        assert "lost the connection" not in group.said(rank)
