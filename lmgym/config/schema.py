@@ -19,6 +19,7 @@ from lmgym.core.validation import Section
 from lmgym.inference.base import Sampling
 from lmgym.models.load import PolicySection
 from lmgym.rollouts.evaluate import EvaluationSection
+from lmgym.tasks.curriculum import CurriculumSection
 from lmgym.updates.optimizer import OptimizerSection
 
 DEFAULT = {"algorithm": "grpo", "env": "single_turn"}  # for a section without a name, such as {group_size: 4}
@@ -67,6 +68,10 @@ class Stage(Section):
     priority_scale: NonNegativeFloat = 0.0
     """Above 0, prompts are drawn with chances proportional to their examples' meta["weight"] to this power, and not
     epoch by epoch."""
+    shuffle: bool = True
+    """false: prompts come in the order of the task, epoch by epoch."""
+    curriculum: CurriculumSection | None = None
+    """Leaves out prompts that are always or never solved, for a while (docs/tasks.md)."""
     steps: PositiveInt = 100
     max_draws: PositiveInt = 4
     """Most times that a step draws prompts, for an algorithm that rejects groups."""
@@ -94,8 +99,17 @@ class Stage(Section):
             raise LmgymError(
                 f"{where}algorithm.group_size is for sampled answers; here the task gives them, so remove it"
             )
+        if self.priority_scale and not self.shuffle:
+            raise LmgymError(f"{where}shuffle is false, and priority_scale draws prompts by chance; remove one of them")
         if answers != "policy":
+            if self.curriculum is not None:
+                raise LmgymError(f"{where}curriculum: nothing is sampled here that could be right or wrong; remove it")
             return
+        if self.curriculum is not None and self.algorithm.group_size < 2:
+            raise LmgymError(
+                f"{where}curriculum: a solve rate needs several answers to a prompt, and algorithm.group_size is "
+                f"{self.algorithm.group_size}; raise it to 4 or more"
+            )
         if self.algorithm.restriction is not None:
             self.sampling.check_untruncated(where + registry.name_of("algorithm", type(self.algorithm)))
         if self.sampling.temperature == 0:
@@ -295,6 +309,11 @@ class Config(Section):
                 raise LmgymError(
                     f"engine.ahead: the answers of stage '{stage.name}' come from older weights, which {name} does not "
                     "correct for as it is; take grpo or a preset of it, with algorithm.importance_cap (2, say)"
+                )
+            if self.engine.ahead and stage.curriculum is not None:
+                raise LmgymError(
+                    f"engine.ahead: the curriculum of stage '{stage.name}' chooses a step's prompts by the answers of "
+                    "the one before, and ahead samples them earlier; remove one of them"
                 )
             registry.get("driver", stage.algorithm.driver)  # raises where there is none of this name
         for name in self.logs.sinks:

@@ -15,9 +15,10 @@ from lmgym.types import Example
 class Stream:
     """The order of the training data, a pure function of (seed, draw, step). So a checkpoint stores nothing of it.
 
-    Every example occurs once per epoch, and each epoch has its own order. A step may span epochs, so `prompts_per_step`
-    may exceed the number of examples and need not divide it. With a `priority_scale` above 0 there are no epochs: each
-    prompt is drawn independently, with the probabilities of `priorities` for the examples' meta["weight"] (default 1).
+    Every example occurs once per epoch, and each epoch has its own order, or without `shuffle` that of the examples. A
+    step may span epochs, so `prompts_per_step` may exceed the number of examples and need not divide it. With a
+    `priority_scale` above 0 there are no epochs: each prompt is drawn independently, with the probabilities of
+    `priorities` for the examples' meta["weight"] (default 1).
 
     For a mixture of tasks (see mixture.py) each task has its own stream, and the streams are interleaved evenly by
     weight (see `mixture_slot`), unless `interleave` is off. So each task keeps its own epochs, in the same order as
@@ -33,6 +34,7 @@ class Stream:
     prompts_per_step: int
     priority_scale: float = 0.0
     interleave: bool = True
+    shuffle: bool = True
     _orders: dict[tuple[int, int], list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _members: dict[str, "Stream"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -47,11 +49,19 @@ class Stream:
             own = [example for example in self.examples if example.meta.get("task") == task]
             if not own:
                 raise LmgymError(f"no example of the mixture's task '{task}' is left; raise task.limit")
-            self._members[task] = Stream(own, self.seed, self.prompts_per_step, self.priority_scale, interleave=False)
+            self._members[task] = Stream(
+                own, self.seed, self.prompts_per_step, self.priority_scale, interleave=False, shuffle=self.shuffle
+            )
 
     def at(self, step: int, draw: int = 0) -> list[Example]:
-        """The `prompts_per_step` examples of a step. A further `draw` in the same step has its own order."""
-        return self._take(step * self.prompts_per_step, self.prompts_per_step, draw)
+        """The `prompts_per_step` examples of a step. A further `draw` in the same step has its own order; without
+        `shuffle` it has the examples that come next."""
+        ahead = 0 if self.shuffle else draw
+        return self._take((step + ahead) * self.prompts_per_step, self.prompts_per_step, draw)
+
+    def example(self, position: int) -> Example:
+        """The example at a position of the endless sequence that first draws go through."""
+        return self._take(position, 1, 0)[0]
 
     def _take(self, first: int, count: int, draw: int) -> list[Example]:
         """The examples at the positions `first` to `first + count - 1` of this draw's endless sequence."""
@@ -74,6 +84,8 @@ class Stream:
     def _index(self, position: int, draw: int) -> int:
         """The index of the example at a position of the sequence of epochs."""
         epoch, index = divmod(position, len(self.examples))
+        if not self.shuffle:
+            return index
         order = self._orders.get((draw, epoch))
         if order is None:
             order = seeds.permutation(len(self.examples), self.seed, "data", draw, epoch).tolist()

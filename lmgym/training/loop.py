@@ -24,6 +24,7 @@ from lmgym.rollouts.given_answers import labelled_steps, rated_answers
 from lmgym.rollouts.hints import hinted_episodes
 from lmgym.rollouts.play import exchanged, play, play_share
 from lmgym.rollouts.rollout import demonstrate, finished_episodes, groups_of
+from lmgym.tasks.curriculum import Curriculum
 from lmgym.training.callbacks import StepEnd
 from lmgym.training.evaluation_points import evaluate_now, finish, is_evaluated, record_evaluation
 from lmgym.training.run import Run
@@ -98,6 +99,8 @@ def advance(stage: StageRun) -> None:
     if run.config.engine.ahead:  # the generators are done with the old weights before they get new ones
         prompts = first_prompts(stage, stage.step + 1)
         stage.ahead.finish(lambda played: exchanged(run.ranks, played, prompts))
+    if isinstance(stage.stream, Curriculum):
+        stage.stream.advance()
     run.progress.advance()
     run.engine.load(run.policy, run.progress.version)
     stage.algorithm.after_update(stage)
@@ -137,6 +140,8 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
         )
     if run.config.engine.ahead and algorithm.requirements.answers == "policy" and step + 1 < config.steps:
         sample_ahead(stage, step + 1)
+    if isinstance(stage.stream, Curriculum):
+        stage.stream.observe([episode for group in groups for episode in group])
     return mark_selected(groups, selected)
 
 
@@ -224,6 +229,8 @@ def log_step(
     fresh = [episode for episode in episodes if episode.version >= version - ahead]  # the others were replayed
     record: dict[str, Any] = position | episode_metrics(fresh) | batch_metrics(batch) | metrics
     record |= version_lag(episodes, version)
+    if isinstance(stage.stream, Curriculum):
+        record |= stage.stream.metrics()
     on_gpu = run.policy.device.type == "cuda"
     rollout, learning = stage.gathered - stage.began, now - stage.gathered
     record |= {

@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from lmgym.models.sharding import shard_policy
 from lmgym.rewards import pooled
 from lmgym.rewards.base import Reward, build_rewards
 from lmgym.rollouts.rollout import Actor
+from lmgym.tasks.curriculum import Curriculum
 from lmgym.tasks.stream import Stream
 from lmgym.training import checkpoint
 from lmgym.training.ahead import Ahead
@@ -31,6 +32,7 @@ from lmgym.training.frozen_models import FrozenModels
 from lmgym.training.preflight import OWN_TEACHERS, teacher_section
 from lmgym.training.run import Run
 from lmgym.training.setup import held_out_rewards, make_actor, make_envs
+from lmgym.types import Example
 from lmgym.updates.optimizer import Optimizer, make_optimizer
 
 
@@ -50,7 +52,7 @@ class StageRun:
     optimizer: Optimizer
     frozen_models: FrozenModels
     opponent: Actor | None  # the frozen model that plays the other side of a game
-    stream: Stream
+    stream: Stream | Curriculum
     rewards: list[Reward]
     envs: Envs
     held_out_envs: Envs
@@ -136,7 +138,7 @@ def begin_stage(run: Run) -> StageRun:
         optimizer=make_optimizer(algorithm, run.policy, section.optimizer),
         frozen_models=frozen,
         opponent=None if opponent is None else make_actor(config, opponent),
-        stream=Stream(run.data.training[index], config.seed, section.prompts_per_step, section.priority_scale),
+        stream=_stream(run.data.training[index], section, config.seed),
         rewards=build_rewards(section.rewards),
         envs=envs,
         held_out_envs=make_envs(config, config.evaluation.env) if config.evaluation.env else envs,
@@ -149,6 +151,12 @@ def begin_stage(run: Run) -> StageRun:
     run.console.stage(section.name, index, len(config.stages))
     _begin_rewards(stage)
     return stage
+
+
+def _stream(examples: Sequence[Example], section: Stage, seed: int) -> Stream | Curriculum:
+    """The order in which a stage sees its examples."""
+    stream = Stream(examples, seed, section.prompts_per_step, section.priority_scale, shuffle=section.shuffle)
+    return stream if section.curriculum is None else Curriculum(stream, section.curriculum)
 
 
 def _begin_rewards(stage: StageRun) -> None:
@@ -187,6 +195,8 @@ def save_checkpoint(stage: StageRun) -> None:
         "teacher": stage.frozen_models.teacher if begun else None,
         "records": dict(run.writer.counts),
     }
+    if begun and isinstance(stage.stream, Curriculum):
+        state["curriculum"] = stage.stream.state_dict()
     if states := run.callbacks.state_dict():
         state["callbacks"] = states
     run.writer.sync()  # the records are on the disk before the checkpoint that counts them
@@ -223,6 +233,8 @@ def _restore(stage: StageRun, saved: Path) -> None:
             f"{saved / 'ahead.json'} holds no answers of a step ({type(error).__name__}: {error}); put it back, or "
             "delete the checkpoint to go on from the one before"
         ) from error
+    if isinstance(stage.stream, Curriculum):
+        stage.stream.load_state_dict(checkpoint.read_state(saved)["curriculum"])
     steps, config = checkpoint.read_state(saved)["steps"], stage.config
     if steps != config.steps and config.optimizer.schedule != "constant":
         stage.run.console.warn(

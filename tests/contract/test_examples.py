@@ -266,6 +266,7 @@ def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
         {"name": str(algorithm["name"]), "algorithm": algorithm, "steps": steps.get(str(algorithm["name"]), 1)}
         for algorithm in algorithms
     ]
+    stages[1]["curriculum"] = {}
     env = f"{__name__}:Unreliable"
     stages.append({"name": "turns", "algorithm": "rloo", "env": env, "prompts_per_step": 8, "steps": 1})
     given = ("dpo", "kto", "process_reward_model")  # the last makes a reward model of the policy

@@ -1,0 +1,147 @@
+"""Curriculum and order: who rests, who comes back, that nothing is lost, and that a resumed run has the same order."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmgym.core.errors import LmgymError
+from lmgym.tasks.curriculum import Curriculum, CurriculumSection
+from lmgym.tasks.stream import Stream
+from lmgym.types import Episode, Example
+from tests import runs
+from tests.parity.test_resume import Interrupting
+from tests.runs import assert_equal_runs, no_picture  # noqa: F401 (a fixture)
+
+EXAMPLES = [Example(str(n), "?") for n in range(6)]
+
+
+def curriculum_of(section: CurriculumSection | None = None, size: int = 6, step: int = 3, **order: Any) -> Curriculum:
+    return Curriculum(Stream(EXAMPLES[:size], 0, step, **order), section or CurriculumSection())
+
+
+def take(curriculum: Curriculum, step: int, rates: dict[str, float], answers: int = 4) -> list[str]:
+    """One step whose prompts are solved at these rates (0.5, if not named)."""
+    found = curriculum.at(step)
+    episodes = []
+    for example in found:
+        right = round(rates.get(example.id, 0.5) * answers)
+        episodes += [Episode(example, 0, n, score=float(n < right)) for n in range(answers)]
+    curriculum.observe(episodes)
+    assert curriculum.at(step) == found  # until the step is done
+    curriculum.advance()
+    return [example.id for example in found]
+
+
+def test_the_order_of_the_task_without_shuffling() -> None:
+    stream = Stream(EXAMPLES, 0, 4, shuffle=False)
+    assert [[e.id for e in stream.at(step)] for step in range(3)] == [list("0123"), list("4501"), list("2345")]
+    assert [e.id for e in stream.at(0, draw=1)] == list("4501")  # what comes next
+
+
+def test_solved_and_hopeless_prompts_rest_for_an_epoch() -> None:
+    curriculum = curriculum_of(shuffle=False)
+    rates = {"0": 1.0, "4": 0.0}
+    assert [take(curriculum, step, rates) for step in range(2)] == [list("012"), list("345")]
+    assert curriculum.metrics() == {"curriculum/resting": 2 / 6}
+    assert [take(curriculum, step, rates) for step in (2, 3)] == [list("123"), list("501")]  # 4 rests, 0 did
+    assert curriculum.resting == {"0": 4, "4": 2}
+
+
+def test_a_prompt_that_comes_back_may_stay() -> None:
+    curriculum = curriculum_of(CurriculumSection(rest=2), size=3, step=2, shuffle=False)
+    seen = [take(curriculum, 0, {"0": 1.0})]
+    seen += [take(curriculum, step, {}) for step in range(1, 6)]
+    # Epochs 012 | 012 | 012 | 012: 0 is left out of the second and the third.
+    assert seen == [list("01"), list("21"), list("21"), list("20"), list("12"), list("01")]
+    assert curriculum.resting == {}
+
+
+def test_if_all_rest_epochs_pass_until_they_are_back() -> None:
+    curriculum = curriculum_of(CurriculumSection(rest=3), size=3, step=3, shuffle=False)
+    nothing = {name: 0.0 for name in "012"}
+    assert [take(curriculum, step, nothing) for step in range(3)] == [list("012")] * 3
+    assert curriculum.position == 3 * (1 + 4 + 4)
+
+
+def test_bounds_and_the_reward_that_counts() -> None:
+    section = CurriculumSection(reward="exact", right=0.5, solved=0.75, hopeless=0.25)
+    curriculum = curriculum_of(section, shuffle=False)
+    examples, right = curriculum.at(0), {"0": 3, "1": 2, "2": 1}
+    episodes = [
+        Episode(example, 0, n, score=9.0, reward_components={"exact": 0.5 * (n < right[example.id])})
+        for example in examples
+        for n in range(4)
+    ]
+    failed = [Episode(examples[1], 0, 4, error="down")] * 9  # says nothing of the prompt
+    curriculum.observe([*episodes, *failed])
+    curriculum.advance()
+    assert curriculum.resting.keys() == {"0", "2"}
+    with pytest.raises(LmgymError, match="there is no reward 'exact'; the recipe has length"):
+        curriculum.observe([Episode(examples[0], 0, 0, reward_components={"length": 1.0})])
+
+
+def test_a_further_draw_goes_on_behind_the_first() -> None:
+    curriculum = curriculum_of(shuffle=False)
+    assert [[e.id for e in curriculum.at(0, draw)] for draw in (0, 1)] == [list("012"), list("345")]
+    curriculum.advance()
+    assert [e.id for e in curriculum.at(1)] == list("012")
+
+
+@given(st.integers(1, 6), st.integers(1, 5), st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=6, max_size=6))
+def test_nobody_is_lost_and_a_restored_state_goes_on_alike(size: int, step: int, rates: list[float]) -> None:
+    """Every prompt comes again within two epochs and its rest; prompts that are neither come at least as often as
+    others."""
+    section = CurriculumSection(rest=1)
+    curriculum, other = curriculum_of(section, size, step), curriculum_of(section, size, step)
+    by_id = {str(n): rate for n, rate in enumerate(rates)}
+    seen: Counter[str] = Counter()
+    steps = 8 * size // step + 8
+    for number in range(steps):
+        if number == steps // 2:
+            other.load_state_dict(curriculum.state_dict())
+        own = take(curriculum, number, by_id)
+        assert number < steps // 2 or take(other, number, by_id) == own
+        seen.update(own)
+    assert seen.keys() == {str(n) for n in range(size)}
+    awake = [count for name, count in seen.items() if by_id[name] == 0.5]
+    resting = [count for name, count in seen.items() if by_id[name] != 0.5]
+    assert not awake or not resting or min(awake) >= max(resting) - 1
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_resumed_run_has_the_same_prompts(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "curriculum": {"reward": "regex", "rest": 2},
+        "task": {"name": "arithmetic", "size": 10, "test_size": 16, "validation_size": 16, "largest": 5},
+    }
+    whole = runs.run(tmp_path / "whole", **changes)
+    halves = runs.run(tmp_path / "halves", Interrupting(at=3), **changes)
+    runs.run(halves, **changes)
+    assert_equal_runs(whole, halves)
+    records = [record for record in runs.records(whole / "metrics.jsonl") if record["kind"] == "train"]
+    assert any(record["curriculum/resting"] > 0 for record in records)
+    plain = runs.run(tmp_path / "plain", task=changes["task"])
+    assert (plain / "rollouts.jsonl").read_bytes() != (whole / "rollouts.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"curriculum": {"hopeless": 1.0}}, "every prompt would rest"),
+        ({"curriculum": {}, "algorithm": "reinforce"}, "a solve rate needs several answers"),
+        ({"curriculum": {}, "algorithm": "supervised"}, "nothing is sampled here"),
+        ({"shuffle": False, "priority_scale": 1.0}, "shuffle is false, and priority_scale"),
+        (
+            {"curriculum": {}, "engine": {"name": "pool", "ahead": 1},
+             "algorithm": {"name": "grpo", "group_size": 4, "importance_cap": 2.0}},
+            "engine.ahead: the curriculum of stage 'train'",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(LmgymError, match=said):
+        runs.run(tmp_path / "run", **changes)
