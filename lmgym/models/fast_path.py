@@ -60,6 +60,13 @@ def choose_path(policy: Policy) -> Policy:
     return policy
 
 
+def leave_untried(policy: Policy) -> None:
+    """Put a policy whose family is not listed back on its plain path, without a trial's result."""
+    if policy.fast and not supports_fast_path(policy.model.config):
+        policy.fast, policy.rules, policy.own_head = False, (), None
+        policy.plain_because = "the run began when lmgym did not try other families than those it lists"
+
+
 @torch.no_grad()
 def _head_output(policy: Policy) -> "type | None":
     """None if the logits are the LM head's outputs for the trunk's hidden states. Else (scaled or capped logits, scaled

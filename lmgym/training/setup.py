@@ -25,6 +25,7 @@ from lmgym.logs.records import rename_evaluations
 from lmgym.logs.rewind import rewind
 from lmgym.logs.trace_folder import TraceFolder, rewind_traces
 from lmgym.logs.writer import NullWriter, Writer
+from lmgym.models.fast_path import leave_untried
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.sharding import shard_policy
@@ -167,7 +168,10 @@ def load_weights(config: Config, machine: Machine, weights: Path | None) -> Poli
     torch.set_num_threads(machine.threads)
     section = machine.policy_section(config.policy)
     prepacked = machine.prepacked if section.compute == machine.compute else None  # chosen for that precision
-    return load_policy(section, config.seed, weights, prepacked)
+    policy = load_policy(section, config.seed, weights, prepacked)
+    if machine.compute is not None and section.path == "auto":  # a machine.json of before it named a path
+        leave_untried(policy)
+    return policy
 
 
 def trained_policy(config: Config, folder: Path | None) -> Policy:

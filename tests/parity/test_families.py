@@ -30,6 +30,7 @@ from lmgym.models.fast_path import choose_path
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.training.machine import choose_machine
+from lmgym.training.setup import load_weights
 from lmgym.types import Episode, Example, Turn
 from tests import models, rounding
 
@@ -393,3 +394,14 @@ def test_the_value_of_a_path_in_machine_json(tmp_path: Path) -> None:
     replace(found, path="quick").write(tmp_path)
     with pytest.raises(LmgymError, match="path is 'quick'"):
         choose_machine(config, tmp_path)
+
+
+def test_an_old_run_folder_stays_on_its_path(tmp_path: Path) -> None:
+    """A machine.json of before it named a path: a family that is not listed was sampled on the plain path."""
+    stage = Stage(task={"name": "arithmetic"}, rewards={"length": 1.0})
+    config = Config(policy=saved("cohere2", tmp_path / "tried"), stages=[stage])
+    machine = replace(choose_machine(config, None), compute="float32")
+    assert not load_weights(config, machine, None).fast
+    assert load_weights(config, replace(machine, path="fast"), None).fast
+    listed = replace(config, policy=saved("llama", tmp_path / "listed"))
+    assert load_weights(listed, machine, None).fast
