@@ -14,7 +14,16 @@ from torch.autograd.function import once_differentiable
 
 from lmgym.functional.divergences import Divergence
 from lmgym.models import fused_logprobs
-from lmgym.models.fused_logprobs import Adjust, HeadGradient, adjust_tile, logits_gradient, slices, store_tile, wide_of
+from lmgym.models.fused_logprobs import (
+    Adjust,
+    HeadGradient,
+    adjust_tile,
+    logits_gradient,
+    slices,
+    store_tile,
+    tile_buffer,
+    wide_of,
+)
 
 # From a slice of the R rows to the teacher's own logits of them, W tokens wide.
 TeacherLogits = Callable[[slice], Float[Tensor, "r W"]]
@@ -63,7 +72,8 @@ class FusedDivergence(torch.autograd.Function):
     def backward(ctx: Any, by_logprob: Tensor, by_divergence: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets = ctx.saved_tensors
         adjust, scale, chunk, divergence, teacher_logits = ctx.settings
-        head, gradient = weight.to(hidden.dtype), HeadGradient(ctx, hidden, weight)
+        head = weight.to(hidden.dtype)
+        gradient = HeadGradient(ctx, hidden, weight, head)
         for tile in _tiles(hidden, head, bias, adjust, chunk, teacher_logits):
             part, student = tile.part, tile.student.log_softmax(-1)
             _, by_shared = divergence.of(*shared_logprobs(student, tile.teacher))
@@ -101,12 +111,12 @@ def _tiles(
 ) -> Iterator[_Tile]:
     """All rows, tile by tile. What is written into a tile's `chunk` stays until the chunk's last tile is done."""
     wide = wide_of(hidden.dtype)
-    buffer = hidden.new_empty(min(chunk, len(hidden)), len(head))
+    buffer, in_wide = hidden.new_empty(min(chunk, len(hidden)), len(head)), tile_buffer(hidden, head)
     for rows in slices(0, len(hidden), chunk):
         logits = torch.mm(hidden[rows], head.T, out=buffer[: rows.stop - rows.start])
         taught = teacher_logits(rows)
         for part in slices(rows.start, rows.stop, max(fused_logprobs.TILE // len(head), 1)):
-            student = adjust_tile(logits, rows, part, bias, adjust, wide)
+            student = adjust_tile(logits, rows, part, bias, adjust, in_wide)
             own = taught[part.start - rows.start : part.stop - rows.start].to(wide)
             yield _Tile(rows, logits, part, student, adjust_teacher(own, part, len(head), adjust))
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmgym.models.attention import cpu
 from lmgym.models.attention.cpu import BlockGroups, BlockRows
 from lmgym.models.attention.packed import PackedGroups, PackedRows
 from lmgym.models.policy import Policy
@@ -115,3 +116,21 @@ def test_under_autocast_queries_in_fp32_meet_values_in_bf16() -> None:
     # Shares and outputs round to bf16, of each of two blocks and of their sum.
     loose = rounding.rounding(2 * 2 + 1, float(value.abs().max()), torch.bfloat16)
     assert out.dtype == torch.bfloat16 and torch.allclose(out.float(), expected, rtol=0, atol=loose)
+
+
+@pytest.mark.parametrize("short", [-1, 192])
+def test_gradients_in_bf16_are_those_of_fp64_but_for_rounding(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernel's backward in bf16 and in fp32, from the same rounded inputs. In the norm, of which each rounding
+    is a share: outputs and gradients of two blocks, their sums, the kernel's probabilities and their gradients."""
+    monkeypatch.setattr(cpu, "SHORT", short)
+    layout, torch_seed = BlockGroups([5, 9], [4, 6, 6], torch.tensor([1, 0, 0]), CPU), torch.Generator().manual_seed(0)
+    inputs = [torch.randn(1, 2, 30, 16, generator=torch_seed).bfloat16().requires_grad_() for _ in range(3)]
+    brought = torch.randn(1, 30, 2, 16, generator=torch_seed).bfloat16()
+    found = torch.autograd.grad(layout.attend(0, *inputs, None), inputs, brought)
+    exact_inputs = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    exact = torch.autograd.grad(layout.attend(0, *exact_inputs, None), exact_inputs, brought.double())
+    for ours, theirs in zip(found, exact, strict=True):
+        assert ours.dtype == torch.bfloat16
+        assert float((ours.double() - theirs).norm()) <= rounding.rounding(
+            2 * 3 + 2, float(theirs.norm()), torch.bfloat16
+        )

@@ -19,6 +19,7 @@ from lmgym.models.attention.packed import PackedGroups, PackedRows, per_query_he
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+SHORT = 192  # queries of a row; in bf16 the kernel's backward of shorter ones takes up to twice as long as in fp32
 
 
 class Block(NamedTuple):
@@ -148,9 +149,11 @@ class Merged(torch.autograd.Function):
             indices = (queries, queries, keys, keys, queries, queries)
             tensors = (gradient, query, key, value, out, normaliser)
             arguments = [_rows(tensor[index], rows) for tensor, index in zip(tensors, indices, strict=True)]
+            if arguments[1].shape[2] <= SHORT:
+                arguments = [tensor.to(normaliser.dtype) for tensor in arguments]
             block_gradients = _backward(*arguments, 0.0, block.causal, scale=ctx.scale)
             for total, block_gradient, index in zip(totals, block_gradients, (queries, keys, keys), strict=True):
-                total[index] += block_gradient.transpose(1, 2).flatten(0, 1)
+                total[index] += block_gradient.transpose(1, 2).flatten(0, 1).to(total.dtype)
         return (*totals, None, None)
 
 
