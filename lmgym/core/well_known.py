@@ -31,7 +31,7 @@ ABOUT = {  # what to say: the names, written as `plainly` writes them
     ),
     "is called reinforce_pp here": ("reinforce++", "reinforce_plus_plus", "reinforcepp"),
     "is reinforce with baseline: scst": ("scst", "self_critical"),
-    "is called distill here": ("gkd", "on_policy_distillation", "distillation", "knowledge_distillation"),
+    "is called distill here": ("on_policy_distillation", "distillation", "knowledge_distillation"),
     "is called reinforce here": ("policy_gradient", "vpg"),
 }
 ALGORITHMS = {name: sentence for sentence, names in ABOUT.items() for name in names}

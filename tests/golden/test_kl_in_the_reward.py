@@ -26,6 +26,7 @@ from lmgym.types import Episode, Example, Turn
 from tests import runs
 from tests.rounding import rounding
 
+REFUSED = {("trpo", "loss"), ("gigpo", "reward"), ("maxrl", "reward"), ("remax", "reward")}  # with a sentence
 REGULARISED = [name for name in registry.names("algorithm") if issubclass(registry.get("algorithm", name), Regularised)]
 ANSWERS = [(a, b) for a in range(3) for b in range(3)]
 
@@ -126,9 +127,11 @@ def test_every_algorithm_refuses_k2_and_k3_in_the_reward(name: str) -> None:
 def test_an_estimator_that_is_left_out_follows_from_the_place(name: str) -> None:
     """k1 in the reward; in the loss what each algorithm had before (grpo's k3), and for reinforce_stable k2."""
     for place, estimator in (("reward", "k1"), ("loss", "k2" if name == "reinforce_stable" else "k3")):
-        if (name, place) == ("trpo", "loss"):
-            continue  # refused
         section = {"name": name, "kl_in": place, "kl_coefficient": 0.1}
+        if (name, place) in REFUSED:
+            with pytest.raises(LmgymError, match=r"kl_in|KL penalty"):
+                build_config(runs.tiny(algorithm=section))
+            continue
         config = build_config(runs.tiny(algorithm=section))
         assert config.stages[0].algorithm.kl_estimator == estimator  # type: ignore[attr-defined]
         assert resolved(config)["stages"][0]["algorithm"]["kl_estimator"] == estimator

@@ -156,14 +156,19 @@ def test_every_algorithm_learns_to_answer_as_the_prompt_asks(
     assert not findings(tmp_path / "run")  # of a run that learns it has nothing to say
 
 
-def test_a_student_learns_from_its_teachers_opinion_alone(tmp_path: Path) -> None:
-    """The teacher has learned the task; the student, from another seed, never sees a reward."""
+STUDENTS = ({"name": "distill"}, {"name": "gkd"})  # of a teacher that has learned the task
+
+
+def test_students_learn_from_their_teachers_opinion_alone(tmp_path: Path) -> None:
+    """The teacher has learned the task; the students, from another seed, never see a reward."""
     _, taught = learn(tmp_path / "teacher", algorithm={"name": "a2c"}, **ONE_ANSWER)
     assert taught > 0.9
-    distill = {"name": "distill", "teacher": str(tmp_path / "teacher" / "final")}
-    before, after = learn(tmp_path / "run", algorithm=distill, seed=1, **ONE_ANSWER | {"steps": 60})
-    assert before < 0.15 and after > 0.7
-    assert not findings(tmp_path / "teacher") and not findings(tmp_path / "run")
+    assert not findings(tmp_path / "teacher")
+    for student in STUDENTS:
+        algorithm, run = student | {"teacher": str(tmp_path / "teacher" / "final")}, tmp_path / student["name"]
+        before, after = learn(run, algorithm=algorithm, seed=1, **ONE_ANSWER | {"steps": 60})
+        assert before < 0.15 and after > 0.7
+        assert not findings(run)
 
 
 PREFERENCES: list[dict[str, Any]] = [
@@ -217,7 +222,7 @@ def test_exchanged_pairs_do_not_pass(tmp_path: Path) -> None:
 
 
 def test_every_algorithm_is_tried() -> None:
-    assert {algorithm["name"] for algorithm in [STEPS, *PREFERENCES, *(one for one, _ in LEARNERS)]} == set(
+    assert {algorithm["name"] for algorithm in [STEPS, *PREFERENCES, *STUDENTS, *(one for one, _ in LEARNERS)]} == set(
         registry.BUILTIN["algorithm"]
     )
 
