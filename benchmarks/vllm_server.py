@@ -32,7 +32,8 @@ def served(python: Path, model: Path, log: Path, *more: object) -> Iterator[tupl
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = ["--model", model, "--dtype", "float32", "--enforce-eager", "--host", "127.0.0.1", "--port", port]
-    words += ["--max-model-len", 512, "--enable-scale-out", "--logprobs-mode", "processed_logprobs", *more]
+    words += ["--max-model-len", 512, "--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
+    words += ["--no-enable-chunked-prefill", *more]  # vLLM 0.32 ends if a prompt with a seed is cut on a processor
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *map(str, words)]
     with log.open("w") as file:
         environment = os.environ | ENVIRONMENT

@@ -250,6 +250,8 @@ class VLLM:
             with error:
                 said = " ".join(error.read().decode(errors="replace").split())[:300]
             hint = f"; start it so: {STARTED_SO}" if error.code == 404 else ""
+            if error.code == 500:
+                hint = "; its log says why (on a processor it needs --no-enable-chunked-prefill); start it again"
             if error.code == 400 and body and (wanted := body.get("sampling_params", {}).get("logprobs")):
                 hint = f"; sampling.top_k needs a server that was started with --max-logprobs {wanted} or more"
             raise LmgymError(f"engine.address: {address}{path} answered {error.code} ({said}){hint}") from error
