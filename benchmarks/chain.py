@@ -238,7 +238,7 @@ def draw(results: Sequence[Record], path: Path) -> None:
 
 def bars(axes: Any, curve: Sequence[Point], measured_at: Sequence[Point], key: str, colour: str) -> None:
     """An interval wherever a seed was evaluated, at the KL that its curve has there."""
-    places = [max(kl_at(curve, point["step"]), 0.0) for point in measured_at]
+    places = [max(kl_at(curve, point["step"]), 0.0) if point["step"] else 0.0 for point in measured_at]
     for place, point in zip(places, measured_at, strict=True):
         axes.vlines(place, point[f"{key} low"], point[f"{key} high"], color=colour, alpha=0.55, linewidth=1.2)
         axes.plot(place, point[key], ".", color=colour, alpha=0.55, markersize=4)
