@@ -12,8 +12,10 @@ PLACE = re.compile(r"\{(\w+)\}")
 
 
 def hinted_prompt(hint: str, example: Example) -> str | Sequence[Message]:
-    """The example's prompt as the hint words it: {prompt} stands for the prompt (of a chat, for its last user message),
-    {reference} for the first reference, and any other name in braces for that entry of `meta`.
+    """The prompt that the teacher gets: the hint, with each name in braces replaced by the example's own text.
+
+    {prompt} is the example's prompt; in a chat, the last message of the user, which is replaced. {reference} is the
+    first reference. Any other name is an entry of `meta`.
 
     Raises LmgymError for a name that the example does not have.
 

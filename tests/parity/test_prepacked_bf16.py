@@ -23,7 +23,8 @@ from tests.parity import test_families as families
 from tests.parity.test_sampler import requests
 
 needs_bf16 = pytest.mark.skipif(not onednn_linear.available(), reason="oneDNN has no bf16 products on this processor")
-# Where oneDNN multiplies in another order than torch's layer, `pays` says no, and nothing is laid out.
+# Where oneDNN adds in another order than torch's layer, `pays` says no and nothing is laid out: there is nothing to
+# compare. The product itself is tried above wherever there is one, and the tests of the choice run everywhere.
 needs_equal = pytest.mark.skipif(
     not (onednn_linear.available() and onednn_linear.same_bits()), reason="oneDNN adds in another order here"
 )
