@@ -71,7 +71,7 @@ def recipe_of(workload: shared.Workload, folder: Path) -> dict[str, Any]:
     rows = [json.dumps({"prompt": shared.text(prompt)}) for prompt in workload.prompts]
     (folder / "prompts.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
     return {
-        "task": {"name": "jsonl", "path": str(folder / "prompts.jsonl"), "references": None, "test": 0.0},
+        "task": {"name": "jsonl", "path": str(folder / "prompts.jsonl"), "test_path": str(folder / "prompts.jsonl")},
         # the words of an answer have 2 to 6 letters, so no two answers earn the same
         "rewards": {"length": {"unit": "characters", "target": 16 * workload.new_tokens}},
         "policy": {"model": str(folder / "model"), "device": "cpu"},
@@ -79,7 +79,7 @@ def recipe_of(workload: shared.Workload, folder: Path) -> dict[str, Any]:
         "algorithm": {"name": "grpo", "group_size": workload.completions},
         "optimizer": {"learning_rate": 1.0e-5},
         "prompts_per_step": len(workload.prompts),
-        "evaluation": {"every": 0, "examples": 0},
+        "evaluation": {"every": 0, "examples": 8},
         "steps": 5,
     }
 
