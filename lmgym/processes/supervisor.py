@@ -37,7 +37,8 @@ Call = Callable[[Any], Any]
 
 def supervise(function: str, setup: Sequence[Any], memory_gib: float | None, pipe: int, progress: int) -> None:
     """Import and prepare a function; then let a child answer the requests, until the owner closes the pipe."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C is for the owner; this process ends with it
+    # Ctrl-C and a lost terminal are for the owner; this process ends with it.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.dup2(2, 1)  # what the function prints goes to standard error, and may get lost there
     sys.stdout = sys.stderr = SurvivingOutput(sys.stderr)  # type: ignore[assignment]

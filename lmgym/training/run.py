@@ -145,18 +145,22 @@ def lock_folder(folder: Path) -> IO[str]:
 
 @contextmanager
 def stop_signals(run: Run) -> Iterator[None]:
-    """Ctrl-C and SIGTERM ask the loop to stop after the step in flight; a second one stops at once and loses it."""
+    """Ctrl-C, SIGTERM and a lost terminal (SIGHUP) ask the loop to stop after the step in flight; a second Ctrl-C or
+    SIGTERM stops at once and loses it. Under nohup, which ignores SIGHUP, it stays ignored."""
 
     def ask(number: int, frame: Any) -> None:
         if run.asked_to_stop:
+            if number == signal.SIGHUP:  # the kernel and the shell may both send it
+                return
             raise KeyboardInterrupt
         run.asked_to_stop = True
         run.console.say("stopping after this step; once more to stop at once, without it")
 
     before = {}
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, ask)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, ask)
     except ValueError:  # not in the main thread: whoever called us has the signals
         pass
     try:

@@ -89,15 +89,17 @@ def test_twenty_kills_lose_nothing_but_the_step_in_flight(shell: Shell, tmp_path
 
 @pytest.mark.slow
 def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(shell: Shell, tmp_path: Path) -> None:  # noqa: F811
-    """The real signal, twice in one run; then the command that it names, until the end."""
+    """The real signals, one after the other in one run; then the command that it names, until the end. A lost terminal
+    sends SIGHUP, sometimes twice."""
     recipe = runs.write(tmp_path / "recipe.yaml", **RECIPE | {"checkpoint": {"every": 0}})
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert shell.run("train", recipe, f"out={whole}") == 0, shell.said
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for numbers in ((signal.SIGINT,), (signal.SIGTERM,), (signal.SIGHUP, signal.SIGHUP)):
         shell.start("train", recipe, f"out={stopped}")
         before = size(stopped)
         wait_for(lambda before=before: size(stopped) > before + 5000)
-        os.kill(shell.process, number)
+        for number in numbers:
+            os.kill(shell.process, number)
         assert shell.wait() == 130, shell.said
         assert "stopping after this step" in shell.said and f"go on with: lmgym train {stopped}" in shell.said
         assert len(train_steps(stopped)) == runs.state(stopped)["version"]
