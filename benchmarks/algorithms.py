@@ -6,8 +6,8 @@ The quickstart is trained up to the end of its warm start, once a seed. From the
 for the learning rate, takes `--steps` steps of 256 answers (DAPO: of 256 to 1,024, since it may draw four times). Every
 few steps it answers 512 validation problems, sampled; no run selects anything by them. Prints a Markdown table: the
 accuracy before, after the answers that the thriftiest algorithm had in all its steps, and after the seconds of a
-processor that the fastest one needed. Writes results.json and a picture for each algorithm's page (curves by seed, mean
-and interval).
+processor that the fastest one needed. Writes results.json and a picture for each page of docs/algorithms (curves by
+seed, mean and interval).
 
 TRPO is not among them unless it is named: a step of 256 answers takes it more than a minute.
 
@@ -42,6 +42,13 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "reinforce_pp": {"group_size": 1},
     "reinforce_stable": {"group_size": 1},
     **{name: {} for name in ("ppo", "a2c", "nlpo", "trpo")},
+}
+# Names that share a page of docs/algorithms share a picture.
+PAGES = {
+    "importance": ("icepop",),
+    "trust_regions": ("gspo_token", "gmpo", "luspo", "vespo", "ce_gppo", "ipo_mask"),
+    "group_advantages": ("maxrl", "gpg", "opo", "pass_at_k", "gfpo", "gigpo"),
+    "token_selection": ("top_entropy", "clip_cov", "kl_cov"),
 }
 
 
@@ -114,14 +121,36 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join([head, "|---|---|---|---|---|", *(row for _, row in sorted(rows, reverse=True))])
 
 
-def draw(name: str, results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Validation accuracy over answers: each seed, and the mean with its interval."""
+def draw(names: Sequence[str], results: Sequence[dict[str, Any]], path: Path) -> None:
+    """Validation accuracy over answers, a panel for each algorithm."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(6, 3.2), layout="constrained")
+    across = min(len(names), 3)
+    down = -(-len(names) // across)
+    size = (6, 3.2) if len(names) == 1 else (3.2 * across, 2.4 * down)
+    figure, panels = pyplot.subplots(
+        down, across, figsize=size, layout="constrained", sharex=True, sharey=True, squeeze=False
+    )
+    for name, axes in zip(names, panels.flat, strict=False):
+        draw_curves(axes, [one for one in results if one["algorithm"] == name])
+        axes.set(title=name, ylim=(0, 1))
+    for axes in panels.flat[len(names) :]:
+        axes.remove()
+    what = "accuracy, unseen numbers"
+    if len(names) == 1:
+        panels[0, 0].set(xlabel="sampled answers", ylabel=what)
+    else:
+        figure.supxlabel("sampled answers", fontsize="medium")
+        figure.supylabel(what, fontsize="medium")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def draw_curves(axes: Any, results: Sequence[dict[str, Any]]) -> None:
+    """The curve of each seed, and their mean with its interval."""
     curves = [[point["accuracy"] for point in one["curve"]] for one in results]
     places = [[point["answers"] for point in one["curve"]] for one in results]
     answers = [statistics.mean(place) for place in zip(*places, strict=True)]  # DAPO's differ from seed to seed
@@ -132,11 +161,8 @@ def draw(name: str, results: Sequence[dict[str, Any]], path: Path) -> None:
     lows = [max(band.low, 0.0) if band.low is not None else band.mean for band in bands]
     highs = [min(band.high, 1.0) if band.high is not None else band.mean for band in bands]
     axes.fill_between(answers, lows, highs, color="#0072b2", alpha=0.12, linewidth=0)
-    axes.set(title=name, xlabel="sampled answers", ylabel="accuracy, unseen numbers", ylim=(0, 1))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def main() -> None:
@@ -162,8 +188,11 @@ def main() -> None:
         results = [future.result() for future in pending]
     (given.out / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
     print(table(results))
-    for name in given.only:
-        draw(name, [one for one in results if one["algorithm"] == name], given.out / f"{name}.png")
+    paged = {name for names in PAGES.values() for name in names}
+    pictures = PAGES | {name: (name,) for name in given.only if name not in paged}
+    for page, names in pictures.items():
+        if shown := [name for name in names if name in given.only]:
+            draw(shown, results, given.out / f"{page}.png")
 
 
 if __name__ == "__main__":
