@@ -74,6 +74,7 @@ class Batch:
     logprobs_sampler: Float[Tensor, "N T"] | None = None
     baseline: Float[Tensor, " N"] | None = None  # score of the greedy answer
     logprobs_old: Float[Tensor, "N T"] | None = None
+    squared_probabilities: Float[Tensor, "N T"] | None = None  # their sum over the vocabulary, when logprobs_old was said
     logprobs_ref: Float[Tensor, "N T"] | None = None
     logprobs_teacher: Float[Tensor, "N T"] | None = None
     hinted: "Batch | None" = None  # the same actions behind other prompts: those that the teacher reads
@@ -126,8 +127,8 @@ class PolicyOutputs:
     """What a policy computes for a batch; zero for tokens that are no actions.
 
     `logprobs` are natural logs under the distribution that was sampled (with temperature, excluded stop ids and kept
-    sets). `entropy` (nats), `values`, `last_values` and `divergence` (from the teacher, nats) are None unless asked
-    for.
+    sets). `entropy` (nats), `values`, `last_values`, `divergence` (from the teacher, nats) and `squared_probabilities`
+    (their sum over the vocabulary, without gradient) are None unless asked for.
 
     Example: policy.compute_logprobs(batch, entropy=True) -> PolicyOutputs(logprobs=..., entropy=...)
     """
@@ -137,6 +138,7 @@ class PolicyOutputs:
     values: Float[Tensor, "N T"] | None = None
     last_values: Float[Tensor, " N"] | None = None
     divergence: Float[Tensor, "N T"] | None = None
+    squared_probabilities: Float[Tensor, "N T"] | None = None
 
     def require(self, name: str) -> Tensor:
         """The column with this name. Raises LmgymError if it is None."""

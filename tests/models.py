@@ -180,9 +180,11 @@ def prepared(
     The reference is the teacher too."""
     critic = algorithm.requirements.values
     with torch.no_grad():
-        said = policy.compute_logprobs(batch, values=critic, last_values=critic)
+        squared = algorithm.requirements.squared_probabilities
+        said = policy.compute_logprobs(batch, values=critic, last_values=critic, squared_probabilities=squared)
         now = said.logprobs
         batch = batch.replace(logprobs_old=now + drift * torch.sin(1000 * now) * batch.actions)
+        batch = batch.replace(squared_probabilities=said.squared_probabilities)
         if said.values is not None:
             drifted = said.values + drift * torch.sin(1000 * now) * batch.actions
             batch = batch.replace(values=drifted, last_values=said.last_values)

@@ -18,7 +18,7 @@ from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.functional import advantages as credit
-from lmgym.functional import group_advantages, importance, losses
+from lmgym.functional import group_advantages, importance, losses, token_baseline
 from lmgym.functional.reductions import masked_mean, tokens_of_episode, totals, weights
 from lmgym.functional.reward_components import gdpo_advantages
 from lmgym.functional.turn_discounts import longest_turns, turn_returns
@@ -50,7 +50,10 @@ class GRPO(GRPOFields):
     def requirements(self) -> Requirements:
         required = super().requirements
         entropy = required.entropy or self.top_entropy < 1
-        return replace(required, reward_components=self.normalise_parts, entropy=entropy)
+        squared = self.baseline == "token"
+        return replace(
+            required, reward_components=self.normalise_parts, entropy=entropy, squared_probabilities=squared
+        )
 
     @property
     def weighs_old(self) -> bool:
@@ -72,7 +75,10 @@ class GRPO(GRPOFields):
             assert batch.limit is not None  # see _check_columns
             longest = longest_turns(batch.actions, batch.require("turn"), batch.episode)
             score = score + group_advantages.overlong_penalty(longest, batch.limit, self.overlong).to(score.dtype)
-        credits = batch.per_token(self._credit(batch, score, lengths))
+        if self.baseline == "token":
+            credits = self._credit_of_tokens(batch, score)
+        else:
+            credits = batch.per_token(self._credit(batch, score, lengths))
         if self.turn_coefficient:
             credits = credits + self.turn_coefficient * self._credit_of_turns(batch).to(credits.dtype)
         if self.mask_truncated:
@@ -101,6 +107,14 @@ class GRPO(GRPOFields):
         else:
             found = credit.group_centred(score, episode, group, self.scale_rewards)
         return found * group_advantages.mixed_scale(score, episode, group) if self.scale_by_mixed else found
+
+    def _credit_of_tokens(self, batch: Batch, score: Float[Tensor, " N"]) -> Float[Tensor, "N T"]:
+        """The advantage of each token, whose baseline is its own."""
+        said, squared = batch.require("logprobs_old"), batch.require("squared_probabilities")
+        squares = token_baseline.squared_logit_gradient(said, squared).to(score.dtype)
+        found = token_baseline.optimal_token_advantages(score, squares, batch.actions, batch.episode, batch.group)
+        scale = group_advantages.mixed_scale(score, batch.episode, batch.group) if self.scale_by_mixed else 1.0
+        return found * scale
 
     def _credit_of_turns(self, batch: Batch) -> Float[Tensor, "N T"]:
         """The advantage of each turn among those of its group that answered the same text."""

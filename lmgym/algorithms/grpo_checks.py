@@ -67,13 +67,13 @@ def _check_credit(fields: GRPOFields) -> None:
         "normalise_parts": fields.normalise_parts,
         "pass_at": fields.pass_at is not None,
         "scale_rewards: mean": fields.scale_rewards == "mean",
-        "baseline: length": fields.baseline == "length",
+        f"baseline: {fields.baseline}": fields.baseline != "mean",
         "keep": fields.keep is not None,
     }
     chosen = [name for name, used in ways.items() if used]
     if len(chosen) > 1:
         raise LmgymError(f"algorithm.{chosen[0]} and {chosen[1]} make advantages in two ways; leave one of them out")
-    if chosen and chosen[0] in ("pass_at", "baseline: length") and fields.scale_rewards != "none":
+    if chosen and chosen[0] in ("pass_at", "baseline: length", "baseline: token") and fields.scale_rewards != "none":
         raise LmgymError(
             f"algorithm.{chosen[0]} has a scale of its own, and scale_rewards is {fields.scale_rewards}; write none"
         )

@@ -74,8 +74,9 @@ class GRPOFields(Regularised):
     """Divide by the standard deviation of the group's scores, or of the batch's, + 1e-4, or by the group's mean."""
     scale_by_mixed: bool = False
     """Multiply by answers / answers in groups whose scores differ (GPG)."""
-    baseline: Literal["mean", "length"] = "mean"
-    """What is taken off the scores of a group: their mean, or their mean weighted by the answers' lengths (OPO)."""
+    baseline: Literal["mean", "length", "token"] = "mean"
+    """What is taken off the scores of a group: their mean; their mean weighted by the answers' lengths (OPO); or at each
+    token their mean weighted by the squared gradients of the answers up to there (the optimal token baseline)."""
     pass_at: Annotated[int, Ge(2), Rule("the best of 1 answer is the answer, so it must be at least 2")] | None = None
     """A is what an answer adds to the best of so many answers of its group (PKPO)."""
     keep: Annotated[int, Ge(2), Rule("a group's mean needs at least 2 answers")] | None = None

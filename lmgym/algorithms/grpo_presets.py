@@ -56,6 +56,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "gpg": {"objective": "none", "scale_rewards": "none", "scale_by_mixed": True, "reduction": "token"},
     # arXiv 2505.23585: one step on a batch, no clip
     "opo": {"objective": "none", "baseline": "length", "scale_rewards": "none", "reduction": "token"},
+    # arXiv 2602.07078, with the loss of the authors' example in verl
+    "otb": {"baseline": "token", "clip_high": 0.2, "scale_rewards": "none", "reduction": "token"},
     # arXiv 2505.15201
     "pass_at_k": {"pass_at": 4, "scale_rewards": "none", "reduction": "constant"},
     # arXiv 2508.09726: 8 of 16, the shortest

@@ -42,6 +42,9 @@ class Requirements:
     """`batch.baseline`: the score of the greedy answer to the same prompt."""
     old_logprobs: bool = False
     """`batch.logprobs_old` before the first optimizer step, by a pass of its own; later steps have it in any case."""
+    squared_probabilities: bool = False
+    """`batch.squared_probabilities`: the sum over the vocabulary of the squared probabilities at each action, and
+    `batch.logprobs_old`, by the same pass."""
     entropy: bool = False
     """`new.entropy`: the exact entropy of each distribution."""
     reward_components: bool = False

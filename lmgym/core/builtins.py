@@ -54,6 +54,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "maxrl": ("algorithms.grpo:GRPO", "grpo, preset: over the group's mean, so that rare right answers count"),
         "gpg": ("algorithms.grpo:GRPO", "grpo, preset: plain policy gradient, made up for groups of equal scores"),
         "opo": ("algorithms.grpo:GRPO", "grpo, preset: baseline weighed by the answers' lengths"),
+        "otb": ("algorithms.grpo:GRPO", "grpo, preset: a baseline for each token, weighed by squared gradients"),
         "pass_at_k": ("algorithms.grpo:GRPO", "grpo, preset: what an answer adds to the best of k"),
         "gfpo": ("algorithms.grpo:GRPO", "grpo, preset: the shortest answers of each group train"),
         "gigpo": ("algorithms.grpo:GRPO", "grpo, preset: turns that answered the same text are a group too"),

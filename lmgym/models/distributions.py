@@ -1,4 +1,4 @@
-"""From hidden states to log-probabilities: action logits, log-probabilities of actions, entropies."""
+"""From hidden states to log-probabilities: action logits, log-probabilities of actions, entropies, squared sums."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from lmgym.batch import Batch, States
 from lmgym.distributed.parts import whole
 from lmgym.functional import truncation
-from lmgym.models.fused_logprobs import FusedLogprobs
+from lmgym.models.fused_logprobs import FusedLogprobs, wide_of
 from lmgym.models.scoring import ScoringModel, alone
 
 
@@ -110,6 +110,33 @@ def logprobs_of_states(
         else:
             chunks.append(chunk_logprobs(*arguments))
     return torch.cat([chunk[0] for chunk in chunks]), torch.cat([chunk[1] for chunk in chunks])
+
+
+@torch.no_grad()
+def squared_probabilities_of(
+    model: ScoringModel, batch: Batch, states: States, row: Int[Tensor, " R"], column: Int[Tensor, " R"]
+) -> Float[Tensor, " R"]:
+    """The sum over the vocabulary of the squared probabilities [R] of each action's distribution, without gradient.
+
+    From the first R hidden states, `model.head_chunk` of them at a time, so the logits [R V] of all actions never exist
+    at once. 1 for a distribution that is certain, 1 / V for one that is uniform.
+    """
+    head: Any = model.model.get_output_embeddings()
+    plain = model.own_head is None and type(head) is nn.Linear and head.bias is None
+    # Once for all chunks: ranks that share the head's weights may have different numbers of chunks.
+    weight = whole(head.weight).to(model.compute) if plain and states.logits is None else None
+    bias = getattr(model.model, "final_logits_bias", None)
+    found = []
+    for part in torch.arange(len(row), device=model.device).split(model.head_chunk):
+        if states.logits is not None:
+            logits = states.logits[part]
+        elif weight is None:
+            logits = model.head(states.hidden[part])
+        else:
+            product = states.hidden[part].to(model.compute) @ weight.T
+            logits = product.to(wide_of(product.dtype)) + (0 if bias is None else bias)
+        found.append(action_logits(logits, batch, row[part], column[part]).softmax(-1).square().sum(-1))
+    return torch.cat(found)
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from lmgym.models import hooks, lora, quantization, scoring
 from lmgym.models.attention import packed
 from lmgym.models.attention.rules import Rule
 from lmgym.models.device import choose_tokens_per_forward
-from lmgym.models.distributions import action_logits, logprobs_of_states
+from lmgym.models.distributions import action_logits, logprobs_of_states, squared_probabilities_of
 from lmgym.models.families import context_length, default_decoder_start, first_position, supports_fast_path, trunk_of
 from lmgym.models.skeleton import Skeleton
 from lmgym.models.teaching import compare
@@ -144,13 +144,15 @@ class Policy:
         last_values: bool = False,
         logprob_gradient: Float[Tensor, "N T"] | None = None,
         divergence: Divergence | None = None,
+        squared_probabilities: bool = False,
     ) -> PolicyOutputs:
         """Log-probabilities [N T] (nats) of the batch's actions, under the distribution that they were sampled from.
 
         With `entropy`, also the entropy of each of these distributions; with `values`, the value of the state before
         each action; with `last_values`, the value of the state after each row's last action; with `divergence`, how far
         each of these distributions is from the teacher's (models/teaching.py). All have gradients, unless the caller
-        turned gradients off. The fast path runs the model on real tokens only, and the LM head only on
+        turned gradients off. With `squared_probabilities`, also the sum of each distribution's squared probabilities,
+        without gradient, by one more product with the LM head. The fast path runs the model on real tokens only, and the LM head only on
         states that predict an action, in chunks, so logits [N T V] never exist. `logprob_gradient` is the gradient of
         the loss by the log-probabilities, if already known; it saves work and changes no result (fused_logprobs.py).
         Raises LmgymError for an action in column 0, for values without a value function, and for a divergence without
@@ -174,6 +176,7 @@ class Policy:
             else:
                 logprobs, entropies = logprobs_of_states(self, batch, states, row, column, entropy, known)
             state_values = self._values(batch, states, *before) if values else None
+            squares = squared_probabilities_of(self, batch, states, row, column) if squared_probabilities else None
 
         def column_of(numbers: Tensor) -> Tensor:
             return numbers.new_zeros(batch.tokens.shape).index_put((row, column), numbers)
@@ -184,6 +187,7 @@ class Policy:
             values=column_of(state_values[:count]) if state_values is not None else None,
             last_values=state_values[count:] if state_values is not None and last_values else None,
             divergence=column_of(divergences) if divergences is not None else None,
+            squared_probabilities=column_of(squares) if squares is not None else None,
         )
 
     def states(self, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> States:
@@ -249,16 +253,23 @@ class Policy:
 
     @torch.no_grad()
     def compute_logprobs_no_grad(
-        self, batch: Batch, values: bool = False, last_values: bool = False, entropy: bool = False
+        self,
+        batch: Batch,
+        values: bool = False,
+        last_values: bool = False,
+        entropy: bool = False,
+        squared_probabilities: bool = False,
     ) -> PolicyOutputs:
         """`compute_logprobs` of a whole batch without gradient, by micro-batches; columns in fp32 on the CPU.
         Example: policy.compute_logprobs_no_grad(batch).logprobs  # [N T]"""
-        asked = {"logprobs": True, "entropy": entropy, "values": values}
+        asked = {"logprobs": True, "entropy": entropy, "values": values, "squared_probabilities": squared_probabilities}
         columns = {name: torch.zeros(batch.tokens.shape) for name, wanted in asked.items() if wanted}
         columns |= {"last_values": torch.zeros(len(batch))} if last_values else {}
         for rows in self.micro_batches(batch):
             part = batch[rows] if len(rows) else batch.idle()
-            scored = self.compute_logprobs(part, entropy, values, last_values)
+            scored = self.compute_logprobs(
+                part, entropy, values, last_values, squared_probabilities=squared_probabilities
+            )
             for name, column in columns.items() if len(rows) else ():
                 found = scored.require(name).float().cpu()
                 if found.dim() == 2:

@@ -66,7 +66,12 @@ class TrainablePolicy(Protocol):
         """Log-probabilities of the actions of a batch that fits one forward pass, with gradient."""
 
     def compute_logprobs_no_grad(
-        self, batch: Batch, values: bool = False, last_values: bool = False, entropy: bool = False
+        self,
+        batch: Batch,
+        values: bool = False,
+        last_values: bool = False,
+        entropy: bool = False,
+        squared_probabilities: bool = False,
     ) -> PolicyOutputs:
         """The same of a whole batch, micro-batch by micro-batch, without gradient, on the CPU."""
 

@@ -169,6 +169,8 @@ def _of_group(fields: Fields) -> str:
         return "what the answer adds to the best of pass_at answers of its group, on average over all such sets"
     if fields.get("baseline") == "length":
         return "R less the mean of the group's scores, weighted by the answers' lengths"
+    if fields.get("baseline") == "token":
+        return "R less the mean of the group's scores, weighted by the answers' squared gradients up to the token"
     if fields.get("keep") is not None:
         return "R less the mean of the answers of its group that train, if it is one of them; else 0"
     if fields.get("overlong") or fields.get("scale_by_mixed"):
@@ -225,7 +227,7 @@ PAIRS = Family(lambda fields: [], lambda fields: "none: the loss compares the be
 FAMILIES: Mapping[str, Family] = {  # by registered name; a plug-in's terms are shown without formulas
     **dict.fromkeys(("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo", "replay"), GROUP),
     **dict.fromkeys(("icepop", "gspo_token", "gmpo", "luspo", "vespo", "ce_gppo", "ipo_mask"), GROUP),
-    **dict.fromkeys(("clip_cov", "kl_cov", "maxrl", "gpg", "opo", "pass_at_k", "gfpo", "gigpo", "top_entropy"), GROUP),
+    **dict.fromkeys(("clip_cov", "kl_cov", "maxrl", "gpg", "opo", "otb", "pass_at_k", "gfpo", "gigpo", "top_entropy"), GROUP),
     "ppo": CRITIC,
     "nlpo": CRITIC,
     "a2c": Family(_with_value(_policy_gradient), _of_critic),

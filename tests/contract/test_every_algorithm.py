@@ -114,7 +114,7 @@ with_and_without_adapters = pytest.mark.parametrize("lora", [False, True])
 # Presets of grpo whose batches, passes and drivers are grpo's; tests/property/test_grpo_family.py has their gradients.
 SAME_PASSES = (
     "icepop", "gspo_token", "gmpo", "luspo", "vespo", "ce_gppo", "ipo_mask", "clip_cov", "maxrl", "gpg", "opo",
-    "pass_at_k", "gfpo", "remax",
+    "pass_at_k", "gfpo", "remax", "hgpo",
 )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 one token or answer at a time in plain Python, in fp64. (What TRL has is in test_grpo_family.py.)"""
 
 import math
-from itertools import combinations
+from itertools import accumulate, combinations
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from lmgym.algorithms.grpo import GRPO
 from lmgym.algorithms.replay import Replay
 from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.core.errors import LmgymError
-from lmgym.functional import clips, group_advantages, importance, token_selection
+from lmgym.functional import clips, group_advantages, importance, token_baseline, token_selection
 from lmgym.functional.turn_discounts import turn_returns
 from lmgym.functional.turn_groups import turn_group_advantages
 from lmgym.types import Episode, Example, Turn
@@ -243,6 +243,63 @@ def test_opos_baseline_weighs_by_length(seed: int) -> None:
         baseline = math.fsum(s * n for s, n in zip(scores, lengths, strict=True)) / sum(lengths)
         expected += [score - baseline if len(set(scores)) > 1 else 0.0 for score in scores]
     assert credits_of(preset("opo"), inputs) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_squared_gradient_by_the_logits() -> None:
+    """1 - 2 pi(y) + sum pi(v)^2 is the squared norm of what autograd finds, and 0 for a token that is certain."""
+    logits = torch.randn(5, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits[4, 0] = 500.0
+    chosen = torch.tensor([0, 3, 8, 1, 0])
+    leaf = logits.clone().requires_grad_()
+    logprobs = leaf.log_softmax(-1)[torch.arange(5), chosen]
+    (slopes,) = torch.autograd.grad(logprobs.sum(), leaf)
+    squares = logits.softmax(-1).square().sum(-1)
+    (found,) = token_baseline.squared_logit_gradient(logprobs.detach()[None], squares[None])
+    assert torch.allclose(found, slopes.square().sum(-1), rtol=1e-12, atol=1e-15) and found[4] == 0
+
+
+@given(data=st.data())
+@settings(max_examples=30)
+def test_the_optimal_token_baseline_by_a_table(data: Any) -> None:
+    """verl 0.6's optimal_token_baseline, B_t = sum W_t R / sum W_t over a prompt's answers, for one token at a time;
+    conversations in one row or several."""
+    draw, episodes = data.draw, []
+    for index in range(draw(st.integers(1, 7))):
+        turns = draw(
+            st.lists(st.tuples(st.just([3]), st.sampled_from([[5], [6, 5, 7]]), st.just(0)), min_size=1, max_size=3)
+        )
+        episode = conversation(index, [(g, s, 0.0) for g, s, _ in turns], index % 2)
+        episode.score = draw(st.sampled_from([0.0, 1.0, 0.25, -2.0]))
+        for one in episode.turns[1:]:
+            one.restart = draw(st.booleans())
+        episodes.append(episode)
+    batch = collate(episodes)
+    random = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    said, squared = (torch.rand(batch.tokens.shape, generator=random, dtype=torch.float64) for _ in range(2))
+    batch = batch.replace(logprobs_old=-said, squared_probabilities=squared, score=batch.score.double())
+    found = preset("otb").advantages(batch).require("advantages")
+    lines: dict[int, list[float]] = {}
+    for index in range(len(episodes)):
+        own = (batch.episode == index)[:, None] & batch.actions
+        steps = [1 - 2 * math.exp(-a) + b for a, b in zip(said[own].tolist(), squared[own].tolist(), strict=True)]
+        lines[index] = list(accumulate(max(step, 0.0) for step in steps))
+    for index, episode in enumerate(episodes):
+        others = [one.index for one in episodes if one.group == episode.group]
+        credits = found[(batch.episode == index)[:, None] & batch.actions].tolist()
+        for t, credit in enumerate(credits):
+            long = [one for one in others if len(lines[one]) > t]
+            weight = math.fsum(lines[one][t] for one in long)
+            if len(long) < 2 or len({episodes[one].score for one in others}) < 2:
+                assert credit == 0.0
+                continue
+            least = min(episodes[one].score for one in others)
+            earned = math.fsum(lines[one][t] * (episodes[one].score - least) for one in long)
+            baseline = least + (earned / weight if weight else 0.0)
+            assert credit == pytest.approx(episode.score - baseline, rel=1e-9, abs=1e-9)
+    assert not found[~batch.actions].any()
+    for fields in ({"scale_rewards": "group"}, {"keep": 2}):
+        with pytest.raises(LmgymError, match="baseline: token"):
+            preset("otb", **fields)
 
 
 @given(

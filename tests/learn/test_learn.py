@@ -30,8 +30,9 @@ SIDES = {"left": "abcdefghijklm", "right": "nopqrstuvwxyz"}
 
 
 def sides(split: str) -> list[Example]:
-    """Prompts of both sides; numbers of three digits are held out."""
-    numbers = range(100, 132) if split == "test" else range(32)
+    """Prompts of both sides; numbers from 32 on are held out. They have as many digits as others that are trained on:
+    what a policy says to a longer prompt than any it has seen is a matter of luck."""
+    numbers = range(32, 64) if split == "test" else range(32)
     return [
         Example(f"{split}/{side}/{number}", f"{side} {number}:", (letters[:2],))
         for number in numbers
@@ -125,10 +126,10 @@ LEARNERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     *(
         ({"name": name, "group_size": 4, "minibatches": 2}, FOUR_ANSWERS)
         for name in ("gspo_token", "gmpo", "luspo", "vespo", "ce_gppo", "clip_cov", "kl_cov", "maxrl", "gpg", "opo",
-                     "top_entropy")
+                     "otb", "top_entropy")
     ),
     ({"name": "icepop", "group_size": 4}, FOUR_ANSWERS),
-    ({"name": "ipo_mask", "group_size": 4, "scale_rewards": "group"}, FOUR_ANSWERS),
+    ({"name": "ipo_mask", "group_size": 4}, FOUR_ANSWERS),
     ({"name": "pass_at_k", "group_size": 4, "pass_at": 2, "minibatches": 2}, FOUR_ANSWERS),
     ({"name": "gigpo", "group_size": 4, "minibatches": 2}, FOUR_ANSWERS),
     ({"name": "gfpo", "group_size": 4, "keep": 3, "minibatches": 2}, FOUR_ANSWERS),

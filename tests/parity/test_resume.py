@@ -56,7 +56,7 @@ FAMILY: dict[str, dict[str, Any]] = {  # presets that differ in formulas of a to
     "remax": {"name": "remax"},
     **{
         name: {"name": name, "group_size": 4, "minibatches": 2}
-        for name in ("gspo_token", "gmpo", "luspo", "vespo", "ce_gppo", "ipo_mask", "maxrl", "gpg", "opo")
+        for name in ("gspo_token", "gmpo", "luspo", "vespo", "ce_gppo", "ipo_mask", "maxrl", "gpg", "opo", "otb")
     },
     "icepop": {"name": "icepop", "group_size": 4, "importance_floor": 0.999, "importance_cap": 1.001},
     "gigpo": {"name": "gigpo", "group_size": 4},

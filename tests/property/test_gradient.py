@@ -297,9 +297,12 @@ def test_rows_without_advantage_change_nothing_and_cost_nothing(name: str, model
 def test_the_fast_path_is_the_plain_path(model: str, seed: int, minimum: int, temperature: float) -> None:
     batch = models.batch_of(models.episodes(seed, minimum=minimum, restarts=True), temperature=temperature)
     fast, plain = policy_of(model), policy_of(model, fast=False)
-    one, other = fast.compute_logprobs(batch, entropy=True), plain.compute_logprobs(batch, entropy=True)
+    one, other = (
+        policy.compute_logprobs(batch, entropy=True, squared_probabilities=True) for policy in (fast, plain)
+    )
     assert torch.allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-6)
     assert torch.allclose(one.entropy, other.entropy, rtol=0, atol=1e-6)
+    assert torch.allclose(one.squared_probabilities, other.squared_probabilities, rtol=0, atol=1e-6)
     algorithm = GRPO(group_size=4)
     batch = models.prepared(batch, algorithm, fast)
     assert models.relative(*(models.gradient(algorithm, policy, batch)[0] for policy in (fast, plain))) < TOLERANCE
@@ -325,7 +328,9 @@ def test_chunks_of_the_head(model: str, seed: int, size: int) -> None:
         keeper.zero_grad()
         scored = policy.compute_logprobs(batch, entropy=True)
         (scored.logprobs.sum() + 0.3 * scored.entropy.sum()).backward()
-        found.append((scored.logprobs.detach(), scored.entropy.detach(), keeper.flat().clone()))
+        squares = policy.compute_logprobs(batch, squared_probabilities=True).require("squared_probabilities")
+        assert not squares.requires_grad
+        found.append((scored.logprobs.detach(), scored.entropy.detach(), squares, keeper.flat().clone()))
     for one, other in zip(*found, strict=True):
         assert models.relative(one, other) < 1e-9
 

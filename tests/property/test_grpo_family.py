@@ -49,6 +49,7 @@ FAMILY: dict[str, Callable[[], GRPO]] = {
     "ce_gppo": lambda: preset("ce_gppo", clip_low=0.1, clip_high=0.1),
     "gpg, shortest": lambda: preset("gpg", keep=3),
     "opo": lambda: preset("opo"),
+    "otb": lambda: preset("otb"),
     "pass_at_k": lambda: preset("pass_at_k", pass_at=2),
     "gigpo": lambda: preset("gigpo", turn_coefficient=0.5),
     "top_entropy": lambda: preset("top_entropy", top_entropy=0.5),
@@ -56,8 +57,8 @@ FAMILY: dict[str, Callable[[], GRPO]] = {
     "kl_cov": lambda: preset("kl_cov", covariance_share=0.2),
 }
 # Of these an answer may have credit where its score is its group's mean, or none where it is not.
-OTHER_BASELINES = ("gpg, shortest", "opo", "pass_at_k", "gigpo")
-SOME_TOKENS = ("top_entropy", "clip_cov", "gigpo")  # of a row need not have any credit
+OTHER_BASELINES = ("gpg, shortest", "opo", "otb", "pass_at_k", "gigpo")
+SOME_TOKENS = ("top_entropy", "clip_cov", "gigpo", "otb")  # of a row need not have any credit
 # Their ratios are a row's, so it matters where a conversation is cut.
 BY_ROW = ("gspo", "weighted sequences", "off policy", "gspo_token", "gmpo", "vespo")
 WEIGHTS = {"right": 1.0, "brief": 0.5}
@@ -213,6 +214,7 @@ def test_only_actions_get_gradient(name: str, seed: int) -> None:
 
     old = column()
     batch = batch.replace(logprobs_old=old, logprobs_sampler=old, logprobs_ref=column())
+    batch = batch.replace(squared_probabilities=-column())
     batch = algorithm.advantages(batch)
     leaf = (old + 0.002 * column()).requires_grad_()  # inside every clip
     models.loss_of(algorithm, batch, leaf).backward()

@@ -66,7 +66,7 @@ def random_batch(seed: int = 0) -> tuple[Batch, PolicyOutputs]:
         group=torch.tensor([0, 0, 0, 1, 1, 1]), version=torch.zeros(6).long(), terminated=torch.ones(6).bool(),
         limit=5, turn=turn, logprobs_sampler=old + 0.2 * numbers(), logprobs_old=old, logprobs_ref=old - numbers(),
         logprobs_teacher=old + numbers(), values=numbers(), last_values=torch.zeros(6).double(),
-        baseline=torch.rand(6, generator=generator, dtype=torch.float64),
+        baseline=torch.rand(6, generator=generator, dtype=torch.float64), squared_probabilities=numbers(),
     )  # fmt: skip
     now = (old + 1.2 * (numbers() - 0.5)).requires_grad_()
     return batch, PolicyOutputs(logprobs=now, entropy=numbers(), values=batch.values, divergence=numbers())
