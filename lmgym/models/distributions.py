@@ -92,8 +92,9 @@ def logprobs_of_states(
         targets = batch.tokens[row, column]
         bias = None if bias is None else bias.flatten()
         return FusedLogprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
-            hidden, whole(head.weight), bias, targets, adjust, scale, entropy, model.head_chunk, logprob_gradient
-        )
+            hidden, whole(head.weight), bias, targets, adjust, scale, entropy, model.head_chunk, logprob_gradient,
+            model.onednn,
+        )  # fmt: skip
 
     def chunk_logprobs(hidden: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
         return logprobs_of_logits(model.head(hidden), batch, row, column, entropy)

@@ -74,6 +74,8 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
             proof.check()
         console.say(proofs[-1].sentence)
         console.say(policy.path_sentence)
+        if products := policy.products_sentence:
+            console.say(products)
         limits = gap_limits(config.engine, proofs[-1])
         policy.ranks = ranks
         if weights is not None:
