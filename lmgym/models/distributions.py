@@ -11,6 +11,7 @@ from lmgym.batch import Batch, States
 from lmgym.distributed.parts import whole
 from lmgym.functional import truncation
 from lmgym.models.fused_logprobs import FusedLogprobs
+from lmgym.models.onednn_products import set_aside
 from lmgym.models.scoring import ScoringModel, alone
 
 
@@ -119,7 +120,8 @@ def own_logprobs(model: ScoringModel, batch: Batch) -> tuple[Float[Tensor, "N T"
     the standard deviation of its logits over the vocabulary, averaged over the actions."""
     batch = batch.to(model.device)
     row, column = batch.actions.nonzero(as_tuple=True)
-    logits = alone(model, batch, row, column - 1)
+    with set_aside(model.model):  # of the trial at load and of the proof: what is compared may multiply otherwise
+        logits = alone(model, batch, row, column - 1)
     logprobs, _ = logprobs_of_logits(logits, batch, row, column, entropy=False)
     result = torch.zeros(batch.tokens.shape).index_put((row.cpu(), column.cpu()), logprobs.float().cpu())
     return result, float(logits.std(-1).mean())

@@ -36,9 +36,9 @@ class FusedDivergence(torch.autograd.Function):
     apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, chunk, divergence, teacher_logits,
     onednn)
 
-    `adjust`, `scale`, `chunk` and `onednn` are those of `FusedLogprobs`; `adjust` is applied to the teacher's logits too. The
-    teacher has no gradient, and must say the same in backward. Where its head has another size than the student's, see
-    `shared_logprobs`.
+    `adjust`, `scale`, `chunk` and `onednn` are those of `FusedLogprobs`; `adjust` is applied to the teacher's logits
+    too. The teacher has no gradient, and must say the same in backward. Where its head has another size than the
+    student's, see `shared_logprobs`.
 
     Example:
         >>> logprobs, divergences = FusedDivergence.apply(

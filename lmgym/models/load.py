@@ -174,8 +174,7 @@ def load_policy(
     settings = (section.tokens_per_forward, None, start, section.activation_checkpointing)
     policy = Policy(model, tokenizer, compute, *settings)
     if section.products == "onednn":
-        onednn_products.use_in(model)
-        policy.onednn = True
+        policy.use_onednn()
     policy.prepacked = choose_prepacked(compute, device) if prepacked is None else prepacked
     if section.path == "plain":
         policy.fast, policy.plain_because = False, "policy.path: plain"

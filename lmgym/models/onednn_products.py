@@ -10,13 +10,15 @@ transposed, as backward has them. A view that leaves out columns would be a hund
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from transformers.pytorch_utils import Conv1D
 
 from lmgym.core.errors import LmgymError
@@ -47,8 +49,7 @@ def speedup(repeats: int = 5) -> float:
     for rows, inputs, outputs in SHAPES:
         hidden = (torch.arange(rows * inputs) % 127 / 127 - 0.5).view(rows, inputs)
         weight = (torch.arange(outputs * inputs) % 251 / 251 - 0.5).view(outputs, inputs)
-        ways = (lambda: nn.functional.linear(hidden, weight), lambda: product(hidden, weight, None))
-        times = [[_seconds(way) for way in ways] for _ in range(repeats)]
+        times = [[_seconds(way, hidden, weight) for way in (nn.functional.linear, product)] for _ in range(repeats)]
         torchs, ours = torchs + min(one for one, _ in times), ours + min(other for _, other in times)
     return torchs / ours
 
@@ -59,6 +60,19 @@ def use_in(model: nn.Module) -> None:
     for layer in model.modules():
         if type(layer) in (nn.Linear, Conv1D):
             layer.forward = MethodType(_forward, layer)  # type: ignore[method-assign]  # a copy's belongs to the copy
+
+
+@contextmanager
+def set_aside(model: nn.Module) -> Iterator[None]:
+    """Within this context the model's linear layers have torch's products."""
+    layers = [layer for layer in model.modules() if weight_of(layer) is not None]
+    for layer in layers:
+        del layer.forward  # the method of the class is visible again
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.forward = MethodType(_forward, layer)  # type: ignore[method-assign]
 
 
 class OneDNNLinear(torch.autograd.Function):
@@ -74,17 +88,17 @@ class OneDNNLinear(torch.autograd.Function):
         return product(hidden, weight, bias)
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, by_output: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         hidden, weight = ctx.saved_tensors
         of_hidden, of_weight, of_bias = ctx.needs_input_grad
-        # The second derivative is torch's: autograd follows what is multiplied here.
-        times = torch.matmul if torch.is_grad_enabled() else _times
-        rows = by_output.reshape(-1, len(weight))
-        return (
-            times(rows, weight).view(hidden.shape) if of_hidden else None,
-            times(rows.T, hidden.reshape(-1, hidden.shape[-1])) if of_weight else None,
-            rows.sum(0) if of_bias else None,
-        )
+        rows, inputs = by_output.reshape(-1, len(weight)), hidden.reshape(-1, hidden.shape[-1])
+        by_weight = None
+        if of_weight:  # oneDNN copies its first matrix if that is transposed: the smaller one
+            larger = rows.shape[1] > inputs.shape[1]
+            by_weight = _times(inputs.T, rows).T if larger else _times(rows.T, inputs)
+        by_hidden = _times(rows, weight).view(hidden.shape) if of_hidden else None
+        return by_hidden, by_weight, rows.sum(0) if of_bias else None
 
 
 def multiply(
@@ -130,7 +144,7 @@ def _forward(layer: nn.Module, hidden: Tensor) -> Tensor:
     return product(hidden, weight, bias)
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def _seconds(product_of: Callable[..., Tensor], hidden: Tensor, weight: Tensor) -> float:
     start = time.perf_counter()
-    work()
+    product_of(hidden, weight, None)
     return time.perf_counter() - start

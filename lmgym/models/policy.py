@@ -120,6 +120,11 @@ class Policy:
             return "path: fast (packed rows, own KV cache)"
         return "path: plain (padded, slower)" + (f": {self.plain_because}" if self.plain_because else "")
 
+    def use_onednn(self) -> None:
+        """Multiply in fp32 through oneDNN from now on; copies made later do so too (onednn_products.py)."""
+        onednn_products.use_in(self.model)
+        self.onednn = True
+
     @property
     def products_sentence(self) -> str:
         """How products in fp32 on a CPU are computed; empty if there are none, or nothing is to be said of it."""
@@ -130,7 +135,7 @@ class Policy:
         times = onednn_products.speedup() if large and possible and self.skeleton is None else 1.0
         if times < WORTH_SAYING:
             return ""
-        return f"products: torch (policy.products: onednn multiplies {times:.1f} times as fast here, and rounds otherwise)"
+        return f"products: torch (policy.products: onednn multiplies {times:.1f} times as fast here; other roundings)"
 
     @property
     def has_critic(self) -> bool:
@@ -351,11 +356,11 @@ class Policy:
     @contextmanager
     def twice_differentiable(self) -> Iterator[None]:
         """Within this context `compute_logprobs` and `states` have second derivatives. They run in the parameters'
-        precision, with torch's plain attention and without activation checkpointing."""
+        precision, with torch's plain attention and products and without activation checkpointing."""
         usual = self.compute, self.activation_checkpointing, self.flex
         self.compute, self.activation_checkpointing, self.flex = next(self.model.parameters()).dtype, False, False
         try:
-            with sdpa_kernel(SDPBackend.MATH):
+            with sdpa_kernel(SDPBackend.MATH), onednn_products.set_aside(self.model):
                 yield
         finally:
             self.compute, self.activation_checkpointing, self.flex = usual
