@@ -3,6 +3,7 @@
 oneDNN brings weights into its own order again in each product, which for the few rows of a decoding step takes as long
 as the product itself. One order serves any number of rows, so it is made once for a call of the sampler. In bf16 the
 same is done once after each update (models/onednn_linear.py), on a copy that only samples; here the layers also train.
+Frozen ones stay as they are, so that the weights laid out take no more memory than the gradients of an update.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ class OneDNNLinearLayers:
     def __init__(self, policy: Policy) -> None:
         encoder = set(policy.model.get_encoder().modules()) if policy.encoder_decoder else set()  # runs once a source
         modules = [layer for layer in policy.model.modules() if layer not in encoder]
-        self.layers = [layer for layer in modules if weight_of(layer) is not None]
+        self.layers = [layer for layer in modules if _is_trainable(weight_of(layer))]
         self.usual: list[Callable[..., Tensor]] = []
         self.steps = 0
 
@@ -41,6 +42,10 @@ class OneDNNLinearLayers:
         for layer, usual in zip(self.layers, self.usual, strict=False):
             layer.forward = usual  # type: ignore[method-assign]
         self.usual, self.steps = [], 0
+
+
+def _is_trainable(weight: Tensor | None) -> bool:
+    return weight is not None and weight.requires_grad
 
 
 def _packed_forward(layer: nn.Module) -> Callable[[Tensor], Tensor]:

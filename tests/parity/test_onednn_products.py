@@ -18,7 +18,7 @@ from lmgym.inference.onednn_layers import PACK_AT_STEP
 from lmgym.inference.proof import prove
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
-from lmgym.models import onednn_products
+from lmgym.models import lora, onednn_products
 from lmgym.models.critic import add_critic
 from lmgym.models.fused_logprobs import FusedLogprobs
 from lmgym.models.load import PolicySection, load_policy
@@ -172,6 +172,29 @@ def test_copies_have_the_products_with_their_own_weights() -> None:
     assert torch.equal(policy.compute_logprobs_no_grad(batch).logprobs, before)
     kinds = (nn.Linear, Conv1D)
     assert all(weight_of(layer) is not None for layer in policy.model.modules() if type(layer) in kinds)
+
+
+def test_adapters_multiply_so_too() -> None:
+    """Their own layers and the frozen ones below them; merged, they are one layer with these products."""
+    pytest.importorskip("peft")
+    policy = policy_of("llama")
+    lora.add_lora(policy.model, 2, 4.0, "all-linear", 0)
+    policy.use_onednn()
+    plain, batch = by_torch(policy), families.batch_of_rows()
+    with torch.no_grad():  # new adapters are the product of something and 0
+        for one, other in zip(policy.parameters(), plain.parameters(), strict=True):
+            other.copy_(one.add_(0.05 * torch.arange(one.numel()).view(one.shape).sin()))
+    scored, expected = (one.compute_logprobs(batch).logprobs for one in (policy, plain))
+    assert rounding.near(policy.model, scored, expected)
+    gradients = [
+        torch.autograd.grad(said.sum(), one.parameters())
+        for said, one in zip((scored, expected), (policy, plain), strict=True)
+    ]
+    for ours, theirs in zip(*gradients, strict=True):
+        assert rounding.near_gradient(policy.model, ours, theirs, outputs=int(batch.actions.sum()))
+    merged = policy.frozen_copy()
+    assert any(weight_of(layer) is not None for layer in merged.model.modules())
+    assert rounding.near(policy.model, merged.compute_logprobs_no_grad(batch).logprobs, scored)
 
 
 def test_a_second_derivative_is_torchs() -> None:
