@@ -92,7 +92,7 @@ def test_the_fused_head_is_that_of_torchs_products(entropy: bool, told: bool, mo
         arguments = (hidden, weight, None, targets, lambda z, part: z, 1.0, entropy, 21, known, onednn)
         logprobs, entropies = FusedLogprobs.apply(*arguments)
         outputs, by = ([logprobs, entropies], [by_logprob] * 2) if entropy else ([logprobs], [by_logprob])
-        return [*outputs, *torch.autograd.grad(outputs, [hidden, weight], by)]
+        return [*(one.detach() for one in outputs), *torch.autograd.grad(outputs, [hidden, weight], by)]
 
     # 24 products in a logit, 300 of them in a softmax, 300 or 50 in a gradient; the numbers are below `size`.
     size = float(hidden.detach().norm(dim=1).max() * weight.detach().norm(dim=1).max()) * float(by_logprob.abs().max())
