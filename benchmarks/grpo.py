@@ -28,6 +28,7 @@ TRL_SETTINGS: dict[str, dict[str, Any]] = {
 LMGYM_SETTINGS: dict[str, dict[str, Any]] = {
     "lmgym-bf16": {"compute": "bfloat16"},
     "lmgym-fp32": {"compute": "float32"},
+    "lmgym-fp32-onednn": {"compute": "float32", "products": "onednn"},
     "lmgym-fp32-16384": {"compute": "float32", "tokens_per_forward": 16_384},  # all at once
 }
 TRL = {f"{release}-{setting}": (release, setting) for release in RELEASES for setting in TRL_SETTINGS}

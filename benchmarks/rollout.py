@@ -14,7 +14,7 @@ from benchmarks import environments, reports, workloads
 from benchmarks.interleave import Contender, measure
 
 VLLM_RELEASE = "0.32.0"
-NAMES = ["lmgym", "hf", "vllm", "vllm-no-logprobs"]
+NAMES = ["lmgym", "hf", "vllm", "vllm-no-logprobs", "lmgym-onednn"]
 IN_TABLES = NAMES[:3]
 COMPUTE = {"bf16": "bfloat16", "fp32": "float32"}
 
@@ -46,8 +46,9 @@ def parsed() -> argparse.Namespace:
 
 def contender(name: str, arguments: argparse.Namespace) -> Contender:
     precision = arguments.precision
-    if name == "lmgym":
-        return Contender(name, "lmgym_rollout", settings={"compute": COMPUTE[precision]})
+    if name.startswith("lmgym"):
+        products = "onednn" if name == "lmgym-onednn" else "torch"  # of fp32 alone
+        return Contender(name, "lmgym_rollout", settings={"compute": COMPUTE[precision], "products": products})
     if name == "hf":
         return Contender(name, "hf_generate", settings={"precision": precision})
     settings = {"precision": precision, "logprobs": name == "vllm"}

@@ -20,7 +20,7 @@ from lmgym.inference.base import Request, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.load import PolicySection, load_policy
 
-DEFAULTS = {"compute": "auto", "device": "cpu", "threads": 2}
+DEFAULTS = {"compute": "auto", "device": "cpu", "products": "torch", "threads": 2}
 
 
 def main() -> None:
@@ -30,7 +30,8 @@ def main() -> None:
     workload = workloads.read(folder)
     if workload.lengths:
         limit_lmgym(workload.lengths)
-    section = PolicySection(model=str(folder / "model"), compute=settings["compute"], device=settings["device"])
+    chosen = {key: settings[key] for key in ("compute", "device", "products")}
+    section = PolicySection(model=str(folder / "model"), **chosen)
     policy = load_policy(section)
     engine = Sampler(policy)
     sampling = Sampling(max_new_tokens=workload.new_tokens, min_new_tokens=workload.new_tokens)

@@ -279,6 +279,8 @@ class Config(Section):
                 raise LmgymError(f"two stages are called '{name}'; give each its own 'name'")
         if self.distributed.sharding != "none" and self.policy.quantise is not None:
             raise LmgymError("distributed.sharding: packed weights cannot be cut; remove it, or policy.quantise")
+        if self.distributed.sharding != "none" and self.policy.products == "onednn":
+            raise LmgymError("distributed.sharding: oneDNN multiplies whole weights; remove it, or policy.products")
         if self.engine.name == "vllm" and self.distributed.sharding != "none":
             raise LmgymError("distributed.sharding: with engine vllm each rank holds the whole model; remove it")
         if self.engine.name != "sampler" and self.policy.quantise is not None:

@@ -46,7 +46,8 @@ class NamedModel:
         torch.set_num_threads(self.threads or self.config.threads or torch.get_num_threads())
         section = self.config.policy
         known: Any = compute or self.compute or section.compute
-        return load_policy(replace(section, compute=known), self.config.seed, self.weights)
+        products = "torch" if known == "bfloat16" else section.products
+        return load_policy(replace(section, compute=known, products=products), self.config.seed, self.weights)
 
 
 def find_model(name: str, overrides: Sequence[str] = ()) -> NamedModel | None:

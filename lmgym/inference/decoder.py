@@ -20,6 +20,7 @@ from lmgym.inference.conversation_cache import ConversationCache
 from lmgym.inference.cuda_graphs import CapturedSteps
 from lmgym.inference.hf_cache import EncoderDecoderReader, PlainReader
 from lmgym.inference.mkl_linear import MKLLinearLayers
+from lmgym.inference.onednn_layers import OneDNNLinearLayers
 from lmgym.models.attention.kv_cache import CachedRows, ExtendedRows, KeyValueCache, PrefilledRows, SharedPrompts
 from lmgym.models.policy import Policy
 from lmgym.types import Restriction
@@ -61,7 +62,8 @@ class Decoder:
         self.conversing = any(request.conversation is not None for request in requests)
         # Every model that needs the logits: the sampled policy, and another one that restricts its tokens.
         self.policies = [policy] if mask is None else [policy, mask]
-        self.device, self.linear_layers = policy.device, MKLLinearLayers(policy)
+        self.device = policy.device
+        self.linear_layers = OneDNNLinearLayers(policy) if policy.onednn else MKLLinearLayers(policy)
         self.answers = Answers(policy, requests, sampling)
         self.ids, self.stops = self.answers.ids, self.answers.stops
         keys = [request.key for request in requests]

@@ -11,6 +11,7 @@ from lmgym.batch import Batch, States
 from lmgym.distributed.parts import whole
 from lmgym.functional import truncation
 from lmgym.models.fused_logprobs import FusedLogprobs, wide_of
+from lmgym.models.onednn_products import set_aside
 from lmgym.models.scoring import ScoringModel, alone
 
 
@@ -92,8 +93,9 @@ def logprobs_of_states(
         targets = batch.tokens[row, column]
         bias = None if bias is None else bias.flatten()
         return FusedLogprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
-            hidden, whole(head.weight), bias, targets, adjust, scale, entropy, model.head_chunk, logprob_gradient
-        )
+            hidden, whole(head.weight), bias, targets, adjust, scale, entropy, model.head_chunk, logprob_gradient,
+            model.onednn,
+        )  # fmt: skip
 
     def chunk_logprobs(hidden: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
         return logprobs_of_logits(model.head(hidden), batch, row, column, entropy)
@@ -145,7 +147,8 @@ def own_logprobs(model: ScoringModel, batch: Batch) -> tuple[Float[Tensor, "N T"
     the standard deviation of its logits over the vocabulary, averaged over the actions."""
     batch = batch.to(model.device)
     row, column = batch.actions.nonzero(as_tuple=True)
-    logits = alone(model, batch, row, column - 1)
+    with set_aside(model.model):  # of the trial at load and of the proof: what is compared may multiply otherwise
+        logits = alone(model, batch, row, column - 1)
     logprobs, _ = logprobs_of_logits(logits, batch, row, column, entropy=False)
     result = torch.zeros(batch.tokens.shape).index_put((row.cpu(), column.cpu()), logprobs.float().cpu())
     return result, float(logits.std(-1).mean())

@@ -24,6 +24,7 @@ from lmgym.models.fused_logprobs import (
     tile_buffer,
     wide_of,
 )
+from lmgym.models.onednn_products import multiply
 
 # From a slice of the R rows to the teacher's own logits of them, W tokens wide.
 TeacherLogits = Callable[[slice], Float[Tensor, "r W"]]
@@ -32,11 +33,12 @@ TeacherLogits = Callable[[slice], Float[Tensor, "r W"]]
 class FusedDivergence(torch.autograd.Function):
     """Log-probability of each target [R] under the student, and the divergence of its distribution [R], in nats.
 
-    apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, chunk, divergence, teacher_logits)
+    apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, chunk, divergence, teacher_logits,
+    onednn)
 
-    `adjust`, `scale` and `chunk` are those of `FusedLogprobs`; `adjust` is applied to the teacher's logits too. The
-    teacher has no gradient, and must say the same in backward. Where its head has another size than the student's, see
-    `shared_logprobs`.
+    `adjust`, `scale`, `chunk` and `onednn` are those of `FusedLogprobs`; `adjust` is applied to the teacher's logits
+    too. The teacher has no gradient, and must say the same in backward. Where its head has another size than the
+    student's, see `shared_logprobs`.
 
     Example:
         >>> logprobs, divergences = FusedDivergence.apply(
@@ -56,12 +58,13 @@ class FusedDivergence(torch.autograd.Function):
         chunk: int,
         divergence: Divergence,
         teacher_logits: TeacherLogits,
+        onednn: bool = False,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden, weight, bias, targets)
-        ctx.settings = adjust, scale, chunk, divergence, teacher_logits
+        ctx.settings = adjust, scale, chunk, divergence, teacher_logits, onednn
         logprobs, divergences = (hidden.new_zeros(len(hidden), dtype=wide_of(hidden.dtype)) for _ in range(2))
         head = weight.to(hidden.dtype)
-        for tile in _tiles(hidden, head, bias, adjust, chunk, teacher_logits):
+        for tile in _tiles(hidden, head, bias, adjust, chunk, teacher_logits, onednn):
             student = tile.student.log_softmax(-1)
             logprobs[tile.part] = student.gather(1, targets[tile.part, None])[:, 0]
             divergences[tile.part] = divergence.of(*shared_logprobs(student, tile.teacher))[0]
@@ -71,10 +74,10 @@ class FusedDivergence(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, by_logprob: Tensor, by_divergence: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets = ctx.saved_tensors
-        adjust, scale, chunk, divergence, teacher_logits = ctx.settings
+        adjust, scale, chunk, divergence, teacher_logits, onednn = ctx.settings
         head = weight.to(hidden.dtype)
-        gradient = HeadGradient(ctx, hidden, weight, head)
-        for tile in _tiles(hidden, head, bias, adjust, chunk, teacher_logits):
+        gradient = HeadGradient(ctx, hidden, weight, head, onednn)
+        for tile in _tiles(hidden, head, bias, adjust, chunk, teacher_logits, onednn):
             part, student = tile.part, tile.student.log_softmax(-1)
             _, by_shared = divergence.of(*shared_logprobs(student, tile.teacher))
             by_logits = logits_gradient(student, scale * by_logprob[part, None], targets[part, None])
@@ -82,7 +85,7 @@ class FusedDivergence(torch.autograd.Function):
             store_tile(by_logits, tile.chunk, tile.rows, part)
             if part.stop == tile.rows.stop:  # the chunk is complete
                 gradient.add(tile.chunk, tile.rows)
-        return *gradient.both, *[None] * 7
+        return *gradient.both, *[None] * 8
 
 
 def shared_logprobs(
@@ -107,13 +110,19 @@ class _Tile(NamedTuple):
 
 
 def _tiles(
-    hidden: Tensor, head: Tensor, bias: Tensor | None, adjust: Adjust, chunk: int, teacher_logits: TeacherLogits
+    hidden: Tensor,
+    head: Tensor,
+    bias: Tensor | None,
+    adjust: Adjust,
+    chunk: int,
+    teacher_logits: TeacherLogits,
+    onednn: bool,
 ) -> Iterator[_Tile]:
     """All rows, tile by tile. What is written into a tile's `chunk` stays until the chunk's last tile is done."""
     wide = wide_of(hidden.dtype)
     buffer, in_wide = hidden.new_empty(min(chunk, len(hidden)), len(head)), tile_buffer(hidden, head)
     for rows in slices(0, len(hidden), chunk):
-        logits = torch.mm(hidden[rows], head.T, out=buffer[: rows.stop - rows.start])
+        logits = multiply(hidden[rows], head.T, buffer[: rows.stop - rows.start], onednn)
         taught = teacher_logits(rows)
         for part in slices(rows.start, rows.stop, max(fused_logprobs.TILE // len(head), 1)):
             student = adjust_tile(logits, rows, part, bias, adjust, in_wide)

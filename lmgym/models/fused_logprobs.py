@@ -21,6 +21,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lmgym.models.onednn_products import add_product, multiply
+
 TILE = 2**20  # numbers per elementwise operation
 
 # From the model's logits of a slice of the R rows to the logits of the distributions that were sampled.
@@ -30,12 +32,13 @@ Adjust = Callable[[Tensor, slice], Tensor]
 class FusedLogprobs(torch.autograd.Function):
     """Log-probability of each target [R], and the entropy of each distribution [R] (empty unless asked for), in nats.
 
-    apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, entropy, chunk, logprob_gradient)
+    apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, entropy, chunk, logprob_gradient,
+    onednn)
 
     `adjust` may divide by a temperature, whose inverse is `scale`, and set logits to -inf; nothing else. `chunk` is the
     number of rows per matrix product. `logprob_gradient` [R] is the gradient by the log-probabilities that backward
     will bring, or None; it cannot be combined with `entropy`. The product with the head runs in the precision of
-    `hidden`, the rest in at least fp32.
+    `hidden`, the rest in at least fp32. `onednn` takes the products of onednn_products.py, in fp32.
 
     Example:
         >>> same = lambda logits, rows: logits
@@ -54,15 +57,16 @@ class FusedLogprobs(torch.autograd.Function):
         entropy: bool,
         chunk: int,
         logprob_gradient: Float[Tensor, " R"] | None = None,
+        onednn: bool = False,
     ) -> tuple[Tensor, Tensor]:
         head, wide = weight.to(hidden.dtype), wide_of(hidden.dtype)
         columns = (hidden.new_zeros(len(hidden), dtype=wide) for _ in range(5))
         normaliser, target_logits, entropies, highest, sums = columns
-        gradient = None if logprob_gradient is None else HeadGradient(ctx, hidden, weight, head)
+        gradient = None if logprob_gradient is None else HeadGradient(ctx, hidden, weight, head, onednn)
         buffer, once = hidden.new_empty(min(chunk, len(hidden)), len(head)), hidden.dtype != wide and not entropy
         tile = tile_buffer(hidden, head)
         for rows in slices(0, len(hidden), chunk):
-            logits = torch.mm(hidden[rows], head.T, out=buffer[: rows.stop - rows.start])
+            logits = multiply(hidden[rows], head.T, buffer[: rows.stop - rows.start], onednn)
             for part in slices(rows.start, rows.stop, max(TILE // len(head), 1)):
                 adjusted = adjust_tile(logits, rows, part, bias, adjust, tile)
                 target_logits[part] = adjusted.gather(1, targets[part, None])[:, 0]
@@ -89,7 +93,7 @@ class FusedLogprobs(torch.autograd.Function):
         finished = (None, None) if gradient is None else gradient.both
         softmax = (normaliser, highest, sums)
         ctx.save_for_backward(hidden, weight, bias, targets, *softmax, entropies, logprob_gradient, *finished)
-        ctx.settings = adjust, scale, entropy, chunk
+        ctx.settings = adjust, scale, entropy, chunk, onednn
         return target_logits - normaliser, entropies if entropy else entropies[:0]
 
     @staticmethod
@@ -98,14 +102,14 @@ class FusedLogprobs(torch.autograd.Function):
         hidden, weight, bias, targets, *softmax, entropies, logprob_gradient, by_hidden, by_weight = ctx.saved_tensors
         normaliser, highest, sums = softmax
         if logprob_gradient is not None and torch.equal(logprob_gradient, by_logprob):
-            return by_hidden, by_weight, *[None] * 7
-        adjust, scale, entropy, chunk = ctx.settings
+            return by_hidden, by_weight, *[None] * 8
+        adjust, scale, entropy, chunk, onednn = ctx.settings
         head, wide = weight.to(hidden.dtype), wide_of(hidden.dtype)
-        gradient = HeadGradient(ctx, hidden, weight, head)
+        gradient = HeadGradient(ctx, hidden, weight, head, onednn)
         buffer, once = hidden.new_empty(min(chunk, len(hidden)), len(head)), hidden.dtype != wide and not entropy
         tile = tile_buffer(hidden, head)
         for rows in slices(0, len(hidden), chunk):
-            logits = torch.mm(hidden[rows], head.T, out=buffer[: rows.stop - rows.start])
+            logits = multiply(hidden[rows], head.T, buffer[: rows.stop - rows.start], onednn)
             for part in slices(rows.start, rows.stop, max(TILE // len(head), 1)):
                 share = scale * by_logprob[part, None]
                 adjusted = adjust_tile(logits, rows, part, bias, adjust, tile)
@@ -124,23 +128,23 @@ class FusedLogprobs(torch.autograd.Function):
                     by_logits = logits_gradient(logprobs, share, targets[part, None])
                 store_tile(by_logits, logits, rows, part)
             gradient.add(logits, rows)
-        return *gradient.both, *[None] * 7
+        return *gradient.both, *[None] * 8
 
 
 class HeadGradient:
     """The gradients of hidden states and head, accumulated chunk by chunk from the gradients of the logits."""
 
-    def __init__(self, ctx: Any, hidden: Tensor, weight: Tensor, head: Tensor) -> None:
-        self.hidden, self.head, self.wide = hidden, head, wide_of(hidden.dtype)
+    def __init__(self, ctx: Any, hidden: Tensor, weight: Tensor, head: Tensor, onednn: bool) -> None:
+        self.hidden, self.head, self.wide, self.onednn = hidden, head, wide_of(hidden.dtype), onednn
         self.by_hidden, self.dtype = torch.empty_like(hidden), weight.dtype
         trains = ctx.needs_input_grad[1]  # with LoRA the head does not train
         self.by_weight = torch.zeros(weight.shape, dtype=self.wide, device=weight.device) if trains else None
         self.product = torch.empty_like(head) if trains and hidden.dtype != self.wide else None  # of one chunk
 
     def add(self, by_logits: Tensor, rows: slice) -> None:
-        torch.mm(by_logits, self.head, out=self.by_hidden[rows])
+        multiply(by_logits, self.head, self.by_hidden[rows], self.onednn)
         if self.by_weight is not None and self.hidden.dtype == self.wide:
-            self.by_weight.addmm_(by_logits.T, self.hidden[rows])
+            add_product(self.by_weight, by_logits, self.hidden[rows], self.onednn)
         elif self.by_weight is not None:
             torch.mm(by_logits.T, self.hidden[rows], out=self.product)
             assert self.product is not None

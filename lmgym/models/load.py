@@ -16,7 +16,7 @@ from lmgym.core.constraints import NonNegativeFloat, PositiveInt
 from lmgym.core.errors import LmgymError
 from lmgym.core.hub import prepare_hub, unreachable
 from lmgym.core.validation import Section
-from lmgym.models import lora, quantization
+from lmgym.models import lora, onednn_products, quantization
 from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
 from lmgym.models.critic import add_critic
 from lmgym.models.device import choose_compute, choose_device, choose_prepacked
@@ -66,6 +66,9 @@ class PolicySection(Section):
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of forward passes; the parameters stay fp32. auto: bf16 if a short measurement finds it faster."""
+    products: Literal["torch", "onednn"] = "torch"
+    """Matrix products in fp32 on a CPU: torch's own, which are MKL's, or oneDNN's, which are twice as fast on some
+    processors (docs/models.md) and round otherwise. onednn: `compute: auto` is float32."""
     tokens_per_forward: PositiveInt | None = None
     """Limit on the tokens of one forward pass. It bounds the memory and changes no result. With packed rows (on a CPU,
     or with flex attention) real tokens count, a shared prompt once; elsewhere each row counts as long as the longest.
@@ -95,8 +98,16 @@ class PolicySection(Section):
         """How prompts that are too long are cut; None if they are not cut."""
         return None if self.max_prompt_tokens is None else Cut(self.max_prompt_tokens, self.truncation_side)
 
+    @property
+    def precision(self) -> Literal["auto", "float32", "bfloat16"]:
+        """`compute`; with products through oneDNN, float32 in place of auto."""
+        return "float32" if self.compute == "auto" and self.products == "onednn" else self.compute
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.products == "onednn" and (self.compute == "bfloat16" or self.quantise is not None):
+            other = "compute: bfloat16" if self.compute == "bfloat16" else "quantise"
+            raise LmgymError(f"policy.products: onednn is for products in fp32; remove it, or policy.{other}")
         if self.quantise is not None and self.lora_rank is None:
             raise LmgymError(
                 "policy.quantise packs weights that then cannot train; add policy.lora_rank (16, say) to train "
@@ -127,7 +138,7 @@ def load_policy(
     elif section.quantise is not None:
         shapes = skeleton(section)
         quantization.check_layers(shapes, section.quantise, device)
-        compute = choose_compute(section.compute, device, sum(p.numel() for p in shapes.parameters()))
+        compute = choose_compute(section.precision, device, sum(p.numel() for p in shapes.parameters()))
         packing = quantization.loading(section.quantise, compute, device)
         model, tokenizer = _load(section, section.model, section.tokenizer or section.model, packing)
     else:
@@ -150,7 +161,7 @@ def load_policy(
             "ever end; name one of its tokens with policy.eos_token"
         )
     check_vocabulary(section.model, model, tokenizer)
-    compute = compute or choose_compute(section.compute, device, sum(p.numel() for p in model.parameters()))
+    compute = compute or choose_compute(section.precision, device, sum(p.numel() for p in model.parameters()))
     start = _decoder_start(section, model, tokenizer)
     if not quantization.is_quantised(model):  # a quantized model is on its device already
         model = model.to(device)
@@ -162,6 +173,8 @@ def load_policy(
         )
     settings = (section.tokens_per_forward, None, start, section.activation_checkpointing)
     policy = Policy(model, tokenizer, compute, *settings)
+    if section.products == "onednn":
+        policy.use_onednn()
     policy.prepacked = choose_prepacked(compute, device) if prepacked is None else prepacked
     if section.path == "plain":
         policy.fast, policy.plain_because = False, "policy.path: plain"
@@ -233,6 +246,8 @@ def load_tokenizer(section: PolicySection) -> Any:
 def _check_section(section: PolicySection) -> None:
     """Raise LmgymError if keys of the section do not fit each other or this machine."""
     builtin = is_builtin(section.model)
+    if section.products == "onednn":
+        onednn_products.check_possible(choose_device(section.device))
     if section.quantise is not None:
         if builtin:
             raise LmgymError(

@@ -22,15 +22,16 @@ from lmgym.core.errors import LmgymError, represent
 from lmgym.distributed.parts import whole
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.functional.divergences import Divergence
-from lmgym.models import hooks, lora, quantization, scoring
+from lmgym.models import hooks, lora, onednn_products, quantization, scoring
 from lmgym.models.attention import packed
 from lmgym.models.attention.rules import Rule
-from lmgym.models.device import choose_tokens_per_forward
+from lmgym.models.device import SMALL, choose_tokens_per_forward
 from lmgym.models.distributions import action_logits, logprobs_of_states, squared_probabilities_of
 from lmgym.models.families import context_length, default_decoder_start, first_position, supports_fast_path, trunk_of
 from lmgym.models.skeleton import Skeleton
 from lmgym.models.teaching import compare
 
+WORTH_SAYING = 1.3  # times as fast
 VALUE_HEAD = "value_head.safetensors"
 
 
@@ -63,6 +64,7 @@ class Policy:
         self.compute = compute
         self.activation_checkpointing = activation_checkpointing
         self.flex = False  # packed rows through flex attention (attention/flex.py)
+        self.onednn = False  # fp32 products through oneDNN (onednn_products.py)
         self.prepacked = compute == torch.float32  # weights laid out for sampling on a CPU (device.py chooses)
         self.fast = supports_fast_path(model.config) if fast is None else fast
         self.plain_because = ""  # why a causal model that was tried does not take the fast path
@@ -117,6 +119,23 @@ class Policy:
         if self.fast:
             return "path: fast (packed rows, own KV cache)"
         return "path: plain (padded, slower)" + (f": {self.plain_because}" if self.plain_because else "")
+
+    def use_onednn(self) -> None:
+        """Multiply in fp32 through oneDNN from now on; copies made later do so too (onednn_products.py)."""
+        onednn_products.use_in(self.model)
+        self.onednn = True
+
+    @property
+    def products_sentence(self) -> str:
+        """How products in fp32 on a CPU are computed; empty if there are none, or nothing is to be said of it."""
+        if self.onednn:
+            return "products: fp32 through oneDNN"
+        large = sum(parameter.numel() for parameter in self.model.parameters()) >= SMALL
+        possible = self.device.type == "cpu" and self.compute == torch.float32 and onednn_products.available()
+        times = onednn_products.speedup() if large and possible and self.skeleton is None else 1.0
+        if times < WORTH_SAYING:
+            return ""
+        return f"products: torch (policy.products: onednn multiplies {times:.1f} times as fast here; other roundings)"
 
     @property
     def has_critic(self) -> bool:
@@ -348,11 +367,11 @@ class Policy:
     @contextmanager
     def twice_differentiable(self) -> Iterator[None]:
         """Within this context `compute_logprobs` and `states` have second derivatives. They run in the parameters'
-        precision, with torch's plain attention and without activation checkpointing."""
+        precision, with torch's plain attention and products and without activation checkpointing."""
         usual = self.compute, self.activation_checkpointing, self.flex
         self.compute, self.activation_checkpointing, self.flex = next(self.model.parameters()).dtype, False, False
         try:
-            with sdpa_kernel(SDPBackend.MATH):
+            with sdpa_kernel(SDPBackend.MATH), onednn_products.set_aside(self.model):
                 yield
         finally:
             self.compute, self.activation_checkpointing, self.flex = usual

@@ -27,6 +27,7 @@ class ScoringModel(Protocol):
     flex: bool
     encoder_decoder: bool
     own_head: type | None
+    onednn: bool
 
     @property
     def head_chunk(self) -> int: ...

@@ -13,6 +13,7 @@ from lmgym.distributed.parts import whole
 from lmgym.functional.divergences import Divergence
 from lmgym.models.distributions import action_logits
 from lmgym.models.fused_divergence import FusedDivergence, TeacherLogits, adjust_teacher, shared_logprobs
+from lmgym.models.onednn_products import multiply
 from lmgym.models.scoring import ScoringModel
 
 
@@ -62,7 +63,7 @@ def compare(
         return Compared(
             *FusedDivergence.apply(  # type: ignore[no-untyped-call]
                 hidden, whole(head.weight), bias, batch.tokens[row, column], adjust, scale, model.head_chunk,
-                divergence, teacher_logits,
+                divergence, teacher_logits, model.onednn,
             )
         )  # fmt: skip
 
@@ -134,7 +135,7 @@ def _teacher_logits(teacher: Teacher, batch: Batch) -> TeacherLogits:
         count = len(hidden[part])
         if len(buffer) < count:
             buffer = hidden.new_empty(count, len(weight))
-        chunk = torch.mm(hidden[part], weight.T, out=buffer[:count])
+        chunk = multiply(hidden[part], weight.T, buffer[:count], teacher.onednn)
         return chunk if bias is None else chunk + bias
 
     return product

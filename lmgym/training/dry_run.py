@@ -116,7 +116,7 @@ def _memory(report: Report, config: Config, data: Data, ranks: int) -> tuple[boo
     """Report the memory of each stage, and warn if there is less here. Returns whether the weights fit here, and
     whether a backward pass of one process does, for each stage."""
     shapes = shapes_of(config.policy)
-    device, compute = expected_device(config.policy.device, config.policy.compute, shapes.parameters)
+    device, compute = expected_device(config.policy.device, config.policy.precision, shapes.parameters)
     here, on_cpu = memory_here(device), device == "cpu"
     process = resident_bytes() if on_cpu else 0
     other = other_form(config) if ranks > 1 else None

@@ -49,6 +49,7 @@ MAY_CHANGE = {  # a key of a recipe, or a section: those of a stage without the 
     "policy.activation_checkpointing": RECORDED,
     "policy.path": RECORDED,
     "policy.attention": RECORDED,
+    "policy.products": RECORDED,
     "optimizer": RECORDED,
     "optimizer.name": REFUSED,
     "rewards": RECORDED,

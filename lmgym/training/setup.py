@@ -72,8 +72,8 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
         proofs = prove_policy(config, policy, engine)  # what is sampled, scored and said by the model itself must agree
         for proof in proofs:
             proof.check()
-        console.say(proofs[-1].sentence)
-        console.say(policy.path_sentence)
+        for sentence in filter(None, (proofs[-1].sentence, policy.path_sentence, policy.products_sentence)):
+            console.say(sentence)
         limits = gap_limits(config.engine, proofs[-1])
         policy.ranks = ranks
         if weights is not None:
