@@ -37,6 +37,7 @@ def served(python: Path, model: Path, log: Path, *more: object) -> Iterator[tupl
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *map(str, words)]
     with log.open("w") as file:
         environment = os.environ | ENVIRONMENT
+        environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if "--enable-lora" in more else {}
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
     address = f"http://127.0.0.1:{port}"
     try:

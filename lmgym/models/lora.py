@@ -111,6 +111,12 @@ def merged(model: PreTrainedModel, copied: bool = False) -> PreTrainedModel:
     return result
 
 
+def base_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The weights of the model without its adapters, by their names there."""
+    own = {name.replace(".base_layer.", "."): tensor for name, tensor in model.state_dict().items()}
+    return {name: tensor.detach() for name, tensor in own.items() if "lora_" not in name}
+
+
 def _make_trainable(model: PreTrainedModel) -> None:
     """Let only the adapters train, in fp32. (peft stores layer names as a set; a sorted list is always saved alike.)"""
     configs: Any = model.peft_config

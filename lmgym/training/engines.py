@@ -1,4 +1,4 @@
-"""The engine of a run: in this process, a pool on Ray, or vLLM servers (docs/engines.md)."""
+"""The engine of a run: in this process, a pool on Ray, or vLLM (docs/engines.md)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +13,15 @@ from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.inference.base import Engine
 from lmgym.inference.pool import Here, InUnits
 from lmgym.inference.sampler import Sampler
+from lmgym.inference.vllm_engine import Vllm
+from lmgym.inference.vllm_here import Here as VllmHere
+from lmgym.inference.vllm_servers import Servers
 from lmgym.models.policy import Policy
 from lmgym.training.machine import WORKERS, Machine
 from lmgym.training.sampler_gap import FAR, LEAST, MOST
 
 WAIT = 600.0  # seconds for a unit or an answer, unless the recipe says otherwise
+CACHE_GIB = 1.0  # of vLLM in this process, likewise
 Warn = Callable[[str], None]
 
 
@@ -29,10 +33,13 @@ def make_engine(config: Config, policy: Policy, unit: int | None = None) -> Engi
 
 
 def check_engine(config: Config) -> None:
-    """Raise LmgymError if a pool is asked for and Ray is not installed. (Evaluations need none.)"""
-    found = availability_of("lmgym[ray]" if config.engine.name == "pool" else "")
-    if found.runs == "no":
+    """Raise LmgymError if a pool is asked for and Ray is not installed, or vLLM in this process without vLLM.
+    (Evaluations need none.)"""
+    section = config.engine
+    if section.name == "pool" and (found := availability_of("lmgym[ray]")).runs == "no":
         raise LmgymError(f"engine.name: a pool needs Ray; {found.how}")
+    if section.name == "vllm" and not section.address and (found := availability_of("vllm")).runs == "no":
+        raise LmgymError(f"engine.name: vLLM is not installed; {found.how}")
 
 
 def open_engine(
@@ -61,7 +68,7 @@ def engine_sentence(config: Config, machine: Machine) -> str:
     unit = "a whole rollout" if machine.unit is None else f"units of {machine.unit} answers"
     ahead = ", one step ahead" if section.ahead else ""
     if section.name == "vllm":
-        return f"engine: vLLM at {section.address}{ahead}"
+        return f"engine: vLLM {f'at {section.address}' if section.address else 'in this process'}{ahead}"
     if section.name != "pool":
         return f"engine: sampler in this process, {unit}"
     workers, threads = section.workers or WORKERS, machine.generator_threads
@@ -93,6 +100,12 @@ def _open_vllm(config: Config, policy: Policy, folder: Path, warn: Warn, ranks: 
     if not all(algorithm.weighs_old for algorithm in sampled):
         warn("engine: no importance weight corrects for vLLM's rounding; grpo has importance_cap (2, say)")
     canary = section.gap_error or FAR * (LEAST if policy.compute == torch.float32 else MOST)
-    addresses = [one.strip() for one in (section.address or "").split(",")]
-    how = (section.rows, section.seconds or WAIT, canary, ranks)
-    return registry.get("engine", "vllm")(policy, addresses, folder / "served", *how)  # type: ignore[no-any-return]
+    vllm: Vllm
+    if section.address:
+        addresses = [one.strip() for one in section.address.split(",")]
+        vllm = Servers(addresses, folder / "served", section.rows, section.seconds or WAIT, ranks)
+    elif ranks.size > 1:
+        raise LmgymError("engine.address: several ranks ask servers; give their addresses, or run without --ranks")
+    else:
+        vllm = VllmHere(section.rows, int((section.cache_gib or CACHE_GIB) * 2**30))
+    return registry.get("engine", "vllm")(policy, vllm, section.rows, canary, ranks)  # type: ignore[no-any-return]

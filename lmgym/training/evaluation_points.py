@@ -104,6 +104,7 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     seed, timeout = config.seed, config.reward_timeout
     result = Evaluation({}, [])
     if stage.algorithm.requirements.makes == "policy":  # a reward model answers nothing
+        run.renew_engine()
         result = evaluate(
             examples,
             stage.actor,

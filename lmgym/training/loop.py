@@ -93,8 +93,8 @@ def begin_step(stage: StageRun, step: int) -> None:
 
 
 def advance(stage: StageRun) -> None:
-    """Count the step after its update: the next answers are the new policy's, and the algorithm does what it does after
-    an update (a new reference, a moving baseline)."""
+    """Count the step after its update: the next answers are the new policy's (`gather` and the evaluations renew the
+    engine), and the algorithm does what it does after an update (a new reference, a moving baseline)."""
     run = stage.run
     if run.config.engine.ahead:  # the generators are done with the old weights before they get new ones
         prompts = first_prompts(stage, stage.step + 1)
@@ -102,7 +102,6 @@ def advance(stage: StageRun) -> None:
     if isinstance(stage.stream, Curriculum):
         stage.stream.advance()
     run.progress.advance()
-    run.engine.load(run.policy, run.progress.version)
     stage.algorithm.after_update(stage)
 
 
@@ -112,6 +111,8 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
     LmgymError if it has rejected every group of all draws."""
     run, algorithm, config = stage.run, stage.algorithm, stage.config
     groups: list[list[Episode]] = []
+    if algorithm.requirements.answers == "policy":
+        run.renew_engine()
     for draw in range(config.max_draws):
         numbered = enumerate(stage.stream.at(step, draw), start=len(groups))
         prompts = [(number, example) for number, example in numbered for _ in range(algorithm.group_size)]

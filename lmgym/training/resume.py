@@ -42,6 +42,7 @@ MAY_CHANGE = {  # a key of a recipe, or a section: those of a stage without the 
     "engine.workers": FREE,
     "engine.address": FREE,
     "engine.seconds": FREE,
+    "engine.cache_gib": FREE,
     "engine.gap_at_load": FREE,
     "engine.gap_warning": FREE,
     "engine.gap_error": FREE,

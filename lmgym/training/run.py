@@ -97,7 +97,11 @@ class Run:
     callbacks: Callbacks = field(default_factory=Callbacks)  # of the first rank
     asked_to_stop: bool = False  # by a signal to this process
     interrupted: bool = False  # all ranks know of it, see `agree_to_stop`
+    engine_version: int = field(init=False)  # the updates that the engine's weights have had
     _opened: ExitStack = field(default_factory=ExitStack, repr=False)
+
+    def __post_init__(self) -> None:
+        self.engine_version = self.progress.version  # it was opened with the policy as it is now
 
     def __enter__(self) -> "Run":
         for opened in (self.console, self.lock, self.writer, stop_signals(self)):
@@ -113,6 +117,13 @@ class Run:
     def ranks(self) -> Ranks:
         """The processes that train this run together."""
         return self.policy.ranks
+
+    def renew_engine(self) -> None:
+        """Give the engine the newest weights, if it has older ones. All ranks call this together, before answers are
+        asked for and not after each update: a stage that learns from given answers would send weights in vain."""
+        if self.engine_version != self.progress.version:
+            self.engine.load(self.policy, self.progress.version)
+            self.engine_version = self.progress.version
 
     def agree_to_stop(self) -> bool:
         """True if a signal has asked any rank to stop. Between two calls all ranks believe the same, so that all leave

@@ -260,8 +260,6 @@ def open_run(
     if not ranks.first:
         check_resumable(resume_from, stands_on, progress)
         ranks.wait()  # until the first one has written
-        if resume_from:
-            engine.load(policy, progress.version)
         silent = (console, NullWriter(), None)
         return Run(config, folder, section, data, policy, engine, *silent, progress, resume_from, stands_on, limits)
     lock = lock_folder(folder)
@@ -279,7 +277,6 @@ def open_run(
         lock.close()
         raise
     if resume_from:
-        engine.load(policy, progress.version)
         console.say(where_it_stands(config, folder, progress))
     logs = (console, writer, lock)
     return Run(config, folder, section, data, policy, engine, *logs, progress, resume_from, stands_on, limits, traces)

@@ -1,8 +1,10 @@
-"""vLLM servers as the engine, with real ones: skipped unless LMGYM_VLLM names a Python that has vLLM (0.32 was tried).
+"""vLLM as the engine, on real servers and in this process: skipped without vLLM (0.32 was tried).
 
-LMGYM_VLLM=/path/to/venv/bin/python pytest tests/parity/test_vllm.py
+LMGYM_VLLM=/path/to/venv/bin/python pytest tests/parity/test_vllm.py     servers of that environment
+venv/bin/python -m pytest tests/parity/test_vllm.py -k here              with lmgym beside vLLM in one environment
 """
 
+import importlib.util
 import json
 import math
 import os
@@ -15,31 +17,39 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from benchmarks.vllm_server import served
 from lmgym.batch import collate
 from lmgym.config.build import build_config
-from lmgym.core import seeds
+from lmgym.core import availability, seeds
 from lmgym.core.errors import LmgymError
 from lmgym.functional.truncation import unpack
-from lmgym.inference import vllm_servers
+from lmgym.inference import vllm_here, vllm_servers
 from lmgym.inference.base import Completion, Decoding, Request, Sampling
 from lmgym.inference.sampler import Sampler
-from lmgym.inference.vllm_servers import SPARE, VLLM, write_weights
+from lmgym.inference.vllm_engine import SPARE, VLLM, weights_of
+from lmgym.inference.vllm_here import Here
+from lmgym.inference.vllm_servers import Servers, write_weights
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
 from tests import models, runs
+from tests.parity.test_resume import Interrupting
 from tests.parity.test_sampler import reported_and_scored
 from tests.ranks import Group, group  # noqa: F401 (a fixture)
 
 PYTHON = os.environ.get("LMGYM_VLLM")
 WITH_VLLM = pytest.mark.skipif(PYTHON is None, reason="needs LMGYM_VLLM, a Python that has vLLM")
+HAS_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM beside lmgym")
+WHERE = [pytest.param("servers", marks=WITH_VLLM), pytest.param("here", marks=HAS_VLLM)]
+CACHE = 2**28  # bytes
 SHAPE = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 512}
+RANKS = {"policy": {"model": "builtin:tiny", "device": "cpu", "architecture": SHAPE}, "steps": 3}
 PUSHES = 20
 GAP = 1e-5  # nats a token, on average
 
@@ -58,23 +68,37 @@ def policy(tied: bool = True) -> Policy:
 @contextmanager
 def server(own: Policy, folder: Path, *more: object) -> Iterator[tuple[str, subprocess.Popen]]:
     """A vLLM server of the policy's architecture: its address and process."""
+    folder.mkdir(exist_ok=True)
     own.save_pretrained(folder / "model")
     with served(Path(str(PYTHON)), folder / "model", folder / "log.txt", *more) as found:
         yield found
+
+
+@contextmanager
+def engine_of(own: Policy, where: str, folder: Path, *more: object) -> Iterator[VLLM]:
+    """vLLM on a server, or in this process."""
+    if where == "here":
+        engine = VLLM(own, Here(cache=CACHE))
+        yield engine
+        engine.close()
+        return
+    with server(own, folder, *more) as (address, _):
+        engine = VLLM(own, Servers([address], folder / "served"))
+        yield engine
+        engine.close()
 
 
 def asked(count: int = 24) -> list[Request]:
     return [Request((1, 40 + n, 60), key=seeds.key(0, "vllm", n)) for n in range(count)]
 
 
-@WITH_VLLM
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_every_push_is_what_the_server_samples_with(tied: bool, tmp_path: Path) -> None:
+def test_every_push_is_what_vllm_samples_with(tied: bool, where: str, tmp_path: Path) -> None:
     """After each of twenty updates, sampled and scored log-probabilities agree; greedy answers are the sampler's."""
     own = policy(tied)
-    with server(own, tmp_path) as (address, _):
-        engine = VLLM(own, [address], tmp_path / "served")
+    with engine_of(own, where, tmp_path) as engine:
         for push in range(PUSHES):
             for parameter in own.model.parameters():
                 parameter.data += 0.02 * torch.randn(
@@ -89,7 +113,6 @@ def test_every_push_is_what_the_server_samples_with(tied: bool, tmp_path: Path) 
         greedy = Sampling(max_new_tokens=12, temperature=0.0)
         ours, theirs = Sampler(own).generate(asked(), greedy), engine.generate(asked(), greedy)
         assert [one.ids for one in ours] == [one.ids for one in theirs]
-        engine.close()
 
 
 def scored_on_sets(own: Policy, answers: list[Completion], sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
@@ -103,16 +126,15 @@ def scored_on_sets(own: Policy, answers: list[Completion], sampling: Sampling) -
     return batch.require("logprobs_sampler")[batch.actions], scored[batch.actions]
 
 
-@WITH_VLLM
 @pytest.mark.timeout(900)
-def test_the_sets_of_top_k_are_those_of_the_sampler(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", WHERE)
+def test_the_sets_of_top_k_are_those_of_the_sampler(where: str, tmp_path: Path) -> None:
     """Each set has the tokens that top_k keeps of the policy's own logits. On them the log-probabilities are the
     policy's, and on the whole vocabulary they are not. Of a server that gives too few log-probabilities the sentence
     says how to start it."""
     own = policy()
     sampling = Sampling(max_new_tokens=12, temperature=0.7, top_k=5)
-    with server(own, tmp_path, "--max-logprobs", 5 + SPARE) as (address, _):
-        engine = VLLM(own, [address], tmp_path / "served")
+    with engine_of(own, where, tmp_path, "--max-logprobs", 5 + SPARE) as engine:
         answers = engine.generate(asked(), sampling)
         reported, scored = scored_on_sets(own, answers, sampling)
         assert float((reported - scored).abs().mean()) < GAP
@@ -127,30 +149,60 @@ def test_the_sets_of_top_k_are_those_of_the_sampler(tmp_path: Path) -> None:
             assert torch.equal(kept.sum(1), torch.full((len(answer.ids),), 5))
             assert bool((logits.masked_fill(~kept, math.inf).amin(1) > edge - 1e-4).all())
             assert bool((logits.masked_fill(kept, -math.inf).amax(1) < edge + 1e-4).all())
-        with pytest.raises(LmgymError, match=rf"started with --max-logprobs {6 + SPARE} or more"):
-            engine.generate(asked(1), replace(sampling, top_k=6))
+        if where == "servers":
+            with pytest.raises(LmgymError, match=rf"started with --max-logprobs {6 + SPARE} or more"):
+                engine.generate(asked(1), replace(sampling, top_k=6))
         evaluation = Decoding(max_new_tokens=12, temperature=0.7, top_k=9)  # nothing trains on its answers
         assert all(one.kept is None for one in engine.generate(asked(4), evaluation))
-        engine.close()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("where", WHERE)
+def test_a_head_that_stayed_old_is_caught_by_the_canary(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a tied checkpoint without its head vLLM keeps the old head, and says nothing."""
+    own = policy()
+
+    def without_head(chosen: Policy, merge: bool = True) -> dict[str, torch.Tensor]:
+        return {name: one for name, one in weights_of(chosen, merge).items() if "lm_head" not in name}
+
+    with engine_of(own, where, tmp_path) as engine:
+        own.model.get_input_embeddings().weight.data *= 1.5
+        for module in (vllm_here, vllm_servers):
+            monkeypatch.setattr(module, "weights_of", without_head)
+        with pytest.raises(LmgymError, match="samples with other weights than the policy's"):
+            engine.load(own, 1)
 
 
 @WITH_VLLM
 @pytest.mark.timeout(900)
-def test_a_head_that_stayed_old_is_caught_by_the_canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a tied checkpoint without its head vLLM keeps the old head, and says nothing."""
-    own = policy()
-
-    def without_head(chosen: Policy, folder: Path) -> None:
-        write_weights(chosen, folder)
-        tensors = load_file(folder / "model.safetensors")
-        save_file({name: one for name, one in tensors.items() if "lm_head" not in name}, folder / "model.safetensors")
-
-    with server(own, tmp_path) as (address, _):
-        engine = VLLM(own, [address], tmp_path / "served")
-        own.model.get_input_embeddings().weight.data *= 1.5
-        monkeypatch.setattr(vllm_servers, "write_weights", without_head)
-        with pytest.raises(LmgymError, match="samples with other weights than the policy's"):
-            engine.load(own, 1)
+def test_a_server_that_takes_adapters_gets_the_base_model_once(tmp_path: Path) -> None:
+    """After each of five updates it samples with the newest adapters; a server without --enable-lora gets them merged,
+    and samples with the same distribution."""
+    own = load_policy(PolicySection(device="cpu", architecture=SHAPE, lora_rank=4))
+    sampling = Sampling(max_new_tokens=12, temperature=0.7)
+    with (
+        server(own, tmp_path / "one", "--enable-lora", "--max-lora-rank", 8) as (address, _),
+        server(own, tmp_path / "other") as (other, _),
+    ):
+        adapters = VLLM(own, Servers([address], tmp_path / "served"))
+        merged = VLLM(own, Servers([other], tmp_path / "served-merged"))
+        for push in range(5):
+            for parameter in own.parameters():
+                parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(push))
+            for engine in (adapters, merged):
+                engine.load(own, push + 1)
+                answers = engine.generate(asked(), sampling)
+                reported, scored = reported_and_scored(own, asked(), answers, sampling)
+                assert float((reported - scored).abs().mean()) < GAP
+        [folder] = (tmp_path / "served").glob("lmgym-*")
+        assert all("lora_" in name for name in load_file(folder / "adapter_model.safetensors"))
+        adapters.close()
+        merged.close()
+    log, other_log = ((tmp_path / name / "log.txt").read_text() for name in ("one", "other"))
+    assert log.count("POST /collective_rpc") == 1 and log.count("POST /v1/load_lora_adapter") == 1 + 5
+    assert other_log.count("POST /collective_rpc") == 1 + 5 and "load_lora_adapter HTTP" not in other_log
 
 
 @WITH_VLLM
@@ -158,7 +210,7 @@ def test_a_head_that_stayed_old_is_caught_by_the_canary(tmp_path: Path, monkeypa
 def test_a_server_that_is_killed_is_named_within_the_limit(tmp_path: Path) -> None:
     own = policy()
     with server(own, tmp_path) as (address, process):
-        engine = VLLM(own, [address], tmp_path / "served", seconds=30.0)
+        engine = VLLM(own, Servers([address], tmp_path / "served", seconds=30.0))
         threading.Timer(0.5, lambda: os.killpg(process.pid, signal.SIGKILL)).start()
         began = time.monotonic()
         with pytest.raises(LmgymError, match=rf"engine\.address: .*{address}"):
@@ -167,21 +219,48 @@ def test_a_server_that_is_killed_is_named_within_the_limit(tmp_path: Path) -> No
         assert time.monotonic() - began < 40
 
 
-@WITH_VLLM
 @pytest.mark.timeout(900)
-def test_a_conversation_with_a_tool_has_the_same_ids_on_both_sides(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", WHERE)
+def test_a_conversation_with_a_tool_has_the_same_ids_on_both_sides(where: str, tmp_path: Path) -> None:
     """Ten turns, decoded greedily: each prompt is the ids of the turns before, never their text tokenized again."""
     own = policy()
     greedy = Sampling(max_new_tokens=8, temperature=0.0)
-    with server(own, tmp_path) as (address, _):
-        engine, sampler = VLLM(own, [address], tmp_path / "served"), Sampler(own)
+    with engine_of(own, where, tmp_path) as engine:
+        sampler = Sampler(own)
         sides: list[tuple[int, ...]] = [(1, 50, 51), (1, 50, 51)]
         for turn in range(10):
             for number, one in enumerate((engine, sampler)):
                 answer = one.generate([Request(sides[number], key=turn, conversation=7)], greedy)[0]
                 sides[number] = (*sides[number], *answer.ids, 40 + turn, 41)  # and what the tool said
             assert sides[0] == sides[1]
-        engine.close()
+
+
+@HAS_VLLM
+@pytest.mark.timeout(900)
+def test_vllm_here_leaves_training_as_it_was() -> None:
+    """No bit of what the policy computes, no random number and no number of threads moves."""
+    own = policy()
+    state, threads, setter = torch.get_rng_state(), torch.get_num_threads(), torch.set_num_threads
+    before = Sampler(own).generate(asked(), Sampling(max_new_tokens=12))
+    with engine_of(own, "here", Path()) as engine:
+        assert torch.equal(torch.get_rng_state(), state)
+        assert torch.get_num_threads() == threads and torch.set_num_threads is setter
+        engine.generate(asked(), Sampling(max_new_tokens=12))
+        assert Sampler(own).generate(asked(), Sampling(max_new_tokens=12)) == before
+        answers = engine.generate(asked(64), Sampling(max_new_tokens=64, stop=("x",)))
+        assert any(one.stop == "stop" for one in answers)
+        assert all((one.stop == "stop") == ("x" in own.tokenizer.decode(one.ids)) for one in answers)
+
+
+@HAS_VLLM
+@pytest.mark.timeout(900)
+def test_a_run_with_vllm_here_stops_and_goes_on(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"engine": {"name": "vllm", "cache_gib": 0.25}, "policy": RANKS["policy"], "steps": 4}
+    run = runs.run(tmp_path / "run", Interrupting(at=2), **changes)
+    assert not (run / "final").exists()
+    runs.run(run, **changes)
+    steps = [one for one in runs.records(run / "metrics.jsonl") if one["kind"] == "train"]
+    assert len(steps) == 4 and all(0 <= one["sampler_logprob_gap"] < GAP for one in steps)
 
 
 @contextmanager
@@ -242,7 +321,7 @@ def test_the_sets_of_top_k_are_read_from_the_log_probabilities(
     monkeypatch.setattr(VLLM, "_try", lambda engine: None)
     own = policy()
     with stand_in(sampled(kept, SPARE + 3)) as (address, _):
-        engine = VLLM(own, [address], tmp_path / "served")
+        engine = VLLM(own, Servers([address], tmp_path / "served"))
         sampling = Sampling(max_new_tokens=4, top_k=5)
         [answer] = engine.generate(asked(1), sampling)
         assert answer.ids == [kept[0]] * 4 and answer.kept is not None
@@ -259,8 +338,8 @@ def test_sets_that_are_not_known_are_refused(tmp_path: Path, monkeypatch: pytest
     """More equally likely tokens than a server was asked for; and top_p, whose sets have no bound."""
     monkeypatch.setattr(VLLM, "_try", lambda engine: None)
     with stand_in(sampled(range(60, 60 + 5 + SPARE), 0)) as (address, _):
-        engine = VLLM(policy(), [address], tmp_path / "served")
-        with pytest.raises(LmgymError, match=rf"top_k is 5, and a vLLM server drew a token from {5 + SPARE} or more"):
+        engine = VLLM(policy(), Servers([address], tmp_path / "served"))
+        with pytest.raises(LmgymError, match=rf"top_k is 5, and vLLM drew a token from {5 + SPARE} or more"):
             engine.generate(asked(1), Sampling(max_new_tokens=4, top_k=5))
         for cut in ({"top_p": 0.9}, {"top_k": 5, "min_p": 0.1}):
             with pytest.raises(LmgymError, match=r"with vllm, sampling\.top_p, min_p and .* write top_k instead"):
@@ -271,7 +350,10 @@ def test_sets_that_are_not_known_are_refused(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("engine", "sentence"),
     [
-        ({"name": "vllm"}, r"engine\.address is None; vllm needs the address of each server"),
+        ({"name": "vllm", "ahead": 1}, r"engine\.ahead: vLLM in the training process computes on the processors"),
+        ({"name": "vllm", "seconds": 9.0}, r"engine\.seconds is a limit of servers"),
+        ({"name": "vllm", "address": "http://a", "cache_gib": 1.0}, r"engine\.cache_gib is for vLLM in this process"),
+        ({"cache_gib": 1.0}, r"engine\.cache_gib is for another engine; write engine\.name: vllm"),
         ({"name": "vllm", "address": "localhost:8000"}, r"vllm needs the address of each server, such as http"),
         ({"name": "vllm", "address": "http://a", "unit": 4}, r"engine\.unit: vllm decides itself"),
         ({"name": "vllm", "address": "http://a", "workers": 2}, r"engine\.workers is for another engine"),
@@ -289,6 +371,13 @@ def test_a_stage_that_samples_by_top_p_is_refused() -> None:
         build_config(runs.tiny(engine=servers, sampling={"max_new_tokens": 4, "top_p": 0.5})).check()
 
 
+def test_vllm_here_without_vllm_says_how_to_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(availability.NEEDS, "vllm", availability.Need(lambda: False, availability.VLLM))
+    with pytest.raises(LmgymError, match=r"engine\.name: vLLM is not installed; install it .* or give engine\.address"):
+        runs.run(tmp_path / "run", engine={"name": "vllm"})
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(LmgymError, match=r"no vLLM answers at http://127\.0\.0\.1:1 .*; start it again, then resume"):
         runs.run(tmp_path / "run", engine={"name": "vllm", "address": "http://127.0.0.1:1"})
@@ -299,9 +388,6 @@ def test_the_tied_head_is_written_too(tmp_path: Path) -> None:
     write_weights(own, tmp_path / "served")
     tensors = load_file(tmp_path / "served/model.safetensors")
     assert torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
-
-
-RANKS = {"policy": {"model": "builtin:tiny", "device": "cpu", "architecture": SHAPE}, "steps": 3}
 
 
 @WITH_VLLM
@@ -327,7 +413,7 @@ def test_several_ranks_share_a_server_and_push_once(group: Group, tmp_path: Path
 @pytest.mark.processes
 def test_a_server_that_fails_the_canary_ends_all_ranks(group: Group, tmp_path: Path) -> None:  # noqa: F811
     """The first rank alone has pushed and tried; the others say the same sentence, and write nothing."""
-    wrong = {"token_id": 40, "logprob": -0.5}
+    wrong = {"token_id": 40, "logprob": -0.5, "top_logprobs": []}
     with stand_in(lambda body: [wrong] * body["sampling_params"]["max_tokens"]) as (address, asked_for):
         recipe = runs.write(tmp_path / "recipe.yaml", engine={"name": "vllm", "address": address}, **RANKS)
         assert group.run(2, ["train", str(recipe), f"out={tmp_path / 'run'}"]) == [1, 1]
