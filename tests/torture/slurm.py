@@ -2,9 +2,9 @@
 
     python -m tests.torture.slurm            # needs Linux, root, the command ip, slurmctld, slurmd, munged
 
-A munge daemon, a controller and a slurmd on each host are started for this, and ended. The script is taken from the page;
-only its recipe, its folder and the number of ranks on a machine (one, without a GPU) are others. The job must end like
-as many ranks without Slurm, bit for bit: once undisturbed, once requeued in the middle.
+A munge daemon, a controller and a slurmd on each host are started for this, and ended. The script is taken from the
+page; only its recipe, its folder and the number of ranks on a machine (one, without a GPU) are others. The job must end
+like as many ranks without Slurm, bit for bit: once undisturbed, once requeued in the middle.
 """
 
 import argparse
