@@ -19,6 +19,7 @@ from lmgym.config.schema import Config
 from lmgym.core.errors import LmgymError
 from lmgym.models import lora
 from lmgym.models.builtin import is_builtin
+from lmgym.models.device import prepare_process
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.training import checkpoint
@@ -43,7 +44,7 @@ class NamedModel:
 
     def load(self, compute: str | None = None) -> Policy:
         """The policy, with the threads and the precision of its run. `compute` is another precision."""
-        torch.set_num_threads(self.threads or self.config.threads or torch.get_num_threads())
+        prepare_process(self.threads or self.config.threads or torch.get_num_threads())
         section = self.config.policy
         known: Any = compute or self.compute or section.compute
         products = "torch" if known == "bfloat16" else section.products

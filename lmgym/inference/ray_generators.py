@@ -24,6 +24,7 @@ from lmgym.distributed.parts import whole
 from lmgym.inference.base import Completion
 from lmgym.inference.generator import Call, Generator
 from lmgym.inference.sampler import Sampler
+from lmgym.models.device import prepare_process
 from lmgym.models.policy import Policy
 from lmgym.models.without_weights import with_weights, without_weights
 from lmgym.types import Restriction
@@ -38,7 +39,7 @@ class Process:
     """What runs in an actor: a generator, and the version of its weights."""
 
     def __init__(self, threads: int, rows: int, captured: bool) -> None:
-        torch.set_num_threads(threads)
+        prepare_process(threads)
         self.settings = (rows, captured)
         self.generator: Generator | None = None
         self.version = -1

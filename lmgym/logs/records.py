@@ -6,7 +6,6 @@ Run folders of older versions have other names in them; `RENAMED` is the one tab
 import resource
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
 from typing import Any
 
 from lmgym.types import Episode, Turn
@@ -111,7 +110,7 @@ def rollout_record(episode: Episode) -> dict[str, Any]:
 
 def _turn_record(turn: Turn) -> dict[str, Any]:
     """A turn as a record, without its kept sets: they would add a bit for each action and token of the vocabulary."""
-    record = asdict(replace(turn, kept=None))
+    record = dict(vars(turn))  # not `asdict`, which copies every list number by number
     del record["kept"]
     if not turn.given:
         del record["given"]

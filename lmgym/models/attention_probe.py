@@ -5,6 +5,8 @@ functions are lmgym's own: the mask says by which rule it was made, and the atte
 layer. So a window is known without rows that are longer than it, and nothing depends on how a family names it.
 """
 
+import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +25,10 @@ NAME = "lmgym-probe"
 # what was meant for the trunk passes through. Anything else (a bias, a selection of keys) is not known here.
 KNOWN = {"dropout", "sliding_window", "softcap", "s_aux", "is_causal", "position_ids", "use_cache", "lmgym_rules_found"}
 
+LMGYM, TORCH = Path(__file__).parents[1], Path(torch.__file__).parent
+MODULE = TORCH / "nn" / "modules" / "module.py"
+MISTAKES = (NameError, AttributeError, ImportError, KeyError, TypeError)  # if a line of lmgym raises them
+
 
 def attention_rules(model: PreTrainedModel) -> tuple[Rule, ...]:
     """The rule of each layer of a causal model: a function of its class and configuration. Raises LmgymError, with a
@@ -36,9 +42,9 @@ def attention_rules(model: PreTrainedModel) -> tuple[Rule, ...]:
         with torch.no_grad(), hooks.attention_through(model, NAME):
             places = torch.arange(ids.shape[1], device=ids.device)[None] + (first_position(model) or 0)
             trunk_of(model)(input_ids=ids, position_ids=places, use_cache=False, lmgym_rules_found=found)
-    except LmgymError:
-        raise
     except Exception as error:  # of any kind: the code of a family that was not written for this
+        if isinstance(error, LmgymError) or is_own_mistake(error):
+            raise
         raise LmgymError(f"its layers could not be read ({one_line(error)})") from error
     config: Any = model.config.get_text_config(decoder=True)
     layers = int(getattr(config, "num_hidden_layers", 0) or 0)
@@ -49,6 +55,23 @@ def attention_rules(model: PreTrainedModel) -> tuple[Rule, ...]:
     if twice := [layer for layer, rules in found.items() if len(rules) > 1 or layer >= layers]:
         raise LmgymError(f"its layer {twice[0]} attends more than once")
     return tuple(found[layer][0] for layer in range(layers))
+
+
+def is_own_mistake(error: Exception) -> bool:
+    """True if an exception of a trial is lmgym's mistake, which must be seen, and not the model's.
+
+    It is the model's if the model ran: then its traceback has a frame of torch's Module, or one that is neither torch's
+    nor lmgym's. But a wrong name, attribute, key or call in a line of lmgym is lmgym's mistake wherever it ran, for
+    instance in the attention function that the model calls. An LmgymError is a reason, not a mistake.
+
+    Example: a NameError in packed.py is one; a RuntimeError about shapes in a model's forward pass is not
+    """
+    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, LmgymError) or not files:
+        return False
+    if LMGYM in files[-1].parents and isinstance(error, MISTAKES):
+        return True
+    return all(file != MODULE and (LMGYM in file.parents or TORCH in file.parents) for file in files)
 
 
 def one_line(error: Exception) -> str:

@@ -51,12 +51,24 @@ def trunk_of(model: PreTrainedModel) -> Any:
 def context_length(model: PreTrainedModel) -> int | None:
     """The tokens of the longest row that the model can read (of an encoder-decoder, each half); None without a limit.
 
+    With LongRoPE (arXiv 2402.13753; Phi-3, Phi-4) it is the context before the extension: the frequencies of all rows
+    of a forward pass change when its longest row is longer, so a row's result would depend on the others.
+
     Example: 512 for a RoBERTa with max_position_embeddings: 514, whose positions begin at 2
     """
     config: Any = model.config.get_text_config(decoder=True)
     named = [getattr(config, name, None) for name in CONTEXT_KEYS]
     limits = [value for value in named if isinstance(value, int) and value > 0]  # XLNet's -1 means none
+    limits = [min([*limits[:1], *_longrope_limits(config)])] if limits else []
     return None if not limits else limits[0] - (first_position(model) or 0)
+
+
+def _longrope_limits(config: Any) -> list[int]:
+    """The tokens up to which each kind of LongRoPE in a configuration uses its first frequencies."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    each = [parameters, *parameters.values()]  # of the whole model, or by the type of a layer
+    found = [one for one in each if isinstance(one, dict) and one.get("rope_type") == "longrope"]
+    return [int(one["original_max_position_embeddings"]) for one in found]
 
 
 def default_decoder_start(model: PreTrainedModel) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from lmgym.batch import Batch, collate
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.models.attention.kv_cache import CachedRows, ExtendedRows, KeyValueCache, PrefilledRows, SharedPrompts
-from lmgym.models.attention_probe import attention_rules, one_line
+from lmgym.models.attention_probe import attention_rules, is_own_mistake, one_line
 from lmgym.models.bound import bound_of, gap_of
 from lmgym.models.distributions import own_logprobs
 from lmgym.models.families import supports_fast_path, trunk_of
@@ -32,7 +32,8 @@ LONGEST_WINDOW = 256  # rows are made longer than a window up to this; longer on
 def choose_path(policy: Policy) -> Policy:
     """Put a policy on its path: sets `fast`, and `rules` and `own_head` or `plain_because`. Returns the policy.
 
-    A pure function of the model: no random number moves, and its weights, modes and settings stay.
+    A pure function of the model: no random number moves, and its weights, modes and settings stay. An exception of the
+    model's code means the plain path; one of lmgym's own code (`is_own_mistake`) is raised.
     Example: choose_path(policy).plain_because
     -> "1 of its 2 layers have no attention through transformers' attention interface"
     """
@@ -55,6 +56,8 @@ def choose_path(policy: Policy) -> Policy:
             _try(policy.sampling_copy(), batch, own, spread)  # as answers are sampled
     except Exception as error:  # of any kind: the code of a family that was not written for this
         policy.fast, policy.rules, policy.own_head = False, (), None
+        if is_own_mistake(error):
+            raise
         known = isinstance(error, LmgymError)
         policy.plain_because = str(error) if known else f"the fast path fails ({one_line(error)})"
     return policy

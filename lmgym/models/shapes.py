@@ -34,7 +34,7 @@ class Shapes:
     keys: int  # key-value heads times the size of a head
     norm_values: int  # tensors of the model's width that a norm stores for backward
     vocabulary: int
-    quadratic: bool  # attention stores a number for each pair of tokens
+    pair_values: int  # numbers that attention stores for each head and pair of tokens; 0 with a fused kernel
     fast: bool
     context: int | None
     tried: bool = False  # whether it is fast, a trial decides when its weights are loaded
@@ -76,11 +76,18 @@ def shapes_of(section: PolicySection) -> Shapes:
         keys=(_size(config, "num_key_value_heads") or heads) * size,
         norm_values=2 if layer_norm else 3,
         vocabulary=vocabulary,
-        quadratic=hasattr(config, "relative_attention_num_buckets") or config._attn_implementation == "eager",
+        pair_values=_pair_values(config),
         fast=supports_fast_path(model.config) and section.path != "plain",
         context=context_length(model),
         tried=section.path != "plain" and not (supports_fast_path(model.config) or model.config.is_encoder_decoder),
     )
+
+
+def _pair_values(config: Any) -> int:
+    """Where scores are explicit, their softmax; with capped scores (Gemma 2) also the tangent (attention/rules.py)."""
+    if getattr(config, "attn_logit_softcapping", None):
+        return 2
+    return int(hasattr(config, "relative_attention_num_buckets") or config._attn_implementation == "eager")
 
 
 def _size(config: Any, name: str) -> int | None:

@@ -137,8 +137,8 @@ def packed(value: Any) -> Any:
         ['dict', ['cells', ['tuple', 1, 2.5]], [3, None]]
     """
     kind = type(value)
-    if kind in (list, tuple):
-        return [kind.__name__, *map(packed, value)]
+    if kind in (list, tuple):  # most of what is sent are lists of ids and log-probabilities
+        return [kind.__name__, *(item if type(item) in (int, float, str) else packed(item) for item in value)]
     if kind is dict:
         return ["dict", *([packed(key), packed(item)] for key, item in value.items())]
     if value is None or isinstance(value, str | int | float):  # np.float64 is a float

@@ -13,18 +13,22 @@ from lmgym.models.fused_logprobs import TILE
 from lmgym.models.shapes import Shapes
 from lmgym.training.memory_table import MASTER, PHASES, Estimate, Phase
 
+EXPLICIT = 3  # explicit scores that a layer holds at a time: before and after a cap or a mask, and their softmax
+
 
 @dataclass(frozen=True)
 class Pass:
     """The largest forward pass of an update: `tokens` run through the layers of the decoder, `sources` through those of
     the encoder. Attention keeps `attended` vectors of its width: queries, keys, values and outputs of each token; on a
-    GPU also the queries and, for each row that shares its prompt, keys and values in the kernel's own layout."""
+    GPU also the queries and, for each row that shares its prompt, keys and values in the kernel's own layout. `pairs`
+    are the scores of a head that attention computes where they are explicit."""
 
     rows: int
     tokens: int
     sources: int
     attended: int
     actions: int
+    pairs: int
 
 
 def add_rollout(
@@ -37,7 +41,7 @@ def add_rollout(
     across = 2 * rows * prompt * shapes.keys * number if shapes.encoder_decoder else 0
     found.add("cache of keys and values", shapes.layers * (layer + across) + layer, "rollout")
     read = min(rows * prompt, max(_budget(config, on_cpu), prompt))
-    found.add("reading prompts", _one_layer(shapes, read, compute), "rollout")
+    found.add("reading prompts", _one_layer(shapes, read, compute) + _scores(shapes, read * prompt), "rollout")
     if on_cpu and compute == MASTER and not shapes.adapter:
         prepared = shapes.linear + shapes.vocabulary * shapes.width
         found.add("weights laid out for decoding", MASTER * prepared, "rollout")
@@ -77,17 +81,18 @@ def add_update(found: Estimate, config: Config, shapes: Shapes, largest: Pass, c
     """Add one forward pass with its backward pass; without gradients it computes log-probabilities. `parts`: each rank
     holds one of so many parts of the weights."""
     rows, tokens, sources = largest.rows, largest.tokens, largest.sources
-    decoder = _layer_values(shapes, tokens, largest.attended, rows, compute)
+    decoder = _layer_values(shapes, tokens, largest.attended, largest.pairs, compute)
     if shapes.encoder_decoder:  # a layer of the decoder also looks across, at the encoded source of each row
         decoder += compute * (2 * shapes.attention * (tokens + sources) + shapes.width * tokens)
         decoder += MASTER * (shapes.norm_values - 1) * shapes.width * tokens
-    encoder = _layer_values(shapes, sources, 4 * sources, rows, compute)
+    encoder = _layer_values(shapes, sources, 4 * sources, sources * (sources // max(rows, 1)), compute)
     kept = shapes.layers * decoder + shapes.encoder_layers * encoder
     if config.policy.activation_checkpointing:
         inputs = shapes.layers * tokens + shapes.encoder_layers * sources
         kept = MASTER * shapes.width * inputs + max(decoder, encoder)
     found.add("activations", kept, "update")
-    found.add("one layer at a time", _one_layer(shapes, max(tokens, sources), compute), "score", "update")
+    one_layer = _one_layer(shapes, max(tokens, sources), compute) + _scores(shapes, largest.pairs)
+    found.add("one layer at a time", one_layer, "score", "update")
     if compute < MASTER and config.policy.quantise is None:
         _add_lower_precision(found, config, shapes, compute, parts)
     if shapes.fast:
@@ -142,25 +147,29 @@ def _pass(shapes: Shapes, rows: int, prompts: int, prompt: int, answer: int, gro
     """The pass over so many rows, with so many prompts among them."""
     if shapes.encoder_decoder:
         sources = (prompts if shapes.fast else rows) * prompt
-        return Pass(rows, rows * answer, sources, 4 * rows * answer, rows * answer)
+        return Pass(rows, rows * answer, sources, 4 * rows * answer, rows * answer, rows * answer * answer)
     if shapes.fast and group > 1:
         tokens = prompts * prompt + rows * answer
         again = 0 if on_cpu else tokens + 2 * rows * (prompt + answer)
-        return Pass(rows, tokens, 0, 4 * tokens + again, rows * answer)
+        pairs = prompts * prompt**2 + rows * answer * (prompt + answer)
+        return Pass(rows, tokens, 0, 4 * tokens + again, rows * answer, pairs)
     tokens = rows * (prompt + answer)
-    return Pass(rows, tokens, 0, 4 * tokens, rows * answer)
+    return Pass(rows, tokens, 0, 4 * tokens, rows * answer, tokens * (prompt + answer))
 
 
-def _layer_values(shapes: Shapes, tokens: int, attended: int, rows: int, compute: int) -> float:
+def _layer_values(shapes: Shapes, tokens: int, attended: int, pairs: int, compute: int) -> float:
     """Bytes that a layer keeps for backward. Norms are fp32; in bf16 each linear layer has a copy of its input."""
     inputs = 2 if compute == MASTER else 4 + shapes.gated
     kept = MASTER * 2 * (shapes.norm_values - 1) * shapes.width * tokens + compute * inputs * shapes.width * tokens
     kept += compute * ((4 if shapes.gated else 2) * shapes.inner * tokens + shapes.attention * attended)
-    if shapes.quadratic:
-        kept += compute * shapes.heads * tokens * (tokens // max(rows, 1))
-    return kept
+    return kept + compute * shapes.pair_values * shapes.heads * pairs
 
 
 def _one_layer(shapes: Shapes, tokens: int, compute: int) -> float:
     """Bytes that one layer holds for a moment: the residual stream twice, its widest activation three times."""
     return tokens * (2 * MASTER * shapes.width + 3 * compute * max(shapes.inner, shapes.attention))
+
+
+def _scores(shapes: Shapes, pairs: int) -> float:
+    """Bytes of the explicit scores that one layer holds for a moment."""
+    return EXPLICIT * MASTER * shapes.heads * pairs if shapes.pair_values else 0.0

@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lmgym.config.build import dump, resolved
 from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
@@ -25,6 +23,7 @@ from lmgym.logs.records import rename_evaluations
 from lmgym.logs.rewind import rewind
 from lmgym.logs.trace_folder import TraceFolder, rewind_traces
 from lmgym.logs.writer import NullWriter, Writer
+from lmgym.models.device import prepare_process
 from lmgym.models.fast_path import leave_untried
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
@@ -165,7 +164,7 @@ def find_progress(
 
 def load_weights(config: Config, machine: Machine, weights: Path | None) -> Policy:
     """The policy with the threads and the precision of its run; from a model folder, or as the recipe begins."""
-    torch.set_num_threads(machine.threads)
+    prepare_process(machine.threads)
     section = machine.policy_section(config.policy)
     prepacked = machine.prepacked if section.compute == machine.compute else None  # chosen for that precision
     policy = load_policy(section, config.seed, weights, prepacked)

@@ -519,14 +519,14 @@ def test_shapes_are_those_of_the_loaded_model() -> None:
     assert (llama.layers, llama.width, llama.inner, llama.gated) == (2, 64, 128, True)
     assert llama.linear == 2 * (4 * 64 * 64 + 3 * 64 * 128) and llama.linear_rows == 2 * (5 * 64 + 2 * 128)
     t5 = shapes_of(PolicySection(model="builtin:tiny_t5"))
-    assert (t5.layers, t5.encoder_layers, t5.inner, t5.gated, t5.quadratic) == (2, 2, 256, False, True)
+    assert (t5.layers, t5.encoder_layers, t5.inner, t5.gated, t5.pair_values) == (2, 2, 256, False, 1)
 
 
 def test_what_is_held_throughout_is_counted_exactly() -> None:
     """Llama-2-7B's shapes, by hand: 6,738,415,616 parameters, of which 6,476,005,376 in linear layers."""
     parameters, linear = 6_738_415_616, 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
     shapes = Shapes(parameters, linear, 32 * (5 * 4096 + 2 * 11008), 0, 32, 0, 4096, 11008, True, 32, 4096, 4096, 3,
-                    32000, False, True, 4096)  # fmt: skip
+                    32000, 0, True, 4096)  # fmt: skip
     algorithm = {"name": "grpo", "group_size": 8, "kl_coefficient": 0.1}
     config, stage, _ = stage_of({}, algorithm=algorithm, sampling={"max_new_tokens": 500}, prompts_per_step=32)
     found = parts_of(estimate(config, stage, shapes, 100, compute=2, on_cpu=False))

@@ -17,15 +17,15 @@ from lmgym.config.schema import Config, Stage
 from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.inference.sampler import Sampler
-from lmgym.models import fast_path, scoring
-from lmgym.models.attention import rules
+from lmgym.models import attention_probe, fast_path, scoring
+from lmgym.models.attention import packed, rules
 from lmgym.models.attention.cpu import BlockGroups, BlockRows
 from lmgym.models.attention.flex import FlexGroups, FlexRows
 from lmgym.models.attention.packed import PackedGroups, PackedRows
 from lmgym.models.attention.rules import Rule
 from lmgym.models.bound import bound_of, gap_of
 from lmgym.models.distributions import own_logprobs
-from lmgym.models.families import FAST_FAMILIES, trunk_of
+from lmgym.models.families import FAST_FAMILIES, context_length, trunk_of
 from lmgym.models.fast_path import choose_path
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
@@ -382,6 +382,62 @@ def test_a_copy_that_samples_in_bf16_is_tried_too(monkeypatch: pytest.MonkeyPatc
     assert not policy.fast
     expected = "the fast path fails (RuntimeError: index_add_(): self and source must have the same type)"
     assert policy.plain_because == expected
+
+
+@pytest.mark.parametrize(("rule", "numbers"), [(Rule(softcap=5.0), 2), (Rule(sinks=True), 1)])
+def test_numbers_that_explicit_scores_keep_for_a_pair(rule: Rule, numbers: int) -> None:
+    """What the estimate of memory counts for backward (`Shapes.pair_values`)."""
+    query, keys, values = (torch.randn(2, 4, 64, 4, requires_grad=True) for _ in range(3))
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point():
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // 4
+        return tensor
+
+    seen = torch.ones(64, 64, dtype=torch.bool).tril()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = rules.attention(
+            query, keys, values, seen, None, rules.Asked(rule, torch.zeros(4) if rule.sinks else None)
+        )
+    pairs = 2 * 4 * 64 * 64
+    assert sum(number for number in kept.values() if number >= pairs) // pairs == numbers
+    assert out.requires_grad
+
+
+def test_longrope_ends_where_its_frequencies_change() -> None:
+    """A row keeps its logits beside a longer one: rows end where the frequencies of all rows would change."""
+    axes = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 1e4}
+    axes |= {"original_max_position_embeddings": 16}
+    fields = {**GROUPED, "max_position_embeddings": 64, "original_max_position_embeddings": 16, "rope_parameters": axes}
+    config = AutoConfig.for_model("phi3", vocab_size=300, pad_token_id=0, eos_token_id=2, **fields)
+    model = models.sharpen(AutoModelForCausalLM.from_config(config)).eval()
+    rows = torch.randint(3, 300, (2, 40), generator=torch.Generator().manual_seed(0))
+
+    def first(longest: int) -> Tensor:
+        """The logits of a row of 8 tokens in a padded pass beside a row of `longest` tokens."""
+        mask = torch.arange(longest) < torch.tensor([[8], [longest]])
+        return model(input_ids=rows[:, :longest], attention_mask=mask.long()).logits[0, :8].detach()
+
+    context = context_length(model)
+    assert context == 16
+    torch.testing.assert_close(first(context), first(8), rtol=1e-4, atol=1e-5)
+    assert (first(context + 1) - first(8)).abs().max() > 0.01
+
+
+def test_a_mistake_of_lmgym_is_not_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong name in lmgym's own code, which the model calls, is raised; what the model's code raises is a reason."""
+    monkeypatch.delattr(packed, "per_query_head")
+    with pytest.raises(NameError, match="per_query_head"):
+        policy_of("gpt_oss")
+    monkeypatch.undo()
+    monkeypatch.delattr(fast_path, "collate")
+    with pytest.raises(NameError, match="collate"):
+        policy_of("gpt_oss")
+    monkeypatch.undo()
+    monkeypatch.setattr(fast_path, "trunk_of", lambda model: torch.nn.Linear(2, 2))  # it takes no input_ids
+    monkeypatch.setattr(attention_probe, "trunk_of", lambda model: torch.nn.Linear(2, 2))
+    assert policy_of("gpt_oss").plain_because.startswith("its layers could not be read (TypeError: ")
 
 
 def test_the_value_of_a_path_in_machine_json(tmp_path: Path) -> None:
