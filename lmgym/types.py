@@ -167,10 +167,12 @@ class Turn:
     unfinished: bool = False  # the next turn continues this turn's action (`Step.unfinished`)
     given: str = ""  # how the message begins, by policy.answer_start; its ids are the last ones of `prompt_ids`
     token_rewards: list[float] | None = None  # part of `reward` that each action earned; the last one gets the rest
+    seconds: dict[str, float] = field(default_factory=dict, compare=False, repr=False)  # see logs/timings.py
 
-    def to_json(self) -> dict[str, Any]:
-        """The turn as values that JSON can hold; of kept sets the shape and the bytes in base64."""
-        tree = {f.name: getattr(self, f.name) for f in fields(self)}
+    def to_json(self, seconds: bool = False) -> dict[str, Any]:
+        """The turn as values that JSON can hold; of kept sets the shape and the bytes in base64. Without `seconds`,
+        equal turns are equal trees."""
+        tree = {f.name: getattr(self, f.name) for f in fields(self) if seconds or f.name != "seconds"}
         if self.kept is not None:
             tree["kept"] = [*self.kept.shape, base64.b64encode(self.kept.tobytes()).decode()]
         return tree
@@ -207,14 +209,18 @@ class Episode:
     messages: list[Message] = field(default_factory=list)  # the conversation with roles, its last answer included
     baseline: float | None = None  # score of the greedy answer to the same prompt, if the algorithm needs it
     error: str = ""
+    reward_seconds: dict[str, float] = field(default_factory=dict, compare=False, repr=False)  # see logs/timings.py
 
-    def to_json(self) -> dict[str, Any]:
-        """The episode as values that JSON can hold. Raises TypeError or ValueError as `Example.to_json` does."""
-        changed: dict[str, Any] = {"example": self.example.to_json(), "turns": [turn.to_json() for turn in self.turns]}
+    def to_json(self, seconds: bool = False) -> dict[str, Any]:
+        """The episode as values that JSON can hold. Without `seconds`, equal episodes are equal trees, whatever a clock
+        has said. Raises TypeError or ValueError as `Example.to_json` does."""
+        changed: dict[str, Any] = {"example": self.example.to_json()}
+        changed["turns"] = [turn.to_json(seconds) for turn in self.turns]
         changed["messages"] = [dict(message) for message in self.messages]
         if spans := recipe_spans(self.messages):
             changed["recipe_spans"] = spans
-        return {f.name: getattr(self, f.name) for f in fields(self)} | changed
+        known = {f.name: getattr(self, f.name) for f in fields(self) if seconds or f.name != "reward_seconds"}
+        return known | changed
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> "Episode":

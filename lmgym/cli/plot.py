@@ -6,7 +6,7 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Runs, the metric, and the file."""
-    runs = "a run, or a folder of several runs of a recipe: those that differ in the seed alone are one line"
+    runs = "a run, or a folder of several runs of a recipe; those that differ in the seed alone are one line"
     parser.add_argument("runs", metavar="RUN", nargs="+", help=runs)
     metric = "a key of metrics.jsonl (docs/metrics.md); evaluation/NAME for a held-out one; default: reward"
     parser.add_argument("--metric", default="reward", help=metric)

@@ -1,4 +1,4 @@
-"""`lmgym view`: a page over runs: curves, steps, groups, answers with their tokens; or the same as one file."""
+"""`lmgym view`: a page over runs: curves, steps, groups, answers with their tokens; as one file; or in a terminal."""
 
 import argparse
 from contextlib import suppress
@@ -12,6 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run folder, or a folder of runs")
     parser.add_argument("--port", type=int, default=PORT, help=f"of 127.0.0.1; default: {PORT}, or if taken any other")
     parser.add_argument("--open", action="store_true", help="open the page in the browser too")
+    parser.add_argument("--text", action="store_true", help="show it in this terminal instead, for a machine over ssh")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the page as one file instead, to be sent")
     parser.add_argument(
         "--limit", type=float, default=20.0, metavar="MB", help="the largest size of that file; default: 20 MB"
@@ -19,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Serve the page until Ctrl-C, or write the file."""
+    """Serve the page until Ctrl-C, write the file, or show the runs in this terminal."""
     from lmgym.viewer.runs import open_runs
 
     runs = open_runs(given.runs)
@@ -28,6 +29,12 @@ def run(given: argparse.Namespace) -> None:
 
         for sentence in write_file(runs, given.html, given.limit):
             print(sentence)
+        return
+    if given.text:
+        from lmgym.viewer.terminal import show
+
+        with suppress(KeyboardInterrupt):
+            show(runs)
         return
     from lmgym.viewer.server import serve
 

@@ -42,6 +42,7 @@ class EnvProcesses:
     plugins: Sequence[str] = ()
     count: int = 2
     seconds: float = 60.0
+    spent: dict[int, float] = field(default_factory=dict, init=False, repr=False)
     _pool: ProcessPool = field(init=False, repr=False)
     _slots: dict[int, WorkerProcess] = field(default_factory=dict, repr=False)  # environment i lives in i % count
     _history: dict[int, list[tuple[Command, str]]] = field(default_factory=dict, repr=False)  # with answers, by index
@@ -73,6 +74,7 @@ class EnvProcesses:
         self._ask([{"do": "end", "index": index} for index in indices if self._history.get(index)])
         for index in indices:
             self._history.pop(index, None)
+            self.spent.pop(index, None)
 
     def close(self) -> None:
         """End the processes; the next call starts new ones."""
@@ -111,8 +113,10 @@ class EnvProcesses:
     def _take(self, slot: int, asked: Asked, reply: Reply, answers: list[Any]) -> Asked:
         """Store the answers of a process. Returns what to ask it next: nothing, or after a failure all the rest."""
         if isinstance(reply, list):
-            for (position, command), text in zip(asked, reply, strict=True):
+            for (position, command), (text, seconds) in zip(asked, reply, strict=True):
                 self._note(position, command, text, answers)
+                if position is not None:
+                    self.spent[command["index"]] = seconds
             return []
         # The environment that failed loses its episode.
         position, command = asked[reply.position]

@@ -15,12 +15,14 @@ from lmgym.types import Example, recipe_spans, with_recipe_spans
 _envs = InProcess(lambda: registry.get("env", "")())  # `prepare` sets the real one
 
 
-def run_command(command: Mapping[str, Any]) -> str:
-    """The answer of an environment to a command, as JSON text; for an LmgymError {"refused": its sentence}."""
+def run_command(command: Mapping[str, Any]) -> tuple[str, float]:
+    """The answer of an environment to a command, as JSON text (for an LmgymError {"refused": its sentence}), and the
+    seconds that it took."""
     try:
-        return json.dumps(to_json(_obey(command)), default=str)
+        answer = json.dumps(to_json(_obey(command)), default=str)
     except LmgymError as error:
-        return json.dumps({"refused": str(error)})
+        answer = json.dumps({"refused": str(error)})
+    return answer, _envs.spent.get(command["index"], 0.0)
 
 
 def prepare(name: str, arguments: Mapping[str, Any], plugins: Sequence[str]) -> None:

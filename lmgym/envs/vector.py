@@ -5,6 +5,7 @@ time limit. Each environment has a number: the index of its episode in the rollo
 """
 
 import numbers
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,7 +48,8 @@ class EnvFailure:
 
 
 class Envs(Protocol):
-    """Several environments. Answers come in the order of the requests, whichever finishes first."""
+    """Several environments. Answers come in the order of the requests, whichever finishes first. They may have an
+    attribute `spent`: the seconds that the newest `begin` or `step` of each one took."""
 
     def begin(self, items: Sequence[tuple[int, Example, int]]) -> list[Opening | EnvFailure]:
         """Build and reset one environment for each (index, example, seed)."""
@@ -81,12 +83,13 @@ class InProcess:
     def __init__(self, make_env: Callable[[], Env]) -> None:
         self.make_env = make_env
         self.envs: dict[int, Env] = {}
+        self.spent: dict[int, float] = {}
 
     def begin(self, items: Sequence[tuple[int, Example, int]]) -> list[Opening | EnvFailure]:
-        return [catch_failure(partial(self._begin, *item)) for item in items]
+        return [self._timed(item[0], partial(self._begin, *item)) for item in items]
 
     def step(self, items: Sequence[tuple[int, str, str]]) -> list[Step | EnvFailure]:
-        return [catch_failure(partial(self._step, *item)) for item in items]
+        return [self._timed(item[0], partial(self._step, *item)) for item in items]
 
     def demonstrate(self, indices: Sequence[int]) -> list[str | EnvFailure]:
         return [catch_failure(partial(demonstrate_step, self.envs[index])) for index in indices]
@@ -94,10 +97,17 @@ class InProcess:
     def end(self, indices: Sequence[int]) -> None:
         for index in indices:
             env = self.envs.pop(index, None)
+            self.spent.pop(index, None)
             catch_failure(getattr(env, "close", lambda: None))
 
     def close(self) -> None:
         self.end(list(self.envs))
+
+    def _timed(self, index: int, call: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        answer = catch_failure(call)
+        self.spent[index] = time.perf_counter() - began
+        return answer
 
     def _step(self, index: int, text: str, stop: str) -> Step:
         return check_step(self.envs[index].step(text, stop))

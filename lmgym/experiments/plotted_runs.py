@@ -12,9 +12,10 @@ from lmgym.logs.writer import METRICS
 
 
 def plotted_runs(names: Sequence[str]) -> dict[str, list[Path]]:
-    """The run folders of each line, by its name. The folder of a single run is a line of its own, under its own name.
-    In a folder of several runs (a recipe with `runs:`) those that differ in nothing but the seed are one line: under
-    the folder's name, or where there are several settings, under the values of the setting.
+    """The run folders of each line, by its name. Runs whose recipes differ in nothing but the seed are one line,
+    wherever they lie, unless two of them have the same seed: single runs under what their names begin with; those in a
+    folder of several (a recipe with `runs:`) under the folder's name, or where there are several settings, under the
+    values of the setting. Any other run is a line of its own, under its own name.
 
     Raises LmgymError for what is no run, and for a folder that is named twice.
 
@@ -31,7 +32,43 @@ def plotted_runs(names: Sequence[str]) -> dict[str, list[Path]]:
             if label in lines:
                 raise LmgymError(f"{folder} is named twice; name each run once")
             lines[label] = runs
-    return lines
+    return _joined(lines)
+
+
+def _joined(lines: Mapping[str, list[Path]]) -> dict[str, list[Path]]:
+    """The lines, with those joined into one whose runs are different seeds of one recipe."""
+    alike: dict[str, list[str]] = {}
+    for name, runs in lines.items():
+        alike.setdefault(_apart_from_seed(recipe) if (recipe := _recipe(runs[0])) else name, []).append(name)
+    joined: dict[str, list[Path]] = {}
+    for names in alike.values():
+        runs = [run for name in names for run in lines[name]]
+        seeds = [_recipe(run).get("seed") for run in runs]
+        if len(names) == 1 or len(set(seeds)) < len(seeds):
+            joined |= {name: lines[name] for name in names}
+            continue
+        label = _beginning(names)
+        joined[label if label not in joined else ", ".join(names)] = runs
+    return joined
+
+
+def _recipe(run: Path) -> dict[str, Any]:
+    """A run's recipe; empty for a folder that has none."""
+    path = run / "recipe.yaml"
+    return read_yaml(path) if path.is_file() else {}
+
+
+def _beginning(names: Sequence[str]) -> str:
+    """What the names of several seeds have in common at their beginning, or else the first name.
+
+    Example:
+        >>> _beginning(["quickstart-seed-0", "quickstart-seed-1"]), _beginning(["a", "b"])
+        ('quickstart', 'a')
+    """
+    common = names[0]
+    while not all(name.startswith(common) for name in names):
+        common = common[:-1]
+    return re.sub(r"[-_,. ]*(seed)?[-_,. ]*[0-9]*$", "", common) or names[0]
 
 
 def _settings(folder: Path) -> dict[str, list[Path]]:

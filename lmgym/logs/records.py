@@ -109,9 +109,10 @@ def rollout_record(episode: Episode) -> dict[str, Any]:
 
 
 def _turn_record(turn: Turn) -> dict[str, Any]:
-    """A turn as a record, without its kept sets: they would add a bit for each action and token of the vocabulary."""
+    """A turn as a record, without its kept sets, which would add a bit for each action and token of the vocabulary, and
+    without its seconds, in which no two runs are equal (timings.py)."""
     record = dict(vars(turn))  # not `asdict`, which copies every list number by number
-    del record["kept"]
+    del record["kept"], record["seconds"]
     if not turn.given:
         del record["given"]
     return record

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from lmgym.logs.writer import METRICS, ROLLOUTS, Record, disk_errors, lines
+from lmgym.logs.writer import FILES, METRICS, Record, disk_errors, lines
 
 
 def rewind(folder: Path, stage: int, step: int, counted: Mapping[str, int] | None = None) -> list[str]:
-    """Take both files back to the checkpoint that was saved after `step` updates of `stage`; returns a sentence for
+    """Take all files back to the checkpoint that was saved after `step` updates of `stage`; returns a sentence for
     whatever is missing in them.
 
     It keeps train and resume records before (stage, step), and evaluation records up to and including (stage, step):
@@ -22,7 +22,7 @@ def rewind(folder: Path, stage: int, step: int, counted: Mapping[str, int] | Non
     Example: rewind(Path("runs/a"), stage=1, step=40)   # the run goes on with step 40 of its second stage
     """
     sentences = []
-    for name in (METRICS, ROLLOUTS):
+    for name in FILES:
         expected = None if counted is None else counted.get(name, 0)
         count, trained = _rewind(Path(folder) / name, stage, step, expected)
         gaps = _gaps(trained, stage, step) if name == METRICS else []

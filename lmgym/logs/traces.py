@@ -89,8 +89,8 @@ class TraceRow:
 
 @dataclass(kw_only=True)
 class TraceEpisode:
-    """All that is known of one answer. `example` has id, prompt, references and meta; `messages` is the conversation,
-    the words of the environment and of tools included; `seconds` is None where they are not known.
+    """All that is known of one answer but its seconds (timings.py). `example` has id, prompt, references and meta;
+    `messages` is the conversation, the words of the environment and of tools included.
 
     Example: read_episode(Path("runs/a"), stage=0, step=12, index=7).rows[0].columns["advantages"]
     """
@@ -108,7 +108,6 @@ class TraceEpisode:
     selected: bool
     turns: list[TraceTurn]
     rows: list[TraceRow]
-    seconds: float | None = None
 
 
 def write_shard(folder: Path, step: TraceStep, episodes: Iterable[TraceEpisode]) -> Path:
@@ -178,8 +177,7 @@ def _episode_tree(episode: TraceEpisode) -> dict[str, Any]:
         tree: dict[str, Any] = {name: packed(getattr(row, name)) for name in ("tokens", "actions", "turn")}
         tree["columns"] = {name: packed(column) for name, column in row.columns.items()}
         rows.append(tree if row.source is None else tree | {"source": packed(row.source)})
-    known = {name: value for name, value in vars(episode).items() if name != "seconds" or value is not None}
-    return known | {"turns": [vars(turn) for turn in episode.turns], "rows": rows}
+    return vars(episode) | {"turns": [vars(turn) for turn in episode.turns], "rows": rows}
 
 
 def _row(tree: Mapping[str, Any]) -> TraceRow:

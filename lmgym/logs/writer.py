@@ -1,4 +1,5 @@
-"""The records in a run folder, metrics.jsonl and rollouts.jsonl: one JSON object per line; sinks on request.
+"""The records in a run folder, metrics.jsonl, rollouts.jsonl and timings.jsonl: one JSON object per line; sinks on
+request.
 
 A record is a flat dictionary with "kind" ("train", "evaluation" or "resume"), "stage" and "step", both counted from 0.
 With them a resumed run can drop the records of steps that it repeats (rewind.py). The train record of step s describes
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts.jsonl"
+TIMINGS = "timings.jsonl"
+FILES = (METRICS, ROLLOUTS, TIMINGS)
 SENT = "sinks.json"
 KINDS = ("train", "evaluation", "resume")
 
@@ -63,7 +66,7 @@ class Writer:
             make_folder(self.folder)
         self.counts: dict[str, int] = {}
         self._files = {}
-        for name in (METRICS, ROLLOUTS):
+        for name in FILES:
             self._files[name], self.counts[name] = _open(self.folder / name)
         with disk_errors(self.folder):
             flush(self.folder)  # the names of new files, and of those that `rewind` has replaced
@@ -86,6 +89,10 @@ class Writer:
     def rollouts(self, records: Iterable[Record]) -> None:
         """Append records (texts, rewards, nested values) to rollouts.jsonl."""
         self._append(ROLLOUTS, records)
+
+    def timings(self, record: Record) -> None:
+        """Append one record to timings.jsonl (timings.py)."""
+        self._append(TIMINGS, [record])
 
     def answers(self, records: Iterable[Record]) -> None:
         """Send the tracked answers of one step or of one evaluation, as `rollouts` has them, to the sinks."""
@@ -153,6 +160,9 @@ class NullWriter(Writer):
         """Nothing."""
 
     def rollouts(self, records: Iterable[Record]) -> None:
+        """Nothing."""
+
+    def timings(self, record: Record) -> None:
         """Nothing."""
 
     def answers(self, records: Iterable[Record]) -> None:

@@ -169,8 +169,8 @@ def episode_from_json(sent: list[Any], example: Example) -> Episode:
 
 
 def _episode_json(episode: Episode) -> list[Any]:
-    tree = {key: value for key, value in vars(episode).items() if key != "example"}
-    turns = [dict(vars(turn)) for turn in episode.turns]
+    tree = {key: value for key, value in vars(episode).items() if key not in ("example", "reward_seconds")}
+    turns = [{key: value for key, value in vars(turn).items() if key != "seconds"} for turn in episode.turns]
     for turn in turns:
         if turn["kept"] is not None:
             kept = turn["kept"]

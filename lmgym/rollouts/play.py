@@ -63,7 +63,9 @@ def exchanged(
     """
     if ranks.size == 1:
         return {number: list(episodes) for number, episodes in own.items()}
-    sent = {n: [replace(one, example=NO_EXAMPLE).to_json() for one in episodes] for n, episodes in own.items()}
+    sent = {
+        n: [replace(one, example=NO_EXAMPLE).to_json(seconds=True) for one in episodes] for n, episodes in own.items()
+    }
     every = {number: list(episodes) for number, episodes in own.items()}
     for rank, part in enumerate(ranks.gather(json.dumps(sent).encode())):
         if rank != ranks.rank:  # what travels comes back bit for bit, so its own need not be read again

@@ -6,6 +6,7 @@ of finished ones. The result depends on counts and on the order of the episodes,
 """
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -121,6 +122,7 @@ def apply_rewards(
             episode.reward_components[reward.name] = 0.0
         if not played:
             continue
+        began = time.perf_counter()
         if reward.by_token:
             for episode, (value, tokens) in zip(
                 played, rewards_by_token(reward, played, tokenizer, timeout), strict=True
@@ -136,6 +138,9 @@ def apply_rewards(
             for episode, value in zip(played, call_reward(reward, played, timeout), strict=True):
                 episode.reward_components[reward.name] = value
                 episode.turns[-1].reward += reward.weight * value
+        seconds = time.perf_counter() - began
+        for episode in played:
+            episode.reward_seconds[reward.name] = seconds
     for episode in episodes:
         episode.score = sum(turn.reward for turn in episode.turns)
         for reward in (reward for reward in rewards if reward.weight):
@@ -181,6 +186,7 @@ class RolloutLoop:
         first = [(n, Episode(example, group, n, version=actor.version)) for n, (group, example) in prompts]
         self.waiting, self.live = deque(first), list[EpisodeState]()
         self.learners: dict[int, list[Episode]] = {number: [episode] for number, episode in first}
+        self.opened: dict[int, float] = {}  # seconds that an environment's beginning took, until its first turn
 
     def begin_waiting(self, limit: int | None) -> None:
         """Start waiting environments until `limit` are alive. An environment that fails here is over."""
@@ -189,6 +195,7 @@ class RolloutLoop:
         chosen = [self.waiting.popleft() for _ in range(count)]
         items = [(n, e.example, seeds.key(e.group, e.example.id, parent=self.env_key)) for n, e in chosen]
         openings = self.envs.begin(items) if items else []
+        self.opened |= {index: self._seconds(index) for index, _ in chosen}
 
         # Give each one its players.
         for (index, episode), opening in zip(chosen, openings, strict=True):
@@ -207,10 +214,13 @@ class RolloutLoop:
             players = [state.player for state in self.live if state.player.actor is actor]
             requests = [player.request(one_turn) for player in players]
             streaming = {"ended": self._announce(players)} if one_turn and self.ended is not None else {}
+            began = time.perf_counter()
             completions = actor.engine.generate(requests, sampling, **streaming)
+            seconds = time.perf_counter() - began
             for player, completion in zip(players, completions, strict=True):
                 player.add_turn(completion, decode(actor.tokenizer, completion.ids), sampling.min_new_tokens)
-        for state in self._step([None] * len(self.live)):
+                player.episode.turns[-1].seconds["sampling"] = seconds
+        for state in self._step([None] * len(self.live), one_turn):
             for episode in self.learners[state.index]:
                 if self.ended is not None and self.live and not episode.error:
                     self.ended(episode)
@@ -235,13 +245,19 @@ class RolloutLoop:
 
         return announce
 
-    def _step(self, failures: list[EnvFailure | None]) -> list[EpisodeState]:
+    def _seconds(self, index: int) -> float:
+        """What the newest call of an environment took; 0 if its `Envs` do not say."""
+        return float(getattr(self.envs, "spent", {}).get(index, 0.0))
+
+    def _step(self, failures: list[EnvFailure | None], one_turn: bool = False) -> list[EpisodeState]:
         """Step the environments whose player has taken a turn; the live ones are kept, the finished ones returned."""
         # Environments that have failed already are not asked.
         turns = {state.index: state.player.episode.turns for state in self.live}
         asked = [state.index for state, failure in zip(self.live, failures, strict=True) if failure is None]
         answers = self.envs.step([(index, turns[index][-1].text, turns[index][-1].stop) for index in asked])
         steps = dict(zip(asked, answers, strict=True))
+        for index in [] if one_turn else asked:  # a question's own environment takes no time
+            turns[index][-1].seconds["environment"] = self._seconds(index) + self.opened.pop(index, 0.0)
 
         live, finished = list[EpisodeState](), list[EpisodeState]()
         for state, failure in zip(self.live, failures, strict=True):

@@ -20,6 +20,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.logs.console import Console
 from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens, version_lag
+from lmgym.logs.timings import timing_record
 from lmgym.rollouts.given_answers import labelled_steps, rated_answers
 from lmgym.rollouts.hints import hinted_episodes
 from lmgym.rollouts.play import exchanged, play, play_share
@@ -217,10 +218,11 @@ def collate_step(stage: StageRun, episodes: list[Episode], step: int) -> Batch:
 def log_step(
     stage: StageRun, episodes: list[Episode], batch: Batch, metrics: dict[str, float], trace: StepTrace | None = None
 ) -> None:
-    """Write one record to metrics.jsonl, the tracked answers to rollouts.jsonl and the step to traces/, and show a line
-    on the console; warn of what is wrong with them. Without the `trace` that has watched the update, traces/ lacks what
-    the update has computed. Tokens per second are sampled tokens in the rollout and all tokens of the batch in the
-    update; memory is the GPU's if the policy is on one. Raises LmgymError if sampler and trainer are too far apart."""
+    """Write one record to metrics.jsonl, the tracked answers to rollouts.jsonl, the seconds of all to timings.jsonl and
+    the step to traces/, and show a line on the console; warn of what is wrong with them. Without the `trace` that has
+    watched the update, traces/ lacks what the update has computed. Tokens per second are sampled tokens in the rollout
+    and all tokens of the batch in the update; memory is the GPU's if the policy is on one. Raises LmgymError if sampler
+    and trainer are too far apart."""
     now, run, step = time.perf_counter(), stage.run, stage.step - 1
     ahead = run.config.engine.ahead
     if not ahead:  # else older weights have sampled
@@ -256,6 +258,7 @@ def log_step(
     recorded = episodes if run.config.logs.rollouts == "all" else tracked
     run.writer.rollouts(position | rollout_record(episode) for episode in recorded)
     if required.answers == "policy":
+        run.writer.timings(position | timing_record(episodes))
         run.writer.answers(position | rollout_record(episode) for episode in tracked)
     trace = trace or begin_trace(stage, episodes, batch, step)
     if trace is not None:

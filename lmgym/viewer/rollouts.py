@@ -1,4 +1,5 @@
-"""The answers in rollouts.jsonl. One pass finds where each step's lines are; a line is read when it is looked at."""
+"""The records of rollouts.jsonl, or of timings.jsonl. One pass finds where each step's lines are; a line is read when
+it is looked at."""
 
 import json
 import re
@@ -32,13 +33,14 @@ class Moment(NamedTuple):
 
 
 class Rollouts:
-    """Where the answers of each moment are in a run's rollouts.jsonl; `update` looks at what was written since.
+    """Where the records of each moment are in a run's rollouts.jsonl, or in the file `name`; `update` looks at what was
+    written since.
 
     Example: Rollouts(Path("runs/a")).records(Moment("train", 1, 12))[0]["score"] -> 1.0
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.path = inside(folder, ROLLOUTS)
+    def __init__(self, folder: Path, name: str = ROLLOUTS) -> None:
+        self.path = inside(folder, name)
         self._tail = Tail(self.path, self._clear)
         self._clear()
 
@@ -52,7 +54,9 @@ class Rollouts:
         for begin, line in self._tail.lines():
             moment = _moment(line)
             if moment is None:
-                self.problems.append(f"{ROLLOUTS} line {self._tail.number} is no record with kind, stage and step")
+                self.problems.append(
+                    f"{self.path.name} line {self._tail.number} is no record with kind, stage and step"
+                )
                 continue
             spans = self.spans.setdefault(moment, [])
             if spans and spans[-1][1] == begin:
@@ -79,7 +83,9 @@ class Rollouts:
 def read_spans(path: Path, spans: Sequence[Span], holding: bytes = b"") -> list[dict[str, Any]]:
     """The records in these parts of a rollouts.jsonl whose lines hold some bytes; a line that is no record is left out.
     Raises LmgymError if the file cannot be read."""
-    records = []
+    records: list[dict[str, Any]] = []
+    if not spans:  # older folders lack timings.jsonl
+        return records
     try:
         with open_regular(path) as file:
             for begin, end in spans:
@@ -88,7 +94,7 @@ def read_spans(path: Path, spans: Sequence[Span], holding: bytes = b"") -> list[
                     if not line or holding not in line:
                         continue
                     try:
-                        records.append(rename_record(json.loads(line), ROLLOUTS))
+                        records.append(rename_record(json.loads(line), path.name))
                     except (ValueError, RecursionError):  # cut off since: the run was resumed
                         continue
     except OSError as error:

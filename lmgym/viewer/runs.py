@@ -13,7 +13,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.logs import traces
 from lmgym.logs.trace_files import TRACES, pack_name, shard_name
 from lmgym.logs.traces import TraceEpisode, TraceStep
-from lmgym.logs.writer import METRICS, ROLLOUTS
+from lmgym.logs.writer import METRICS, ROLLOUTS, TIMINGS
 from lmgym.viewer.curves import Curves, check_is_run
 from lmgym.viewer.episodes import episode_of_record
 from lmgym.viewer.rollouts import Moment, Rollouts
@@ -33,7 +33,7 @@ class RunRecords:
         check_is_run(folder)
         self.folder, self.name = folder, name
         self.lock = threading.RLock()
-        self._curves, self._rollouts = Curves(folder), Rollouts(folder)
+        self._curves, self._rollouts, self._timings = Curves(folder), Rollouts(folder), Rollouts(folder, TIMINGS)
 
     @property
     def curves(self) -> Curves:
@@ -48,6 +48,18 @@ class RunRecords:
         with self.lock:
             self._rollouts.update()
             return self._rollouts
+
+    @property
+    def timings(self) -> Rollouts:
+        """The places of the steps in timings.jsonl, up to date."""
+        with self.lock:
+            self._timings.update()
+            return self._timings
+
+    def timing(self, stage: int, step: int) -> dict[str, Any]:
+        """What timings.jsonl says of a step; empty if it says nothing."""
+        records = self.timings.records(Moment("train", stage, step))
+        return records[-1] if records else {}
 
     def trace(self, stage: int, step: int) -> TraceStep | None:
         """The table that traces/ has of a step; None if it has nothing. Raises LmgymError if it is damaged."""
@@ -124,7 +136,7 @@ class RunRecords:
     def state(self) -> dict[str, Any]:
         """Sizes that grow while the run trains, and the seconds since it last wrote."""
         sizes, newest = {}, 0.0
-        for name in (METRICS, ROLLOUTS, TRACES):
+        for name in (METRICS, ROLLOUTS, TRACES, TIMINGS):
             path = self.folder / name
             if path.exists():
                 status = path.stat()

@@ -18,11 +18,12 @@ import numpy as np
 
 from lmgym.core.errors import LmgymError
 from lmgym.logs import traces
+from lmgym.logs.timings import timing_columns
 from lmgym.logs.trace_files import EPISODES, open_shard, read_member
-from lmgym.logs.writer import ROLLOUTS
+from lmgym.logs.writer import ROLLOUTS, TIMINGS
 from lmgym.processes.pool import Failure, ProcessPool
 from lmgym.viewer.episodes import episode_of_record, turn_texts
-from lmgym.viewer.rollouts import read_spans
+from lmgym.viewer.rollouts import Moment, read_spans
 from lmgym.viewer.runs import RunRecords
 from lmgym.viewer.tail import inside
 from lmgym.viewer.views import step_columns
@@ -76,6 +77,8 @@ def numbers_of(columns: Mapping[str, Any], name: str) -> np.ndarray:
         column = columns["reward_components"].get(name.removeprefix("reward/"), [None] * len(columns["index"]))
     elif name in columns:
         column = columns[name]
+    elif name.startswith("seconds/"):  # nor are all steps timed
+        column = [None] * len(columns["index"])
     else:
         raise LmgymError(f"the step's answers have no number '{name}'")
     if name == "error":
@@ -94,6 +97,9 @@ def search_step(job: Mapping[str, Any]) -> list[dict[str, Any]]:
     filters, pattern = [tuple(one) for one in job["filters"]], re.compile(job["pattern"])
     if job["traced"]:
         columns: Mapping[str, Any] = traces.read_step(folder, stage, step).episodes
+        if any(name.startswith("seconds/") for name, *_ in filters):
+            for timing in read_spans(inside(folder, TIMINGS), job["timings"])[-1:]:
+                columns = {**columns, **timing_columns(timing, len(columns["index"]))}
         rows = np.flatnonzero(matching(columns, filters)).tolist()
         wanted = [columns["index"][row] for row in rows if columns["kept"][row] and job["pattern"]]
         texts = _texts_of_shard(folder, stage, step, wanted)
@@ -207,8 +213,11 @@ def _jobs(run: RunRecords, pattern: str, filters: Sequence[Filter]) -> list[dict
     """A job for each step that has answers, the newest first."""
     traced, rollouts = set(traces.shards(run.folder)), run.rollouts
     spans = {(one.stage, one.step): rollouts.spans[one] for one in rollouts.moments("train")}
+    timed = run.timings.spans
     same = {"folder": str(run.folder), "pattern": pattern, "filters": [list(one) for one in filters]}
     return [
-        same | {"stage": stage, "step": step, "traced": (stage, step) in traced, "spans": spans.get((stage, step), [])}
+        same
+        | {"stage": stage, "step": step, "traced": (stage, step) in traced, "spans": spans.get((stage, step), [])}
+        | {"timings": timed.get(Moment("train", stage, step), [])}
         for stage, step in sorted({*traced, *spans}, reverse=True)
     ]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmgym.core.errors import LmgymError
+from lmgym.logs.timings import PARTS, timing_columns, timing_of
 from lmgym.logs.traces import TraceEpisode, TraceStep
 from lmgym.viewer.episodes import episode_of_record, mean_advantage, row_tree, turn_texts
 from lmgym.viewer.explain import explanation
@@ -43,7 +44,8 @@ def step_tree(run: RunRecords, stage: int, step: int) -> dict[str, Any]:
     tree |= {"stage_name": curves.stages.get(stage, ""), "metrics": curves.record(stage, step), "note": ""}
     trace, problem = _trace(run, stage, step)
     if trace is not None:
-        return tree | {"algorithm": trace.algorithm, "columns": trace.episodes}
+        seconds = timing_columns(run.timing(stage, step), len(trace.episodes["index"]))
+        return tree | {"algorithm": trace.algorithm, "columns": trace.episodes | seconds}
     records = run.rollouts.records(Moment("train", stage, step))
     if not records:
         raise LmgymError(f"{run.name} has no answers of stage {stage} step {step}{problem and f': {problem}'}")
@@ -115,9 +117,25 @@ def answer_tree(run: RunRecords, moment: Moment, index: int, split: str | None =
     tree |= {"tokenizer": tokenizer is not None, "texts": turn_texts(episode), "reason": "", "algorithm": ""}
     if trace is not None:
         explained = explanation(trace, episode, run.token_limit(moment.stage))
+        tree["seconds"] = answer_seconds(run.timing(moment.stage, moment.step), trace.episodes["index"].index(index))
         return tree | _of_step(trace, episode) | {"explanation": explained}
     records = [one for one in run.rollouts.records(moment) if split in (None, one.get("split"))]
     return tree | {"mates": [one["index"] for one in records if one.get("group") == episode.group]}
+
+
+def answer_seconds(timing: Mapping[str, Any], place: int) -> dict[str, Any]:
+    """The seconds of one answer: of each part a list with a number per turn, and of each reward a number.
+
+    Example:
+        >>> answer_seconds({"sampling": 0.5, "environment": [[0.5, 0.25], 1.0], "rewards": {"judge": 2.0}}, 0)
+        {'sampling': [0.5], 'environment': [0.5, 0.25], 'rewards': {'judge': 2.0}}
+    """
+    parts = {part: timing_of(timing.get(part), place) for part in PARTS}
+    seconds: dict[str, Any] = {
+        part: own if isinstance(own, list) else [own] for part, own in parts.items() if own is not None
+    }
+    rewards = {name: timing_of(column, place) for name, column in timing.get("rewards", {}).items()}
+    return seconds | {"rewards": {name: own for name, own in rewards.items() if own is not None}}
 
 
 def _of_step(trace: TraceStep, episode: TraceEpisode) -> dict[str, Any]:

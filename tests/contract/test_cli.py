@@ -126,7 +126,16 @@ def test_the_package_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_a_run_folder_holds_all_that_is_promised(done: Path) -> None:
-    files = {"recipe.yaml", "machine.json", "metrics.jsonl", "rollouts.jsonl", "checkpoints", "final", "summary.json"}
+    files = {
+        "recipe.yaml",
+        "machine.json",
+        "metrics.jsonl",
+        "rollouts.jsonl",
+        "timings.jsonl",
+        "checkpoints",
+        "final",
+        "summary.json",
+    }
     assert {path.name for path in done.iterdir()} == files | {"traces", "tokenizer", ".lock"}
     summary = json.loads((done / "summary.json").read_text())
     for moment, step in (("before", 0), ("after", 3)):

@@ -203,7 +203,7 @@ def test_a_rewound_and_continued_run_writes_the_same_bytes(
         loop(writer, stages, checkpoint, None)
     for name in ("metrics.jsonl", "rollouts.jsonl"):
         assert (resumed / name).read_bytes() == (whole / name).read_bytes()
-    assert sorted(path.name for path in resumed.iterdir()) == ["metrics.jsonl", "rollouts.jsonl"]
+    assert sorted(path.name for path in resumed.iterdir()) == ["metrics.jsonl", "rollouts.jsonl", "timings.jsonl"]
 
 
 def test_rewind_keeps_the_evaluation_of_the_checkpoint_and_drops_its_train_step(tmp_path: Path) -> None:
@@ -236,6 +236,7 @@ def written(folder: Path, steps: int) -> dict[str, int]:
         for step in range(steps):
             writer.metrics(train(0, step))
             writer.rollouts([train(0, step, text="a"), train(0, step, text="b")])
+            writer.timings(train(0, step, sampling=0.5))
             if step == 1:
                 counts = dict(writer.counts)
     return counts
@@ -243,7 +244,7 @@ def written(folder: Path, steps: int) -> dict[str, int]:
 
 def test_what_the_checkpoint_counts_is_there_or_is_named(tmp_path: Path) -> None:
     counted = written(tmp_path, steps=4)
-    assert counted == {"metrics.jsonl": 3, "rollouts.jsonl": 4}
+    assert counted == {"metrics.jsonl": 3, "rollouts.jsonl": 4, "timings.jsonl": 2}
     assert rewind(tmp_path, 0, 2, counted) == []
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(line for line in path.read_text().splitlines(True) if '"step": 1' not in line))

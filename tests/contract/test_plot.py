@@ -83,6 +83,16 @@ def test_runs_that_differ_in_the_seed_are_one_line(sweep: Path, tmp_path: Path) 
     assert named["seeds"] == [seeds / "seed-0", seeds / "seed-1"]
 
 
+def test_seeds_are_one_line_wherever_they_lie(tmp_path: Path) -> None:
+    alike = [made(tmp_path / place / f"quick-seed-{seed}", seed=seed) for seed, place in enumerate("xyx")]
+    other, again = made(tmp_path / "long", seed=0, size=9), made(tmp_path / "x" / "again", seed=1)
+    named = plotted_runs([str(one) for one in (alike[0], other, *alike[1:])])
+    assert named == {"quick": alike, "long": [other]}
+    assert len(plotted_runs([str(one) for one in (*alike, again)])) == 4  # one seed twice is no two samples
+    (alike[0] / "recipe.yaml").unlink()
+    assert list(plotted_runs([str(one) for one in alike])) == ["quick-seed-0", "quick"]
+
+
 def test_lines_are_means_with_students_interval_over_seeds(sweep: Path, drawn: Callable[..., Any]) -> None:
     lines, texts = drawn(plotted_runs([str(sweep)]), "reward", smooth=1)
     assert [(line.name, line.runs, len(line.steps)) for line in lines] == [

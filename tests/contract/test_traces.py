@@ -139,7 +139,6 @@ EPISODES = st.builds(
     selected=st.booleans(),
     turns=st.lists(TURNS, max_size=2),
     rows=st.lists(rows_of_tokens(), max_size=2),
-    seconds=st.none() | FINITE,
 )
 
 

@@ -15,11 +15,12 @@ export async function answerView({run, parts, query, go, setQuery}) {
   const address = parts.join("/");
   const answer = await get(`runs/${run.number}/answers/${address}`, true);
   const rows = answer.rows.map((row, place) => allColumns(row, answer.explanation?.rows[place]));
+  const turns = answer.turns.map((turn, place) => ({...turn, seconds: answer.seconds?.environment?.[place]}));
   const actions = answer.rows.map((row) => new Map(row.actions.map((place, action) => [place, action])));
   const names = colourNames(rows);
   const colour = h("select", {"aria-label": "colour tokens by", onchange: paint}, h("option", {value: ""}, "no colour"), names.map((name) => h("option", {value: name}, name)));
   const legend = h("span", {class: "legend"});
-  const text = h("div", {class: "microscope"}, answer.rows.flatMap((row, place) => rowElements(row, place, answer.turns)));
+  const text = h("div", {class: "microscope"}, answer.rows.flatMap((row, place) => rowElements(row, place, turns)));
   const panel = h("aside", {class: "panel", "aria-live": "polite"});
   const sampled = [...text.querySelectorAll(".token")].filter((element) => actionOf(element) !== undefined);
   const reading = h("div", {class: "microscope", hidden: true});
@@ -87,7 +88,7 @@ export async function answerView({run, parts, query, go, setQuery}) {
 
   // The text to be read in place of the exact tokens. It is made when it is first asked for.
   function read(on) {
-    if (on && !reading.hasChildNodes()) reading.append(...answer.rows.flatMap((row) => readingElements(row, answer.turns)));
+    if (on && !reading.hasChildNodes()) reading.append(...answer.rows.flatMap((row) => readingElements(row, turns)));
     reading.hidden = !on;
     text.hidden = colours.hidden = on;
     toggle.setAttribute("aria-pressed", String(on));
@@ -152,7 +153,7 @@ export async function answerView({run, parts, query, go, setQuery}) {
 function facts(answer) {
   const known = [
     ["example", answer.example.id], ["version of the weights", answer.version], ["algorithm", answer.algorithm], ["baseline", answer.baseline],
-    ["ended by itself", answer.terminated ? "yes" : "no"], ["seconds", answer.seconds], ["turns", answer.turns.length],
+    ["ended by itself", answer.terminated ? "yes" : "no"], ["turns", answer.turns.length], ...seconds(answer),
   ].filter(([, value]) => value !== null && value !== undefined && value !== "");
   const references = answer.example.references ?? [];
   const meta = answer.example.meta && Object.keys(answer.example.meta).length ? JSON.stringify(answer.example.meta, null, 1) : "";
@@ -161,6 +162,13 @@ function facts(answer) {
     references.length ? [h("h2", {}, count(references.length, "reference")), references.map((reference) => textBlock(reference))] : null,
     meta ? h("details", {}, h("summary", {}, "meta"), textBlock(meta)) : null,
   ].flat(Infinity).filter(Boolean);
+}
+
+// What a clock has said: of each part the sum over the turns, and of each reward.
+function seconds(answer) {
+  const {rewards, ...parts} = answer.seconds ?? {};
+  const whole = Object.entries(parts).map(([name, own]) => [`seconds of ${name}`, own.reduce((total, one) => total + (one ?? 0), 0)]);
+  return [...whole, ...Object.entries(rewards ?? {}).map(([name, own]) => [`seconds of the reward ${name}`, own])];
 }
 
 // The conversation as messages, where there is one.

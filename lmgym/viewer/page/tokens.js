@@ -70,7 +70,8 @@ function partElements(row, turns, bodyOf) {
     }
     const turn = turns[part.turn] ?? {};
     const several = turns.length > 1 ? `turn ${part.turn + 1}` : "answer";
-    const facts = [size, turn.stop && `ended by ${turn.stop}`, turn.reward ? `reward ${Number(turn.reward.toPrecision(4))}` : ""].filter(Boolean).join(", ");
+    const facts = [size, turn.stop && `ended by ${turn.stop}`, turn.reward ? `reward ${Number(turn.reward.toPrecision(4))}` : "",
+      typeof turn.seconds === "number" ? `then ${Number(turn.seconds.toPrecision(3))} s of its environment` : ""].filter(Boolean).join(", ");
     return h("details", {class: "part said", open: true}, h("summary", {}, h("b", {}, several), " " + facts), body);
   });
 }
