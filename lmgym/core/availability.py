@@ -109,6 +109,10 @@ NEEDS: dict[str, Need] = {
     "trackio": _extra("trackio", "trackio"),
     "lmgym[ray]": _extra("ray", "ray"),
     "textworld": Need(partial(_installed, "textworld"), "pip install textworld"),
+    "environment= or url=": Need(
+        lambda: False,
+        argument=lambda: "environment=; or url=" + ("" if _installed("openenv") else ", with pip install 'lmgym[openenv]'"),
+    ),
     "game=": _argument("game="),
     "WordNet for NLTK": Need(partial(_nltk_data, "corpora/wordnet"), "python -m nltk.downloader wordnet"),
     "vaderSentiment or lexicon=": Need(
