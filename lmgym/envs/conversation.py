@@ -128,6 +128,7 @@ class Conversation:
             parts = [part for text in system for part in ("\n\n", text)][1:]
             messages.insert(0, {"role": "system", "content": RecipeText.join(*parts)})
         # Begin a new episode: the environment object may have played before.
+        self.close()
         if self.user == "scripted":
             self._lines = _script(example, self.script or [])
         self._example, self._seed, self._turns, self._history = example, seed, 0, messages

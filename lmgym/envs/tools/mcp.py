@@ -28,6 +28,7 @@ from lmgym.envs.tools.schema import Tool, ToolLost
 PROTOCOL = "2025-06-18"  # the version of the protocol that is offered; the server answers with the one it speaks
 KNOWN = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")  # in all of these, tools are listed and called alike
 PASSED_ON = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
+MOST_PAGES = 100  # of a server's list of tools
 LONGEST_MESSAGE = 2**24  # bytes in a line of the server
 NO_SUCH_METHOD = {"code": -32601, "message": "lmgym answers ping only"}
 
@@ -91,12 +92,15 @@ class Session:
         """All tools, as the server describes them: name, description, inputSchema."""
         tools: list[dict[str, Any]] = []
         page: dict[str, Any] = {}
-        while True:
+        for _ in range(MOST_PAGES):
             result = self.request("tools/list", page)
             tools += result.get("tools", [])
-            if not result.get("nextCursor") or page.get("cursor") == result["nextCursor"]:
-                return tools
+            if not result.get("nextCursor"):
+                break
             page = {"cursor": result["nextCursor"]}
+        if not all(isinstance(tool, dict) and isinstance(tool.get("name"), str) for tool in tools):
+            raise ToolLost("lists a tool without a name")
+        return tools
 
     def call(self, name: str, **arguments: Any) -> str:
         """The result of a tool as text. Raises ToolError with the server's text if the call failed."""
@@ -153,7 +157,10 @@ class Session:
             os.set_blocking(pipe.fileno(), False)  # type: ignore[union-attr]
         client = {"name": "lmgym", "version": "1"}
         offer = {"protocolVersion": PROTOCOL, "capabilities": {}, "clientInfo": client}
-        spoken = self._ask("initialize", offer, deadline).get("protocolVersion")
+        try:
+            spoken = self._ask("initialize", offer, deadline).get("protocolVersion")
+        except ToolError as error:
+            raise ToolLost(f"refuses to begin: {error}") from None
         if spoken not in KNOWN:
             raise ToolLost(f"speaks version {spoken!r} of the protocol; lmgym speaks {', '.join(KNOWN)}")
         self._send({"method": "notifications/initialized"}, deadline)
