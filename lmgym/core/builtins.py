@@ -215,7 +215,11 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "tic_tac_toe": ("envs.games:TicTacToe", "three in a row, against oneself, a frozen copy or chance"),
         "conversation": ("envs.conversation:Conversation", "several turns, with tools and with a user who answers"),
         "gymnasium": ("envs.gymnasium:Gymnasium", "any environment of gymnasium, put into words by an agent"),
-        "openenv": ("envs.openenv:OpenEnv", "an environment of OpenEnv: its class, or a server", "environment= or url="),
+        "openenv": (
+            "envs.openenv:OpenEnv",
+            "an environment of OpenEnv: its class, or a server",
+            "environment= or url=",
+        ),
         "textarena": ("envs.textarena:TextArena", "TextArena's games, for one player or several", "lmgym[textarena]"),
         "textworld": (
             "envs.textworld:TextWorld",

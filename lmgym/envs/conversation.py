@@ -40,7 +40,7 @@ class Conversation:
 
     - `tools`: names of tools ("python", "calculator", those of `@register("tool", ...)`) or functions as
       "module:function"; `schema` in tools/schema.py says what a function needs. `python` holds the limits of that tool.
-      `{mcp: [program, argument, ...]}` gives the tools of an MCP server; `McpServer` in tools/mcp.py has its other keys.
+      `{mcp: [program, argument, ...]}` gives the tools of an MCP server; its other keys: `McpServer` in tools/mcp.py.
     - `tool_prompt`: `system` puts the schemas, and how to call a tool, into the system message; `template` leaves both
       to the chat template, whose keyword arguments are in the attribute `template`.
     - `tool_role`: with `tool`, each result is a message of that role; with `user`, all results of a turn are one user

@@ -78,14 +78,14 @@ class Fields(Agent):
 @registry.register("env", "openenv")
 @dataclass(kw_only=True)
 class OpenEnv(Section):
-    """An episode of an OpenEnv environment. The reward of a turn is that of its observation, which the environment's own
-    rubric has given, if it has one; an observation that is `done` ends the episode.
+    """An episode of an OpenEnv environment. The reward of a turn is that of its observation, which the environment's
+    own rubric has given, if it has one; an observation that is `done` ends the episode.
 
     - `environment`: "module:Class" of the environment, which then runs in this process; or `url` of a server, such as
       http://127.0.0.1:8000, which holds one session for each episode.
     - `action`: "module:Class" of the action, if the annotation of the environment's `step` does not tell.
-    - `arguments`: keyword arguments of the class; `reset_arguments`: of its reset, besides `seed`. An example's meta["reset"]
-      adds to these.
+    - `arguments`: keyword arguments of the class; `reset_arguments`: of its reset, besides `seed`. An example's
+      meta["reset"] adds to these.
     - `agent`: puts observations into words and reads actions: a registered agent, or "module:Class".
     - `on_invalid`, `invalid_penalty`, `max_invalid`, `memory`, `max_turns`: as in `Gymnasium`.
 

@@ -1,4 +1,4 @@
-"""A small MCP server by stdio, for test_mcp.py: the protocol's messages, and ways to misbehave. Standard library only."""
+"""A small MCP server by stdio, for test_mcp.py: the protocol's messages, and ways to misbehave. No packages."""
 
 import json
 import sys
@@ -48,10 +48,7 @@ def mischief(kind: str) -> dict[str, object]:
     return {"content": [picture, file]}
 
 
-if "--old" in sys.argv:
-    VERSION = "2020-01-01"
-else:
-    VERSION = "2025-06-18"
+VERSION = "2020-01-01" if "--old" in sys.argv else "2025-06-18"
 for line in sys.stdin:
     request = json.loads(line)
     method, given = request["method"], request.get("params", {})

@@ -1,5 +1,5 @@
-"""Tools of an MCP server (Model Context Protocol, modelcontextprotocol.io) that is a program: JSON-RPC 2.0, one message a
-line, over its standard input and output.
+"""Tools of an MCP server (Model Context Protocol, modelcontextprotocol.io) that is a program: JSON-RPC 2.0, one message
+a line, over its standard input and output.
 
 Only what tools need is spoken here: initialize, tools/list, tools/call, and the answer to the server's ping. So no
 library is needed; each answer has a time limit; and a server ends with its episode.
@@ -245,7 +245,9 @@ def mcp_tools(server: McpServer) -> tuple[list[Tool], Session]:
     described = {tool["name"]: tool for tool in _listed[server.key]}
     for name in server.only or ():
         if name not in described:
-            raise LmgymError(f"key 'env.tools': the MCP server '{server.mcp[0]}' has no tool '{name}'; {suggest(name, described)}")
+            raise LmgymError(
+                f"key 'env.tools': the MCP server '{server.mcp[0]}' has no tool '{name}'; {suggest(name, described)}"
+            )
     session = _shared.setdefault(server.key, Session(server)) if server.shared else Session(server)
     names = server.only if server.only is not None else list(described)
     return [_tool(described[name], session) for name in names], session
