@@ -116,6 +116,12 @@ NEEDS: dict[str, Need] = {
     "lmgym[ray]": _extra("ray", "ray"),
     "vllm": Need(partial(_installed, "vllm"), VLLM),
     "textworld": Need(partial(_installed, "textworld"), "pip install textworld"),
+    "environment= or url=": Need(
+        lambda: False,
+        argument=lambda: (
+            "environment=; or url=" + ("" if _installed("openenv") else ", with pip install 'lmgym[openenv]'")
+        ),
+    ),
     "game=": _argument("game="),
     "WordNet for NLTK": Need(partial(_nltk_data, "corpora/wordnet"), "python -m nltk.downloader wordnet"),
     "vaderSentiment or lexicon=": Need(

@@ -216,6 +216,11 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "tic_tac_toe": ("envs.games:TicTacToe", "three in a row, against oneself, a frozen copy or chance"),
         "conversation": ("envs.conversation:Conversation", "several turns, with tools and with a user who answers"),
         "gymnasium": ("envs.gymnasium:Gymnasium", "any environment of gymnasium, put into words by an agent"),
+        "openenv": (
+            "envs.openenv:OpenEnv",
+            "an environment of OpenEnv: its class, or a server",
+            "environment= or url=",
+        ),
         "textarena": ("envs.textarena:TextArena", "TextArena's games, for one player or several", "lmgym[textarena]"),
         "textworld": (
             "envs.textworld:TextWorld",
@@ -231,6 +236,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "agent": {
         "plain": ("envs.agent:Plain", "numbers in, an action's number out; plays any gymnasium environment"),
         "blackjack": ("envs.agent:Blackjack", "Blackjack-v1 in words"),
+        "fields": ("envs.openenv:Fields", "an observation's fields; an action's as JSON, or its only one (OpenEnv)"),
         "grid": ("envs.agent:Grid", "FrozenLake-v1 and CliffWalking-v1 in words"),
     },
     "driver": {

@@ -13,6 +13,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.core.validation import check_arguments
 from lmgym.envs.base import Step
+from lmgym.envs.tools.mcp import McpServer, Session, mcp_tools
 from lmgym.envs.tools.parsing import parse_calls
 from lmgym.envs.tools.sandbox.runner import Limits, python_within
 from lmgym.envs.tools.schema import Answer, Tool, answer_call, cut, describe_error, prepare, tool
@@ -39,6 +40,7 @@ class Conversation:
 
     - `tools`: names of tools ("python", "calculator", those of `@register("tool", ...)`) or functions as
       "module:function"; `schema` in tools/schema.py says what a function needs. `python` holds the limits of that tool.
+      `{mcp: [program, argument, ...]}` gives the tools of an MCP server; its other keys: `McpServer` in tools/mcp.py.
     - `tool_prompt`: `system` puts the schemas, and how to call a tool, into the system message; `template` leaves both
       to the chat template, whose keyword arguments are in the attribute `template`.
     - `tool_role`: with `tool`, each result is a message of that role; with `user`, all results of a turn are one user
@@ -69,7 +71,7 @@ class Conversation:
         True
     """
 
-    tools: list[str] = field(default_factory=list)
+    tools: list[str | dict[str, Any]] = field(default_factory=list)
     user: str | None = None
     script: list[str] | None = None
     user_prompt: str = AS_USER
@@ -97,7 +99,7 @@ class Conversation:
         if self.players == 1 and (self.user_prompt, self.user_end) != (AS_USER, "[END]"):
             raise LmgymError("keys 'env.user_prompt' and 'env.user_end' need 'env.user: current' or 'frozen'")
         self.learners, self.first = (0,), 0
-        self._tools = _tools(self.tools, self.python)
+        self._tools, self._sessions = _tools(self.tools, self.python)
         built_in = self.players == 2 or self.user in (None, "none", "scripted")
         self._reply = None if built_in else _user(str(self.user))
         self._lines: list[str] = []  # remaining lines of a scripted user
@@ -126,6 +128,7 @@ class Conversation:
             parts = [part for text in system for part in ("\n\n", text)][1:]
             messages.insert(0, {"role": "system", "content": RecipeText.join(*parts)})
         # Begin a new episode: the environment object may have played before.
+        self.close()
         if self.user == "scripted":
             self._lines = _script(example, self.script or [])
         self._example, self._seed, self._turns, self._history = example, seed, 0, messages
@@ -151,6 +154,11 @@ class Conversation:
         penalty = self.invalid_call_penalty * sum(answer.invalid for answer in answers)
         names = [getattr(call, "name", "") for call in calls]
         return self._go_on(self._results(names, answers), -penalty if penalty else 0.0, _counts(answers))
+
+    def close(self) -> None:
+        """End the MCP servers of this episode."""
+        for session in self._sessions:
+            session.close()
 
     def _answer_as_user(self) -> Step:
         counts = _counts([])
@@ -228,23 +236,30 @@ def _counts(answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def _tools(names: Sequence[str], python: Mapping[str, Any] | None) -> dict[str, Tool]:
-    """The tools, by the name in the model's calls."""
-    if isinstance(names, str):
-        raise LmgymError(f"key 'env.tools' must be a list of names, such as [{names}]")
-    if python is not None and "python" not in names:
+def _tools(
+    entries: Sequence[str | Mapping[str, Any]], python: Mapping[str, Any] | None
+) -> tuple[dict[str, Tool], list[Session]]:
+    """The tools, by the name in the model's calls, and the sessions of MCP servers that end with the episode."""
+    if isinstance(entries, str):
+        raise LmgymError(f"key 'env.tools' must be a list of names, such as [{entries}]")
+    if python is not None and "python" not in entries:
         raise LmgymError("key 'env.python' limits the tool 'python', which is not among 'env.tools'")
-    tools: dict[str, Tool] = {}
-    for name in names:
-        if name == "python":
+    tools, sessions = dict[str, Tool](), list[Session]()
+    for number, entry in enumerate(entries):
+        if entry == "python":
             limits = Limits(**check_arguments(Limits, python or {}, "env.python", given=0))
-            chosen = prepare(python_within(limits))
+            chosen = [prepare(python_within(limits))]
+        elif isinstance(entry, str):
+            chosen = [tool(entry)]
         else:
-            chosen = tool(name)
-        if chosen.name in tools:
-            raise LmgymError(f"key 'env.tools': two tools are called '{chosen.name}'; the model could not choose")
-        tools[chosen.name] = chosen
-    return tools
+            server = McpServer(**check_arguments(McpServer, entry, f"env.tools.{number}", given=0))
+            chosen, session = mcp_tools(server)
+            sessions += [] if server.shared else [session]
+        for one in chosen:
+            if one.name in tools:
+                raise LmgymError(f"key 'env.tools': two tools are called '{one.name}'; the model could not choose")
+            tools[one.name] = one
+    return tools, sessions
 
 
 def _user(name: str) -> Callable[[list[dict[str, str]], Example, int], Any]:

@@ -1,18 +1,16 @@
 """TextArena's games of text, for one player or several (extra `textarena`)."""
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from lmgym.core import registry
 from lmgym.core.constraints import PositiveInt
 from lmgym.core.errors import LmgymError
 from lmgym.core.validation import Section
 from lmgym.envs.base import Step
+from lmgym.envs.global_random import OwnRandomState
 from lmgym.types import Example, Message
-
-T = TypeVar("T")
 
 
 @registry.register("env", "textarena")
@@ -55,10 +53,10 @@ class TextArena(Section):
     def reset(self, example: Example, seed: int) -> Sequence[Message]:
         if self.opponent != "self":
             self.learners = (seed // 2**32 % self.players,)
-        self._state, self._turns, self._played = random.Random(seed).getstate(), 0, set[int]()
+        self._random, self._turns, self._played = OwnRandomState(seed), 0, set[int]()
         self._env = _library().make(f"{self.id}-raw", **self.arguments)
         try:
-            self._call(lambda: self._env.reset(num_players=self.players, seed=seed % 2**31))
+            self._random.call(lambda: self._env.reset(num_players=self.players, seed=seed % 2**31))
         except AssertionError as error:
             raise LmgymError(f"env.players: '{self.id}' refuses {self.players} players: {error}") from error
         # The game decides who begins; `_observe` asks it.
@@ -71,10 +69,10 @@ class TextArena(Section):
         self._turns += 1
         mover = self._next
         self._played.add(mover)
-        over, _ = self._call(lambda: self._env.step(text))
+        over, _ = self._random.call(lambda: self._env.step(text))
         # Pay only players who have moved: the others have no episode.
         if over:
-            rewards, _ = self._call(self._env.close)
+            rewards, _ = self._random.call(self._env.close)
             paid = {player: float((rewards or {}).get(player, 0.0)) for player in self._played}
             return Step(reward=paid.pop(mover), terminated=True, others=paid)
         if self._turns == self.max_turns:
@@ -84,7 +82,7 @@ class TextArena(Section):
 
     def _observe(self) -> Message:
         """The messages that the next player has not read yet, without those that this player wrote."""
-        self._next, seen = self._call(self._env.get_observation)
+        self._next, seen = self._random.call(self._env.get_observation)
         names = self._env.state.role_mapping
         texts = [
             text if sender < 0 else f"[{names.get(sender, f'Player {sender}')}] {text}"
@@ -92,16 +90,6 @@ class TextArena(Section):
             if sender != self._next
         ]
         return {"role": "user", "content": "\n\n".join(texts) or "Your turn."}
-
-    def _call(self, call: Callable[[], T]) -> T:
-        """Make a call with the random state of this game, then restore that of the process."""
-        outside = random.getstate()
-        random.setstate(self._state)
-        try:
-            return call()
-        finally:
-            self._state = random.getstate()
-            random.setstate(outside)
 
 
 def _library() -> Any:

@@ -55,6 +55,10 @@ class Answer:
     failed: bool = False
 
 
+class ToolLost(Exception):
+    """The program behind a tool has ended, or does not answer. The episode cannot go on, and is not trained on."""
+
+
 def tool(name: str) -> Tool:
     """The tool registered under a name (`@register("tool", "name")`), or the function "module:function".
 
@@ -125,7 +129,7 @@ def schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 def answer_call(call: Call | Unreadable, tools: Mapping[str, Tool], example: Example, max_result_chars: int) -> Answer:
     """Make a call. The answer is its result (text as it is, anything else as JSON) or {"error": ...}, in at most
-    `max_result_chars` characters. No mistake of the model or the tool raises.
+    `max_result_chars` characters. No mistake of the model or the tool raises; only ToolLost does.
 
     Example:
         >>> answer_call(Call("sqrt", {}), {"python": tool("python")}, example, 1000).text
@@ -141,6 +145,8 @@ def answer_call(call: Call | Unreadable, tools: Mapping[str, Tool], example: Exa
     given = {chosen.given: example} if chosen.given else {}
     try:
         text = _text(chosen.function(**arguments, **given))
+    except ToolLost:
+        raise
     except (Exception, SystemExit) as error:
         return Answer(_error(describe_error(error), max_result_chars), failed=True)
     return Answer(cut(text, max_result_chars))

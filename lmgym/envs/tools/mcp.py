@@ -1,0 +1,291 @@
+"""Tools of an MCP server (Model Context Protocol, modelcontextprotocol.io) that is a program: JSON-RPC 2.0, one message
+a line, over its standard input and output.
+
+Only what tools need is spoken here: initialize, tools/list, tools/call, and the answer to the server's ping. So no
+library is needed; each answer has a time limit; and a server ends with its episode.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from lmgym.core.constraints import PositiveFloat
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import suggest
+from lmgym.core.validation import Section
+from lmgym.envs.tools.schema import Tool, ToolLost
+
+PROTOCOL = "2025-06-18"  # the version of the protocol that is offered; the server answers with the one it speaks
+KNOWN = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")  # in all of these, tools are listed and called alike
+PASSED_ON = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
+MOST_PAGES = 100  # of a server's list of tools
+LONGEST_MESSAGE = 2**24  # bytes in a line of the server
+NO_SUCH_METHOD = {"code": -32601, "message": "lmgym answers ping only"}
+
+
+class ToolError(Exception):
+    """The server says that a call failed; its text is for the model."""
+
+
+@dataclass(kw_only=True)
+class McpServer(Section):
+    """A server, as an entry of `env.tools`.
+
+    - `mcp`: the program and its arguments. It must be installed; nothing is downloaded.
+    - `only`: names of the tools that the model gets; without it, all.
+    - `seconds`: by the clock, for each answer of the server, its start included.
+    - `shared`: by default each episode starts a server of its own at its first call, so that no episode sees what
+      another one has left in it. For servers that keep nothing between calls: one for all episodes of a process.
+    - `variables`: environment variables. Of those of the training process, the server gets HOME, LANG, LOGNAME, PATH,
+      SHELL, TERM, TMPDIR and USER.
+
+    Example: McpServer(mcp=["mcp-server-calculator"], shared=True)
+    """
+
+    section = "env.tools"
+
+    mcp: list[str]
+    only: list[str] | None = None
+    seconds: PositiveFloat = 20.0
+    shared: bool = False
+    variables: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.mcp:
+            raise LmgymError("key 'env.tools': mcp is empty; write the program and its arguments, such as [my-server]")
+
+    @property
+    def key(self) -> str:
+        """What tells servers apart."""
+        return json.dumps([self.mcp, self.variables, self.seconds])
+
+
+_listed: dict[str, list[dict[str, Any]]] = {}  # the tools of a server, by its key
+_shared: dict[str, "Session"] = {}  # running servers, by key
+_running: set["Session"] = set()
+
+
+class Session:
+    """One run of a server. It starts with the first request.
+
+    Raises ToolLost if the server has ended, does not answer in time, or does not speak the protocol.
+    """
+
+    def __init__(self, server: McpServer) -> None:
+        self.server = server
+        self._process: subprocess.Popen[bytes] | None = None
+        self._sent = 0
+        self._unread = b""
+
+    def list_tools(self) -> list[dict[str, Any]]:
+        """All tools, as the server describes them: name, description, inputSchema."""
+        tools: list[dict[str, Any]] = []
+        page: dict[str, Any] = {}
+        for _ in range(MOST_PAGES):
+            result = self.request("tools/list", page)
+            tools += result.get("tools", [])
+            if not result.get("nextCursor"):
+                break
+            page = {"cursor": result["nextCursor"]}
+        if not all(isinstance(tool, dict) and isinstance(tool.get("name"), str) for tool in tools):
+            raise ToolLost("lists a tool without a name")
+        return tools
+
+    def call(self, name: str, **arguments: Any) -> str:
+        """The result of a tool as text. Raises ToolError with the server's text if the call failed."""
+        result = self.request("tools/call", {"name": name, "arguments": arguments})
+        text = "\n".join(map(_text_of, result.get("content") or []))
+        if not text and result.get("structuredContent") is not None:
+            text = json.dumps(result["structuredContent"], ensure_ascii=False)
+        if result.get("isError"):
+            raise ToolError(text)
+        return text
+
+    def request(self, method: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """The result of a request. Raises ToolError for a JSON-RPC error."""
+        deadline = time.monotonic() + self.server.seconds
+        try:
+            if self._process is None:
+                self._start(deadline)
+            return self._ask(method, parameters, deadline)
+        except ToolLost:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Kill the server and the processes of its group."""
+        process, self._process, self._unread = self._process, None, b""
+        _running.discard(self)
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+        self._errors.close()
+
+    def _start(self, deadline: float) -> None:
+        variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | self.server.variables
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # what it writes to stderr, for the reason of its end
+        try:
+            self._process = subprocess.Popen(
+                self.server.mcp,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env=variables,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._errors.close()
+            raise ToolLost(f"cannot be started: {error.strerror}") from None
+        _running.add(self)
+        for pipe in (self._process.stdin, self._process.stdout):
+            os.set_blocking(pipe.fileno(), False)  # type: ignore[union-attr]
+        client = {"name": "lmgym", "version": "1"}
+        offer = {"protocolVersion": PROTOCOL, "capabilities": {}, "clientInfo": client}
+        try:
+            spoken = self._ask("initialize", offer, deadline).get("protocolVersion")
+        except ToolError as error:
+            raise ToolLost(f"refuses to begin: {error}") from None
+        if spoken not in KNOWN:
+            raise ToolLost(f"speaks version {spoken!r} of the protocol; lmgym speaks {', '.join(KNOWN)}")
+        self._send({"method": "notifications/initialized"}, deadline)
+
+    def _ask(self, method: str, parameters: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+        self._sent += 1
+        self._send({"id": self._sent, "method": method, "params": dict(parameters)}, deadline)
+        while True:
+            message = self._receive(deadline)
+            if "method" in message:  # a request of the server, or a notification, which has no id
+                if "id" in message:
+                    answer = {"result": {}} if message["method"] == "ping" else {"error": NO_SUCH_METHOD}
+                    self._send({"id": message["id"], **answer}, deadline)
+            elif message.get("id") == self._sent:
+                break
+        if "error" in message:
+            error = message["error"]
+            raise ToolError(str(error.get("message", error) if isinstance(error, dict) else error))
+        return message["result"] if isinstance(message.get("result"), dict) else {}
+
+    def _send(self, message: Mapping[str, Any], deadline: float) -> None:
+        rest = json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n"
+        pipe = self._process.stdin.fileno()  # type: ignore[union-attr]
+        # The pipe may be full if the server does not read: wait for room, until the deadline.
+        while rest:
+            self._wait([], [pipe], deadline)
+            try:
+                rest = rest[os.write(pipe, rest) :]
+            except BlockingIOError:
+                continue
+            except OSError:
+                raise ToolLost(self._end()) from None
+
+    def _receive(self, deadline: float) -> dict[str, Any]:
+        """The next message; lines that are no JSON object are not the protocol's, and an error."""
+        pipe = self._process.stdout.fileno()  # type: ignore[union-attr]
+        while b"\n" not in self._unread:
+            if len(self._unread) > LONGEST_MESSAGE:
+                raise ToolLost(f"sent a message of more than {LONGEST_MESSAGE} bytes")
+            self._wait([pipe], [], deadline)
+            piece = os.read(pipe, 2**16)
+            if not piece:
+                raise ToolLost(self._end())
+            self._unread += piece
+        line, _, self._unread = self._unread.partition(b"\n")
+        try:
+            message = json.loads(line)
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            raise ToolLost(f"wrote to its output what is no message of the protocol: {line[:80]!r}")
+        return message
+
+    def _wait(self, reads: list[int], writes: list[int], deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0 or not any(select.select(reads, writes, [], left)):
+            raise ToolLost(f"did not answer within {self.server.seconds:g} s")
+
+    def _end(self) -> str:
+        """Why the server has ended, with the last line that it wrote to its error output."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)  # type: ignore[union-attr]
+        self._errors.seek(max(self._errors.seek(0, os.SEEK_END) - 4096, 0))
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        code = self._process.poll()  # type: ignore[union-attr]
+        return f"ended with exit status {code}" + (f": {last[:300]}" if last else "")
+
+
+def mcp_tools(server: McpServer) -> tuple[list[Tool], Session]:
+    """The tools of a server, and the session in which an episode calls them. The first time in a process, the server is
+    started to list them. Raises LmgymError if that fails, or if `only` names a tool that it does not have.
+    """
+    if server.key not in _listed:
+        session = Session(server)
+        try:
+            _listed[server.key] = session.list_tools()
+        except (ToolLost, ToolError) as error:
+            raise LmgymError(f"key 'env.tools': the MCP server '{server.mcp[0]}' {error}") from None
+        finally:
+            session.close()
+    described = {tool["name"]: tool for tool in _listed[server.key]}
+    for name in server.only or ():
+        if name not in described:
+            raise LmgymError(
+                f"key 'env.tools': the MCP server '{server.mcp[0]}' has no tool '{name}'; {suggest(name, described)}"
+            )
+    session = _shared.setdefault(server.key, Session(server)) if server.shared else Session(server)
+    names = server.only if server.only is not None else list(described)
+    return [_tool(described[name], session) for name in names], session
+
+
+def _tool(described: Mapping[str, Any], session: Session) -> Tool:
+    from pydantic import TypeAdapter
+
+    name, parameters = described["name"], described.get("inputSchema") or {"type": "object", "properties": {}}
+    function = {"name": name, "description": described.get("description") or name, "parameters": parameters}
+    anything = TypeAdapter(Any)  # the server checks the types
+    return Tool(
+        name=name,
+        function=partial(_call, session, name),
+        schema={"type": "function", "function": function},
+        validators=dict.fromkeys(parameters.get("properties", {}), anything),
+        required=tuple(parameters.get("required", ())),
+    )
+
+
+def _call(session: Session, tool: str, /, **arguments: Any) -> str:
+    try:
+        return session.call(tool, **arguments)
+    except ToolLost as error:
+        raise ToolLost(f"the MCP server '{session.server.mcp[0]}' {error} (in a call of {tool})") from None
+
+
+def _text_of(part: Mapping[str, Any]) -> str:
+    """A part of a result as text. Pictures and sounds are named, not shown."""
+    if part.get("type") == "text":
+        return str(part.get("text", ""))
+    resource = part.get("resource")
+    if isinstance(resource, Mapping) and "text" in resource:
+        return str(resource["text"])
+    return f"[{part.get('type')} {part.get('mimeType') or part.get('uri') or ''}]".replace(" ]", "]")
+
+
+@atexit.register
+def _close_all() -> None:
+    for session in list(_running):
+        session.close()

@@ -1,0 +1,155 @@
+"""Tools of an MCP server: mcp_server.py in a process of its own, which speaks the protocol's real messages."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmgym.core.errors import LmgymError
+from lmgym.envs.conversation import Conversation
+from lmgym.envs.env_processes import EnvProcesses
+from lmgym.envs.tools import mcp
+from lmgym.envs.vector import EnvFailure, InProcess, Opening
+from lmgym.types import Example
+
+SERVER = [sys.executable, "-S", str(Path(__file__).parent / "mcp_server.py")]
+QUESTION = Example("sum/0", "What is 12 + 34?")
+
+
+@pytest.fixture(autouse=True)
+def no_servers_left() -> Iterator[None]:
+    yield
+    mcp._close_all()
+    mcp._shared.clear()
+
+
+def call(name: str, **arguments: object) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def conversation(**keys: Any) -> Conversation:
+    env = Conversation(tools=[{"mcp": SERVER, **keys}], max_turns=20)
+    env.reset(QUESTION, seed=0)
+    return env
+
+
+def answer(env: Conversation, text: str) -> str:
+    return env.step(text, "eos").messages[0]["content"]
+
+
+def test_the_model_reads_the_schemas_and_gets_results() -> None:
+    env = Conversation(tools=["calculator", {"mcp": SERVER}], tool_prompt="template")
+    env.reset(QUESTION, seed=0)
+    names = [tool["function"]["name"] for tool in env.template["tools"]]
+    assert names == ["calculator", "add", "count", "mischief"]  # of all three pages of its list
+    add = env.template["tools"][1]["function"]
+    assert add["description"] == "Adds two numbers." and add["parameters"]["required"] == ["a", "b"]
+    assert answer(env, call("add", a=12, b=34)) == "46"
+    assert answer(env, call("calculator", expression="2*3")) == "6"
+    env.close()
+
+
+def test_wrong_calls_and_failed_calls_are_told_apart() -> None:
+    env = conversation()
+    missing = env.step(call("add", a=1), "eos")
+    assert missing.info == {"calls": 1, "invalid_calls": 1, "tool_errors": 0}
+    assert json.loads(missing.messages[0]["content"]) == {"error": "add needs the argument 'b'"}
+    failed = env.step(call("add", a=1, b="x"), "eos")  # types are the server's business
+    assert failed.info == {"calls": 1, "invalid_calls": 0, "tool_errors": 1}
+    assert json.loads(failed.messages[0]["content"]) == {"error": "ToolError: a and b must be whole numbers"}
+    env.close()
+
+
+def test_other_content_than_text_is_named() -> None:
+    env = conversation()
+    assert answer(env, call("mischief", kind="picture")) == "[image image/png]\nin the file"
+    assert json.loads(answer(env, call("mischief", kind="ask"))) == {
+        "jsonrpc": "2.0",
+        "id": "from-the-server",
+        "result": {},
+    }
+    env.close()
+
+
+def test_each_episode_has_a_server_of_its_own_unless_shared() -> None:
+    def counts(**keys: Any) -> list[str]:
+        first, second = conversation(**keys), conversation(**keys)
+        seen = [answer(env, call("count")) for env in (first, first, second)]
+        first.close()
+        second.close()
+        return seen
+
+    assert counts() == ['{"count": 1}', '{"count": 2}', '{"count": 1}']
+    assert not mcp._running  # they end with their episodes
+    assert counts(shared=True) == ['{"count": 1}', '{"count": 2}', '{"count": 3}']
+    assert len(mcp._running) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("sleep", r"did not answer within 0\.5 s \(in a call of mischief\)"),
+        ("die", "ended with exit status 3: Traceback: the disk is full"),
+        ("chatter", "wrote to its output what is no message of the protocol: b'INFO: called'"),
+    ],
+)
+def test_a_server_that_is_lost_costs_the_episode(kind: str, reason: str) -> None:
+    envs = InProcess(lambda: Conversation(tools=[{"mcp": SERVER, "seconds": 0.5 if kind == "sleep" else 20}]))
+    envs.begin([(0, QUESTION, 0), (1, QUESTION, 1)])
+    lost, other = envs.step([(0, call("mischief", kind=kind), "eos"), (1, call("add", a=1, b=2), "eos")])
+    assert isinstance(lost, EnvFailure)
+    assert re.search(rf"ToolLost: the MCP server '.*' {reason}", lost.message)
+    assert other.messages[0]["content"] == "3"
+    envs.close()
+    assert not mcp._running
+
+
+@pytest.mark.processes
+def test_it_works_in_worker_processes() -> None:
+    envs = EnvProcesses("conversation", {"tools": [{"mcp": SERVER}]}, count=1)
+    (opening,) = envs.begin([(0, QUESTION, 0)])
+    assert isinstance(opening, Opening) and '"add"' in opening.prompt[0]["content"]  # type: ignore[index]
+    (step,) = envs.step([(0, call("add", a=2, b=2), "eos")])
+    assert step.messages[0]["content"] == "4"
+    envs.end([0])
+    envs.close()
+
+
+def test_the_server_sees_few_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_PRIVATE_KEY", "secret")
+    env = conversation(variables={"GIVEN": "1"})
+    answer(env, call("add", a=1, b=1))
+    (session,) = mcp._running
+    if os.path.exists("/proc/self/environ"):
+        seen = Path(f"/proc/{session._process.pid}/environ").read_text()  # type: ignore[union-attr]
+        assert "A_PRIVATE_KEY" not in seen and "GIVEN=1" in seen and "PATH=" in seen
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        ({"mcp": ["no-such-program"]}, "the MCP server 'no-such-program' cannot be started: No such file"),
+        ({"mcp": [*SERVER, "--old"]}, "speaks version '2020-01-01' of the protocol; lmgym speaks 2024-11-05"),
+        ({"mcp": SERVER, "only": ["ad"]}, "has no tool 'ad'; did you mean 'add'"),
+        ({"mcp": []}, "mcp is empty; write the program and its arguments"),
+        ({"mcp": SERVER, "secs": 3}, r"unknown key 'env\.tools\.0\.secs'"),
+        ({"mcp": SERVER, "seconds": 0}, r"seconds is 0(\.0)?; it must be above 0"),
+        ({"shared": True}, r"key 'env\.tools\.0\.mcp' is missing"),
+    ],
+)
+def test_mistakes_are_named(entry: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(LmgymError, match=sentence):
+        Conversation(tools=[entry])
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(LmgymError, match="two tools are called 'add'"):
+        Conversation(tools=[{"mcp": SERVER}, {"mcp": SERVER, "shared": True}])
+    env = Conversation(tools=[{"mcp": SERVER, "only": ["add"]}, {"mcp": SERVER, "only": ["count"]}])
+    assert list(env._tools) == ["add", "count"]
