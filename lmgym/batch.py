@@ -74,7 +74,7 @@ class Batch:
     logprobs_sampler: Float[Tensor, "N T"] | None = None
     baseline: Float[Tensor, " N"] | None = None  # score of the greedy answer
     logprobs_old: Float[Tensor, "N T"] | None = None
-    squared_probabilities: Float[Tensor, "N T"] | None = None  # their sum over the vocabulary, when logprobs_old was said
+    squared_probabilities: Float[Tensor, "N T"] | None = None  # summed over the vocabulary, with logprobs_old
     logprobs_ref: Float[Tensor, "N T"] | None = None
     logprobs_teacher: Float[Tensor, "N T"] | None = None
     hinted: "Batch | None" = None  # the same actions behind other prompts: those that the teacher reads

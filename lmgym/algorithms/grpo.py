@@ -80,7 +80,8 @@ class GRPO(GRPOFields):
         else:
             credits = batch.per_token(self._credit(batch, score, lengths))
         if self.turn_coefficient:
-            credits = credits + self.turn_coefficient * self._credit_of_turns(batch).to(credits.dtype)
+            of_turns = self.turn_coefficient * self._credit_of_turns(batch).to(credits.dtype)
+            credits = self.episode_coefficient * credits + of_turns
         if self.mask_truncated:
             batch = batch.replace(actions=batch.actions & batch.terminated[:, None])
         return batch.replace(advantages=credits * batch.actions)
@@ -122,7 +123,7 @@ class GRPO(GRPOFields):
         returns = turn_returns(batch.rewards, actions, turn, batch.episode, self.turn_gamma)
         return turn_group_advantages(
             returns, batch.tokens, actions, turn, batch.episode, batch.group, batch.source,
-            scaled=self.scale_rewards == "group",
+            scaled=self.scale_rewards == "group", history=self.turn_history, power=self.turn_history_power,
         )  # fmt: skip
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:

@@ -100,6 +100,9 @@ def _check_credit(fields: GRPOFields) -> None:
             "algorithm.turn_coefficient reads the rewards of the turns, which a KL penalty in the reward does not "
             "change; write kl_in: loss"
         )
+    if not fields.turn_coefficient and (fields.turn_history or fields.episode_coefficient != 1):
+        key = "turn_history" if fields.turn_history else "episode_coefficient"
+        raise LmgymError(f"algorithm.{key} is about the advantages of turns; set turn_coefficient above 0")
     for name, most in (("pass_at", fields.group_size), ("keep", fields.group_size - 1)):
         value = getattr(fields, name)
         if value is not None and value > most:

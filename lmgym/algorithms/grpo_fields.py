@@ -75,8 +75,8 @@ class GRPOFields(Regularised):
     scale_by_mixed: bool = False
     """Multiply by answers / answers in groups whose scores differ (GPG)."""
     baseline: Literal["mean", "length", "token"] = "mean"
-    """What is taken off the scores of a group: their mean; their mean weighted by the answers' lengths (OPO); or at each
-    token their mean weighted by the squared gradients of the answers up to there (the optimal token baseline)."""
+    """What is taken off the scores of a group: their mean; their mean weighted by the answers' lengths (OPO); at each
+    token, their mean weighted by the squared gradients of the answers up to there (the optimal token baseline)."""
     pass_at: Annotated[int, Ge(2), Rule("the best of 1 answer is the answer, so it must be at least 2")] | None = None
     """A is what an answer adds to the best of so many answers of its group (PKPO)."""
     keep: Annotated[int, Ge(2), Rule("a group's mean needs at least 2 answers")] | None = None
@@ -87,6 +87,13 @@ class GRPOFields(Regularised):
     """Weight of a second advantage, a turn's return against the group's turns that answered the same text (GiGPO)."""
     turn_gamma: Share = 0.95
     """Discount of that return, per turn."""
+    turn_history: Annotated[int, Ge(0), Rule("it is a number of turns, 0 or more")] = 0
+    """The second advantage is also computed among turns that have answered the same texts so many turns back, and those
+    advantages are averaged (HGPO)."""
+    turn_history_power: NonNegativeFloat = 1.0
+    """An advantage with k earlier turns in common weighs (k + 2) to this power."""
+    episode_coefficient: Coefficient = 1.0
+    """Weight of the first advantage, of the whole episode's score, beside that of its turns (HGPO: 0)."""
     overlong: Share = 0.0
     """A score loses up to 1, as the longest turn fills this last share of max_new_tokens (DAPO's soft overlong
     punishment)."""

@@ -66,6 +66,9 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     # arXiv 2505.10978: omega 1, gamma 0.95
     "gigpo": {"turn_coefficient": 1.0, "turn_gamma": 0.95, "clip_high": 0.2, "scale_rewards": "group",
               "reduction": "token"},
+    # arXiv 2602.22817, with the settings of the authors' code: K 2, alpha 1
+    "hgpo": {"turn_coefficient": 1.0, "turn_gamma": 0.95, "turn_history": 2, "turn_history_power": 1.0,
+             "episode_coefficient": 0.0, "clip_high": 0.2, "scale_rewards": "group", "reduction": "token"},
     # Token selection (docs/algorithms/token_selection.md). arXiv 2506.01939: 20% of the tokens, on DAPO
     "top_entropy": {"top_entropy": 0.2, "group_size": 16, "minibatches": 16, "clip_low": 0.2, "clip_high": 0.28,
                     "scale_rewards": "group", "reduction": "token", "dynamic_sampling": True},

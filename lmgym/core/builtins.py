@@ -57,6 +57,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "otb": ("algorithms.grpo:GRPO", "grpo, preset: a baseline for each token, weighed by squared gradients"),
         "pass_at_k": ("algorithms.grpo:GRPO", "grpo, preset: what an answer adds to the best of k"),
         "gfpo": ("algorithms.grpo:GRPO", "grpo, preset: the shortest answers of each group train"),
+        "hgpo": ("algorithms.grpo:GRPO", "grpo, preset: turns with the same last texts, by how many of them"),
         "gigpo": ("algorithms.grpo:GRPO", "grpo, preset: turns that answered the same text are a group too"),
         "top_entropy": ("algorithms.grpo:GRPO", "grpo, preset: dapo on the fifth of the tokens of largest entropy"),
         "ppo": ("algorithms.actor_critic:PPO", "proximal policy optimisation with a value function"),

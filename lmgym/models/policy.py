@@ -171,9 +171,10 @@ class Policy:
         each action; with `last_values`, the value of the state after each row's last action; with `divergence`, how far
         each of these distributions is from the teacher's (models/teaching.py). All have gradients, unless the caller
         turned gradients off. With `squared_probabilities`, also the sum of each distribution's squared probabilities,
-        without gradient, by one more product with the LM head. The fast path runs the model on real tokens only, and the LM head only on
-        states that predict an action, in chunks, so logits [N T V] never exist. `logprob_gradient` is the gradient of
-        the loss by the log-probabilities, if already known; it saves work and changes no result (fused_logprobs.py).
+        without gradient, by one more product with the LM head. The fast path runs the model on real tokens only, and
+        the LM head only on states that predict an action, in chunks, so logits [N T V] never exist. `logprob_gradient`
+        is the gradient of the loss by the log-probabilities, if already known; it saves work and changes no result
+        (fused_logprobs.py).
         Raises LmgymError for an action in column 0, for values without a value function, and for a divergence without
         a teacher or together with the entropy.
         """

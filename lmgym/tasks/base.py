@@ -16,6 +16,7 @@ from lmgym.core.errors import LmgymError, describe, place
 from lmgym.core.files import read_text
 from lmgym.core.registry import suggest
 from lmgym.core.validation import check_arguments, check_text
+from lmgym.tasks.streamed import StreamedExamples, first_of
 from lmgym.types import Example, Message, RecipeText
 
 OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix")  # of any task, see `load_task`
@@ -59,7 +60,7 @@ def load_task(
     prompt_suffix: str = "",
     seed: int = 0,
     **arguments: Any,
-) -> list[Example]:
+) -> Sequence[Example]:
     """Load a split of a task, with the options of any task applied to its prompts.
 
     `arguments` go to the task and are checked against its signature. `limit` keeps only the first examples.
@@ -84,7 +85,8 @@ def load_task(
     examples = _examples(name, split, arguments)
     source = examples if shots is None or shots.split == split else _examples(name, shots.split, arguments)
     affixes = (prompt_prefix, prompt_suffix)
-    return _with_options(examples[:limit], affixes, _system_text(system_prompt), shots, source, seed)
+    examples = examples if limit is None else examples[:limit]
+    return _with_options(examples, affixes, _system_text(system_prompt), shots, source, seed)
 
 
 def prompt_writer(write: Callable[[str, Mapping[str, Any]], Prompt]) -> Callable[[Task], Task]:
@@ -156,7 +158,7 @@ def check_task(name: str, split: str = "train", **arguments: Any) -> None:
     Example:
         >>> check_task("jsonl", path="riddles.jsonl")
     """
-    if _examples(name, split, arguments) != _examples(name, split, arguments):
+    if [*_examples(name, split, arguments)] != [*_examples(name, split, arguments)]:
         raise LmgymError(
             f"task '{name}': two loads of split '{split}' differ; a task must be a function of its arguments"
         )
@@ -196,8 +198,9 @@ def hash_fraction(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
 
 
-def _examples(name: str, split: str, arguments: Mapping[str, Any]) -> list[Example]:
-    """Call the task and check every example that it returns."""
+def _examples(name: str, split: str, arguments: Mapping[str, Any]) -> Sequence[Example]:
+    """Call the task and check every example that it returns; those that stay in their file, the first ones now and each
+    when it is read."""
     task = registry.get("task", name)
     arguments = check_arguments(task, arguments, "task", given=1, also=OPTIONS)
     try:
@@ -206,7 +209,7 @@ def _examples(name: str, split: str, arguments: Mapping[str, Any]) -> list[Examp
             raise LmgymError(
                 f"task '{name}' returned {type(produced).__name__} for split '{split}', not a list of Examples"
             )
-        examples, ids = list(produced), set()
+        examples = produced if isinstance(produced, StreamedExamples) else list(produced)
     except (LmgymError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit, too
@@ -214,7 +217,8 @@ def _examples(name: str, split: str, arguments: Mapping[str, Any]) -> list[Examp
     if not examples:
         where = f"; task.path is {arguments['path']}" if arguments.get("path") else ""
         raise LmgymError(f"task '{name}' has no examples in split '{split}'{where}")
-    for index, example in enumerate(examples):
+    ids = set[str]()
+    for index, example in enumerate(first_of(examples)):
         if not (isinstance(example, Example) and isinstance(example.id, str)):
             raise LmgymError(f"task '{name}', split '{split}': item {index} is no Example with a text as its id")
         if example.id in ids:
@@ -225,7 +229,12 @@ def _examples(name: str, split: str, arguments: Mapping[str, Any]) -> list[Examp
             raise LmgymError(f"task '{name}', split '{split}': references of '{example.id}' must be a tuple of texts")
         _check_texts(example, f"task '{name}', split '{split}'")
         ids.add(example.id)
-    return examples
+
+    def checked(example: Example) -> Example:
+        _check_texts(example, f"task '{name}', split '{split}'")
+        return example
+
+    return examples.map(checked) if isinstance(examples, StreamedExamples) else examples
 
 
 def _check_texts(example: Example, where: str) -> None:
@@ -305,14 +314,20 @@ def _with_options(
     shots: FewShot | None,
     source: Sequence[Example],
     seed: int,
-) -> list[Example]:
+) -> Sequence[Example]:
     """Examples with prefix and suffix; with a system prompt or shots (from `source`) prompts become chat messages."""
-    if any(affixes):
-        examples = [_wrap(example, *affixes) for example in examples]
-    if shots is None:
-        return [e if system is None else replace(e, prompt=_chat(e, system, [])) for e in examples]
-    choose = _chooser(shots, [_wrap(shot, *affixes) for shot in source], seed)
-    return [replace(example, prompt=_chat(example, system, choose(example))) for example in examples]
+    if shots is not None and isinstance(source, StreamedExamples):
+        raise LmgymError("task.few_shot looks for shots in all examples, and task.streaming leaves them in their file; "
+                         "remove one of them")  # fmt: skip
+    choose = None if shots is None else _chooser(shots, [_wrap(shot, *affixes) for shot in source], seed)
+
+    def written(example: Example) -> Example:
+        wrapped = _wrap(example, *affixes) if any(affixes) else example
+        if system is None and choose is None:
+            return wrapped
+        return replace(wrapped, prompt=_chat(wrapped, system, [] if choose is None else choose(wrapped)))
+
+    return examples.map(written) if isinstance(examples, StreamedExamples) else [written(one) for one in examples]
 
 
 def _wrap(example: Example, prefix: str, suffix: str) -> Example:

@@ -10,6 +10,7 @@ from lmgym.core.errors import LmgymError, represent
 from lmgym.core.files import lines_of, open_regular
 from lmgym.core.registry import register, suggest
 from lmgym.tasks.base import SPLITS, MissingSplit, check_split, hash_fraction
+from lmgym.tasks.streamed import StreamedExamples, find_lines
 from lmgym.types import Example
 
 Row = tuple[int, dict[str, Any]]  # line number (from 1) and the object on that line
@@ -27,7 +28,8 @@ def jsonl(
     validation_path: str | Path | None = None,
     validation: float = 0.0,
     test: float = 0.1,
-) -> list[Example]:
+    streaming: bool = False,
+) -> Sequence[Example]:
     """Each row of a .jsonl file becomes an Example. `prompt`, `references` and `id` are column names; all other columns
     go to `meta`.
 
@@ -37,6 +39,11 @@ def jsonl(
     Splits: a `path` with "{split}" names one file per split; `test_path` and `validation_path` name separate files. A
     split without a file is taken out of `path`: the fractions `validation` and `test`, by a hash of the prompt. So rows
     may be added or reordered, and equal prompts are never in two splits.
+
+    With `streaming` the rows stay in the file, and each is read when it is asked for (tasks/streamed.py). The file is
+    read once to find its lines; an error in a row behind the first ones then ends the run when the row's turn comes,
+    unless splits are taken out of `path`, for which every row is read at the beginning. `id` is refused, since ids
+    that must be compared would be in memory.
 
     Raises LmgymError with file and line for data that cannot be read.
 
@@ -60,18 +67,27 @@ def jsonl(
     if "{split}" in pattern and not source.is_file():
         raise MissingSplit(f"task 'jsonl' has no split '{split}': there is no file {source}")
     stem = f"{source.stem}/{split}" if file else source.stem
-    examples = _examples(source, stem, prompt, references, id)
-    if file:
-        return examples
+    if streaming and source.suffix == ".gz":
+        raise LmgymError(f"task.streaming: {source} is compressed, and its lines can only be read in turn; gunzip it")
+    if streaming and id is not None:
+        raise LmgymError("task.id cannot be checked for ids that come twice with task.streaming; remove one of them")
     # 2. Else the part of `path` whose hashes are in the split's range: [0, test), [test, validation), the rest.
     test_end = 0.0 if files["test"] else test
     validation_end = test_end + (0.0 if files["validation"] else validation)
 
-    def part_of(example: Example) -> str:
+    def is_own(example: Example) -> bool:
         fraction = hash_fraction(str(example.prompt))
-        return "test" if fraction < test_end else "validation" if fraction < validation_end else "train"
+        return split == ("test" if fraction < test_end else "validation" if fraction < validation_end else "train")
 
-    return [example for example in examples if part_of(example) == split]
+    def read(number: int, line: bytes) -> Example:
+        return _example(number, json_object(line, source, number), source, stem, prompt, references, id)
+
+    if streaming:
+        all_own = bool(file) or (split == "train" and validation_end == 0)
+        choose = None if all_own else lambda number, line: is_own(read(number, line))
+        return StreamedExamples(find_lines(source, choose), read)
+    examples = _examples(source, stem, prompt, references, id)
+    return examples if file else [example for example in examples if is_own(example)]
 
 
 def read_json_lines(path: Path) -> Iterator[Row]:
@@ -85,12 +101,17 @@ def read_json_lines(path: Path) -> Iterator[Row]:
             for number, raw in enumerate(lines_of(file, path), start=1):
                 if not raw.strip():
                     continue
-                row = parse_json(raw, path, number)
-                if not isinstance(row, dict):
-                    raise LmgymError(f"{path}:{number}: expected an object like {{...}}, got {type(row).__name__}")
-                yield number, row
+                yield number, json_object(raw, path, number)
     except OSError as error:
         raise LmgymError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def json_object(raw: bytes, path: Path, line: int) -> dict[str, Any]:
+    """The JSON object of one line's bytes. Raises LmgymError with file and line, as `parse_json` does, for others."""
+    row = parse_json(raw, path, line)
+    if not isinstance(row, dict):
+        raise LmgymError(f"{path}:{line}: expected an object like {{...}}, got {type(row).__name__}")
+    return row
 
 
 def parse_json(raw: bytes, path: Path, line: int | None = None) -> Any:
@@ -130,20 +151,26 @@ def column(row: Mapping[str, Any], name: str, where: str) -> Any:
 def _examples(path: Path, stem: str, prompt: str, references: str | None, id: str | None) -> list[Example]:
     examples, lines = [], dict[str, int]()
     for number, row in read_json_lines(path):
-        where = f"{path}:{number}"
-        name = f"{stem}/{number}" if id is None else _id(column(row, id, where), id, where)
-        if name in lines:
-            raise LmgymError(f"{where}: the id '{name}' is that of line {lines[name]} already; ids must be unique")
-        lines[name] = number
-        examples.append(
-            Example(
-                id=name,
-                prompt=prompt_of(row, prompt, where),
-                references=_references(row, references, where),
-                meta={key: value for key, value in row.items() if key not in (prompt, references, id)},
+        example = _example(number, row, path, stem, prompt, references, id)
+        if (name := example.id) in lines:
+            raise LmgymError(
+                f"{path}:{number}: the id '{name}' is that of line {lines[name]} already; ids must be unique"
             )
-        )
+        lines[name] = number
+        examples.append(example)
     return examples
+
+
+def _example(
+    number: int, row: Mapping[str, Any], path: Path, stem: str, prompt: str, references: str | None, id: str | None
+) -> Example:
+    where = f"{path}:{number}"
+    return Example(
+        id=f"{stem}/{number}" if id is None else _id(column(row, id, where), id, where),
+        prompt=prompt_of(row, prompt, where),
+        references=_references(row, references, where),
+        meta={key: value for key, value in row.items() if key not in (prompt, references, id)},
+    )
 
 
 def _id(value: Any, name: str, where: str) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
+from lmgym.tasks.streamed import StreamedExamples
 from lmgym.types import Example
 
 
@@ -35,7 +36,7 @@ class Stream:
     priority_scale: float = 0.0
     interleave: bool = True
     shuffle: bool = True
-    _orders: dict[tuple[int, int], list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _orders: dict[tuple[int, int], np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _members: dict[str, "Stream"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -43,6 +44,8 @@ class Stream:
             raise LmgymError("a stream needs at least one example; the list is empty")
         if self.prompts_per_step < 1:
             raise LmgymError(f"prompts_per_step must be at least 1, not {self.prompts_per_step}")
+        if self.priority_scale and isinstance(self.examples, StreamedExamples):
+            raise LmgymError("priority_scale needs the weights of all examples; remove it, or task.streaming")
         if self.priority_scale:
             self._priorities()  # raises now for an example with a wrong weight
         for task in weights_of(self.examples[0]) if self.interleave else ():
@@ -88,11 +91,11 @@ class Stream:
             return index
         order = self._orders.get((draw, epoch))
         if order is None:
-            order = seeds.permutation(len(self.examples), self.seed, "data", draw, epoch).tolist()
+            order = seeds.permutation(len(self.examples), self.seed, "data", draw, epoch)
             if len(self._orders) > 3:  # only a cache; a cleared order is computed again
                 self._orders.clear()
             self._orders[draw, epoch] = order
-        return order[index]
+        return int(order[index])
 
     def _priorities(self) -> np.ndarray:
         """The probabilities of the examples. Raises LmgymError for a weight that is not a positive finite number."""

@@ -6,6 +6,7 @@ Findings that would spoil the run are marked with "!". It runs in one process, a
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from lmgym.rewards.base import build_rewards
 from lmgym.rollouts.given_answers import labelled_steps, rated_answers
 from lmgym.rollouts.play import play
 from lmgym.rollouts.rollout import demonstrate, groups_of
+from lmgym.tasks.streamed import first_of
 from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_ids, start_ids
 from lmgym.training.engines import check_engine, engine_sentence, make_engine
 from lmgym.training.machine import choose_machine
@@ -152,7 +154,7 @@ def _memory(report: Report, config: Config, data: Data, ranks: int) -> tuple[boo
     return False, backward_fits
 
 
-def _longest_prompt(config: Config, stage: Stage, shapes: Shapes, examples: list[Example]) -> int:
+def _longest_prompt(config: Config, stage: Stage, shapes: Shapes, examples: Sequence[Example]) -> int:
     """Tokens of the longest of these prompts."""
     if not getattr(registry.get("env", stage.env["name"]), "needs_data", True):
         # The environment writes the prompts while it plays: assume that they fill the context.
@@ -202,14 +204,14 @@ def _model(report: Report, policy: Policy) -> None:
 
 
 def _stage(
-    report: Report, config: Config, stage: Stage, examples: list[Example], policy: Policy, verdict: bool
+    report: Report, config: Config, stage: Stage, examples: Sequence[Example], policy: Policy, verdict: bool
 ) -> Sampled:
     """Report a stage's data and a few of its answers, and return these."""
     few = examples[:EXAMPLES]
     report.note(f"{len(examples)} training examples, {stage.prompts_per_step} prompts a step, {stage.steps} steps "
                 f"({stage.prompts_per_step * stage.steps / len(examples):.2f} epochs)")  # fmt: skip
     if getattr(registry.get("env", stage.env["name"]), "needs_data", True):  # else prompts come from the environment
-        _cut(report, config, policy, examples)
+        _cut(report, config, policy, first_of(examples))
         _lengths(report, config, stage, policy, few)
     engine = TimedEngine(make_engine(config, policy))
     actor, path = make_actor(config, policy, engine), (config.seed, "check")
@@ -245,12 +247,12 @@ def _time(report: Report, config: Config, stage: Stage, policy: Policy, tried: S
     report.note(time_sentence(stage, measured, *expected, ranks))
 
 
-def _cut(report: Report, config: Config, policy: Policy, examples: list[Example]) -> None:
+def _cut(report: Report, config: Config, policy: Policy, examples: Sequence[Example]) -> None:
     if sentence := cut_prompts(examples, config.policy, policy):
         report.note(sentence)
 
 
-def _lengths(report: Report, config: Config, stage: Stage, policy: Policy, examples: list[Example]) -> None:
+def _lengths(report: Report, config: Config, stage: Stage, policy: Policy, examples: Sequence[Example]) -> None:
     read = source_ids if policy.encoder_decoder else prompt_ids
     template, cut = config.policy.template, config.policy.cut
     given = len(start_ids(policy.tokenizer, config.policy.answer_start, policy.encoder_decoder))

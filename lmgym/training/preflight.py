@@ -21,6 +21,7 @@ from lmgym.models.load import PolicySection, check_start_token, load_tokenizer, 
 from lmgym.models.policy import Policy
 from lmgym.models.reward_model import as_reward_model
 from lmgym.rollouts.given_answers import check_labelled
+from lmgym.tasks.streamed import first_of
 from lmgym.text.chat import answer_ids, decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids, start_ids
 from lmgym.text.control import control_tokens
 from lmgym.text.steps import step_ids
@@ -41,7 +42,7 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
         if (teacher := stage.algorithm.requirements.teacher) and teacher not in OWN_TEACHERS:
             check_teacher(config.policy, teacher)
     check_cut(config)
-    chat = next((e for own in examples for e in own if not isinstance(e.prompt, str)), None)
+    chat = next((e for own in examples for e in first_of(own) if not isinstance(e.prompt, str)), None)
     if facts.encoder_decoder and chat is not None and not load_tokenizer(config.policy).chat_template:
         raise LmgymError(
             f"example '{chat.id}' is a chat of several messages, and {config.policy.model} is an encoder-decoder "
@@ -52,7 +53,7 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
 
 def check_fit(config: Config, data: Data, policy: Policy, say: Callable[[str], None]) -> None:
     """Raise LmgymError, naming the example, if a prompt or reference is too long. `say` is told how many are cut."""
-    stages = list(zip(config.stages, data.training, strict=True))
+    stages = [(stage, first_of(examples)) for stage, examples in zip(config.stages, data.training, strict=True)]
     if (makes := config.stages[-1].algorithm.requirements.makes) != "policy":
         as_reward_model(policy, makes)  # raises where there is no such model
     for stage, examples in stages:

@@ -17,7 +17,7 @@ runs/NAME/
 
 import fcntl
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -42,8 +42,8 @@ class Data:
     """All examples of a run: those that each stage trains on, and those of the evaluations by split.
     Example: data.training[0][0].prompt, len(data.held_out["test"])"""
 
-    training: list[list[Example]]
-    held_out: dict[str, list[Example]]
+    training: list[Sequence[Example]]
+    held_out: dict[str, Sequence[Example]]
 
 
 @dataclass

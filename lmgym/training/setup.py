@@ -3,7 +3,7 @@
 `start` sets up a run; eval, generate, compare and check take the same steps, as far as they need them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from lmgym.rewards.base import Reward, available_metrics, build_rewards, check_e
 from lmgym.rollouts.evaluate import Evaluation, evaluate
 from lmgym.rollouts.rollout import Actor
 from lmgym.tasks.base import load_task
+from lmgym.tasks.streamed import first_of
 from lmgym.training import checkpoint, fingerprint
 from lmgym.training.callbacks import Callbacks, make_callbacks
 from lmgym.training.engines import engine_sentence, make_engine, open_engine
@@ -92,18 +93,18 @@ def load_data(config: Config) -> Data:
     held_out = {split: held_out_examples(config, split) for split in sorted(splits)}
     for stage, examples in zip(config.stages, training, strict=True):
         if stage.algorithm.requirements.answers == "policy":
-            check_examples(build_rewards(stage.rewards), examples)
+            check_examples(build_rewards(stage.rewards), first_of(examples))
     for examples in held_out.values():
         check_examples(held_out_rewards(config, config.stages[-1]), examples)
     return Data(training, held_out)
 
 
-def training_examples(config: Config, stage: Stage) -> list[Example]:
+def training_examples(config: Config, stage: Stage) -> Sequence[Example]:
     """What a stage trains on: its task's `split`, "train" unless the recipe says otherwise."""
     return _examples(stage.task, stage.task.get("split", "train"), config.seed)
 
 
-def held_out_examples(config: Config, split: str | None = None) -> list[Example]:
+def held_out_examples(config: Config, split: str | None = None) -> Sequence[Example]:
     """The examples of an evaluation, of `evaluation.split` or another. Raises LmgymError if a stage trains on them."""
     section, task = config.evaluation, config.evaluation.task or config.stages[-1].task
     split = split or section.split
@@ -114,7 +115,7 @@ def held_out_examples(config: Config, split: str | None = None) -> list[Example]
     return _examples(task, split, config.seed)[: section.examples]
 
 
-def _examples(section: dict[str, Any], split: str, seed: int) -> list[Example]:
+def _examples(section: dict[str, Any], split: str, seed: int) -> Sequence[Example]:
     arguments = {key: value for key, value in section.items() if key not in ("name", "split")}
     return load_task(section["name"], split, seed=seed, **arguments)
 
@@ -221,7 +222,7 @@ def make_envs(config: Config, env: Mapping[str, Any]) -> Envs:
     return InProcess(make if not section else partial(make, **section))
 
 
-def evaluate_actor(config: Config, actor: Actor, examples: list[Example], rewards: list[Reward]) -> Evaluation:
+def evaluate_actor(config: Config, actor: Actor, examples: Sequence[Example], rewards: list[Reward]) -> Evaluation:
     """Evaluate outside of a run, as the recipe's last stage and `evaluation:` section say."""
     section, stage = config.evaluation, config.stages[-1]
     envs, sampling = make_envs(config, section.env or stage.env), section.decoding(stage.sampling)

@@ -163,6 +163,8 @@ def _likelihood(fields: Fields) -> list[Term]:
 def _of_group(fields: Fields) -> str:
     if fields.get("normalise_parts"):
         return "each reward scaled within its group; their weighted sum, scaled over the batch"
+    if fields.get("turn_coefficient") and not fields.get("episode_coefficient"):
+        return "the turn's return centred among turns that answered the same texts, averaged over how many texts"
     if fields.get("turn_coefficient"):
         return "R centred in the group, and the turn's return centred among turns that answered the same text"
     if fields.get("pass_at") is not None:
@@ -227,7 +229,8 @@ PAIRS = Family(lambda fields: [], lambda fields: "none: the loss compares the be
 FAMILIES: Mapping[str, Family] = {  # by registered name; a plug-in's terms are shown without formulas
     **dict.fromkeys(("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo", "replay"), GROUP),
     **dict.fromkeys(("icepop", "gspo_token", "gmpo", "luspo", "vespo", "ce_gppo", "ipo_mask"), GROUP),
-    **dict.fromkeys(("clip_cov", "kl_cov", "maxrl", "gpg", "opo", "otb", "pass_at_k", "gfpo", "gigpo", "top_entropy"), GROUP),
+    **dict.fromkeys(("clip_cov", "kl_cov", "top_entropy"), GROUP),
+    **dict.fromkeys(("maxrl", "gpg", "opo", "otb", "pass_at_k", "gfpo", "gigpo", "hgpo"), GROUP),
     "ppo": CRITIC,
     "nlpo": CRITIC,
     "a2c": Family(_with_value(_policy_gradient), _of_critic),

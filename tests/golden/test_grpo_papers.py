@@ -577,6 +577,58 @@ def test_groups_of_turns_by_a_table_of_texts(data: Any, scaled: bool) -> None:
         assert found[mine][batch.actions[mine]].tolist() == pytest.approx(expected, abs=1e-9)
 
 
+@given(data=st.data(), scaled=st.booleans())
+@settings(max_examples=30)
+def test_hierarchies_of_groups_by_a_table_of_histories(data: Any, scaled: bool) -> None:
+    """HGPO's authors' weights (k + 2)^power over the levels that tell turns apart, against a dictionary from (group,
+    texts of the last k + 1 turns) to returns."""
+    draw, episodes, table = data.draw, [], {}
+    history, power = draw(st.integers(0, 3)), draw(st.sampled_from([0.0, 1.0, 2.5]))
+    for index in range(draw(st.integers(1, 6))):
+        texts = draw(st.lists(st.sampled_from([[3], [4, 3]]), min_size=1, max_size=4))
+        turns = [(text, [5], float(draw(st.sampled_from([0, 1, 3])))) for text in texts]
+        episodes.append(conversation(index, turns, index % 2))
+        for one in episodes[-1].turns[1:]:
+            one.restart = draw(st.booleans())
+    own: list[list[tuple[list[Any], float]]] = []
+    for episode in episodes:
+        ahead, rows = 0.0, []
+        texts = [tuple(one.prompt_ids) for one in episode.turns]
+        for turn in reversed(range(len(texts))):
+            ahead = episode.turns[turn].reward + 0.5 * ahead
+            keys = [(episode.group, *texts[turn - k : turn + 1]) for k in range(min(history, turn) + 1)]
+            for key in keys:
+                table.setdefault(key, []).append(ahead)
+            rows.append((keys, ahead))
+        own.append(rows[::-1])
+    batch = collate(episodes)
+    batch = batch.replace(rewards=batch.rewards.double())
+    turn = batch.require("turn")
+    returns = turn_returns(batch.rewards, batch.actions, turn, batch.episode, 0.5)
+    found = turn_group_advantages(
+        returns, batch.tokens, batch.actions, turn, batch.episode, batch.group,
+        scaled=scaled, history=history, power=power,
+    )  # fmt: skip
+    for index, rows in enumerate(own):
+        expected = []
+        for keys, value in rows:
+            total, weights = 0.0, 0.0
+            for k, key in enumerate(keys):
+                values = table[key]
+                if len(set(values)) == 1:
+                    continue
+                mean = math.fsum(values) / len(values)
+                deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
+                total += (k + 2) ** power * (value - mean) / (deviation + 1e-4 if scaled else 1.0)
+                weights += (k + 2) ** power
+            expected.append(total / weights if weights else 0.0)
+        mine = batch.episode == index
+        assert found[mine][batch.actions[mine]].tolist() == pytest.approx(expected, abs=1e-9)
+    for fields in ({"turn_coefficient": 0.0}, {"turn_coefficient": 0.0, "turn_history": 0}):
+        with pytest.raises(LmgymError, match="set turn_coefficient above 0"):
+            preset("hgpo", **fields)
+
+
 def test_gigpo_adds_both_advantages() -> None:
     """Scores 4 and 1 in a group: +-1.5 over their deviation; the last turns had the same text, returns 4 and 1."""
     episodes = [conversation(n, [([9], [5], 0.0), ([3], [6], reward)]) for n, reward in enumerate((4.0, 1.0))]

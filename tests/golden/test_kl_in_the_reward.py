@@ -26,7 +26,8 @@ from lmgym.types import Episode, Example, Turn
 from tests import runs
 from tests.rounding import rounding
 
-REFUSED = {("trpo", "loss"), ("gigpo", "reward"), ("maxrl", "reward"), ("remax", "reward")}  # with a sentence
+# With a sentence.
+REFUSED = {("trpo", "loss"), *((name, "reward") for name in ("gigpo", "hgpo", "maxrl", "remax"))}
 REGULARISED = [name for name in registry.names("algorithm") if issubclass(registry.get("algorithm", name), Regularised)]
 ANSWERS = [(a, b) for a in range(3) for b in range(3)]
 

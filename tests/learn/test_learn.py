@@ -131,7 +131,7 @@ LEARNERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"name": "icepop", "group_size": 4}, FOUR_ANSWERS),
     ({"name": "ipo_mask", "group_size": 4}, FOUR_ANSWERS),
     ({"name": "pass_at_k", "group_size": 4, "pass_at": 2, "minibatches": 2}, FOUR_ANSWERS),
-    ({"name": "gigpo", "group_size": 4, "minibatches": 2}, FOUR_ANSWERS),
+    *(({"name": name, "group_size": 4, "minibatches": 2}, FOUR_ANSWERS) for name in ("gigpo", "hgpo")),
     ({"name": "gfpo", "group_size": 4, "keep": 3, "minibatches": 2}, FOUR_ANSWERS),
     ({"name": "supervised"}, ONE_ANSWER),
     ({"name": "ppo", "epochs": 2}, ONE_ANSWER),

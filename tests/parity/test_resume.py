@@ -60,6 +60,7 @@ FAMILY: dict[str, dict[str, Any]] = {  # presets that differ in formulas of a to
     },
     "icepop": {"name": "icepop", "group_size": 4, "importance_floor": 0.999, "importance_cap": 1.001},
     "gigpo": {"name": "gigpo", "group_size": 4},
+    "hgpo": {"name": "hgpo", "group_size": 4},
     "pass_at_k": {"name": "pass_at_k", "group_size": 4, "pass_at": 2},
     "gfpo": {"name": "gfpo", "group_size": 4, "keep": 2},
 }
