@@ -40,7 +40,7 @@ def _joined(lines: Mapping[str, list[Path]]) -> dict[str, list[Path]]:
     alike: dict[str, list[str]] = {}
     for name, runs in lines.items():
         alike.setdefault(_apart_from_seed(recipe) if (recipe := _recipe(runs[0])) else name, []).append(name)
-    joined: dict[str, list[Path]] = {}
+    joined, order = dict[str, list[Path]](), list(lines)
     for names in alike.values():
         runs = [run for name in names for run in lines[name]]
         seeds = [_recipe(run).get("seed") for run in runs]
@@ -48,8 +48,10 @@ def _joined(lines: Mapping[str, list[Path]]) -> dict[str, list[Path]]:
             joined |= {name: lines[name] for name in names}
             continue
         label = _beginning(names)
-        joined[label if label not in joined else ", ".join(names)] = runs
-    return joined
+        label = ", ".join(names) if label in {*lines, *joined}.difference(names) else label
+        joined[label] = runs
+        order[order.index(names[0])] = label
+    return {name: joined[name] for name in order if name in joined}
 
 
 def _recipe(run: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Rounds:
 
     def step(self, text: str, stop: str) -> Step:
         self.left -= 1
-        return Step([{"role": "user", "content": "on"}], over=self.left < 0)
+        return Step([{"role": "user", "content": "on"}], terminated=self.left < 0)
 
 
 def episodes_of(turns: list[list[dict[str, float]]], rewards: list[dict[str, float]]) -> list[Episode]:
