@@ -47,7 +47,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 PAGES = {
     "importance": ("icepop",),
     "trust_regions": ("gspo_token", "gmpo", "luspo", "vespo", "ce_gppo", "ipo_mask"),
-    "group_advantages": ("maxrl", "gpg", "opo", "pass_at_k", "gfpo", "gigpo"),
+    "group_advantages": ("maxrl", "gpg", "opo", "otb", "pass_at_k", "gfpo", "gigpo", "hgpo"),
     "token_selection": ("top_entropy", "clip_cov", "kl_cov"),
 }
 

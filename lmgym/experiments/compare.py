@@ -167,7 +167,7 @@ def _answers(
     side: NamedModel,
     compute: str | None,
     config: Config,
-    examples: list[Example],
+    examples: Sequence[Example],
     rewards: list[Reward],
     console: Console,
 ) -> tuple[Evaluation, str]:

@@ -64,7 +64,7 @@ def _unlike(one: NamedModel, other: NamedModel, key: str, value: Any, others: An
     )
 
 
-def same_examples(one: NamedModel, other: NamedModel) -> list[Example]:
+def same_examples(one: NamedModel, other: NamedModel) -> Sequence[Example]:
     """The examples that both answer. Raises LmgymError if they differ, or if one side trained on the split."""
     tasks = [side.config.evaluation.task or side.config.stages[-1].task for side in (one, other)]
     if tasks[0]["name"] != tasks[1]["name"]:
