@@ -16,7 +16,7 @@ from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.records import episode_metrics
-from lmgym.models import lora, quantization
+from lmgym.models import copies, lora, quantization
 from lmgym.models.critic import add_critic, value_head
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import VALUE_HEAD, Policy
@@ -142,7 +142,8 @@ class Learner:
         self.copies: dict[str, Any] = {}
         if self.algorithm.requirements.reference:
             adapted = lora.has_adapter(self.policy.model)
-            self.copies["reference"] = lora.AdapterDisabledPolicy(self.policy) if adapted else self.policy.frozen_copy()
+            reference = lora.AdapterDisabledPolicy(self.policy) if adapted else copies.frozen(self.policy)
+            self.copies["reference"] = reference
 
     def train(self, episodes: Sequence[Episode], samples: Sequence[Episode]) -> dict[str, float]:
         """PPO on one batch; returns its metrics. `samples` are the episodes as they train."""

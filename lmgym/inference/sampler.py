@@ -17,7 +17,7 @@ from lmgym.inference.completions import check_memory, check_request
 from lmgym.inference.conversation_cache import ConversationCache
 from lmgym.inference.decoder import Decoder
 from lmgym.inference.hf_generate import generate
-from lmgym.models import onednn_linear
+from lmgym.models import copies, onednn_linear
 from lmgym.models.policy import Policy
 from lmgym.types import Restriction
 
@@ -63,7 +63,7 @@ class Sampler:
         if shared and (policy.compute == next(policy.model.parameters()).dtype or not policy.fast):
             return
         if self._copy is None:
-            self._copy = policy.sampling_copy()
+            self._copy = copies.sampling(policy)
         else:
             with torch.no_grad():
                 for ours, theirs in zip(self._copy.model.parameters(), policy.model.parameters(), strict=True):

@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from lmgym.distributed.parts import mesh_of
+from lmgym.models import copies
 from lmgym.models.policy import Policy
 from lmgym.models.sharding import shard_module, shard_policy
 
@@ -28,7 +29,7 @@ def add_critic(policy: Policy, separate: bool) -> None:
     if policy.has_critic:
         return
     if separate:
-        policy.critic = policy.trainable_copy()
+        policy.critic = copies.trainable(policy)
         add_critic(policy.critic, separate=False)
         if policy.skeleton is not None:
             shard_policy(policy.critic, policy.ranks)

@@ -16,6 +16,7 @@ from torch import Tensor
 from lmgym.batch import Batch, collate
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
+from lmgym.models import copies
 from lmgym.models.attention.kv_cache import CachedRows, ExtendedRows, KeyValueCache, PrefilledRows, SharedPrompts
 from lmgym.models.attention_probe import attention_rules, is_own_mistake, one_line
 from lmgym.models.bound import bound_of, gap_of
@@ -53,7 +54,7 @@ def choose_path(policy: Policy) -> Policy:
         own, spread = own_logprobs(precise, batch)
         _try(precise, batch, own, spread)  # where a mistake cannot hide behind rounding
         if policy.compute != precise.compute:
-            _try(policy.sampling_copy(), batch, own, spread)  # as answers are sampled
+            _try(copies.sampling(policy), batch, own, spread)  # as answers are sampled
     except Exception as error:  # of any kind: the code of a family that was not written for this
         policy.fast, policy.rules, policy.own_head = False, (), None
         if is_own_mistake(error):

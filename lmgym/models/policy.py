@@ -1,14 +1,12 @@
 """Policy: a Hugging Face causal or encoder-decoder LM, and the log-probabilities it gives to the actions of a batch."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from safetensors.torch import save_file
@@ -19,7 +17,6 @@ from transformers.utils import ModelOutput
 
 from lmgym.batch import Batch, PolicyOutputs, States
 from lmgym.core.errors import LmgymError, represent
-from lmgym.distributed.parts import whole
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.functional.divergences import Divergence
 from lmgym.models import hooks, lora, onednn_products, quantization, scoring
@@ -28,6 +25,7 @@ from lmgym.models.attention.rules import Rule
 from lmgym.models.device import SMALL, choose_tokens_per_forward
 from lmgym.models.distributions import action_logits, logprobs_of_states, squared_probabilities_of
 from lmgym.models.families import context_length, default_decoder_start, first_position, supports_fast_path, trunk_of
+from lmgym.models.micro_batches import micro_batches
 from lmgym.models.skeleton import Skeleton
 from lmgym.models.teaching import compare
 
@@ -230,46 +228,8 @@ class Policy:
         return action_logits(logits, batch, row, column)
 
     def micro_batches(self, batch: Batch) -> list[Int[Tensor, " R"]]:
-        """The row numbers of each forward pass of this rank, within `tokens_per_forward` (one row may exceed it alone).
-        Groups stay together, longest first: so rows of similar length, and rows that share a prompt, are computed
-        together. A group that fits in one pass is not split, so its prompt is computed once.
-
-        Of several ranks each has its own groups, about equal numbers of tokens; whatever is summed over the passes must
-        be added over the ranks (`Policy.ranks`). If each rank holds a part of the weights, all make equally many
-        passes: the last ones may be idle, without any row (`Batch.idle`)."""
-        # 1. Order the rows by their group's longest row.
-        lengths = batch.mask.sum(1).cpu()
-        if batch.source_mask is not None:
-            lengths = lengths + batch.source_mask.sum(1).cpu()
-        groups, group_of_row = torch.unique(batch.group.cpu(), return_inverse=True)
-        longest = torch.zeros(len(groups), dtype=torch.long).scatter_reduce(0, group_of_row, lengths, "amax")
-        order = np.lexsort((group_of_row.numpy(), -longest[group_of_row].numpy()))  # stable within a group
-        by_group = [list(rows) for _, rows in groupby(order.tolist(), key=group_of_row.tolist().__getitem__)]
-        tokens_of = scoring.tokens_of_pass(self, batch, lengths)
-        # 2. Of several ranks, each has its share of the groups (of the rows, if there are too few groups).
-        if len(by_group) < self.ranks.size:
-            by_group = [[row] for rows in by_group for row in rows]
-        shares = self.ranks.shares(by_group, [tokens_of(rows) for rows in by_group])
-        own = self._passes(shares[self.ranks.rank], tokens_of)
-        # 3. Where the weights are put together for each pass, all ranks make as many as the one with the most.
-        if self.skeleton is not None:
-            most = max(len(self._passes(share, tokens_of)) for share in shares)
-            own += [[]] * (most - len(own))
-        return [torch.tensor(rows, dtype=torch.long) for rows in own]
-
-    def _passes(self, groups: list[list[int]], tokens_of: Callable[[Sequence[int]], int]) -> list[list[int]]:
-        """Fill one pass after the other, with whole groups, or row by row where a group is too large."""
-        batches: list[list[int]] = [[]]
-
-        def fits(rows: list[int]) -> bool:
-            return tokens_of(rows) <= self.tokens_per_forward
-
-        for rows in groups:
-            for part in [rows] if fits(rows) else [[row] for row in rows]:
-                if batches[-1] and not fits(batches[-1] + part):
-                    batches.append([])
-                batches[-1] += part
-        return [rows for rows in batches if rows]
+        """The row numbers of each forward pass of this rank, within `tokens_per_forward` (micro_batches.py)."""
+        return micro_batches(self, batch)
 
     @torch.no_grad()
     def compute_logprobs_no_grad(
@@ -377,59 +337,10 @@ class Policy:
         finally:
             self.compute, self.activation_checkpointing, self.flex = usual
 
-    def trainable_copy(self) -> "Policy":
-        """A trainable copy without a value function. A quantized base, which does not train, is shared."""
-        is_packed = quantization.is_quantised(self.model)
-        return self.with_model(quantization.copy_beside(self.model) if is_packed else self._whole_model())
-
-    def frozen_copy(self, precision: torch.dtype | None = None) -> "Policy":
-        """A copy that does not train, without a value function: adapters merged, parameters in `precision` if the model
-        is on the fast path (others do not all run with such parameters). Of a policy with a quantized base, only the
-        adapters are copied, and they are not merged."""
-        is_packed = quantization.is_quantised(self.model)
-        if self.skeleton is not None:
-            other = self.with_model(lora.merged(self._whole_model(), copied=True))
-        else:
-            other = self.with_model(quantization.copy_beside(self.model) if is_packed else lora.merged(self.model))
-        other.model.requires_grad_(False)
-        if precision is not None and self.fast and not is_packed:
-            other.convert(precision)
-        return other
-
-    def sampling_copy(self) -> "Policy":
-        """A copy that samples: parameters in the precision of the forward pass if the model is on the fast path."""
-        precision = self.compute if self.fast else None
-        if self.skeleton is not None:
-            return self.with_model(self.skeleton.filled(self.model, precision).requires_grad_(False))
-        other = self.with_model(copy.deepcopy(self.model).requires_grad_(False))
-        if precision is not None:
-            other.convert(precision)
-        return other
-
     def convert(self, precision: torch.dtype) -> None:
         """Turn the parameters into this precision; not the rotary frequencies, which are buffers."""
         for parameter in self.model.parameters():
             parameter.data = parameter.data.to(precision)
-
-    def gathered(self) -> "Policy | None":
-        """This policy with all of its weights, to be written; None on all ranks but the first. Where each rank holds a
-        part, they come together in memory of the CPU, and all ranks must ask at once."""
-        if self.skeleton is None:
-            return self if self.ranks.first else None
-        model = self.skeleton.gathered(self.model, keep=self.ranks.first)
-        head = None if self.value_head is None else whole(self.value_head.weight).detach()
-        critic = None if self.critic is None else self.critic.gathered()
-        if model is None:
-            return None
-        other = self.with_model(model)
-        other.critic = critic
-        if head is not None:
-            other.value_head = nn.Linear(head.shape[1], 1, bias=False)
-            other.value_head.weight.data = head.cpu()
-        return other
-
-    def _whole_model(self) -> PreTrainedModel:
-        return copy.deepcopy(self.model) if self.skeleton is None else self.skeleton.filled(self.model)
 
     def with_model(self, model: PreTrainedModel) -> "Policy":
         """A copy of this policy around another model, without a value function or teacher."""

@@ -11,6 +11,7 @@ from lmgym.algorithms.base import Algorithm
 from lmgym.batch import Batch, collate
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
+from lmgym.models import copies
 from lmgym.models.critic import add_critic
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
@@ -119,7 +120,7 @@ def gradient_of(algorithm: Algorithm, policy: Policy, batch: Batch) -> Tensor:
 
 def _other(policy: Policy) -> Policy:
     """A frozen model that finds other tokens likely than the policy does."""
-    other = policy.frozen_copy()
+    other = copies.frozen(policy)
     for parameter in other.model.parameters():
         parameter.data *= 0.9
     return other

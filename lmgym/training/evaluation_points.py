@@ -15,6 +15,7 @@ from lmgym.logs.console import Sample
 from lmgym.logs.formatting import json_text
 from lmgym.logs.plots import training_plot
 from lmgym.logs.records import rollout_record
+from lmgym.models import copies
 from lmgym.models.policy import Policy
 from lmgym.models.reward_model import facts_of_base, save_reward_model
 from lmgym.rollouts.evaluate import Evaluation, better_directions, evaluate
@@ -61,7 +62,7 @@ def finish(run: Run) -> None:
     if run.interrupted:
         run.console.say(f"stopped and saved; go on with: lmgym train {run.folder}")
         return
-    final = run.policy.gathered()
+    final = copies.gathered(run.policy)
     if final is not None:
         _write_results(run, final)
     run.ranks.wait()
@@ -179,7 +180,7 @@ def _keep_best(stage: StageRun, results: dict[str, Interval]) -> None:
     sign = 1.0 if section.keep_best_mode == "max" else -1.0
     if "best" not in evaluations or sign * value > sign * evaluations["best"]["value"]:
         evaluations["best"] = {"metric": metric, "value": value, "stage": stage.config.name, "step": stage.step}
-        best = run.policy.gathered()
+        best = copies.gathered(run.policy)
         if best is not None:
             save_result(run, stage.config, "best", best)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import ALONE, Ranks
+from lmgym.models import copies
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.sharding import shard_policy
@@ -45,7 +46,7 @@ class FrozenModels:
     def take(self, name: str, policy: Policy, step: int) -> None:
         """Copy the policy as it is now. Models that sample are kept in the precision of the forward pass."""
         samples = name in ("mask", "opponent")
-        copied = policy.frozen_copy(policy.compute if samples else None)
+        copied = copies.frozen(policy, policy.compute if samples else None)
         if self.sharded and not samples:
             shard_policy(copied, copied.ranks)
         self.models[name] = self.copies[name] = copied
@@ -68,7 +69,7 @@ class FrozenModels:
         writes, all take part."""
         for name in sorted(self.unsaved):
             path = checkpoint.copy_path(self.folder, self.stage, name, self.taken[name])
-            copied = self.copies[name].gathered()
+            copied = copies.gathered(self.copies[name])
             if copied is not None:
                 checkpoint.save_copy(path, copied)
             self.unsaved.discard(name)

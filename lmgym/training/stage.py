@@ -15,7 +15,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.envs.vector import Envs
 from lmgym.logs.doctor import Watch
 from lmgym.logs.doctor_facts import facts_of
-from lmgym.models import lora
+from lmgym.models import copies, lora
 from lmgym.models.critic import add_critic
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
@@ -179,7 +179,7 @@ def save_checkpoint(stage: StageRun) -> None:
     each may hold a part of the weights."""
     run, progress = stage.run, stage.run.progress
     begun = progress.step > 0  # else the next stage begins, with its own optimizer and algorithm
-    policy = run.policy.gathered()
+    policy = copies.gathered(run.policy)
     moments = checkpoint.moments(stage.optimizer.torch, keep=run.ranks.first) if begun else {}
     if begun:
         stage.frozen_models.save()

@@ -27,7 +27,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Request, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
-from lmgym.models import lora, quantization
+from lmgym.models import copies, lora, quantization
 from lmgym.models.builtin import builtin_model, byte_tokenizer
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
@@ -204,7 +204,7 @@ def test_a_packed_policy_samples_what_it_scores_and_keeps_its_adapters(
     assert not list(tmp_path.glob("model*.safetensors")) and (tmp_path / "adapter_model.safetensors").is_file()
     again = load_policy(section, folder=tmp_path)
     assert torch.equal(again.compute_logprobs(batch).logprobs, scored.logprobs)
-    frozen = policy.frozen_copy(policy.compute)
+    frozen = copies.frozen(policy, policy.compute)
     assert (
         torch.equal(frozen.compute_logprobs_no_grad(batch).logprobs, scored.logprobs.detach())
         and frozen.parameters() == []

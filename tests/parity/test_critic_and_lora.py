@@ -15,7 +15,7 @@ from lmgym.batch import Batch
 from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
-from lmgym.models import lora
+from lmgym.models import copies, lora
 from lmgym.models.critic import add_critic
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.lora import AdapterDisabledPolicy
@@ -323,7 +323,7 @@ def test_the_reference_of_the_first_stage(lora: dict[str, Any], tmp_path: Path) 
 def test_frozen_copies_and_critics_of_adapted_policies() -> None:
     policy = policy_of("builtin:tiny_t5", "separate", **LORA)
     batch = batch_for(policy)
-    frozen = policy.frozen_copy()
+    frozen = copies.frozen(policy)
     assert frozen.parameters() == [] and not lora.has_adapter(frozen.model) and not frozen.has_critic
     now = policy.compute_logprobs_no_grad(batch).logprobs
     assert rounding.near(policy.model, frozen.compute_logprobs_no_grad(batch).logprobs, now)

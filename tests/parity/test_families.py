@@ -17,7 +17,7 @@ from lmgym.config.schema import Config, Stage
 from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.inference.sampler import Sampler
-from lmgym.models import attention_probe, fast_path, scoring
+from lmgym.models import attention_probe, copies, fast_path, scoring
 from lmgym.models.attention import packed, rules
 from lmgym.models.attention.cpu import BlockGroups, BlockRows
 from lmgym.models.attention.flex import FlexGroups, FlexRows
@@ -369,7 +369,7 @@ def test_a_copy_that_samples_in_bf16_is_tried_too(monkeypatch: pytest.MonkeyPatc
     policy = policy_of("gpt_oss", compute=torch.bfloat16)
     assert policy.fast
     batch = batch_of_rows()
-    copied = policy.sampling_copy()
+    copied = copies.sampling(policy)
     with copied.precision():
         sampled = copied.compute_logprobs_no_grad(batch).logprobs
     assert gap_of(sampled, of_hugging_face(policy.model, batch).detach(), batch.actions).within(bound_of(policy, 1.0))
@@ -377,7 +377,7 @@ def test_a_copy_that_samples_in_bf16_is_tried_too(monkeypatch: pytest.MonkeyPatc
     def fails(_: Policy) -> Policy:
         raise RuntimeError("index_add_(): self and source\nmust have the same type")
 
-    monkeypatch.setattr(Policy, "sampling_copy", fails)
+    monkeypatch.setattr(copies, "sampling", fails)
     policy = policy_of("gpt_oss", compute=torch.bfloat16)
     assert not policy.fast
     expected = "the fast path fails (RuntimeError: index_add_(): self and source must have the same type)"

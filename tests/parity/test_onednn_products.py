@@ -18,7 +18,7 @@ from lmgym.inference.onednn_layers import PACK_AT_STEP
 from lmgym.inference.proof import prove
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
-from lmgym.models import lora, onednn_products
+from lmgym.models import copies, lora, onednn_products
 from lmgym.models.critic import add_critic
 from lmgym.models.fused_logprobs import FusedLogprobs
 from lmgym.models.load import PolicySection, load_policy
@@ -161,7 +161,7 @@ def test_copies_have_the_products_with_their_own_weights() -> None:
     assert policy.critic is not None
     batch = families.batch_of_rows()
     before = policy.compute_logprobs_no_grad(batch).logprobs
-    for other in (policy.trainable_copy(), policy.frozen_copy(), policy.critic):
+    for other in (copies.trainable(policy), copies.frozen(policy), policy.critic):
         layers = [layer for layer in other.model.modules() if weight_of(layer) is not None]
         assert layers and all(layer.forward.__self__ is layer for layer in layers)  # type: ignore[attr-defined]
         with torch.no_grad():
@@ -192,7 +192,7 @@ def test_adapters_multiply_so_too() -> None:
     ]
     for ours, theirs in zip(*gradients, strict=True):
         assert rounding.near_gradient(policy.model, ours, theirs, outputs=int(batch.actions.sum()))
-    merged = policy.frozen_copy()
+    merged = copies.frozen(policy)
     assert any(weight_of(layer) is not None for layer in merged.model.modules())
     assert rounding.near(policy.model, merged.compute_logprobs_no_grad(batch).logprobs, scored)
 

@@ -1,0 +1,65 @@
+"""Copies of a policy: one that trains, one that is frozen, one that samples, one with all weights of all ranks."""
+
+import copy
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from lmgym.distributed.parts import whole
+from lmgym.models import lora, quantization
+from lmgym.models.policy import Policy
+
+
+def trainable(policy: Policy) -> Policy:
+    """A trainable copy without a value function. A quantized base, which does not train, is shared."""
+    is_packed = quantization.is_quantised(policy.model)
+    return policy.with_model(quantization.copy_beside(policy.model) if is_packed else _whole_model(policy))
+
+
+def frozen(policy: Policy, precision: torch.dtype | None = None) -> Policy:
+    """A copy that does not train, without a value function: adapters merged, parameters in `precision` if the model is
+    on the fast path (others do not all run with such parameters). Of a policy with a quantized base, only the adapters
+    are copied, and they are not merged."""
+    is_packed = quantization.is_quantised(policy.model)
+    if policy.skeleton is not None:
+        other = policy.with_model(lora.merged(_whole_model(policy), copied=True))
+    else:
+        other = policy.with_model(quantization.copy_beside(policy.model) if is_packed else lora.merged(policy.model))
+    other.model.requires_grad_(False)
+    if precision is not None and policy.fast and not is_packed:
+        other.convert(precision)
+    return other
+
+
+def sampling(policy: Policy) -> Policy:
+    """A copy that samples: parameters in the precision of the forward pass if the model is on the fast path."""
+    precision = policy.compute if policy.fast else None
+    if policy.skeleton is not None:
+        return policy.with_model(policy.skeleton.filled(policy.model, precision).requires_grad_(False))
+    other = policy.with_model(copy.deepcopy(policy.model).requires_grad_(False))
+    if precision is not None:
+        other.convert(precision)
+    return other
+
+
+def gathered(policy: Policy) -> Policy | None:
+    """The policy with all of its weights, to be written; None on all ranks but the first. Where each rank holds a part,
+    they come together in memory of the CPU, and all ranks must ask at once."""
+    if policy.skeleton is None:
+        return policy if policy.ranks.first else None
+    model = policy.skeleton.gathered(policy.model, keep=policy.ranks.first)
+    head = None if policy.value_head is None else whole(policy.value_head.weight).detach()
+    critic = None if policy.critic is None else gathered(policy.critic)
+    if model is None:
+        return None
+    other = policy.with_model(model)
+    other.critic = critic
+    if head is not None:
+        other.value_head = nn.Linear(head.shape[1], 1, bias=False)
+        other.value_head.weight.data = head.cpu()
+    return other
+
+
+def _whole_model(policy: Policy) -> PreTrainedModel:
+    return copy.deepcopy(policy.model) if policy.skeleton is None else policy.skeleton.filled(policy.model)

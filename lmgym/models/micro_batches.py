@@ -1,0 +1,72 @@
+"""Which rows of a batch go through the model together, and on which rank."""
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from lmgym.batch import Batch
+from lmgym.distributed.ranks import Ranks
+from lmgym.models import scoring
+from lmgym.models.skeleton import Skeleton
+
+
+class PassingModel(scoring.ScoringModel, Protocol):
+    """What is asked of a policy here (models/policy.py describes each member)."""
+
+    tokens_per_forward: int
+    ranks: Ranks
+    skeleton: Skeleton | None
+
+
+def micro_batches(model: PassingModel, batch: Batch) -> list[Int[Tensor, " R"]]:
+    """The row numbers of each forward pass of this rank, within `tokens_per_forward` (one row may exceed it alone).
+    Groups stay together, longest first: so rows of similar length, and rows that share a prompt, are computed together.
+    A group that fits in one pass is not split, so its prompt is computed once.
+
+    Of several ranks each has its own groups, about equal numbers of tokens; whatever is summed over the passes must be
+    added over the ranks (`Policy.ranks`). If each rank holds a part of the weights, all make equally many passes: the
+    last ones may be idle, without any row (`Batch.idle`).
+
+    Example: two groups of two rows, of which 12 tokens fit into a pass
+        >>> micro_batches(policy, batch)
+        [tensor([2, 3]), tensor([0, 1])]
+    """
+    # 1. Order the rows by their group's longest row.
+    lengths = batch.mask.sum(1).cpu()
+    if batch.source_mask is not None:
+        lengths = lengths + batch.source_mask.sum(1).cpu()
+    groups, group_of_row = torch.unique(batch.group.cpu(), return_inverse=True)
+    longest = torch.zeros(len(groups), dtype=torch.long).scatter_reduce(0, group_of_row, lengths, "amax")
+    order = np.lexsort((group_of_row.numpy(), -longest[group_of_row].numpy()))  # stable within a group
+    by_group = [list(rows) for _, rows in groupby(order.tolist(), key=group_of_row.tolist().__getitem__)]
+    tokens_of = scoring.tokens_of_pass(model, batch, lengths)
+    # 2. Of several ranks, each has its share of the groups (of the rows, if there are too few groups).
+    if len(by_group) < model.ranks.size:
+        by_group = [[row] for rows in by_group for row in rows]
+    shares = model.ranks.shares(by_group, [tokens_of(rows) for rows in by_group])
+    own = _passes(shares[model.ranks.rank], tokens_of, model.tokens_per_forward)
+    # 3. Where the weights are put together for each pass, all ranks make as many as the one with the most.
+    if model.skeleton is not None:
+        most = max(len(_passes(share, tokens_of, model.tokens_per_forward)) for share in shares)
+        own += [[]] * (most - len(own))
+    return [torch.tensor(rows, dtype=torch.long) for rows in own]
+
+
+def _passes(groups: list[list[int]], tokens_of: Callable[[Sequence[int]], int], most: int) -> list[list[int]]:
+    """Fill one pass after the other, with whole groups, or row by row where a group is too large."""
+    batches: list[list[int]] = [[]]
+
+    def fits(rows: list[int]) -> bool:
+        return tokens_of(rows) <= most
+
+    for rows in groups:
+        for part in [rows] if fits(rows) else [[row] for row in rows]:
+            if batches[-1] and not fits(batches[-1] + part):
+                batches.append([])
+            batches[-1] += part
+    return [rows for rows in batches if rows]
