@@ -41,7 +41,7 @@ LONG_HELP = (
 
 
 def show(runs: Sequence[RunRecords]) -> None:
-    """Show runs until the key q. Raises LmgymError where there is no terminal."""
+    """Show runs in the terminal until the user presses q. Raises LmgymError if the output is not a terminal."""
     from rich.console import Console
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -96,7 +96,7 @@ class Terminal:
             self.draw()
 
     def obey(self, key: str, keys: Iterator[str]) -> None:
-        """Do what a key means. Raises LmgymError where there is nothing to open, or a filter is none."""
+        """Act on a key. Raises LmgymError if there is nothing to open, or if the filter cannot be read."""
         screen, page = self.screen, max(1, self.console.height - 4)
         moves = {"j": 1, "k": -1, "d": page, "u": -page, "g": -(10**9), "G": 10**9}
         if key in moves:
