@@ -18,6 +18,7 @@ from benchmarks.contenders.turns import Turns
 from lmgym.core import seeds
 from lmgym.inference.base import Request, Sampling
 from lmgym.inference.sampler import Sampler
+from lmgym.models.device import prepare_process
 from lmgym.models.load import PolicySection, load_policy
 
 DEFAULTS = {"compute": "auto", "device": "cpu", "products": "torch", "threads": 2}
@@ -26,7 +27,7 @@ DEFAULTS = {"compute": "auto", "device": "cpu", "products": "torch", "threads": 
 def main() -> None:
     turns, folder = Turns(), Path(sys.argv[1])
     settings = {**DEFAULTS, **json.loads(sys.argv[2] if len(sys.argv) > 2 else "{}")}
-    torch.set_num_threads(settings["threads"])
+    prepare_process(settings["threads"])  # as each run of lmgym does
     workload = workloads.read(folder)
     if workload.lengths:
         limit_lmgym(workload.lengths)

@@ -14,6 +14,7 @@ def draw(
     logits: Float[Tensor, "R V"], temperature: float, uniform: Float[Tensor, " R"]
 ) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"]]:
     """One token per row by inverse CDF, and its log-probability (nats); temperature 0 takes the most likely token.
+    Narrower logits than fp32 give what their copies in fp32 would give.
 
     Each row has one uniform number in [0, 1), so its token does not depend on the other rows. Two levels (first sums of
     blocks of the vocabulary, then one block) avoid a cumulative sum over the whole vocabulary.
@@ -21,6 +22,7 @@ def draw(
     Example: draw(torch.tensor([[.25, .75]]).log(), 1.0, torch.tensor([.5])) -> (tensor([1]), tensor([-0.2877]))
     """
     if temperature == 0:
+        logits = fp32_or_wider(logits)
         tokens = logits.argmax(-1)
         return tokens, logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
     # 1. Choose a block, by its share of the probability.
@@ -36,10 +38,11 @@ def draw(
     share = ((target - running.gather(1, block)) / sums.gather(1, block) + 1).clamp(0, 1 - torch.finfo(wide).eps)
     ids = block * BLOCK + torch.arange(BLOCK, device=logits.device)
     inside = ids < logits.shape[1]
-    chosen = _at_temperature(logits.gather(1, ids.clamp(max=logits.shape[1] - 1)), temperature) - highest  # [R BLOCK]
+    inside_logits = fp32_or_wider(logits.gather(1, ids.clamp(max=logits.shape[1] - 1)))
+    chosen = _at_temperature(inside_logits, temperature) - highest  # [R BLOCK]
     inner = chosen.exp().masked_fill(~inside, 0.0).to(wide).cumsum(-1)
     within = torch.searchsorted(inner, share * inner[:, -1:], right=True)
-    logprobs = chosen.gather(1, within)[:, 0] - running[:, -1].log().to(logits.dtype)
+    logprobs = chosen.gather(1, within)[:, 0] - running[:, -1].log().to(chosen.dtype)
     return (block * BLOCK + within)[:, 0], logprobs
 
 
@@ -57,16 +60,26 @@ def _block_sums(logits: Float[Tensor, "R V"], temperature: float) -> tuple[Float
     it works in tiles of rows, with one buffer for the exponentials that fits the processor's cache."""
     rows, vocabulary = logits.shape
     count, tile = -(-vocabulary // BLOCK), rows if logits.device.type != "cpu" else max(TILE // vocabulary, 1)
-    buffer = logits.new_zeros(min(tile, rows), count * BLOCK)  # the columns after the vocabulary stay 0
-    highest, sums = logits.new_empty(rows, 1), logits.new_empty(rows, count)
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    # The columns after the vocabulary stay 0.
+    buffer = logits.new_zeros(min(tile, rows), count * BLOCK, dtype=dtype)
+    highest, sums = logits.new_empty(rows, 1, dtype=dtype), logits.new_empty(rows, count, dtype=dtype)
     for start in range(0, rows, tile):
         part = slice(start, start + tile)
-        scaled = _at_temperature(logits[part], temperature)
+        scaled = logits[part]
         mass = buffer[: len(scaled)]
+        if scaled.dtype != dtype:
+            scaled = mass[:, :vocabulary].copy_(scaled)
+        scaled = _at_temperature(scaled, temperature)
         torch.amax(scaled, -1, keepdim=True, out=highest[part])
         torch.sub(scaled, highest[part], out=mass[:, :vocabulary]).exp_()
         torch.sum(mass.view(-1, count, BLOCK), -1, out=sums[part])
     return highest, sums
+
+
+def fp32_or_wider(logits: Tensor) -> Tensor:
+    """The logits, as fp32 if they are narrower."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _at_temperature(logits: Tensor, temperature: float) -> Tensor:

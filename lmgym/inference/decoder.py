@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lmgym.core import seeds
 from lmgym.functional import truncation
-from lmgym.functional.sampling import draw, draw_among
+from lmgym.functional.sampling import draw, draw_among, fp32_or_wider
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.inference.completions import Answers
 from lmgym.inference.conversation_cache import ConversationCache
@@ -25,6 +25,7 @@ from lmgym.models.attention.kv_cache import CachedRows, ExtendedRows, KeyValueCa
 from lmgym.models.policy import Policy
 from lmgym.types import Restriction
 
+FIRST_TOKENS = 32  # of an answer, for which a cache has room from the beginning
 WORTH_SHARING = 1024  # tokens saved; below, the second call of attention that shared prompts need costs more
 
 
@@ -66,6 +67,8 @@ class Decoder:
         self.linear_layers = OneDNNLinearLayers(policy) if policy.onednn else MKLLinearLayers(policy)
         self.answers = Answers(policy, requests, sampling)
         self.ids, self.stops = self.answers.ids, self.answers.stops
+        limits = zip(requests, self.answers.limits, strict=True)
+        self.whole = max(len(request.prompt_ids) + limit for request, limit in limits)  # tokens of the longest row
         keys = [request.key for request in requests]
         self.uniforms = torch.from_numpy(seeds.uniforms(keys, 0, max(self.answers.limits)))
         self.stops_at = torch.tensor(sorted(self.answers.stop_ids), device=self.device)
@@ -117,16 +120,18 @@ class Decoder:
         it belongs to a conversation (which is kept as a whole), on devices where attention is torch's own kernel
         (`CachedRows`), and if no two requests have the same prompt."""
         prompts = {request.prompt_ids for request in self.requests}
-        limits = zip(self.requests, self.answers.limits, strict=True)
-        whole = max(len(request.prompt_ids) + limit for request, limit in limits)
+        longest, whole, answer = max(map(len, prompts)), self.whole, max(self.answers.limits)
         if self.conversing:
             conversations = [request.conversation for request in self.requests]
             return self.conversations.caches(conversations, whole, len(self.policies))
-        if self.device.type != "cpu" or len(prompts) == len(self.requests):
+        if self.device.type != "cpu":
             return [KeyValueCache(self.rows, whole) for _ in self.policies]
-        count, longest, answer = min(len(prompts), self.rows), max(map(len, prompts)), max(self.answers.limits)
-        shared = [SharedPrompts(count, self.rows, longest, self.device) for _ in self.policies]
-        return [KeyValueCache(self.rows, answer, prompts) for prompts in shared]
+        # On a CPU the slots grow with the answers.
+        if len(prompts) == len(self.requests):
+            return [KeyValueCache(self.rows, min(longest + FIRST_TOKENS, whole)) for _ in self.policies]
+        shared = [SharedPrompts(min(len(prompts), self.rows), self.rows, longest, self.device) for _ in self.policies]
+        first = min(FIRST_TOKENS, answer)
+        return [KeyValueCache(self.rows, first, prompts) for prompts in shared]
 
     def _admit(self, requests: list[int], free: list[int], live: LiveSlots, caches: list[KeyValueCache]) -> None:
         """Give these requests free slots, compute what is not cached of their prompts, sample their first tokens."""
@@ -219,9 +224,11 @@ class Decoder:
     def _step_logits(
         self, policy: Policy, cache: KeyValueCache, live: LiveSlots, slots: list[int]
     ) -> Float[Tensor, "R V"]:
-        layout = CachedRows(cache, live.lengths.to(self.device), int(live.lengths.max()) + 1)
+        width = int(live.lengths.max()) + 1
+        cache.reserve(width, self.whole if cache.prompts is None else max(self.answers.limits))
+        layout = CachedRows(cache, live.lengths.to(self.device), width)
         hidden = policy.forward_hidden(live.last.to(self.device)[:, None], layout.positions[:, None], layout)
-        logits: Tensor = policy.head(hidden[:, 0])
+        logits: Tensor = policy.head(hidden[:, 0], narrow=True)
         return logits if len(slots) == len(logits) else logits[slots]
 
     def _take(self, logits: list[Float[Tensor, "R V"]], slots: list[int], live: LiveSlots) -> None:
@@ -253,6 +260,7 @@ class Decoder:
         if self.restriction is None and not self.sampling.truncates:
             tokens, logprobs = draw(logits[0], temperature, uniform)
         else:
+            logits = [fp32_or_wider(of_model) for of_model in logits]
             candidates = self._candidates(logits[-1] if temperature in (0, 1) else logits[-1] / temperature)
             self.answers.add_sets(requests, candidates)
             tokens, logprobs = draw_among(logits[0], candidates, temperature, uniform)

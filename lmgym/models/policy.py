@@ -300,9 +300,9 @@ class Policy:
         hidden = captured[0]  # ProphetNet's [B K L H] predicts K tokens ahead; the first stream is the next token's
         return hidden[:, 0] if hidden.dim() == 4 else hidden, output
 
-    def head(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R V"]:
+    def head(self, hidden: Float[Tensor, "R H"], narrow: bool = False) -> Float[Tensor, "R V"]:
         """The logits of hidden states, in fp32 (fp64 for an fp64 model): the LM head's outputs, or what the model's own
-        code makes of these."""
+        code makes of these. With `narrow` they may have the precision of the LM head, which saves a copy."""
         if self.own_head is not None:
             with hooks.trunk_says(self.model, self.own_head(last_hidden_state=hidden[None])):
                 ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
@@ -310,6 +310,8 @@ class Policy:
             return logits if logits.dtype == torch.float64 else logits.float()
         logits = self.model.get_output_embeddings()(hidden)
         bias = getattr(self.model, "final_logits_bias", None)  # BART's family; zeros in most checkpoints
+        if narrow and bias is None:
+            return logits
         logits = logits if logits.dtype == torch.float64 else logits.float()
         return logits if bias is None else logits + bias.to(logits.dtype)
 

@@ -24,9 +24,11 @@ from lmgym.batch import collate
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.functional.sampling import BLOCK, draw
+from lmgym.inference import decoder
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.inference.completions import _token_bytes
 from lmgym.inference.sampler import Sampler
+from lmgym.models.attention.kv_cache import KeyValueCache
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
 from tests import models, rounding
@@ -140,6 +142,26 @@ def test_a_shared_prompt_is_read_as_ones_own_is(
         assert rounding.near(policy.model, one.logprobs, other.logprobs)
 
 
+@pytest.mark.parametrize("rows", [3, 64])
+@pytest.mark.parametrize("shared", [True, False])
+def test_slots_grow_with_the_answers(monkeypatch: pytest.MonkeyPatch, rows: int, shared: bool) -> None:
+    """The same bits as with slots that are as long as the longest answer from the beginning."""
+    policy, sampling = policy_of(), Sampling(max_new_tokens=90, min_new_tokens=60)
+    asked = requests(12 if shared else 4)
+    grow, grown = KeyValueCache.grow, []
+
+    def counted(cache: KeyValueCache, slots: int, capacity: int) -> None:
+        grown.append(capacity)
+        grow(cache, slots, capacity)
+
+    monkeypatch.setattr(KeyValueCache, "grow", counted)
+    monkeypatch.setattr(decoder, "FIRST_TOKENS", 5)
+    by_parts = Sampler(policy, rows).generate(asked, sampling)
+    assert len(grown) >= 2
+    monkeypatch.setattr(decoder, "FIRST_TOKENS", 90)
+    assert Sampler(policy, rows).generate(asked, sampling) == by_parts
+
+
 def test_the_key_decides() -> None:
     policy, sampling = models.exact(policy_of()), Sampling(max_new_tokens=12)
     prompt = PROMPTS[0]
@@ -198,6 +220,17 @@ def test_draws_follow_the_softmax() -> None:
     statistic = sum((found - wanted) ** 2 / wanted for found, wanted in pairs)
     freedom = len(pairs) - 1
     assert abs(statistic - freedom) < 4 * math.sqrt(2 * freedom)
+
+
+@given(st.integers(0, 2**31), st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([3, BLOCK, 700]))
+def test_narrow_logits_are_drawn_from_as_their_copies_in_fp32(seed: int, temperature: float, vocabulary: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = (3 * torch.randn(5, vocabulary, generator=generator)).bfloat16()
+    logits[:, ::3] = float("-inf")
+    uniform = torch.rand(5, generator=generator, dtype=torch.float64)
+    drawn, expected = draw(logits, temperature, uniform), draw(logits.float(), temperature, uniform)
+    for narrow, wide in zip(drawn, expected, strict=True):
+        assert narrow.dtype == wide.dtype and torch.equal(narrow, wide)
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2.0**-53])

@@ -16,6 +16,8 @@ from lmgym.models.attention import rules
 from lmgym.models.attention.packed import PackedRows, per_query_head
 from lmgym.models.attention.rules import Asked, Rule
 
+LEAST_GROWTH = 32  # tokens by which a slot grows
+
 
 class KeyValueCache:
     """Preallocated keys and values of S sequences, written in place.
@@ -30,6 +32,13 @@ class KeyValueCache:
         self.slots, self.capacity, self.prompts = slots, capacity, prompts
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+
+    def reserve(self, tokens: int, most: int) -> None:
+        """Room for so many tokens in each slot. A slot grows by parts, up to `most` tokens: rows of a cache that is
+        much longer than what they hold lie far apart in memory, and reading them takes up to twice as long."""
+        if tokens > self.capacity:
+            longer = self.capacity + max(LEAST_GROWTH, self.capacity // 4)
+            self.grow(self.slots, max(tokens, min(longer, most)))
 
     def grow(self, slots: int, capacity: int) -> None:
         """More and longer slots; the contents stay."""
@@ -276,8 +285,11 @@ class CachedRows:
     def __init__(self, cache: KeyValueCache, lengths: Int[Tensor, " S"], width: int) -> None:
         self.cache, self.lengths, self.width = cache, lengths, width
         self.positions = lengths if cache.prompts is None else lengths + cache.prompts.before
+        self._together: int | None = None  # the length, if all slots have the same one
         if lengths.device.type == "cpu":
             self.excluded = _excluded(lengths + 1, width)
+            if bool((lengths == lengths[0]).all()):
+                self._together = int(lengths[0])
         else:
             self.mask = (torch.arange(width, device=lengths.device) <= lengths[:, None])[:, None, None]  # [S 1 1 W]
         self._write_index: Tensor | None = None
@@ -354,6 +366,9 @@ class CachedRows:
 
     def _write(self, cached: Float[Tensor, "S K C D"], new: Float[Tensor, "S K 1 D"]) -> None:
         _, heads, capacity, size = cached.shape
+        if self._together is not None:
+            cached[: len(new), :, self._together] = new[:, :, 0].to(cached.dtype)
+            return
         if self._write_index is None or len(self._write_index) != len(new) * heads:  # else as in the layer before
             rows = torch.arange(len(new) * heads, device=cached.device).view(len(new), heads)
             self._write_index = (rows * capacity + self.lengths[:, None]).flatten()
