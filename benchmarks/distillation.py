@@ -4,7 +4,8 @@
     python -m benchmarks.distillation learning    about fifteen minutes on one core
 
 `memory`: a process of its own for each line computes the reverse KL of T tokens from a teacher over a vocabulary of V,
-with its gradient, in chunks (gkd) or from all logits at once, and reports its peak memory above what it held before.
+with its gradient, in chunks (gkd; or the same with the teacher's 20 most likely tokens, as a server sends them) or
+from all logits at once, and reports its peak memory above what it held before.
 Hidden sizes are small, so that the vocabulary stands out.
 
 `learning`: the recipe distill_miniature. One teacher; for each seed one careless student, which then learns from the
@@ -22,12 +23,13 @@ from pathlib import Path
 import torch
 
 from benchmarks.training import ROOT, train
-from lmgym.functional.divergences import Divergence
-from lmgym.models.fused_divergence import FusedDivergence
+from lmgym.functional.divergences import Divergence, with_rest
+from lmgym.models.fused_divergence import FusedDivergence, with_logits, with_top
 from lmgym.stats.intervals import student_t
 
 STUDENT, TEACHER = 64, 128  # hidden sizes
 TOKENS, VOCABULARIES = (1024, 4096, 16384), (32_000, 128_000)
+TOP_K = 20
 LARGEST = 6 * 2**30  # bytes of logits above which the plain form is not tried
 ARMS = {
     "distill (sampled token)": "{name: distill, teacher: TEACHER}",
@@ -49,12 +51,19 @@ def once(form: str, tokens: int, vocabulary: int, answer: "multiprocessing.Queue
     taught, taught_head = torch.randn(tokens, TEACHER), torch.randn(vocabulary, TEACHER)
     targets = torch.zeros(tokens, dtype=torch.long)
     before = peak_bytes()
-    if form == "chunks":
-        chunk = min(max(2**24 // vocabulary, 64), 8192)
+    if form != "plain":
+
+        def same(logits: torch.Tensor, rows: slice) -> torch.Tensor:
+            return logits
+
+        chunk, reverse = min(max(2**24 // vocabulary, 64), 8192), Divergence("reverse_kl")
+        comparison = with_logits(reverse, lambda rows: taught[rows] @ taught_head.T, same)
+        if form == "top":
+            ids = torch.randint(vocabulary // TOP_K, (tokens, TOP_K)) * TOP_K + torch.arange(TOP_K)  # all different
+            comparison = with_top(reverse, ids, with_rest(torch.full((tokens, TOP_K), -4.0)))
         _, found = FusedDivergence.apply(  # type: ignore[no-untyped-call]
-            hidden, head, None, targets, lambda z, rows: z, 1.0, chunk, Divergence("reverse_kl"),
-            lambda rows: taught[rows] @ taught_head.T,
-        )  # fmt: skip
+            hidden, head, None, targets, same, 1.0, chunk, comparison
+        )
     else:
         p, q = (hidden @ head.T).log_softmax(-1), (taught @ taught_head.T).log_softmax(-1)
         found = (p.exp() * (p - q)).sum(-1)
@@ -63,12 +72,12 @@ def once(form: str, tokens: int, vocabulary: int, answer: "multiprocessing.Queue
 
 
 def memory() -> None:
-    print("| V | T | all logits at once, GiB | in chunks, GiB |\n|---|---|---|---|")
+    print("| V | T | all logits at once, GiB | in chunks, GiB | with 20 tokens, GiB |\n|---|---|---|---|---|")
     context = multiprocessing.get_context("spawn")
     for vocabulary in VOCABULARIES:
         for tokens in TOKENS:
             cells = []
-            for form in ("plain", "chunks"):
+            for form in ("plain", "chunks", "top"):
                 if form == "plain" and 4 * tokens * vocabulary > LARGEST / 4:
                     cells.append("not tried")
                     continue
