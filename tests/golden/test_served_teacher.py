@@ -23,6 +23,7 @@ from lmgym.models.policy import Policy
 from lmgym.updates.prepare import prepare
 from tests import models, rounding, runs
 from tests.parity.test_resume import Interrupting
+from tests.ranks import Group, group  # noqa: F401 (a fixture)
 from tests.runs import assert_equal_runs, no_picture  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("no_picture")
@@ -246,6 +247,27 @@ def test_a_server_that_has_gone_is_named_and_the_run_goes_on_later(
         trained(tmp_path / "run", server.address)
     down.clear()
     assert len(trained(tmp_path / "run", server.address)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_two_ranks_share_out_the_rows(
+    serve: Callable[..., TeacherServer],
+    group: Group,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Each row is asked for by one of them, and both then know all of them."""
+    server = serve(local_teacher())
+    alone = trained(tmp_path / "alone", server.address, top_k=TOP_K)
+    asked = len(server.rows)
+    section = {"name": "gkd", "teacher": server.address, "top_k": TOP_K}
+    recipe = runs.write(tmp_path / "recipe.yaml", algorithm=section, rewards=None, steps=2)
+    assert group.run(2, ["train", str(recipe), f"out={tmp_path / 'both'}"]) == [0, 0], group.said() + group.said(1)
+    assert len(server.rows) == 2 * asked
+    both = [record for record in runs.records(tmp_path / "both/metrics.jsonl") if record["kind"] == "train"]
+    near = rounding.typical_tolerance(server.policy.model)
+    for ours, theirs in zip(alone, both, strict=True):
+        assert ours["loss/divergence"] == pytest.approx(theirs["loss/divergence"], abs=near)
 
 
 # Refusals
