@@ -26,7 +26,7 @@ from lmgym.types import Episode, Example, RecipeText, Turn
 from lmgym.updates.prepare import prepare
 from tests import models, rounding, runs
 from tests.contract.test_every_algorithm import policy_section
-from tests.golden.record_gkd import RECORD, VOCABULARY, inputs
+from tests.golden.record_gkd import RECORD, TOP_K, VOCABULARY, inputs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 TRL = json.loads(RECORD.read_text())
@@ -53,6 +53,19 @@ def test_trl_makes_the_same_of_the_same_logits(case: dict[str, Any]) -> None:
     # TRL wrote 12 digits; both are sums of fp64 numbers below 10.
     assert found.mean().item() == pytest.approx(case["loss"], rel=1e-11)
     assert leaf.grad.flatten().tolist() == pytest.approx(case["gradient"], rel=1e-10, abs=1e-12)
+
+
+@pytest.mark.parametrize("case", TRL["some"], ids=lambda case: f"beta {case['beta']}")
+def test_trl_makes_the_same_of_some_tokens_and_the_rest(case: dict[str, Any]) -> None:
+    """TRL's SDPO names the student's most likely tokens in place of the teacher's; the formula is the same."""
+    student, teacher, _ = (one.flatten(0, 1) for one in inputs())
+    ids = student.topk(TOP_K).indices
+    taught = with_rest(teacher.log_softmax(-1).gather(1, ids))
+    name = NAMES.get(case["beta"], "jsd")
+    divergence = Divergence(name, case["beta"]) if name == "jsd" else Divergence(name)
+    value, gradient = divergence.of_top(student.log_softmax(-1), ids, taught)
+    assert value.tolist() == pytest.approx(case["each"], rel=1e-11)
+    assert gradient.flatten().tolist() == pytest.approx(case["gradient"], rel=1e-10, abs=1e-12)
 
 
 def test_divergences_by_hand() -> None:
