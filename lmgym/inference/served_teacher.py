@@ -59,8 +59,9 @@ class EndpointTeacher:
         self.context: int | None = None
 
     def reach(self, tokenizer: Any) -> Reached:
-        """Ask the server for its models and, if it can tokenize, for the ids of a short text. Raises LmgymError if it
-        does not answer, does not have the model, or has another tokenizer."""
+        """Ask the server for its models, if it can tokenize for the ids of a short text, and for the most likely tokens
+        at the second of them. Raises LmgymError if it does not answer, does not have the model, has another tokenizer,
+        or does not say so many tokens."""
         once = replace(self.endpoint, retries=0)
         try:
             models = _json(once, ask(once, "/models"))["data"]
@@ -79,7 +80,10 @@ class EndpointTeacher:
         self.endpoint = replace(self.endpoint, model=name)
         # The server samples one token behind the row, which must fit too.
         self.context = None if lengths[name] is None else int(lengths[name]) - 1
-        return Reached(name, self.context, self._compare_tokenizers(tokenizer))
+        ids = list(tokenizer(TRIED, add_special_tokens=False)["input_ids"])
+        compared = self._compare_tokenizers(ids)
+        self._ask_row(tuple(ids[:2]), retries=0)
+        return Reached(name, self.context, compared)
 
     def top_logprobs(self, batch: Batch) -> TopLogprobs:
         """Its most likely tokens at each action of the batch, in the order of `batch.actions.nonzero()`. Equal rows are
@@ -127,10 +131,11 @@ class EndpointTeacher:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _ask_row(self, row: Ids) -> tuple[Tensor, Tensor]:
+    def _ask_row(self, row: Ids, retries: int | None = None) -> tuple[Tensor, Tensor]:
         """The most likely tokens [L-1 K] at all tokens of a row but the first, and their log-probabilities."""
         top_k = self.served.top_k
         endpoint = replace(self.endpoint, largest=2**20 + BYTES * (top_k + 1) * len(row))
+        endpoint = endpoint if retries is None else replace(endpoint, retries=retries)
         body = {"model": endpoint.model, "prompt": list(row), "max_tokens": 1, "prompt_logprobs": top_k}
         try:
             reply = ask(endpoint, "/completions", {**body, "temperature": 0})
@@ -174,16 +179,15 @@ class EndpointTeacher:
             "every token id of the policy must be one of the teacher's"
         )
 
-    def _compare_tokenizers(self, tokenizer: Any) -> bool:
+    def _compare_tokenizers(self, ours: list[int]) -> bool:
         """False if the server cannot be asked: /tokenize is not part of OpenAI's interface, and vLLM has it beside
-        /v1. Raises LmgymError if it makes other ids of a text."""
+        /v1. Raises LmgymError if it makes other ids of the text than `ours`."""
         root = replace(self.endpoint, base_url=self.endpoint.base_url.removesuffix("/v1"), retries=0)
         body = {"model": root.model, "prompt": TRIED, "add_special_tokens": False}
         try:
             theirs = _json(root, ask(root, "/tokenize", body))["tokens"]
         except (LmgymError, LookupError, TypeError):
             return False
-        ours = list(tokenizer(TRIED, add_special_tokens=False)["input_ids"])
         if theirs != ours:
             raise LmgymError(
                 f"{OWNER}: {self.endpoint.base_url} has another tokenizer than the policy ({TRIED!r} is {theirs[:8]} "

@@ -7,7 +7,7 @@ A developer runs it with an environment of its own, from the root of the reposit
     PYTHONPATH=. trl/bin/python tests/golden/record_gkd.py
 
 It writes gkd.json: of TRL's own `generalized_jsd_loss`, the loss and its gradient by the student's logits; and the same
-of `compute_topk_self_distillation_loss` of SDPO, over the student's TOP_K most likely tokens and one bucket for the rest.
+of SDPO's `compute_topk_self_distillation_loss`, over the student's TOP_K most likely tokens and a bucket for the rest.
 """
 
 import importlib.metadata
