@@ -65,10 +65,11 @@ class EndpointTeacher:
         once = replace(self.endpoint, retries=0)
         try:
             models = _json(once, ask(once, "/models"))["data"]
-            lengths = {str(one["id"]): one.get("max_model_len") for one in models}
+            said = {str(one["id"]): one.get("max_model_len") for one in models}
+            lengths = {name: None if longest is None else int(longest) for name, longest in said.items()}
         except EndpointError as error:
             raise LmgymError(f"{error}; is the server there, and does its address end in /v1?") from None
-        except (LookupError, TypeError, AttributeError):
+        except (LookupError, TypeError, ValueError, AttributeError):
             give_up(once, "did not send a list of its models at /models")
         name = self.endpoint.model or (next(iter(lengths)) if len(lengths) == 1 else "")
         if name not in lengths:
@@ -78,8 +79,8 @@ class EndpointTeacher:
                 f"{', '.join(sorted(lengths))}"
             )
         self.endpoint = replace(self.endpoint, model=name)
-        # The server samples one token behind the row, which must fit too.
-        self.context = None if lengths[name] is None else int(lengths[name]) - 1
+        longest = lengths[name]
+        self.context = None if longest is None else longest - 1  # it samples one token behind the row
         ids = list(tokenizer(TRIED, add_special_tokens=False)["input_ids"])
         compared = self._compare_tokenizers(ids)
         self._ask_row(tuple(ids[:2]), retries=0)
@@ -88,24 +89,24 @@ class EndpointTeacher:
     def top_logprobs(self, batch: Batch) -> TopLogprobs:
         """Its most likely tokens at each action of the batch, in the order of `batch.actions.nonzero()`. Equal rows are
         sent once. Raises LmgymError if the server fails, or sends something else."""
-        # 1. The tokens of each row up to its last action, and where its actions are.
-        rows: list[Ids] = []
-        wanted: list[tuple[Ids, int]] = []  # of each action: its row's tokens, and its place there
-        for tokens, actions in zip(batch.tokens.cpu(), batch.actions.cpu(), strict=True):
-            places = actions.nonzero()[:, 0].tolist()
-            rows.append(tuple(tokens[: places[-1] + 1].tolist()) if places else ())
-            wanted += [(rows[-1], place) for place in places]
+        if bool(batch.actions[:, 0].any()):
+            raise LmgymError("an action has no token before it, so it cannot be scored; give each prompt at least one")
+        # 1. The tokens of each row up to its last action, and the places of its actions.
+        places = [actions.nonzero()[:, 0] for actions in batch.actions.cpu()]
+        ends = [int(own[-1]) + 1 if len(own) else 0 for own in places]
+        rows = [tuple(tokens[:end].tolist()) for tokens, end in zip(batch.tokens.cpu(), ends, strict=True)]
         distinct = [row for row in dict.fromkeys(rows) if row]
         self._check_lengths(distinct)
         # 2. Each rank asks for some of the rows, a few at a time.
         own = self.ranks.shares(distinct, [len(row) for row in distinct])[self.ranks.rank]
         said = dict(zip(own, self._ask_all(own), strict=True))
-        # 3. Its actions in their places; zeros where another rank knows.
-        ids = torch.zeros(len(wanted), self.served.top_k, dtype=torch.int32)
-        logprobs = torch.zeros(len(wanted), self.served.top_k)
-        for number, (row, place) in enumerate(wanted):
-            if row in said:
-                ids[number], logprobs[number] = said[row][0][place - 1], said[row][1][place - 1]
+        # 3. The actions, row by row; zeros where another rank knows.
+        count, start = sum(map(len, places)), 0
+        ids, logprobs = torch.zeros(count, self.served.top_k, dtype=torch.int32), torch.zeros(count, self.served.top_k)
+        for row, columns in zip(rows, places, strict=True):
+            part = slice(start, start := start + len(columns))
+            if row in said:  # which has no entry for the first token
+                ids[part], logprobs[part] = said[row][0][columns - 1].int(), said[row][1][columns - 1]
         self.ranks.add(ids)
         self.ranks.add(logprobs)
         return TopLogprobs(ids, with_rest(logprobs))

@@ -251,7 +251,9 @@ def test_a_server_that_has_gone_is_named_and_the_run_goes_on_later(
 
 @pytest.mark.slow
 @pytest.mark.processes
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_two_ranks_share_out_the_rows(
+    sharding: str,
     serve: Callable[..., TeacherServer],
     group: Group,  # noqa: F811
     tmp_path: Path,
@@ -261,7 +263,8 @@ def test_two_ranks_share_out_the_rows(
     alone = trained(tmp_path / "alone", server.address, top_k=TOP_K)
     asked = len(server.rows)
     section = {"name": "gkd", "teacher": server.address, "top_k": TOP_K}
-    recipe = runs.write(tmp_path / "recipe.yaml", algorithm=section, rewards=None, steps=2)
+    changes = {"distributed": {"sharding": sharding}, "algorithm": section, "rewards": None, "steps": 2}
+    recipe = runs.write(tmp_path / "recipe.yaml", **changes)
     assert group.run(2, ["train", str(recipe), f"out={tmp_path / 'both'}"]) == [0, 0], group.said() + group.said(1)
     assert len(server.rows) == 2 * asked
     both = [record for record in runs.records(tmp_path / "both/metrics.jsonl") if record["kind"] == "train"]
@@ -340,6 +343,7 @@ def listing(*names: str, length: int = 128) -> Change:
         (listing("a", "b"), {}, r"has several models, and algorithm\.teacher_model must name one .*: a, b"),
         (listing("a"), {"model": "b"}, r"has no model 'b', and algorithm\.teacher_model must name one .*: a"),
         (lambda path, status, said: (200, {"data": 3}), {}, "did not send a list of its models"),
+        (lambda path, status, said: (200, {"data": [{"id": 1, "max_model_len": "x"}]}), {}, "did not send a list of"),
         (lambda path, status, said: (404, {}), {}, r"status 404 .*does its address end in /v1\?"),
         (
             lambda path, status, said: (200, {"tokens": [1, 2]} if path == "/tokenize" else said),
@@ -404,6 +408,12 @@ def test_a_recipe_that_does_not_fit_is_refused(changes: dict[str, Any], sentence
     with pytest.raises(LmgymError, match=sentence):
         runs.run(tmp_path / "run", **{"algorithm": {"name": "gkd", "teacher": ADDRESS}, "rewards": None, **changes})
     assert not (tmp_path / "run").exists()
+
+
+def test_an_action_without_a_token_before_it_is_refused(serve: Callable[..., TeacherServer]) -> None:
+    teacher, batch = beside(serve(in_fp64(1))), models.batch_of(models.episodes(3, turns=1))
+    with pytest.raises(LmgymError, match="an action has no token before it"):
+        teacher.top_logprobs(batch.replace(actions=torch.ones_like(batch.actions)))
 
 
 def test_a_loop_of_ones_own_that_brings_no_teacher_is_told() -> None:
