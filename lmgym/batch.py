@@ -37,6 +37,23 @@ class SamplingMask:
 
 
 @dataclass(frozen=True)
+class TopLogprobs:
+    """A teacher's K most likely tokens behind each of A texts, the likeliest first, and their log-probabilities in nats
+    at temperature 1. The last column is that of all other tokens together (functional/divergences.py: `with_rest`).
+
+    `Batch.taught` maps actions to texts. It stays on the CPU, and takes 8 K + 4 bytes an action; nothing for prompts
+    and padding.
+
+    Example: of two actions, K = 2. Behind the first text token 7 has probability .5, token 2 has .3, all others .2:
+        ids       [[7, 2], [2, 9]]
+        logprobs  [[log .5, log .3, log .2], [log .9, log .06, log .04]]
+    """
+
+    ids: Int32[Tensor, "A K"]
+    logprobs: Float[Tensor, "A K+1"]
+
+
+@dataclass(frozen=True)
 class Batch:
     """Columns of N rows of T tokens. Columns that the run does not need are None.
 
@@ -78,6 +95,8 @@ class Batch:
     logprobs_ref: Float[Tensor, "N T"] | None = None
     logprobs_teacher: Float[Tensor, "N T"] | None = None
     hinted: "Batch | None" = None  # the same actions behind other prompts: those that the teacher reads
+    teacher_top: TopLogprobs | None = None  # of a teacher behind an endpoint
+    taught: Int[Tensor, "N T"] | None = None  # each action's row in `teacher_top`
     values: Float[Tensor, "N T"] | None = None  # of the state before each action
     last_values: Float[Tensor, " N"] | None = None  # of the state after the row's last action
     advantages: Float[Tensor, "N T"] | None = None
@@ -116,6 +135,16 @@ class Batch:
     def per_token(self, per_row: Float[Tensor, " N"]) -> Float[Tensor, "N T"]:
         """A number per row, written to each of the row's actions; zero elsewhere."""
         return per_row[:, None] * self.actions
+
+    def top_of(
+        self, row: Int[Tensor, " R"], column: Int[Tensor, " R"]
+    ) -> tuple[Int32[Tensor, "R K"], Float[Tensor, "R K+1"]]:
+        """The teacher's most likely tokens at the actions (row, column), and log-probabilities: of `teacher_top`, on
+        the device of the batch."""
+        assert self.teacher_top is not None
+        place = self.require("taught")[row, column].to(self.teacher_top.ids.device)
+        device = self.tokens.device
+        return self.teacher_top.ids[place].to(device), self.teacher_top.logprobs[place].to(device)
 
     def _map(self, function: Any) -> dict[str, Any]:
         columns = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm, Terms
-from lmgym.algorithms.gkd import check_teacher_and_hint
+from lmgym.algorithms.gkd import check_teacher_and_hint, is_address
 from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.constraints import Coefficient, Share
@@ -60,6 +60,11 @@ class Distill(Algorithm):
                 "imitate texts that it has written"
             )
         check_teacher_and_hint("distill", self.teacher, self.hint)
+        if is_address(self.teacher):
+            raise LmgymError(
+                "algorithm.teacher is an address, and distill needs a model in the training process; gkd learns from a "
+                "teacher behind an address"
+            )
         if self.reward_coefficient and self.group_size < 2:
             raise LmgymError(
                 f"algorithm.group_size is {self.group_size}; reward_coefficient compares the answers of a group, so "

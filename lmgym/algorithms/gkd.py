@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from annotated_types import Gt, Lt
+from annotated_types import Gt, Le, Lt
 from jaxtyping import Bool
 from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm, Terms
-from lmgym.algorithms.requirements import Requirements
+from lmgym.algorithms.requirements import Requirements, ServedTeacher
 from lmgym.batch import Batch, PolicyOutputs
-from lmgym.core.constraints import Coefficient, Rule
+from lmgym.core.constraints import FINITE, Coefficient, PositiveInt, Rule
+from lmgym.core.endpoint import check_address
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.functional import advantages as credit
@@ -22,6 +23,8 @@ from lmgym.functional.losses import policy_gradient
 Between = Annotated[
     float, Gt(0), Lt(1), Rule("it must lie between 0 and 1; at its ends write forward_kl or reverse_kl")
 ]
+Seconds = Annotated[float, Gt(0), FINITE, Rule("it must be above 0 seconds")]
+Concurrency = Annotated[int, Gt(0), Le(1024)]
 
 
 @register("algorithm", "gkd")
@@ -31,15 +34,27 @@ class GKD(Algorithm):
 
     p_t and q_t are the next-token distributions of student and teacher behind the text before token t, which the
     student has sampled (source: student; it is not differentiated through) or a reference holds (source: references).
-    The divergence D is a sum over the whole vocabulary, where `distill` has its estimate by the one sampled token.
+    The divergence D is a sum over the whole vocabulary, where `distill` has its estimate by the one sampled token. With
+    a teacher behind an address it is a sum over its `top_k` most likely tokens and one bucket for all others.
 
     Example: the policy learns from itself, with the solution in the prompt:
         >>> GKD(teacher="self", hint="{prompt}\\n\\nA correct solution: {reference}\\n\\nSolve it in your own words.")
     """
 
     teacher: str | None = None
-    """Hub id, local folder or built-in name of a model with the policy's tokenizer; or, with a hint, the policy itself:
-    "self" as it is at each step, "initial" as it was when the stage began."""
+    """Hub id, local folder or built-in name of a model with the policy's tokenizer; or the address of a server that has
+    it, such as http://localhost:8000/v1; or, with a hint, the policy itself: "self" as it is at each step, "initial" as
+    it was when the stage began."""
+    top_k: PositiveInt = 20
+    """How many of its most likely tokens a server is asked for at each place; all others are one bucket."""
+    teacher_model: str | None = None
+    """The model's name on the server. Default: the only one that it has."""
+    key_variable: str | None = None
+    """The environment variable that holds the server's key."""
+    seconds: Seconds = 600.0
+    """Longest time of one request to the server."""
+    concurrency: Concurrency = 8
+    """Requests to the server at a time, of each rank."""
     source: Literal["student", "references"] = "student"
     """Whose texts are trained on: the student's own answers, or the task's references."""
     divergence: DivergenceName = "reverse_kl"
@@ -55,6 +70,15 @@ class GKD(Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_teacher_and_hint("gkd", self.teacher, self.hint)
+        if self.teacher and is_address(self.teacher):
+            check_address(self.teacher, "algorithm.teacher")
+        else:
+            usual = {"top_k": 20, "teacher_model": None, "key_variable": None, "seconds": 600.0, "concurrency": 8}
+            for key in (key for key, value in usual.items() if getattr(self, key) != value):
+                raise LmgymError(
+                    f"algorithm.{key} is for a teacher behind an address (http://...), and algorithm.teacher is "
+                    f"{self.teacher}; remove it"
+                )
         if not self.teacher:
             raise LmgymError("algorithm.teacher is missing; name the model whose distributions gkd learns from")
         if self.divergence != "jsd" and self.beta != 0.5:
@@ -77,9 +101,15 @@ class GKD(Algorithm):
     def requirements(self) -> Requirements:
         answers: Literal["policy", "references"] = "policy" if self.source == "student" else "references"
         compared = Divergence(self.divergence, self.beta)
+        served = None
+        if self.teacher and is_address(self.teacher):
+            served = ServedTeacher(
+                self.teacher, self.top_k, self.teacher_model, self.key_variable, self.seconds, self.concurrency
+            )
         return Requirements(
             answers=answers,
-            teacher=self.teacher,
+            teacher=None if served else self.teacher,
+            served_teacher=served,
             divergence=compared,
             hint=self.hint,
             reward=self.reward_coefficient > 0,
@@ -100,6 +130,11 @@ class GKD(Algorithm):
         if self.reward_coefficient:
             terms["policy"] = (policy_gradient(new.logprobs, batch.require("advantages")), "token")
         return terms, {}
+
+
+def is_address(teacher: str | None) -> bool:
+    """True for a teacher behind an endpoint. Example: is_address("http://localhost:8000/v1")"""
+    return teacher is not None and teacher.startswith(("http://", "https://"))
 
 
 def check_teacher_and_hint(name: str, teacher: str | None, hint: str | None) -> None:

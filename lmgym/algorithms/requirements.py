@@ -6,6 +6,22 @@ from typing import Literal
 from lmgym.functional.divergences import Divergence
 
 
+@dataclass(frozen=True)
+class ServedTeacher:
+    """A teacher behind an endpoint, asked for its `top_k` most likely tokens (inference/served_teacher.py). `seconds`
+    is the limit of one request, `concurrency` how many run at a time.
+
+    Example: ServedTeacher(address="http://localhost:8000/v1", top_k=20)
+    """
+
+    address: str
+    top_k: int
+    model: str | None = None
+    key_variable: str | None = None
+    seconds: float = 600.0
+    concurrency: int = 8
+
+
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
     """What a stage must provide besides the answers and their log-probabilities at sampling time.
@@ -29,6 +45,8 @@ class Requirements:
     teacher: str | None = None
     """`batch.logprobs_teacher`: log-probabilities by this model (Hub id, folder or built-in name); or by the policy as
     it is at each step ("self") or was when the stage began ("initial")."""
+    served_teacher: ServedTeacher | None = None
+    """In place of `teacher`, `batch.teacher_top`: the most likely tokens of a model behind an endpoint."""
     divergence: Divergence | None = None
     """`new.divergence`, in place of `batch.logprobs_teacher`: how far each distribution of the policy is from the
     teacher's. For a `loss` under the first-order driver; not together with `entropy`."""

@@ -110,6 +110,8 @@ class Stage(Section):
                 f"{where}curriculum: a solve rate needs several answers to a prompt, and algorithm.group_size is "
                 f"{self.algorithm.group_size}; raise it to 4 or more"
             )
+        if self.algorithm.requirements.served_teacher is not None:
+            self._check_served_teacher(where)
         if self.algorithm.restriction is not None:
             self.sampling.check_untruncated(where + registry.name_of("algorithm", type(self.algorithm)))
         if self.sampling.temperature == 0:
@@ -122,6 +124,21 @@ class Stage(Section):
             raise LmgymError(
                 f"{where}rewards.overlong and algorithm.overlong punish the same answers twice; remove the reward, or "
                 "set algorithm.overlong to 0"
+            )
+
+    def _check_served_teacher(self, where: str) -> None:
+        """Raise LmgymError where answers come from another distribution than the model's own: a server says what its
+        model finds likely at temperature 1, with all tokens."""
+        if self.sampling.temperature not in (0.0, 1.0):  # 0 is refused elsewhere
+            raise LmgymError(
+                f"{where}sampling.temperature is {self.sampling.temperature}, and a teacher behind an address says its "
+                "log-probabilities at 1; write 1.0, or name a model for this process"
+            )
+        if self.sampling.truncates or self.sampling.min_new_tokens:
+            raise LmgymError(
+                f"{where}sampling.top_k, top_p, min_p and min_new_tokens exclude tokens, and a teacher behind an "
+                "address does not say how likely it finds the others among themselves; leave them out, or name a model "
+                "for this process"
             )
 
 

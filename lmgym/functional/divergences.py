@@ -1,14 +1,18 @@
-"""Divergences between a student's distribution p and a teacher's q over the whole vocabulary, and their gradients."""
+"""Divergences between a student's distribution p and a teacher's q, over the whole vocabulary or over the teacher's K
+most likely tokens and one bucket for all others, and their gradients."""
 
 import math
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 DivergenceName = Literal["forward_kl", "reverse_kl", "jsd"]
+
+SMALLEST_REST = 2.0**-23
+"""Least probability of a teacher's other tokens: 1 less a sum of single-precision numbers is not known any better."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,41 @@ class Divergence:
             value = self.beta * _mean(logprobs_q.exp(), logprobs_q - logprobs_m) + factor * divergence
         # d/dz_v of a sum over p's tokens is p_v (g_v - sum p g). Where p is 0 it is 0, and g is infinite or unknown.
         return value, factor * p * (excess - divergence[:, None]).masked_fill(p == 0, 0.0)
+
+    def of_top(
+        self, logprobs_p: Float[Tensor, "R V"], ids: Int[Tensor, "R K"], logprobs_q: Float[Tensor, "R K+1"]
+    ) -> tuple[Float[Tensor, " R"], Float[Tensor, "R V"]]:
+        """`of`, with all tokens but the K different ones in `ids` taken together as one outcome: the divergence of two
+        distributions over K + 1 outcomes, and its gradient by the logits whose softmax over the vocabulary is p.
+
+        The last column of `logprobs_q` is the log-probability of the others (`with_rest`). Taking outcomes together
+        makes none of the divergences larger (data-processing inequality), so this is at most `of`; with K = V the two
+        are equal. That of p's other tokens is summed from their own log-probabilities, not 1 less those of the K.
+
+        Example:
+            >>> p, q = torch.tensor([[.7, .2, .1]]).log(), torch.tensor([[.5, .3]]).log()
+            >>> round(Divergence("reverse_kl").of_top(p, torch.tensor([[0, 1]]), with_rest(q))[0].item(), 4)
+            0.0851
+        """
+        rest = logprobs_p.scatter(1, ids, -math.inf).logsumexp(-1, keepdim=True)
+        everything = rest == -math.inf  # K = V: there are no others
+        grouped_q = torch.cat([logprobs_q[:, :-1], logprobs_q[:, -1:].masked_fill(everything, -math.inf)], 1)
+        value, by_grouped = self.of(torch.cat([logprobs_p.gather(1, ids), rest], 1), grouped_q)
+        # A logit of the others moves their sum by its share in it.
+        share = (logprobs_p - rest.masked_fill(everything, math.inf)).exp()
+        return value, share.mul_(by_grouped[:, -1:]).scatter_(1, ids, by_grouped[:, :-1])
+
+
+def with_rest(logprobs: Float[Tensor, "R K"]) -> Float[Tensor, "R K+1"]:
+    """The log-probabilities of K outcomes, and behind them that of all others, log(1 - sum of the K probabilities).
+
+    The sum is taken in fp64. Numbers in single precision leave it uncertain by about 2^-23 or less, and the others get
+    at least that (`SMALLEST_REST`): so they are never impossible, and where they have less, they count as having 2^-23.
+
+    Example: with_rest(torch.tensor([[.5, .3]]).log()).exp() -> [[.5, .3, .2]]
+    """
+    total = logprobs.double().exp().sum(-1, keepdim=True)
+    return torch.cat([logprobs, (1 - total).clamp(min=SMALLEST_REST).log().to(logprobs.dtype)], -1)
 
 
 def _mean(probs: Float[Tensor, "R V"], values: Float[Tensor, "R V"]) -> Float[Tensor, " R"]:

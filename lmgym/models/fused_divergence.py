@@ -28,22 +28,25 @@ from lmgym.models.onednn_products import multiply
 
 # From a slice of the R rows to the teacher's own logits of them, W tokens wide.
 TeacherLogits = Callable[[slice], Float[Tensor, "r W"]]
+# From the student's log-probabilities [r V] of a part of the rows to their divergences [r], and the gradient of these
+# by the logits of the first S tokens [r S].
+OfPart = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
+# From a slice of the R rows, of which the teacher computes what it has to, to the function for parts of them.
+Comparison = Callable[[slice], OfPart]
 
 
 class FusedDivergence(torch.autograd.Function):
     """Log-probability of each target [R] under the student, and the divergence of its distribution [R], in nats.
 
-    apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, chunk, divergence, teacher_logits,
-    onednn)
+    apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, chunk, comparison, onednn)
 
-    `adjust`, `scale`, `chunk` and `onednn` are those of `FusedLogprobs`; `adjust` is applied to the teacher's logits
-    too. The teacher has no gradient, and must say the same in backward. Where its head has another size than the
-    student's, see `shared_logprobs`.
+    `adjust`, `scale`, `chunk` and `onednn` are those of `FusedLogprobs`. The `comparison` is `with_logits` or
+    `with_top`. The teacher has no gradient, and must say the same in backward.
 
     Example:
-        >>> logprobs, divergences = FusedDivergence.apply(
-        ...     hidden, head.weight, None, targets, lambda z, rows: z, 1.0, 64, Divergence("reverse_kl"), teacher_logits
-        ... )
+        >>> same = lambda logits, rows: logits
+        >>> comparison = with_logits(Divergence("reverse_kl"), teacher_logits, same)
+        >>> logprobs, divergences = FusedDivergence.apply(hidden, head.weight, None, targets, same, 1.0, 64, comparison)
     """
 
     @staticmethod
@@ -56,36 +59,67 @@ class FusedDivergence(torch.autograd.Function):
         adjust: Adjust,
         scale: float,
         chunk: int,
-        divergence: Divergence,
-        teacher_logits: TeacherLogits,
+        comparison: Comparison,
         onednn: bool = False,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden, weight, bias, targets)
-        ctx.settings = adjust, scale, chunk, divergence, teacher_logits, onednn
+        ctx.settings = adjust, scale, chunk, comparison, onednn
         logprobs, divergences = (hidden.new_zeros(len(hidden), dtype=wide_of(hidden.dtype)) for _ in range(2))
         head = weight.to(hidden.dtype)
-        for tile in _tiles(hidden, head, bias, adjust, chunk, teacher_logits, onednn):
+        for tile in _tiles(hidden, head, bias, adjust, chunk, comparison, onednn):
             student = tile.student.log_softmax(-1)
             logprobs[tile.part] = student.gather(1, targets[tile.part, None])[:, 0]
-            divergences[tile.part] = divergence.of(*shared_logprobs(student, tile.teacher))[0]
+            divergences[tile.part] = tile.compare(student, tile.part)[0]
         return logprobs, divergences
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, by_logprob: Tensor, by_divergence: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets = ctx.saved_tensors
-        adjust, scale, chunk, divergence, teacher_logits, onednn = ctx.settings
+        adjust, scale, chunk, comparison, onednn = ctx.settings
         head = weight.to(hidden.dtype)
         gradient = HeadGradient(ctx, hidden, weight, head, onednn)
-        for tile in _tiles(hidden, head, bias, adjust, chunk, teacher_logits, onednn):
+        for tile in _tiles(hidden, head, bias, adjust, chunk, comparison, onednn):
             part, student = tile.part, tile.student.log_softmax(-1)
-            _, by_shared = divergence.of(*shared_logprobs(student, tile.teacher))
+            _, by_shared = tile.compare(student, part)
             by_logits = logits_gradient(student, scale * by_logprob[part, None], targets[part, None])
             by_logits[:, : by_shared.shape[1]].addcmul_(by_shared, scale * by_divergence[part, None])
             store_tile(by_logits, tile.chunk, tile.rows, part)
             if part.stop == tile.rows.stop:  # the chunk is complete
                 gradient.add(tile.chunk, tile.rows)
-        return *gradient.both, *[None] * 8
+        return *gradient.both, *[None] * 7
+
+
+def with_logits(divergence: Divergence, teacher_logits: TeacherLogits, adjust: Adjust) -> Comparison:
+    """The comparison with a teacher whose logits are known; `adjust` is applied to them too. Where its head has another
+    size than the student's, see `shared_logprobs`.
+
+    Example: with_logits(Divergence("jsd"), lambda rows: taught[rows] @ head.T, lambda logits, rows: logits)
+    """
+
+    def of_chunk(rows: slice) -> OfPart:
+        taught = teacher_logits(rows)
+
+        def of_part(student: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+            own = taught[part.start - rows.start : part.stop - rows.start].to(student.dtype)
+            adjusted = adjust_teacher(own, part, student.shape[1], adjust)
+            return divergence.of(*shared_logprobs(student, adjusted))
+
+        return of_part
+
+    return of_chunk
+
+
+def with_top(divergence: Divergence, ids: Int[Tensor, "R K"], logprobs: Float[Tensor, "R K+1"]) -> Comparison:
+    """The comparison with a teacher of which the K most likely tokens are known (`Divergence.of_top`).
+
+    Example: with_top(Divergence("reverse_kl"), ids, logprobs)
+    """
+
+    def of_part(student: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+        return divergence.of_top(student, ids[part].long(), logprobs[part].to(student.dtype))
+
+    return lambda rows: of_part
 
 
 def shared_logprobs(
@@ -100,13 +134,14 @@ def shared_logprobs(
 
 
 class _Tile(NamedTuple):
-    """Some rows (`part`) of a chunk of them (`rows`): logits of both, adjusted, and the student's own of the chunk."""
+    """Some rows (`part`) of a chunk of them (`rows`): the student's logits, adjusted, its own ones of the chunk, and
+    what compares them with the teacher's."""
 
     rows: slice
     chunk: Tensor
     part: slice
     student: Tensor
-    teacher: Tensor
+    compare: OfPart
 
 
 def _tiles(
@@ -115,19 +150,16 @@ def _tiles(
     bias: Tensor | None,
     adjust: Adjust,
     chunk: int,
-    teacher_logits: TeacherLogits,
+    comparison: Comparison,
     onednn: bool,
 ) -> Iterator[_Tile]:
     """All rows, tile by tile. What is written into a tile's `chunk` stays until the chunk's last tile is done."""
-    wide = wide_of(hidden.dtype)
     buffer, in_wide = hidden.new_empty(min(chunk, len(hidden)), len(head)), tile_buffer(hidden, head)
     for rows in slices(0, len(hidden), chunk):
         logits = multiply(hidden[rows], head.T, buffer[: rows.stop - rows.start], onednn)
-        taught = teacher_logits(rows)
+        compare = comparison(rows)
         for part in slices(rows.start, rows.stop, max(fused_logprobs.TILE // len(head), 1)):
-            student = adjust_tile(logits, rows, part, bias, adjust, in_wide)
-            own = taught[part.start - rows.start : part.stop - rows.start].to(wide)
-            yield _Tile(rows, logits, part, student, adjust_teacher(own, part, len(head), adjust))
+            yield _Tile(rows, logits, part, adjust_tile(logits, rows, part, bias, adjust, in_wide), compare)
 
 
 def adjust_teacher(logits: Float[Tensor, "r W"], part: slice, vocabulary: int, adjust: Adjust) -> Float[Tensor, "r W"]:

@@ -190,7 +190,8 @@ class Policy:
             known = None if logprob_gradient is None else logprob_gradient[row, column]
             divergences = None
             if divergence is not None:
-                logprobs, divergences = compare(self, self._teacher(entropy), batch, states, row, column, divergence)
+                teacher = self._teacher(batch, entropy)
+                logprobs, divergences = compare(self, teacher, batch, states, row, column, divergence)
             else:
                 logprobs, entropies = logprobs_of_states(self, batch, states, row, column, entropy, known)
             state_values = self._values(batch, states, *before) if values else None
@@ -366,7 +367,10 @@ class Policy:
         if self.critic is not None:
             self.critic.save(folder / "critic")
 
-    def _teacher(self, entropy: bool) -> "Policy":
+    def _teacher(self, batch: Batch, entropy: bool) -> "Policy | None":
+        """The teacher beside this policy; None if the batch holds what the teacher has said of it."""
+        if batch.teacher_top is not None and not entropy:
+            return None
         if self.teacher is None or entropy:
             what = "has no teacher; name one (algorithm.teacher)" if not entropy else "gives no entropies beside it"
             raise LmgymError(f"a divergence from a teacher was asked for, and the policy {what}")

@@ -1,4 +1,5 @@
-"""A teacher beside a policy: how far the policy's distributions are from the teacher's, over the whole vocabulary."""
+"""A teacher beside a policy: how far the policy's distributions are from the teacher's, over the whole vocabulary, or
+over the teacher's most likely tokens and one bucket for all others."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +13,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.distributed.parts import whole
 from lmgym.functional.divergences import Divergence
 from lmgym.models.distributions import action_logits
-from lmgym.models.fused_divergence import FusedDivergence, TeacherLogits, adjust_teacher, shared_logprobs
+from lmgym.models.fused_divergence import FusedDivergence, OfPart, TeacherLogits, with_logits, with_top
 from lmgym.models.onednn_products import multiply
 from lmgym.models.scoring import ScoringModel
 
@@ -37,7 +38,7 @@ class Compared(NamedTuple):
 
 def compare(
     model: ScoringModel,
-    teacher: Teacher,
+    teacher: Teacher | None,
     batch: Batch,
     states: States,
     row: Int[Tensor, " R"],
@@ -47,13 +48,17 @@ def compare(
     """Compare a policy with its teacher at the actions (row, column), whose hidden states are the first R of `states`.
 
     The teacher reads `batch.hinted`, if there is one, else the same rows; it has no gradient. Temperature, excluded
-    stop ids and kept sets are those that the actions were sampled with, for both. The logits of `model.head_chunk`
-    actions exist at a time.
+    stop ids and kept sets are those that the actions were sampled with, for both. Without a teacher here, what it said
+    of its most likely tokens is in `batch.teacher_top`. The logits of `model.head_chunk` actions exist at a time.
     """
-    teacher_logits = _teacher_logits(teacher, batch)
 
     def adjust(logits: Tensor, part: slice) -> Tensor:
         return action_logits(logits, batch, row[part], column[part])
+
+    if teacher is None:
+        comparison = with_top(divergence, *batch.top_of(row, column))
+    else:
+        comparison = with_logits(divergence, _teacher_logits(teacher, batch), adjust)
 
     head: Any = model.model.get_output_embeddings()
     if states.logits is None and _is_plain(head):
@@ -63,7 +68,7 @@ def compare(
         return Compared(
             *FusedDivergence.apply(  # type: ignore[no-untyped-call]
                 hidden, whole(head.weight), bias, batch.tokens[row, column], adjust, scale, model.head_chunk,
-                divergence, teacher_logits, model.onednn,
+                comparison, model.onednn,
             )
         )  # fmt: skip
 
@@ -71,9 +76,8 @@ def compare(
     def compare_chunk(inputs: Tensor, part: slice) -> tuple[Tensor, Tensor]:
         own = model.head(inputs) if states.logits is None else inputs
         student = adjust(own, part).log_softmax(-1)
-        taught = adjust_teacher(teacher_logits(part).to(own.dtype), part, own.shape[1], adjust)
         logprobs = student.gather(1, batch.tokens[row[part], column[part]][:, None])[:, 0]
-        return logprobs, _Divergences.apply(student, taught, divergence)  # type: ignore[no-untyped-call]
+        return logprobs, _Divergences.apply(student, comparison(part), part)  # type: ignore[no-untyped-call]
 
     inputs, chunks = states.hidden if states.logits is None else states.logits, []
     for start in range(0, max(len(row), 1), model.head_chunk):
@@ -86,12 +90,12 @@ def compare(
 
 
 class _Divergences(torch.autograd.Function):
-    """apply(student log-probabilities [R V], teacher logits [R W], divergence) -> [R]: autograd's part of `compare`.
-    Divergence.of has the gradient by the logits, which for log-probabilities of a softmax is the one by themselves."""
+    """apply(student log-probabilities [R V], comparison of these rows, the rows) -> [R]: autograd's part of `compare`.
+    A comparison has the gradient by the logits, which for log-probabilities of a softmax is the one by themselves."""
 
     @staticmethod
-    def forward(ctx: Any, student: Tensor, teacher_logits: Tensor, divergence: Divergence) -> Tensor:
-        value, by_logits = divergence.of(*shared_logprobs(student, teacher_logits))
+    def forward(ctx: Any, student: Tensor, of_part: OfPart, part: slice) -> Tensor:
+        value, by_logits = of_part(student, part)
         ctx.width = student.shape[1]
         ctx.save_for_backward(by_logits)
         return value

@@ -10,12 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from lmgym.algorithms.pairs import Pairs
+from lmgym.algorithms.requirements import ServedTeacher
 from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.functional.truncation import packed_bytes
 from lmgym.inference.base import Sampling
 from lmgym.inference.completions import check_memory
+from lmgym.inference.served_teacher import EndpointTeacher
 from lmgym.models.builtin import is_builtin
 from lmgym.models.load import PolicySection, check_start_token, load_tokenizer, read_model_info
 from lmgym.models.policy import Policy
@@ -41,6 +43,8 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
             check_sampling(config, stage, facts.vocabulary)
         if (teacher := stage.algorithm.requirements.teacher) and teacher not in OWN_TEACHERS:
             check_teacher(config.policy, teacher)
+        if (served := stage.algorithm.requirements.served_teacher) is not None:
+            check_served_teacher(config.policy, served, facts.encoder_decoder, facts.vocabulary)
     check_cut(config)
     chat = next((e for own in examples for e in first_of(own) if not isinstance(e.prompt, str)), None)
     if facts.encoder_decoder and chat is not None and not load_tokenizer(config.policy).chat_template:
@@ -157,6 +161,22 @@ def check_teacher(section: PolicySection, name: str) -> None:
         raise LmgymError(
             f"algorithm.teacher: {name} has another tokenizer than the policy, so it cannot score the policy's tokens"
         )
+
+
+def check_served_teacher(
+    section: PolicySection, served: ServedTeacher, encoder_decoder: bool, vocabulary: int | None
+) -> None:
+    """Raise LmgymError if the teacher's server cannot be asked, or cannot score the policy's tokens."""
+    if encoder_decoder:
+        raise LmgymError(
+            f"algorithm.teacher is an address, where a causal model reads prompt and answer as one, and "
+            f"{section.model} is an encoder-decoder; name a model of its type"
+        )
+    if vocabulary and served.top_k > vocabulary:
+        raise LmgymError(
+            f"algorithm.top_k is {served.top_k}, and the policy's vocabulary has {vocabulary} tokens; lower it"
+        )
+    EndpointTeacher(served, vocabulary or sys.maxsize).reach(load_tokenizer(section))
 
 
 def check_cut(config: Config) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.algorithms.base import Algorithm
+from lmgym.algorithms.requirements import ServedTeacher
 from lmgym.config.build import resolved
 from lmgym.config.schema import Stage
 from lmgym.core.errors import LmgymError
 from lmgym.envs.vector import Envs
+from lmgym.inference.served_teacher import EndpointTeacher
 from lmgym.logs.doctor import Watch
 from lmgym.logs.doctor_facts import facts_of
 from lmgym.models import copies, lora
@@ -98,7 +100,7 @@ class StageRun:
     def teacher_context(self) -> int | None:
         """How many tokens the teacher reads; None if it does not say, or if there is none."""
         teacher = self.frozen_models.models.get("teacher")
-        return teacher.context if isinstance(teacher, Policy) else None
+        return teacher.context if isinstance(teacher, Policy | EndpointTeacher) else None
 
     @property
     def writes_files(self) -> bool:
@@ -243,6 +245,17 @@ def _restore(stage: StageRun, saved: Path) -> None:
         )
 
 
+def _served_teacher(run: Run, served: ServedTeacher) -> EndpointTeacher:
+    """The teacher behind an endpoint, reached."""
+    teacher = EndpointTeacher(served, run.policy.vocabulary, run.ranks)
+    if not teacher.reach(run.policy.tokenizer).compared:
+        run.console.say(
+            f"algorithm.teacher: {served.address} has no /tokenize beside it, so its tokenizer was not compared with "
+            "the policy's"
+        )
+    return teacher
+
+
 def _frozen_models(run: Run, section: Stage, algorithm: Algorithm) -> FrozenModels:
     """The frozen models that a stage needs: copies of the policy as it is now, or those of the checkpoint."""
     progress, required = run.progress, algorithm.requirements
@@ -258,6 +271,8 @@ def _frozen_models(run: Run, section: Stage, algorithm: Algorithm) -> FrozenMode
         if sharded:
             shard_policy(teacher, run.ranks)
         frozen.models["teacher"] = teacher
+    elif required.served_teacher is not None:
+        frozen.models["teacher"] = _served_teacher(run, required.served_teacher)
     saved = checkpoint.read_state(run.resume_from) if progress.step > 0 and run.resume_from else {}
     if saved.get("teacher") not in (None, frozen.teacher):
         raise LmgymError(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm
@@ -11,7 +12,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.functional import truncation
 from lmgym.functional.advantages import deviation, explained_variance
 from lmgym.functional.reductions import masked_mean
-from lmgym.updates.protocols import FrozenPolicy, TrainablePolicy
+from lmgym.updates.protocols import FrozenPolicy, TopTeacher, TrainablePolicy
 
 
 def prepare(batch: Batch, policy: TrainablePolicy, copies: Mapping[str, FrozenPolicy], algorithm: Algorithm) -> Batch:
@@ -40,7 +41,22 @@ def prepare(batch: Batch, policy: TrainablePolicy, copies: Mapping[str, FrozenPo
         batch = batch.replace(logprobs_ref=copies["reference"].compute_logprobs_no_grad(batch).logprobs)
     if required.teacher and required.divergence is None:
         batch = batch.replace(logprobs_teacher=_teacher_logprobs(batch, copies["teacher"]))
+    if required.served_teacher is not None:
+        batch = _with_teacher_top(batch, copies.get("teacher"))
     return algorithm.advantages(batch)
+
+
+def _with_teacher_top(batch: Batch, teacher: FrozenPolicy | None) -> Batch:
+    """The batch with the teacher's most likely tokens at its actions (in the same order behind prompts with a hint)."""
+    if not isinstance(teacher, TopTeacher):
+        raise LmgymError(
+            "algorithm.teacher is an address, and `prepare` was given no teacher behind one; give it "
+            '{"teacher": ...} as lmgym.training.stage does'
+        )
+    found = teacher.top_logprobs(batch if batch.hinted is None else batch.hinted)
+    places = torch.arange(len(found.ids))
+    taught = torch.zeros(batch.actions.shape, dtype=torch.long).masked_scatter_(batch.actions.cpu(), places)
+    return batch.replace(teacher_top=found, taught=taught)
 
 
 def _teacher_logprobs(batch: Batch, teacher: FrozenPolicy) -> Tensor:

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lmgym.batch import Batch, PolicyOutputs, States
+from lmgym.batch import Batch, PolicyOutputs, States, TopLogprobs
 from lmgym.distributed.ranks import Ranks
 from lmgym.functional.divergences import Divergence
 
@@ -18,6 +18,14 @@ class FrozenPolicy(Protocol):
 
     def compute_logprobs_no_grad(self, batch: Batch) -> PolicyOutputs:
         """Log-probabilities of a whole batch, micro-batch by micro-batch, without gradient, on the CPU."""
+
+
+@runtime_checkable
+class TopTeacher(Protocol):
+    """A teacher that says its most likely tokens only, such as one behind an endpoint."""
+
+    def top_logprobs(self, batch: Batch) -> TopLogprobs:
+        """Its most likely tokens at each action of a whole batch, in the order of `batch.actions.nonzero()`."""
 
 
 class TrainablePolicy(Protocol):

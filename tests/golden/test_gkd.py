@@ -16,8 +16,8 @@ from lmgym.algorithms.distill import Distill
 from lmgym.algorithms.gkd import GKD
 from lmgym.batch import Batch
 from lmgym.core.errors import LmgymError
-from lmgym.functional.divergences import Divergence
-from lmgym.models.fused_divergence import FusedDivergence
+from lmgym.functional.divergences import Divergence, with_rest
+from lmgym.models.fused_divergence import FusedDivergence, with_logits, with_top
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.rollouts.hints import hinted_episodes, hinted_prompt
@@ -26,7 +26,7 @@ from lmgym.types import Episode, Example, RecipeText, Turn
 from lmgym.updates.prepare import prepare
 from tests import models, rounding, runs
 from tests.contract.test_every_algorithm import policy_section
-from tests.golden.record_gkd import RECORD, VOCABULARY, inputs
+from tests.golden.record_gkd import RECORD, TOP_K, VOCABULARY, inputs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 TRL = json.loads(RECORD.read_text())
@@ -43,14 +43,29 @@ def test_trl_makes_the_same_of_the_same_logits(case: dict[str, Any]) -> None:
     divergence = Divergence(name, case["beta"]) if name == "jsd" else Divergence(name)
     taught, identity = teacher[actions], torch.eye(VOCABULARY, dtype=torch.float64)
     targets = torch.zeros(int(actions.sum()), dtype=torch.long)
-    _, found = FusedDivergence.apply(
-        leaf[actions], identity, None, targets, lambda z, part: z / temperature, 1 / temperature, 2, divergence,
-        lambda part: taught[part],
-    )  # fmt: skip
+
+    def divide(logits: Tensor, part: slice) -> Tensor:
+        return logits / temperature
+
+    comparison = with_logits(divergence, lambda part: taught[part], divide)
+    _, found = FusedDivergence.apply(leaf[actions], identity, None, targets, divide, 1 / temperature, 2, comparison)
     found.mean().backward()
     # TRL wrote 12 digits; both are sums of fp64 numbers below 10.
     assert found.mean().item() == pytest.approx(case["loss"], rel=1e-11)
     assert leaf.grad.flatten().tolist() == pytest.approx(case["gradient"], rel=1e-10, abs=1e-12)
+
+
+@pytest.mark.parametrize("case", TRL["some"], ids=lambda case: f"beta {case['beta']}")
+def test_trl_makes_the_same_of_some_tokens_and_the_rest(case: dict[str, Any]) -> None:
+    """TRL's SDPO names the student's most likely tokens in place of the teacher's; the formula is the same."""
+    student, teacher, _ = (one.flatten(0, 1) for one in inputs())
+    ids = student.topk(TOP_K).indices
+    taught = with_rest(teacher.log_softmax(-1).gather(1, ids))
+    name = NAMES.get(case["beta"], "jsd")
+    divergence = Divergence(name, case["beta"]) if name == "jsd" else Divergence(name)
+    value, gradient = divergence.of_top(student.log_softmax(-1), ids, taught)
+    assert value.tolist() == pytest.approx(case["each"], rel=1e-11)
+    assert gradient.flatten().tolist() == pytest.approx(case["gradient"], rel=1e-10, abs=1e-12)
 
 
 def test_divergences_by_hand() -> None:
@@ -293,8 +308,9 @@ def test_what_a_hint_cannot_do_is_refused(tmp_path: Path) -> None:
         runs.run(tmp_path / "run", **env)
 
 
+@pytest.mark.parametrize("of_top", [False, True], ids=["logits", "most likely tokens"])
 @pytest.mark.parametrize("tokens", [40, 400])
-def test_no_logits_of_all_tokens_ever_exist(tokens: int) -> None:
+def test_no_logits_of_all_tokens_ever_exist(tokens: int, of_top: bool) -> None:
     """Chunks of 10 rows: whatever forward and backward make, nothing has more rows of the vocabulary than a chunk."""
     vocabulary, chunk = 1000, 10
     seen: list[int] = []
@@ -309,10 +325,13 @@ def test_no_logits_of_all_tokens_ever_exist(tokens: int) -> None:
 
     hidden, taught = torch.randn(tokens, 3, requires_grad=True), torch.randn(tokens, 4)
     head, taught_head = torch.randn(vocabulary, 3, requires_grad=True), torch.randn(vocabulary, 4)
+    if of_top:
+        ids = torch.stack([torch.randperm(vocabulary)[:20] for _ in range(tokens)])
+        comparison = with_top(Divergence("jsd"), ids, with_rest(torch.full((tokens, 20), math.log(0.04))))
+    else:
+        comparison = with_logits(Divergence("jsd"), lambda part: taught[part] @ taught_head.T, lambda z, part: z)
     with Sizes():
-        _, found = FusedDivergence.apply(
-            hidden, head, None, torch.zeros(tokens, dtype=torch.long), lambda z, part: z, 1.0, chunk,
-            Divergence("jsd"), lambda part: taught[part] @ taught_head.T,
-        )  # fmt: skip
+        targets = torch.zeros(tokens, dtype=torch.long)
+        _, found = FusedDivergence.apply(hidden, head, None, targets, lambda z, part: z, 1.0, chunk, comparison)
         found.mean().backward()
     assert hidden.grad is not None and head.grad is not None and max(seen) == chunk

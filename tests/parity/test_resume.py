@@ -29,7 +29,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo, 4 optimizer steps a batch": {"name": "grpo", "group_size": 4, "epochs": 2, "minibatches": 2},
     **{name: {"name": name, "group_size": 4} for name in ("dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo")},
     "top_entropy": {"name": "top_entropy", "group_size": 4, "minibatches": 2},
-    **{name: {"name": name, "group_size": 4, "minibatches": 2} for name in ("clip_cov", "kl_cov")},
+    **{name: {"name": name, "group_size": 4, "minibatches": 2} for name in ("clip_cov", "kl_cov", "otb")},
+    "hgpo": {"name": "hgpo", "group_size": 4},
     "supervised": {"name": "supervised"},
     "ppo": {"name": "ppo", "epochs": 2, "minibatches": 2, "kl_coefficient": 0.1, "kl_target": 0.01},
     "ppo, separate critic": {"name": "ppo", "epochs": 2, "kl_coefficient": 0.1, "kl_target": 0.01},
@@ -56,11 +57,10 @@ FAMILY: dict[str, dict[str, Any]] = {  # presets that differ in formulas of a to
     "remax": {"name": "remax"},
     **{
         name: {"name": name, "group_size": 4, "minibatches": 2}
-        for name in ("gspo_token", "gmpo", "luspo", "vespo", "ce_gppo", "ipo_mask", "maxrl", "gpg", "opo", "otb")
+        for name in ("gspo_token", "gmpo", "luspo", "vespo", "ce_gppo", "ipo_mask", "maxrl", "gpg", "opo")
     },
     "icepop": {"name": "icepop", "group_size": 4, "importance_floor": 0.999, "importance_cap": 1.001},
     "gigpo": {"name": "gigpo", "group_size": 4},
-    "hgpo": {"name": "hgpo", "group_size": 4},
     "pass_at_k": {"name": "pass_at_k", "group_size": 4, "pass_at": 2},
     "gfpo": {"name": "gfpo", "group_size": 4, "keep": 2},
 }

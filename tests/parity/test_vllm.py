@@ -24,6 +24,8 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.vllm_server import served
+from lmgym.algorithms.gkd import GKD
+from lmgym.algorithms.requirements import ServedTeacher
 from lmgym.batch import collate
 from lmgym.config.build import build_config
 from lmgym.core import availability, seeds
@@ -32,13 +34,15 @@ from lmgym.functional.truncation import unpack
 from lmgym.inference import vllm_here, vllm_servers
 from lmgym.inference.base import Completion, Decoding, Request, Sampling
 from lmgym.inference.sampler import Sampler
+from lmgym.inference.served_teacher import EndpointTeacher
 from lmgym.inference.vllm_engine import SPARE, VLLM, weights_of
 from lmgym.inference.vllm_here import Here
 from lmgym.inference.vllm_servers import Servers, write_weights
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
-from tests import models, runs
+from lmgym.updates.prepare import prepare
+from tests import models, rounding, runs
 from tests.parity.test_resume import Interrupting
 from tests.parity.test_sampler import reported_and_scored
 from tests.ranks import Group, group  # noqa: F401 (a fixture)
@@ -388,6 +392,42 @@ def test_the_tied_head_is_written_too(tmp_path: Path) -> None:
     write_weights(own, tmp_path / "served")
     tensors = load_file(tmp_path / "served/model.safetensors")
     assert torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
+
+
+@WITH_VLLM
+@pytest.mark.timeout(900)
+def test_a_teacher_on_a_server_is_that_teacher_here(tmp_path: Path) -> None:
+    """Its most likely tokens, and the divergence from all of them; then what it refuses, and a run."""
+    teacher, policy_here = policy(), load_policy(PolicySection(device="cpu"))
+    batch = models.batch_of(models.episodes(4, turns=1))
+    whole = teacher.vocabulary
+    with server(teacher, tmp_path, "--max-logprobs", whole) as (address, _):
+        served = {k: EndpointTeacher(ServedTeacher(f"{address}/v1", k), whole) for k in (20, whole)}
+        for one in served.values():
+            assert one.reach(teacher.tokenizer).compared and one.context == 511
+        found = served[20].top_logprobs(batch)
+        row, column = batch.actions.nonzero(as_tuple=True)
+        with torch.no_grad():
+            said = teacher.model(batch.tokens, attention_mask=batch.mask.long()).logits[row, column - 1].log_softmax(-1)
+        near = rounding.tolerance(teacher.model)
+        assert torch.allclose(found.logprobs[:, :-1], said.topk(20).values, rtol=0, atol=near)
+        assert torch.allclose(said.gather(1, found.ids.long()), said.topk(20).values, rtol=0, atol=near)
+        policy_here.teacher = teacher
+        local, algorithm = GKD(teacher="t"), GKD(teacher=f"{address}/v1")
+        ours = models.gradient(local, policy_here, prepare(batch, policy_here, {}, local))
+        theirs = models.gradient(
+            algorithm, policy_here, prepare(batch, policy_here, {"teacher": served[whole]}, algorithm)
+        )
+        assert ours[1]["loss/divergence"] == pytest.approx(theirs[1]["loss/divergence"], abs=near)
+        assert models.relative(ours[0], theirs[0]) < near
+        with pytest.raises(LmgymError, match=rf"started with --max-logprobs {whole + 1} or more"):
+            EndpointTeacher(ServedTeacher(f"{address}/v1", whole + 1), whole).reach(teacher.tokenizer)
+        with pytest.raises(LmgymError, match=r"has no model 'other', and algorithm\.teacher_model must name one"):
+            EndpointTeacher(ServedTeacher(f"{address}/v1", 20, "other"), whole).reach(teacher.tokenizer)
+        section = {"name": "gkd", "teacher": f"{address}/v1", "top_k": 20}
+        folder = runs.run(tmp_path / "run", algorithm=section, rewards=None, steps=3)
+    steps = [one for one in runs.records(folder / "metrics.jsonl") if one["kind"] == "train"]
+    assert len(steps) == 3 and all(one["loss/divergence"] > 0 for one in steps)
 
 
 @WITH_VLLM

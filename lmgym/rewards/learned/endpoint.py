@@ -1,15 +1,15 @@
 """`endpoint_judge`: an LLM judge behind an OpenAI-compatible chat endpoint, your own server or a service."""
 
+import json
 import math
-import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
+from lmgym.core.endpoint import Endpoint, ask, check_address, give_up, read_key, start_of
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.rewards.learned.endpoint_client import Endpoint, ask_endpoint
 from lmgym.rewards.learned.judge_prompts import SYSTEM, Item, check_template, judge_messages
 from lmgym.rewards.learned.rows import clean
 from lmgym.rewards.views import without_thinking
@@ -119,22 +119,34 @@ def _endpoint(
     wait: float,
 ) -> Endpoint:
     prefix = "key 'rewards.endpoint_judge"
-    if not re.fullmatch(r"https?://[^\s/@?#]+(?:/[^\s@?#]*)?", base_url):
-        raise LmgymError(
-            f"{prefix}.base_url' is no plain address; write one such as http://localhost:8000/v1, without user or query"
-        )
+    check_address(base_url, f"{prefix}.base_url'")
     for name, value in (("seconds", seconds), ("wait", wait), ("retries", retries)):
         if not (value >= 0 and math.isfinite(value)) or (name == "seconds" and value == 0):
             bound = "above" if name == "seconds" else "at least"
             raise LmgymError(f"{prefix}.{name}' is {value}; it must be {bound} 0")
-    key = None
-    if key_variable is not None:
-        key = os.environ.get(key_variable, "").strip()
-        if not key:
-            raise LmgymError(f"{prefix}.key_variable': the environment variable {key_variable} is not set, or empty")
-        if not key.isascii() or not key.isprintable():
-            raise LmgymError(f"{prefix}.key_variable': the key in {key_variable} has characters that no key can have")
-    return Endpoint(base_url.rstrip("/"), model, key, {"temperature": 0, **(options or {})}, seconds, retries, wait)
+    key = read_key(key_variable, f"{prefix}.key_variable'")
+    asked = {"temperature": 0, **(options or {})}
+    return Endpoint("reward 'endpoint_judge'", base_url.rstrip("/"), model, key, asked, seconds, retries, wait)
+
+
+def ask_endpoint(endpoint: Endpoint, conversation: Sequence[tuple[str, str]]) -> str:
+    """The text of the model's reply to (role, content) messages.
+
+    Raises LmgymError if the endpoint refuses the request, or still fails after all retries.
+
+    Example:
+        >>> ask_endpoint(endpoint, [("user", "Is 4 even? Answer Yes or No.")])
+        'Yes'
+    """
+    messages = [{"role": role, "content": content} for role, content in conversation]
+    reply = ask(endpoint, "/chat/completions", {"model": endpoint.model, "messages": messages, **endpoint.options})
+    try:
+        content = json.loads(reply)["choices"][0]["message"]["content"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        content = reply
+    if isinstance(content, bytes):
+        give_up(endpoint, f"did not send a chat completion but {start_of(endpoint, content)!r}")
+    return content if isinstance(content, str) else ""
 
 
 def _read(reply: str, read: str, lowest: float, highest: float) -> float | None:
