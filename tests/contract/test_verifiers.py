@@ -1,0 +1,118 @@
+"""Tasksets of verifiers 0.4.0. Without that library (it is not in the extra `dev`) the tests that play are skipped."""
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmgym.core.errors import LmgymError
+from lmgym.envs.check import check_env
+from lmgym.envs.vector import EnvFailure, InProcess
+from lmgym.envs.verifiers import Verifiers, follows
+from lmgym.types import Example
+
+SUMS, GUESSES = "verifiers_sums", "verifiers_guesses"
+GAME = Example("game/3", "a game")
+OPENING = [{"role": "system", "content": "Add."}, {"role": "user", "content": "3+3="}]
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "verifiers", None)
+    with pytest.raises(LmgymError, match=r"pip install 'lmgym\[verifiers\]'"):
+        Verifiers(taskset="any").reset(GAME, 0)
+
+
+@pytest.mark.parametrize("rows", [[3], [5, 5], [-1, 4], [4, 2]])
+def test_rows_are_a_range(rows: list[int]) -> None:
+    with pytest.raises(LmgymError, match="0 <= begin < end"):
+        Verifiers(taskset="any", rows=rows)
+
+
+def test_a_request_must_continue_the_conversation() -> None:
+    said = [*OPENING, {"role": "assistant", "content": "6"}]
+    new = {"role": "user", "content": "and now?"}
+    assert follows(said, [*said, new]) and follows(said, [*said, new, new])
+    assert not follows(said, said)  # nothing new
+    assert not follows(said, [*OPENING, new])  # the answer is gone
+    assert not follows(said, [*OPENING, {"role": "assistant", "content": "7"}, new])
+    assert not follows(said, [*said, {"role": "assistant", "content": "8"}, new])  # words that nobody has sampled
+
+
+@pytest.mark.parametrize(("text", "reward"), [("6", 2.5), ("7", 0.5), ("seven", 0.0)])
+def test_one_turn_earns_the_weighted_rewards(library: Any, text: str, reward: float) -> None:
+    env = Verifiers(taskset=SUMS)
+    assert env.reset(GAME, 0) == OPENING
+    step = env.step(text, "eos")
+    assert step.terminated and step.reward == reward
+    assert step.info == {"right": float(text == "6"), "short": float(len(text) < 4), "length": len(text)}
+
+
+def test_rows_choose_the_tasks(library: Any) -> None:
+    env = Verifiers(taskset=SUMS, rows=[4, 6])
+    prompts = [env.reset(Example(f"episodes/train/{n}", ""), 0)[-1]["content"] for n in range(3)]
+    assert prompts == ["4+4=", "5+5=", "4+4="]
+    assert env.reset(Example("a", "", meta={"row": 1}), 0)[-1]["content"] == "5+5="
+    env.close()
+
+
+def test_several_turns_with_a_secret_from_the_seed(library: Any) -> None:
+    env, outside = Verifiers(taskset=GUESSES, rows=[0, 4]), random.getstate()
+    assert env.reset(GAME, seed=5) == [{"role": "user", "content": "Guess a number from 0 to 9."}]
+    secret = random.Random(5).randint(0, 9)
+    assert env.step(str(secret - 1), "eos").messages == [{"role": "user", "content": "higher"}]
+    assert env.step("", "eos").messages == [{"role": "user", "content": "lower"}]
+    over = env.step(str(secret), "eos")
+    assert over.terminated and over.reward == 1.0 and over.info == {"won": 1.0}
+    assert random.getstate() == outside
+
+
+@pytest.mark.parametrize(("stop", "most"), [("eos", 1), ("context", None)])
+def test_a_cut_episode_is_scored(library: Any, stop: str, most: int | None) -> None:
+    env = Verifiers(taskset=GUESSES, rows=[0, 4], max_turns=most)
+    env.reset(GAME, 0)
+    step = env.step("no", stop)
+    assert step.truncated and step.reward == 0.0 and step.info == {"won": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("taskset", "text", "sentence"),
+    [
+        (SUMS, "raise", "no such answer"),
+        (GUESSES, "program", "gives it no machine"),
+        (GUESSES, "again", "does not begin with the conversation so far"),
+    ],
+)
+def test_what_fails_costs_the_episode(library: Any, taskset: str, text: str, sentence: str) -> None:
+    envs = InProcess(lambda: Verifiers(taskset=taskset, rows=[0, 4]))
+    envs.begin([(0, GAME, 0)])
+    (failure,) = envs.step([(0, text, "eos")])
+    assert isinstance(failure, EnvFailure) and sentence in failure.message
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"taskset": "no_such_taskset"}, "'no_such_taskset' cannot be loaded: .*not found"),
+        ({"taskset": SUMS, "config": {"levl": 1}}, "cannot be loaded: .*levl"),
+        ({"taskset": SUMS, "rows": [0, 11]}, "has only 10 tasks"),
+        ({"taskset": SUMS, "environment": "user_sim"}, "it has 2 agents"),
+        ({"taskset": GUESSES}, "'env.rows' is missing"),
+    ],
+)
+def test_mistakes_are_named(library: Any, keys: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(LmgymError, match=sentence):
+        Verifiers(**keys).reset(GAME, 0)
+
+
+def test_it_keeps_the_contract(library: Any) -> None:
+    example = Example("episodes/test/0", "")
+    check_env("verifiers", example, ["3", "", "\u0661", "<think>5</think> 4"], taskset=GUESSES, rows=[0, 4])
