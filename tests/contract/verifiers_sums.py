@@ -1,5 +1,7 @@
 """A taskset of verifiers for test_verifiers.py: sums, in one turn."""
 
+from typing import Literal
+
 import verifiers.v1 as vf
 
 __all__ = ["Sums"]
@@ -25,8 +27,14 @@ class Sum(vf.Task[SumData, vf.State, vf.TaskConfig]):
         return float(len(trace.last_reply))
 
 
-class Sums(vf.Taskset[Sum, vf.TasksetConfig]):
+class SumsConfig(vf.TasksetConfig):
+    level: int = 1
+    needs: Literal["", "image", "agent_user"] = ""
+
+
+class Sums(vf.Taskset[Sum, SumsConfig]):
     def load(self):
+        needs = {self.config.needs: "some"} if self.config.needs else {}
         for number in range(10):
-            data = SumData(prompt=f"{number}+{number}=", system_prompt="Add.", answer=2 * number)
-            yield Sum(data, self.config.task)
+            prompt = f"{number}+{number}="
+            yield Sum(SumData(prompt=prompt, system_prompt="Add.", answer=2 * number, **needs), self.config.task)
