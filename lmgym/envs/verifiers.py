@@ -4,7 +4,7 @@ import importlib.metadata
 import itertools
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -210,7 +210,7 @@ def _refuse(taskset: str, needs: Sequence[str]) -> None:
 
 def _explained(error: Exception, library: Any, taskset: str) -> LmgymError:
     """What the library says of a taskset that cannot be loaded, in one sentence."""
-    problems = getattr(error, "errors", list)()  # of pydantic, which begins its own text with a count
+    problems: list[Any] = getattr(error, "errors", list)()  # of pydantic, which begins its own text with a count
     if problems:
         place, problem = [str(part) for part in problems[0]["loc"]], problems[0]["msg"]
         name = ".".join(["config", *place[1:]] if place[:1] == ["taskset"] else ["environment_config", *place])
@@ -242,7 +242,7 @@ def _place(example: Example, begin: int, count: int) -> int:
     return row - begin
 
 
-def _scores(trace: Any) -> Mapping[str, float]:
+def _scores(trace: Any) -> dict[str, float]:
     """The rewards before their weights, and the metrics."""
     rewards = {name: one.score for name, one in trace.rewards.items() if one is not None}
     return {**rewards, **{name: value for name, value in trace.metrics.items() if value is not None}}

@@ -147,7 +147,7 @@ class EpisodeThread:
 
     async def get_response(self, dialect: Any, body: Mapping[str, Any], *given: Any, **more: Any) -> Any:
         """The model's answer to a request (`Client.get_response`): the policy's next turn."""
-        messages = [{"role": one["role"], "content": _text(one.get("content"))} for one in body["messages"]]
+        messages: list[Message] = [{"role": o["role"], "content": _text(o.get("content"))} for o in body["messages"]]
         request = ModelRequest(messages, asyncio.get_running_loop().create_future())
         self._events.put(request)
         text, stop = await request.answered
