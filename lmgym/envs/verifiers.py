@@ -16,7 +16,7 @@ from lmgym.core.errors import LmgymError, describe
 from lmgym.core.validation import Section
 from lmgym.envs.base import Step
 from lmgym.envs.global_random import OwnRandomState
-from lmgym.envs.verifiers_episode import EpisodeThread, ModelRequest
+from lmgym.envs.verifiers_episode import VerifiersEpisode, ModelRequest
 from lmgym.types import Example, Message
 
 VERSION = "0.4."  # of verifiers; how it runs an episode changes from one such version to the next
@@ -57,7 +57,7 @@ class Verifiers(Section):
         super().__post_init__()
         if self.rows is not None and not (len(self.rows) == 2 and 0 <= self.rows[0] < self.rows[1]):
             raise LmgymError(f"key 'env.rows' must be [begin, end] with 0 <= begin < end, not {self.rows}")
-        self._episode: EpisodeThread | None = None
+        self._episode: VerifiersEpisode | None = None
 
     def reset(self, example: Example, seed: int) -> Sequence[Message]:
         self.close()
@@ -65,7 +65,7 @@ class Verifiers(Section):
         loaded = load(json.dumps(keys))
         task = loaded.tasks[_place(example, loaded.tasks[0].data.idx, len(loaded.tasks))]
         self._random = OwnRandomState(seed)
-        self._episode = episode = EpisodeThread(loaded.env, task, loaded.role)
+        self._episode = episode = VerifiersEpisode(loaded.env, task, loaded.role)
         asked = self._random.call(episode.start)
         if not isinstance(asked, ModelRequest):
             raise RuntimeError("the episode ended before its first request to the model")

@@ -1,23 +1,28 @@
 """One episode of verifiers, as a conversation that waits for its answers (envs/verifiers.py).
 
-verifiers asks a model for answers; lmgym asks an environment for steps. So the episode runs in a thread, and each of
-its requests to the model waits there for the policy's next turn. The thread works only while `start`, `answer` or
-`close` waits for it.
+verifiers asks a model for answers; lmgym asks an environment for steps. So the episode runs in an event loop in a
+thread, and each of its requests to the model waits there for the policy's next turn. All episodes of a process share
+that loop; one of them works at a time, while `start`, `answer` or `close` waits for it.
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import copy
+import os
 import queue
+import resource
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NoReturn
 
+from lmgym.core.errors import LmgymError
 from lmgym.types import Message
 
 CLOSING_SECONDS = 5.0
+FILES_EACH, FILES_ELSE = 3, 128  # open files of an episode: its server, and both ends of its request; of all else
 NO_PROGRAMS = "the task runs programs or uses files, and env verifiers gives it no machine for that"
 USES_MACHINE = ("run", "open_process", "run_background", "write", "read", "expose")  # methods of a runtime
 
@@ -33,13 +38,14 @@ class ModelRequest:
     answered: asyncio.Future[tuple[str, str]]
 
 
-class EpisodeThread:
+class VerifiersEpisode:
     """An episode of `task` in `env`, objects of verifiers; `role` is the name of its only agent.
 
-    Raises what fails in the episode; a failure that verifiers has recorded, as RuntimeError with its message.
+    Raises what fails in the episode; a failure that verifiers has recorded, as RuntimeError with its message; LmgymError
+    if there are more episodes than the process may open files for.
 
     Example:
-        episode = EpisodeThread(env, task, "agent")
+        episode = VerifiersEpisode(env, task, "agent")
         request = episode.start()                # a ModelRequest
         trace = episode.answer("4", "eos")       # the trace of the finished episode
     """
@@ -49,39 +55,47 @@ class EpisodeThread:
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()  # requests, then a trace or an exception
         self._request: ModelRequest | None = None  # the one that waits
         self._full = False  # the model's context is: it cannot be asked again
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._running: concurrent.futures.Future[None] | None = None
 
     def start(self) -> Any:
         """The first request, or the trace of an episode that has made none."""
-        self._thread.start()
+        most = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - FILES_ELSE) // FILES_EACH
+        if len(_alive) >= most:
+            raise LmgymError(
+                f"env verifiers can play {most} episodes at a time in a process, since each needs {FILES_EACH} open "
+                "files; lower engine.rows, raise env.workers, or raise the limit of open files (ulimit -n)"
+            )
+        _alive.add(self)
+        self._running = asyncio.run_coroutine_threadsafe(self._run(), _loop(os.getpid()))
         return self._next()
 
     def answer(self, text: str, stop: str) -> Any:
         """The next request after this answer, or the trace of the episode that is over."""
         assert self._request is not None
         self._full = stop == "context"
-        self._loop.call_soon_threadsafe(_answer, self._request, text, stop)
+        self._request.answered.get_loop().call_soon_threadsafe(_answer, self._request, text, stop)
         return self._next()
 
     def close(self) -> None:
         """End the episode, if it is not over."""
-        if self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # the loop has just ended
-                self._loop.call_soon_threadsafe(self._playing.cancel)
-            self._thread.join(CLOSING_SECONDS)
+        if self in _alive and self._running is not None:
+            self._running.cancel()
+            with contextlib.suppress(queue.Empty):  # wait until it has ended, but not forever
+                self._events.get(timeout=CLOSING_SECONDS)
+        _alive.discard(self)
 
     def _next(self) -> Any:
         event = self._events.get()  # the time limit is that of a worker process
         self._request = event if isinstance(event, ModelRequest) else None
+        if self._request is None:
+            _alive.discard(self)
         if isinstance(event, BaseException):
             raise event
         return event
 
-    def _run(self) -> None:
+    async def _run(self) -> None:
         try:
-            with asyncio.Runner() as runner:
-                self._loop = runner.get_loop()
-                event = runner.run(self._play())
+            event = await self._play()
         except BaseException as error:
             event = error
         self._events.put(event)
@@ -90,7 +104,6 @@ class EpisodeThread:
         """Play the episode and return its trace."""
         from verifiers.v1 import EvalClientConfig, ModelContext
 
-        self._playing: Any = asyncio.current_task()
         env = copy.copy(self._env)
         env.setup = partial(self._prepare, env.setup)
         context = ModelContext(model="policy", client=EvalClientConfig(base_url="http://127.0.0.1"))
@@ -160,6 +173,17 @@ class EpisodeThread:
         response = dialect.parse_response(dialect.validate_response(raw))
         response.raw = raw
         return response
+
+
+_alive: set[VerifiersEpisode] = set()
+
+
+@cache
+def _loop(process: int) -> asyncio.AbstractEventLoop:
+    """The event loop of this process, in a thread of its own; a fork of the process needs another one."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
+    return loop
 
 
 def _answer(request: ModelRequest, text: str, stop: str) -> None:

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import random
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,17 @@ def test_what_fails_costs_the_episode(library: Any, taskset: str, text: str, sen
 def test_mistakes_are_named(library: Any, keys: dict[str, Any], sentence: str) -> None:
     with pytest.raises(LmgymError, match=sentence):
         Verifiers(**keys).reset(GAME, 0)
+
+
+def test_more_episodes_than_open_files_are_refused(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (128 + 2 * 3, 4096))
+    envs = InProcess(lambda: Verifiers(taskset=GUESSES, rows=[0, 4]))
+    envs.begin([(0, GAME, 0), (1, GAME, 1)])
+    with pytest.raises(LmgymError, match=r"can play 2 episodes at a time .* lower engine\.rows"):
+        envs.begin([(2, GAME, 2)])
+    envs.end([0])
+    envs.begin([(3, GAME, 3)])
+    envs.close()
 
 
 def test_it_keeps_the_contract(library: Any) -> None:
