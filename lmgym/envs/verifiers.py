@@ -16,7 +16,7 @@ from lmgym.core.errors import LmgymError, describe
 from lmgym.core.validation import Section
 from lmgym.envs.base import Step
 from lmgym.envs.global_random import OwnRandomState
-from lmgym.envs.verifiers_episode import VerifiersEpisode, ModelRequest
+from lmgym.envs.verifiers_episode import ModelRequest, VerifiersEpisode
 from lmgym.types import Example, Message
 
 VERSION = "0.4."  # of verifiers; how it runs an episode changes from one such version to the next

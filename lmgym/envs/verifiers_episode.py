@@ -41,8 +41,8 @@ class ModelRequest:
 class VerifiersEpisode:
     """An episode of `task` in `env`, objects of verifiers; `role` is the name of its only agent.
 
-    Raises what fails in the episode; a failure that verifiers has recorded, as RuntimeError with its message; LmgymError
-    if there are more episodes than the process may open files for.
+    Raises what fails in the episode; a failure that verifiers has recorded, as RuntimeError with its message. Raises
+    LmgymError if there are more episodes than the process may open files for.
 
     Example:
         episode = VerifiersEpisode(env, task, "agent")
@@ -59,8 +59,9 @@ class VerifiersEpisode:
 
     def start(self) -> Any:
         """The first request, or the trace of an episode that has made none."""
-        most = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - FILES_ELSE) // FILES_EACH
-        if len(_alive) >= most:
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = (files - FILES_ELSE) // FILES_EACH
+        if files != resource.RLIM_INFINITY and len(_alive) >= most:
             raise LmgymError(
                 f"env verifiers can play {most} episodes at a time in a process, since each needs {FILES_EACH} open "
                 "files; lower engine.rows, raise env.workers, or raise the limit of open files (ulimit -n)"
