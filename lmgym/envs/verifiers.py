@@ -57,6 +57,8 @@ class Verifiers(Section):
         super().__post_init__()
         if self.rows is not None and not (len(self.rows) == 2 and 0 <= self.rows[0] < self.rows[1]):
             raise LmgymError(f"key 'env.rows' must be [begin, end] with 0 <= begin < end, not {self.rows}")
+        if "id" in self.config:
+            raise LmgymError("key 'env.config.id' is 'env.taskset'; leave it out")
         self._episode: VerifiersEpisode | None = None
 
     def reset(self, example: Example, seed: int) -> Sequence[Message]:

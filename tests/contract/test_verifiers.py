@@ -138,6 +138,8 @@ def test_what_fails_costs_the_episode(library: Any, taskset: str, text: str, sen
         ({"taskset": SUMS, "environment": "user_sim"}, "it has 2 agents"),
         ({"taskset": SUMS, "config": {"needs": "image"}}, "its tasks need a container"),
         ({"taskset": TOOLS}, "its tasks need tools"),
+        ({"taskset": "verifiers_harness"}, "it brings a program for the agent"),
+        ({"taskset": SUMS, "config": {"id": SUMS}}, "key 'env.config.id' is 'env.taskset'"),
         ({"taskset": GUESSES}, "'env.rows' is missing"),
     ],
 )
