@@ -100,6 +100,13 @@ def test_a_cut_episode_is_scored(library: Any, stop: str, most: int | None) -> N
     assert step.truncated and step.reward == 0.5 / 3 and step.info == {"won": 0.0, "brief": 1 / 3, "turns": 1.0}
 
 
+def test_a_condition_of_the_task_ends_the_episode(library: Any) -> None:
+    env = Verifiers(taskset=GUESSES, rows=[0, 4])
+    env.reset(GAME, 0)
+    step = env.step("stop", "eos")
+    assert step.terminated and step.reward == 0.5 / 5 and step.info["turns"] == 1.0
+
+
 def test_a_limit_of_turns_of_the_environment_holds(library: Any) -> None:
     env = Verifiers(taskset=GUESSES, rows=[0, 4], environment_config={"highest": 0})
     env.reset(GAME, 0)

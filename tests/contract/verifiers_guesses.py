@@ -9,7 +9,9 @@ __all__ = ["GuessEnv", "Guesses"]
 
 
 class Guess(vf.Task[vf.TaskData, vf.State, vf.TaskConfig]):
-    pass
+    @vf.stop
+    async def gave_up(self, trace: vf.Trace) -> bool:
+        return trace.last_reply == "stop"
 
 
 class GuessConfig(vf.EnvConfig):
