@@ -167,6 +167,7 @@ class Turn:
     unfinished: bool = False  # the next turn continues this turn's action (`Step.unfinished`)
     given: str = ""  # how the message begins, by policy.answer_start; its ids are the last ones of `prompt_ids`
     token_rewards: list[float] | None = None  # part of `reward` that each action earned; the last one gets the rest
+    info: dict[str, str | float] = field(default_factory=dict)  # what the environment notes on it (`Step.info`)
     seconds: dict[str, float] = field(default_factory=dict, compare=False, repr=False)  # see logs/timings.py
 
     def to_json(self, seconds: bool = False) -> dict[str, Any]:

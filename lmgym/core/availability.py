@@ -110,6 +110,7 @@ NEEDS: dict[str, Need] = {
     "lmgym[reasoning]": _extra("reasoning", "reasoning_gym"),
     "lmgym[metrics]": _extra("metrics", "sacrebleu", "nltk"),
     "lmgym[textarena]": _extra("textarena", "textarena"),
+    "lmgym[verifiers]": _extra("verifiers", "verifiers"),
     "tensorboard": _extra("track", "tensorboard"),
     "wandb": _extra("track", "wandb"),
     "trackio": _extra("trackio", "trackio"),

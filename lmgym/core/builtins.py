@@ -222,6 +222,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
             "an environment of OpenEnv: its class, or a server",
             "environment= or url=",
         ),
+        "verifiers": ("envs.verifiers:Verifiers", "a taskset of verifiers with its own rewards", "lmgym[verifiers]"),
         "textarena": ("envs.textarena:TextArena", "TextArena's games, for one player or several", "lmgym[textarena]"),
         "textworld": (
             "envs.textworld:TextWorld",

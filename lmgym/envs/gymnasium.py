@@ -13,6 +13,7 @@ from lmgym.core.registry import suggest
 from lmgym.core.validation import Section
 from lmgym.envs.agent import Agent
 from lmgym.envs.base import Step
+from lmgym.envs.dialogue import Dialogue
 from lmgym.types import Example, Message
 
 
@@ -63,16 +64,13 @@ class Gymnasium(Section):
         self._agent: Agent = self._make_agent()
         self._agent.action_space, self._agent.observation_space = self._env.action_space, self._env.observation_space
         self._seed, self._seeded = seed % 2**31, False
-        observation, info = self._env.reset(seed=self._seed)
-        self._turns = self._invalid = 0
-        system = self._agent.get_system_prompt()
-        self._opening = [{"role": "system", "content": system}] if system else []
-        self._opening += [dict(message) for message in self._agent.initial_messages()]
-        self._see(observation, info)
-        return [*self._opening, self._shown]
+        self._observation, self._info = self._env.reset(seed=self._seed)
+        self._invalid = 0
+        self._dialogue = Dialogue(self._agent, self.memory, self.max_turns)
+        return self._dialogue.begin(self._observation)
 
     def step(self, text: str, stop: str) -> Step:
-        self._turns += 1
+        self._dialogue.turns += 1
         action, reason = self._action(text)
         # An invalid answer ends the episode, is answered by a message, or becomes a random action.
         if reason:
@@ -81,8 +79,8 @@ class Gymnasium(Section):
             if self.on_invalid == "end" or self._invalid >= self.max_invalid:
                 return Step(reward=-self.invalid_penalty, terminated=True, info={"invalid": reason})
             if self.on_invalid != "random":
-                reply = self._agent.format_invalid(reason, self._shown["content"])
-                return self._answer({"role": "user", "content": reply}, cost, {"invalid": reason})
+                reply = self._agent.format_invalid(reason, self._dialogue.shown["content"])
+                return self._dialogue.answer({"role": "user", "content": reply}, cost, {"invalid": reason})
             action = self._random_action()
         else:
             self._invalid = 0
@@ -91,28 +89,14 @@ class Gymnasium(Section):
         reward = float(reward)
         if terminated or truncated:
             return Step(reward=reward, terminated=bool(terminated), truncated=bool(truncated and not terminated))
-        self._see(observation, info)
-        return self._answer(self._shown, reward, {"invalid": reason} if reason else {})
+        self._observation, self._info = observation, info
+        return self._dialogue.answer(self._dialogue.show(observation), reward, {"invalid": reason} if reason else {})
 
     def demonstrate(self) -> str:
         return self._agent.demonstrate(self._observation, self._random_action())
 
     def close(self) -> None:
         self._env.close()
-
-    def _see(self, observation: Any, info: dict[str, Any]) -> None:
-        self._observation, self._info = observation, info
-        text = self._agent.format_observation(observation)
-        if not isinstance(text, str) or not text:
-            raise TypeError(f"format_observation returned {text!r}; it must return a text")
-        self._shown: Message = {"role": "user", "content": text}
-
-    def _answer(self, message: Message, reward: float, info: dict[str, Any]) -> Step:
-        if self._turns == self.max_turns:
-            return Step(reward=reward, truncated=True, info=info)
-        if self.memory == "observation":
-            return Step([*self._opening, message], reward, restart=True, info=info)
-        return Step([message], reward, info=info)
 
     def _action(self, text: str) -> tuple[Any, str]:
         """The legal action that a text means, or None and the reason."""

@@ -14,6 +14,7 @@ from lmgym.core.errors import LmgymError, describe
 from lmgym.core.validation import Section
 from lmgym.envs.agent import Agent
 from lmgym.envs.base import Step
+from lmgym.envs.dialogue import Dialogue
 from lmgym.envs.global_random import OwnRandomState
 from lmgym.types import Example, Message
 
@@ -128,18 +129,15 @@ class OpenEnv(Section):
             self._game = OnServer(str(self.url))
         self._agent: Agent = self._make_agent()
         self._agent.action_space = self._game.schema
-        self._turns = self._invalid = 0
+        self._invalid = 0
         observation, _, over = self._game.reset(arguments)
         if over:
             raise RuntimeError("its reset returned an observation that is done; there is nothing to answer")
-        system = self._agent.get_system_prompt()
-        self._opening = [{"role": "system", "content": system}] if system else []
-        self._opening += [dict(message) for message in self._agent.initial_messages()]
-        self._see(observation)
-        return [*self._opening, self._shown]
+        self._dialogue = Dialogue(self._agent, self.memory, self.max_turns)
+        return self._dialogue.begin(observation)
 
     def step(self, text: str, stop: str) -> Step:
-        self._turns += 1
+        self._dialogue.turns += 1
         try:
             observation, reward, over = self._game.step(self._action(text))
         except InvalidActionError as error:
@@ -147,8 +145,7 @@ class OpenEnv(Section):
         self._invalid = 0
         if over:
             return Step(reward=reward, terminated=True)
-        self._see(observation)
-        return self._answer(self._shown, reward, {})
+        return self._dialogue.answer(self._dialogue.show(observation), reward, {})
 
     def close(self) -> None:
         self._game.close()
@@ -166,22 +163,9 @@ class OpenEnv(Section):
         self._invalid += 1
         if self.on_invalid == "end" or self._invalid >= self.max_invalid:
             return Step(reward=-self.invalid_penalty, terminated=True, info={"invalid": reason})
-        reply = self._agent.format_invalid(reason, self._shown["content"])
+        reply = self._agent.format_invalid(reason, self._dialogue.shown["content"])
         cost = 0.0 if self.on_invalid == "retry" else -self.invalid_penalty
-        return self._answer({"role": "user", "content": reply}, cost, {"invalid": reason})
-
-    def _see(self, observation: Mapping[str, Any]) -> None:
-        text = self._agent.format_observation(observation)
-        if not isinstance(text, str) or not text:
-            raise TypeError(f"format_observation returned {text!r}; it must return a text")
-        self._shown: Message = {"role": "user", "content": text}
-
-    def _answer(self, message: Message, reward: float, info: dict[str, Any]) -> Step:
-        if self._turns == self.max_turns:
-            return Step(reward=reward, truncated=True, info=info)
-        if self.memory == "observation":
-            return Step([*self._opening, message], reward, restart=True, info=info)
-        return Step([message], reward, info=info)
+        return self._dialogue.answer({"role": "user", "content": reply}, cost, {"invalid": reason})
 
 
 Seen = tuple[dict[str, Any], float, bool]  # observation, reward, whether the episode is over

@@ -3,6 +3,7 @@
 Run folders of older versions have other names in them; `RENAMED` is the one table of old and new names.
 """
 
+import math
 import resource
 import sys
 from collections.abc import Mapping, Sequence
@@ -50,8 +51,8 @@ def rename_evaluations(evaluations: Mapping[str, Any]) -> dict[str, Any]:
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Metrics of the episodes sampled in a step: their number, the mean of the reward and of its components, lengths
     (tokens), mean number of turns (if any episode has several), the shares of truncated and of selected episodes, the
-    share whose environment failed (if any), and that of groups with equal scores, from which a group baseline learns
-    nothing.
+    share whose environment failed (if any), the means of the numbers in `Turn.info`, and the share of groups with equal
+    scores, from which a group baseline learns nothing.
 
     Example: {"answers": 256.0, "reward": 0.53, "reward/final_answer": 0.5, "length/mean": 4.2, "length/max": 8.0, ...}
     """
@@ -73,10 +74,26 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "selected": sum(episode.selected for episode in episodes) / count,
         **({"environment_errors": broken / count} if (broken := sum(bool(e.error) for e in episodes)) else {}),
         **({"turns/mean": turns / count} if (turns := sum(len(e.turns) for e in episodes)) > count else {}),
+        **{f"environment/{name}": sum(values) / len(values) for name, values in environment_numbers(episodes).items()},
         **(
             {"zero_variance_groups": sum(min(g) == max(g) for g in groups) / len(groups)} if len(groups) < count else {}
         ),
     }
+
+
+def environment_numbers(episodes: Sequence[Episode]) -> dict[str, list[float]]:
+    """The finite numbers that environments have noted, by name: one for each turn that has it.
+
+    Example:
+        >>> turns = [Turn([1], [2], info={"invalid": "no number"}), Turn([3], [4], info={"right": 1.0})]
+        >>> environment_numbers([Episode(Example("a/0", ""), 0, 0, turns)])
+        {'right': [1.0]}
+    """
+    found: dict[str, list[float]] = {}
+    for name, note in (note for episode in episodes for turn in episode.turns for note in turn.info.items()):
+        if not isinstance(note, str) and math.isfinite(note):
+            found.setdefault(name, []).append(float(note))
+    return found
 
 
 def version_lag(episodes: Sequence[Episode], version: int) -> dict[str, float]:
@@ -113,8 +130,9 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
     without its seconds, in which no two runs are equal (timings.py)."""
     record = dict(vars(turn))  # not `asdict`, which copies every list number by number
     del record["kept"], record["seconds"]
-    if not turn.given:
-        del record["given"]
+    for name in ("given", "info"):
+        if not record[name]:
+            del record[name]
     return record
 
 

@@ -14,6 +14,7 @@ from lmgym.envs.single_turn import SingleTurn
 from lmgym.envs.vector import Envs
 from lmgym.inference.base import Decoding, MinP, Sampling, TopK, TopP
 from lmgym.inference.generation_options import checked
+from lmgym.logs.records import environment_numbers
 from lmgym.rewards.base import Reward, episodes_to_judge
 from lmgym.rewards.corpus import Corpus, corpora
 from lmgym.rollouts.play import play
@@ -117,7 +118,7 @@ def evaluate(
     totals = [replace(reward, shaping=False) for reward in rewards]
     episodes = play(prompts, actor, sampling, (seed, "evaluation"), envs, totals, timeout)
     groups = groups_of(episodes)
-    values = measured(groups, rewards) | by_task(groups, rewards)
+    values = measured(groups, rewards) | by_task(groups, rewards) | noted(groups)
     values |= chosen_by(judge, groups, rewards) if judge is not None else {}
     if sampling.fixed_length:
         del values["truncated"]
@@ -222,4 +223,13 @@ def by_task(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> d
         for name, numbers in measured(own, [reward]).items() if own else ():
             if name == reward.name or name.startswith(f"{reward.name}/"):
                 values[name] = numbers
+    return values
+
+
+def noted(groups: Sequence[Sequence[Episode]]) -> dict[str, list[list[float]]]:
+    """The numbers that environments have noted on turns, as "environment/NAME"; prompts without any are left out."""
+    values: dict[str, list[list[float]]] = {}
+    for group in groups:
+        for name, numbers in environment_numbers(group).items():
+            values.setdefault(f"environment/{name}", []).append(numbers)
     return values

@@ -5,6 +5,7 @@ goes to the player whose turn is next.
 """
 
 import json
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -201,6 +202,7 @@ class EpisodeState:
 
         # Rewards: to the player that has just moved, then to the others, if the step pays them.
         turn.reward, turn.unfinished, turn.continuation = float(step.reward), step.unfinished, step.continuation
+        turn.info = {name: _plain(note) for name, note in step.info.items()}
         for number, reward in step.others.items():
             if not (0 <= number < len(self.players) and self.players[number].episode.turns):
                 return self._fail(f"step() pays player {number}, who has not played; there are {len(self.players)}")
@@ -220,6 +222,13 @@ class EpisodeState:
         for player in self.players:
             player.episode.error, player.episode.terminated, player.episode.selected = reason, False, False
         return False
+
+
+def _plain(note: Any) -> str | float:
+    """A note of an environment as a number or a text, which can be written to a file."""
+    if isinstance(note, str | int | float):
+        return note
+    return float(note) if isinstance(note, numbers.Real) else str(note)
 
 
 def begin_episode(

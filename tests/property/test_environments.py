@@ -4,6 +4,7 @@ side, and where, changes nothing."""
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,7 +18,9 @@ from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.vector import EnvFailure, InProcess, Opening, check_step
 from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
+from lmgym.logs.records import episode_metrics, rollout_record
 from lmgym.models.policy import Policy
+from lmgym.rollouts.evaluate import noted
 from lmgym.rollouts.rollout import Actor, collect, demonstrate
 from lmgym.types import Episode, Example, Message
 from tests import models, rounding
@@ -62,6 +65,30 @@ def test_neither_the_number_side_by_side_nor_the_process_matters(workers: EnvPro
     assert len({len(one) for one in wanted}) > 2
     assert essence(played(2, InProcess(Moody))) == wanted
     assert essence(played(4, workers)) == wanted
+
+
+class Noting:
+    """Notes a number, a text and a value that is neither; no number in the second turn."""
+
+    def reset(self, example: Example, seed: int) -> str:
+        self.turns = 0
+        return str(example.prompt)
+
+    def step(self, text: str, stop: str) -> Step:
+        self.turns += 1
+        first = self.turns == 1
+        info = {"place": np.float32(3.5), "why": "so", "list": [1]} if first else {"why": "so"}
+        return Step([{"role": "user", "content": "go on"}], info=info) if first else Step(info=info, terminated=True)
+
+
+def test_what_an_environment_notes_is_in_the_records_and_its_numbers_are_metrics() -> None:
+    episodes = played(8, Noting, count=4)
+    assert [turn.info for turn in episodes[0].turns] == [{"place": 3.5, "why": "so", "list": "[1]"}, {"why": "so"}]
+    assert Episode.from_json(episodes[0].to_json()) == episodes[0]
+    record = rollout_record(episodes[0])
+    assert record["turns"][1]["info"] == {"why": "so"}
+    assert episode_metrics(episodes)["environment/place"] == 3.5
+    assert noted([episodes[:2], episodes[2:]]) == {"environment/place": [[3.5, 3.5], [3.5, 3.5]]}
 
 
 @pytest.mark.slow

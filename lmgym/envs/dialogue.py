@@ -1,0 +1,48 @@
+"""What the policy reads in an episode that an `Agent` puts into words (gymnasium, OpenEnv)."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from lmgym.envs.agent import Agent
+from lmgym.envs.base import Step
+from lmgym.types import Message
+
+
+@dataclass
+class Dialogue:
+    """The messages of one episode: the agent's opening, then an observation before each turn.
+
+    With the memory "observation", each turn begins anew with the opening and the present message; with "conversation"
+    the policy reads all so far. After `max_turns` turns the episode is truncated.
+
+    Example: Dialogue(Agent(), "conversation", max_turns=None).begin((17, 6)) -> [{"role": "user", "content": "17 6"}]
+    """
+
+    agent: Agent
+    memory: Literal["conversation", "observation"]
+    max_turns: int | None
+    turns: int = 0  # that the policy has taken
+    shown: Message = field(default_factory=dict)  # the newest observation
+
+    def begin(self, observation: Any) -> list[Message]:
+        """The first prompt."""
+        system = self.agent.get_system_prompt()
+        self.opening: list[Message] = [{"role": "system", "content": system}] if system else []
+        self.opening += [dict(message) for message in self.agent.initial_messages()]
+        return [*self.opening, self.show(observation)]
+
+    def show(self, observation: Any) -> Message:
+        """The observation as a message. Raises TypeError if the agent returns no text."""
+        text = self.agent.format_observation(observation)
+        if not isinstance(text, str) or not text:
+            raise TypeError(f"format_observation returned {text!r}; it must return a text")
+        self.shown = {"role": "user", "content": text}
+        return self.shown
+
+    def answer(self, message: Message, reward: float, info: dict[str, Any]) -> Step:
+        """The step that shows the policy a message, or ends the episode if this was its last turn."""
+        if self.turns == self.max_turns:
+            return Step(reward=reward, truncated=True, info=info)
+        if self.memory == "observation":
+            return Step([*self.opening, message], reward, restart=True, info=info)
+        return Step([message], reward, info=info)
