@@ -27,6 +27,8 @@ TRL_SETTINGS: dict[str, dict[str, Any]] = {
 }
 LMGYM_SETTINGS: dict[str, dict[str, Any]] = {
     "lmgym-bf16": {"compute": "bfloat16"},
+    "lmgym-bf16-2048": {"compute": "bfloat16", "tokens_per_forward": 2048},  # less memory
+    "lmgym-bf16-1024": {"compute": "bfloat16", "tokens_per_forward": 1024},
     "lmgym-fp32": {"compute": "float32"},
     "lmgym-fp32-onednn": {"compute": "float32", "products": "onednn"},
     "lmgym-fp32-16384": {"compute": "float32", "tokens_per_forward": 16_384},  # all at once

@@ -1,0 +1,87 @@
+"""GRPO one step ahead (`engine.ahead: 1`) by each form of importance correction, beside GRPO on new answers.
+
+    python -m benchmarks.older_answers --seeds 0 1 2 --out runs/older_answers
+
+Task, warm start, steps and evaluations are those of `benchmarks.algorithms`. Each run has a generator and a training
+process, so one runs at a time. Prints a Markdown table: the accuracy on unseen numbers, and what the weights were.
+"""
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.algorithms import after, recipe_of
+from benchmarks.quickstart import RECIPE, end_of_warm_start
+from benchmarks.training import train
+
+TRUNCATED = {"importance_cap": 2.0}
+MASKED = {"importance_outside": "mask"}
+FORMS: dict[str, dict[str, Any]] = {
+    "new answers": {},
+    "all weights as they are": {"importance_cap": 1e6},
+    "truncated, by token": TRUNCATED,
+    "truncated, by sequence": TRUNCATED | {"importance_level": "sequence"},
+    "masked, by token": TRUNCATED | MASKED,
+    "masked, by sequence": {"importance_cap": 3.0, "importance_level": "sequence"} | MASKED,
+    "icepop": {"importance_floor": 0.5, "importance_cap": 5.0} | MASKED,
+    "truncated, rejection by sequence": TRUNCATED | {"mismatch_bound": 1.02},
+    "truncated, off-policy mask": TRUNCATED | {"off_policy_threshold": 0.05},
+}
+METRICS = ("importance/mean", "importance/capped", "importance/left_out")
+
+
+def one_run(form: str, seed: int, start: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """Train GRPO with one form of correction: its evaluations, and the means of the metrics of its weights."""
+    name = f"{form.replace(', ', '-').replace(' ', '_')}-{seed}"
+    recipe = recipe_of("grpo", start, given.steps, given.every, answers=256)
+    recipe["algorithm"] |= FORMS[form]
+    if form != "new answers":
+        recipe["engine"] = {"name": "pool", "workers": 1, "threads": 1, "unit": 256, "ahead": 1}
+    path, run = given.out / f"{name}.yaml", given.out / name
+    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    if not (run / "summary.json").exists():
+        train(path, [f"seed={seed}", f"out={run}"])
+    answers, curve, means = 0, [], dict[str, list[float]]()
+    for record in map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()):
+        if record["kind"] == "train":
+            answers += int(record["answers"])
+            for metric in METRICS:
+                means.setdefault(metric, []).append(record.get(metric, float("nan")))
+        elif record["split"] == "validation":
+            curve.append({"answers": answers, "accuracy": record["final_answer"]})
+    print(f"{form}, seed {seed}: {curve[0]['accuracy']:.3f} to {curve[-1]['accuracy']:.3f}", flush=True)
+    return {"form": form, "seed": seed, "curve": curve} | {key: statistics.mean(own) for key, own in means.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--every", type=int, default=10, help="steps between two evaluations (%(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("runs/older_answers"))
+    given = parser.parse_args()
+    given.out = given.out.absolute()
+    given.out.mkdir(parents=True, exist_ok=True)
+    results = []
+    for seed in given.seeds:
+        start = given.out / f"start-{seed}"
+        if not (start / "summary.json").exists():
+            train(RECIPE, [f"seed={seed}", f"out={start}", "stages.rl.steps=1", "checkpoint.keep=1000", "threads=1"])
+        results += [one_run(form, seed, end_of_warm_start(start), given) for form in FORMS]
+    (given.out / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    print(f"| form | before | after {256 * given.steps:,} answers [95%] | by seed | mean weight | outside | left out |")
+    print("|---|---|---|---|---|---|---|")
+    for form in FORMS:
+        own = [one for one in results if one["form"] == form]
+        by_seed = ", ".join(f"{one['curve'][-1]['accuracy']:.3f}" for one in own)
+        before, end = (after(own, "answers", most) for most in (0, 256 * given.steps))
+        shares = " | ".join(f"{statistics.mean(one[metric] for one in own):.4f}" for metric in METRICS)
+        print(f"| {form} | {before.mean:.3f} | {end} | {by_seed} | {shares} |")
+
+
+if __name__ == "__main__":
+    main()
