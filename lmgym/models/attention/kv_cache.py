@@ -367,7 +367,7 @@ class CachedRows:
     def _write(self, cached: Float[Tensor, "S K C D"], new: Float[Tensor, "S K 1 D"]) -> None:
         _, heads, capacity, size = cached.shape
         if self._together is not None:
-            cached[: len(new), :, self._together] = new[:, :, 0].to(cached.dtype)
+            cached[: len(new), :, self._together] = new[:, :, 0]
             return
         if self._write_index is None or len(self._write_index) != len(new) * heads:  # else as in the layer before
             rows = torch.arange(len(new) * heads, device=cached.device).view(len(new), heads)
