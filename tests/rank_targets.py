@@ -132,3 +132,20 @@ def parts(folder: str) -> None:
     held: Any = policy.parameters()
     (Path(folder) / str(ranks.rank)).write_text(str(sum(part.to_local().numel() for part in held)))
     ranks.close()
+
+
+def left_alone(folder: str) -> None:
+    """The second rank goes while the first asks it for its part of the weights."""
+    ranks = ranks_of_environment(LIMIT)
+    policy = load_policy(PolicySection(**runs.TINY["policy"]))
+    shard_policy(policy, ranks)
+    assert ranks.loss_in(RuntimeError("shapes do not fit")) is None
+    ranks.wait()
+    if not ranks.first:
+        os._exit(9)
+    try:
+        for part in policy.parameters():
+            whole(part)
+    except RuntimeError as error:
+        (Path(folder) / "said").write_text(str(ranks.loss_in(error)))
+        os._exit(0)  # a thread may still wait for a connection that is dead

@@ -42,7 +42,7 @@ def run(given: argparse.Namespace) -> int:
         from lmgym.config.packaged import find_recipe
         from lmgym.distributed.launch import CRASHED, RANK_LOST
         from lmgym.distributed.process_group import ranks_of_environment
-        from lmgym.distributed.ranks import RankLost, ranks_started
+        from lmgym.distributed.ranks import ranks_started
         from lmgym.experiments.sweep import is_finished, plan, sweep_folder, train_all
         from lmgym.training.loop import train
 
@@ -72,14 +72,12 @@ def run(given: argparse.Namespace) -> int:
             check_same_recipe(config, given.what)
         try:
             train(config, ranks=ranks)
-        except RankLost as error:
-            print(f"lmgym: {error}", file=sys.stderr, flush=True)
-            sys.stdout.flush()
-            os._exit(RANK_LOST)  # a thread may still wait for a connection that is dead
-        except LmgymError:
-            raise
-        except Exception:
-            if "TORCHELASTIC_RUN_ID" not in os.environ:
+        except Exception as error:
+            if lost := ranks.loss_in(error):
+                print(f"lmgym: {lost}", file=sys.stderr, flush=True)
+                sys.stdout.flush()
+                os._exit(RANK_LOST)  # a thread may still wait for a connection that is dead
+            if isinstance(error, LmgymError) or "TORCHELASTIC_RUN_ID" not in os.environ:
                 raise
             traceback.print_exc()  # torchrun shall tell this from a sentence about the recipe: it may go better again
             os._exit(CRASHED)

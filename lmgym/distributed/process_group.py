@@ -82,6 +82,13 @@ class ProcessGroup(Ranks):
     def wait(self) -> None:
         self.gather(b"")
 
+    def loss_in(self, error: BaseException) -> RankLost | None:
+        if isinstance(error, RankLost):
+            return error
+        if not isinstance(error, dist.DistError) and "gloo/" not in str(error):  # gloo's have no type of their own
+            return None
+        return RankLost(f"rank {self.rank}: lost the connection to {self._missing()}")
+
     def close(self) -> None:
         with suppress(RuntimeError):  # the others may have gone first
             dist.destroy_process_group()

@@ -48,6 +48,11 @@ class Ranks:
     def wait(self) -> None:
         """Return when all ranks have come here."""
 
+    def loss_in(self, error: BaseException) -> RankLost | None:
+        """The loss of another rank that an error of torch's own exchanges tells of, such as those of a model whose
+        ranks hold parts of the weights; None for any other error."""
+        return None
+
     def close(self) -> None:
         """Leave the other ranks."""
 

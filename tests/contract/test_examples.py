@@ -243,7 +243,9 @@ class Unreliable:
         if self.fails:
             raise ValueError("out of order")
         self.turns += 1
-        return Step([], terminated=True) if self.turns == 2 else Step([{"role": "user", "content": "go on"}])
+        if self.turns == 2:
+            return Step([], terminated=True, info={"length": len(text)})
+        return Step([{"role": "user", "content": "go on"}])
 
 
 @pytest.mark.slow
@@ -286,7 +288,7 @@ def general(key: str) -> str:
     """A key as the glossary writes it; the run's rewards are length and regex, and a metric is distinct_1."""
     key = re.sub(r"^loss/(?!value$|entropy$|divergence$).*", "loss/NAME", key)
     return re.sub(
-        r"^(reward/)?(?:length|regex|distinct_1|final_answer)(?:(/(?:pass|maj|best)@)\d)?(/corpus)?$",
+        r"^(reward/|environment/)?(?:length|regex|distinct_1|final_answer)(?:(/(?:pass|maj|best)@)\d)?(/corpus)?$",
         lambda m: f"{m[1] or ''}NAME{m[2] + 'K' if m[2] else ''}{m[3] or ''}",
         key,
     )

@@ -78,6 +78,12 @@ def test_a_killed_run_ends_like_one_that_nobody_touched(group: Group, tmp_path: 
     assert_equal_runs(whole, folder)
 
 
+def test_a_rank_that_goes_in_an_exchange_of_weights_is_named(group: Group, tmp_path: Path) -> None:  # noqa: F811
+    """torch's own exchanges raise what any mistake may raise; a mistake is not taken for a lost rank."""
+    assert group.run(2, str(tmp_path), target="tests.rank_targets:left_alone") == [0, 9], group.said()
+    assert (tmp_path / "said").read_text() == "rank 0: lost the connection to rank 1"
+
+
 def test_a_checkpoint_is_the_same_model_for_any_number_of_ranks(group: Group, tmp_path: Path) -> None:  # noqa: F811
     """With learning rate 0 what was loaded is what is saved, by two ranks with a critic of its own, then by one."""
     changes = {"algorithm": {"name": "ppo"}, "optimizer": {"learning_rate": 0.0}, "steps": 1}

@@ -42,8 +42,8 @@ class Moves(Policy):
 
     lowest = 1
 
-    def head(self, hidden: Any) -> Any:
-        logits = super().head(hidden)
+    def head(self, hidden: Any, narrow: bool = False) -> Any:
+        logits = super().head(hidden, narrow)
         keep = logits[..., 3 + self.lowest : 13].clone()
         return logits.fill_(-1e9).slice_scatter(keep, -1, 3 + self.lowest, 13)
 
@@ -111,8 +111,8 @@ class Letters(Policy):
 
     first = "a"
 
-    def head(self, hidden: Any) -> Any:
-        logits = super().head(hidden)
+    def head(self, hidden: Any, narrow: bool = False) -> Any:
+        logits = super().head(hidden, narrow)
         start = self.tokenizer.convert_tokens_to_ids(self.first)
         keep = logits[..., start : start + 4].clone()
         return logits.fill_(-1e9).slice_scatter(keep, -1, start, start + 4)
