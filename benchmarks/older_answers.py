@@ -8,6 +8,7 @@ process, so one runs at a time. Prints a Markdown table: the accuracy on unseen 
 
 import argparse
 import json
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,8 @@ def main() -> None:
         own = [one for one in results if one["form"] == form]
         by_seed = ", ".join(f"{one['curve'][-1]['accuracy']:.3f}" for one in own)
         before, end = (after(own, "answers", most) for most in (0, 256 * given.steps))
-        shares = " | ".join(f"{statistics.mean(one[metric] for one in own):.4f}" for metric in METRICS)
+        means = [statistics.mean(one[metric] for one in own) for metric in METRICS]
+        shares = " | ".join("" if math.isnan(mean) else f"{mean:.4f}" for mean in means)
         print(f"| {form} | {before.mean:.3f} | {end} | {by_seed} | {shares} |")
 
 
