@@ -85,7 +85,8 @@ class ProcessGroup(Ranks):
     def loss_in(self, error: BaseException) -> RankLost | None:
         if isinstance(error, RankLost):
             return error
-        if not isinstance(error, dist.DistError) and "gloo/" not in str(error):  # gloo's have no type of their own
+        of_gloo = type(error) is RuntimeError and "gloo/" in str(error)  # its errors have no type of their own
+        if not (of_gloo or isinstance(error, dist.DistError)):
             return None
         return RankLost(f"rank {self.rank}: lost the connection to {self._missing()}")
 

@@ -126,11 +126,11 @@ class Decoder:
             return self.conversations.caches(conversations, whole, len(self.policies))
         if self.device.type != "cpu":
             return [KeyValueCache(self.rows, whole) for _ in self.policies]
-        # On a CPU the slots grow with the answers.
+        # On a CPU the slots grow with the answers, but for steps of fixed shapes.
+        first = answer if self.captured else min(FIRST_TOKENS, answer)
         if len(prompts) == len(self.requests):
-            return [KeyValueCache(self.rows, min(longest + FIRST_TOKENS, whole)) for _ in self.policies]
+            return [KeyValueCache(self.rows, min(longest + first, whole)) for _ in self.policies]
         shared = [SharedPrompts(min(len(prompts), self.rows), self.rows, longest, self.device) for _ in self.policies]
-        first = min(FIRST_TOKENS, answer)
         return [KeyValueCache(self.rows, first, prompts) for prompts in shared]
 
     def _admit(self, requests: list[int], free: list[int], live: LiveSlots, caches: list[KeyValueCache]) -> None:

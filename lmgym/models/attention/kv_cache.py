@@ -34,8 +34,8 @@ class KeyValueCache:
         self.values: list[Tensor] = []
 
     def reserve(self, tokens: int, most: int) -> None:
-        """Room for so many tokens in each slot. A slot grows by parts, up to `most` tokens: rows of a cache that is
-        much longer than what they hold lie far apart in memory, and reading them takes up to twice as long."""
+        """Room for so many tokens in each slot. A slot grows by parts, up to `most` tokens: on a CPU a decoding step
+        that reads slots which are much longer than what they hold takes up to twice as long (docs/benchmarks.md)."""
         if tokens > self.capacity:
             longer = self.capacity + max(LEAST_GROWTH, self.capacity // 4)
             self.grow(self.slots, max(tokens, min(longer, most)))
