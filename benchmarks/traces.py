@@ -27,7 +27,7 @@ import yaml
 from benchmarks.quickstart import RECIPE
 from lmgym.algorithms.actor_critic import PPO
 from lmgym.algorithms.base import Algorithm
-from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.batch import collate
 from lmgym.config.build import build_config
 from lmgym.distributed.ranks import ALONE

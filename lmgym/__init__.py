@@ -33,7 +33,7 @@ _HOMES = {
     "Algorithm": "algorithms.base",
     "Reinforce": "algorithms.reinforce",
     "RLOO": "algorithms.reinforce",
-    "GRPO": "algorithms.grpo",
+    "GRPO": "algorithms.grpo.algorithm",
     "PPO": "algorithms.actor_critic",
     "A2C": "algorithms.actor_critic",
     "TRPO": "algorithms.trpo",

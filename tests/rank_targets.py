@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.algorithms.trpo import TRPO
 from lmgym.batch import Batch
 from lmgym.config.build import build_config

@@ -19,7 +19,7 @@ import lmgym
 from benchmarks import workloads
 from benchmarks.contenders.lengths import limit_lmgym
 from benchmarks.contenders.turns import Turns
-from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.algorithms.requirements import Requirements
 from lmgym.config.build import build_config
 from lmgym.config.schema import Config

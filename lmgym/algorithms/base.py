@@ -72,6 +72,12 @@ class Algorithm(Section):
     progress: float = field(default=0.0, init=False, repr=False)
     """Share of the stage's steps that lie behind; the trainer sets it before each step, for schedules."""
 
+    @classmethod
+    def in_present_keys(cls, name: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """The keys of a recipe's section, those of earlier versions as they are written today, with a warning. `name`
+        is the section's, `where` its place in the recipe, for messages."""
+        return dict(given)
+
     @property
     def requirements(self) -> Requirements:
         """What to collect and fill in besides the answers; a subclass extends it by `dataclasses.replace`."""

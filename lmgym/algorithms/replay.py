@@ -4,16 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor
-
-from lmgym.algorithms.base import Terms, UpdateContext
-from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.base import UpdateContext
+from lmgym.algorithms.grpo.algorithm import GRPO
+from lmgym.algorithms.grpo.correction import Correction, SamplerRatio
 from lmgym.algorithms.replay_buffer import Group, ReplayBuffer, check_files, read_buffer
-from lmgym.batch import Batch, PolicyOutputs
-from lmgym.core.constraints import PositiveFloat, PositiveInt
+from lmgym.core.constraints import PositiveInt
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.functional.losses import log_ratio, policy_gradient
 
 
 @register("algorithm", "replay")
@@ -28,14 +25,14 @@ class Replay(GRPO):
         >>> Replay(group_size=8, replayed=32, capacity=128, max_age=4)      # with prompts_per_step: 32
     """
 
+    correction: Correction = SamplerRatio()  # noqa: RUF009 (frozen)
+    """The ratio is always to who sampled an answer."""
     capacity: PositiveInt = 64
     """Most groups kept; the oldest go first."""
     replayed: PositiveInt = 8
     """Groups replayed in a step (fewer while fewer are kept)."""
     max_age: PositiveInt = 8
     """Updates since a group was sampled after which it is dropped."""
-    truncate: PositiveFloat | None = None
-    """In place of the clip: the policy gradient of each token times min(r_t, this) (truncated importance weights)."""
     load_buffer: str | None = None
     """A file of groups to begin with, which `save_buffer` has written. They count as one update old."""
     save_buffer: str | None = None
@@ -50,13 +47,21 @@ class Replay(GRPO):
                 "capacity, or lower replayed"
             )
         check_files(self.load_buffer, self.save_buffer)
-        if self.truncate is not None and (self.objective != "clip" or self.ratio != "token"):
-            raise LmgymError("algorithm.truncate takes the place of the objective; leave objective: clip, ratio: token")
-        for key in ("importance_cap", "importance_floor", "mismatch_bound"):
-            if getattr(self, key) is not None:
-                raise LmgymError(f"algorithm.{key}: replay's ratio is to the sampler already; leave it out")
-        if self.truncate is not None and self.off_policy_threshold is not None:
-            raise LmgymError("algorithm.truncate takes the place of off_policy_threshold too; leave one of them out")
+        if not self.correction.ratio_to_sampler or self.correction.mismatch_bound is not None:
+            raise LmgymError(
+                "algorithm.correction: replay's ratio is to the sampler already; leave it out, or set its "
+                "off_policy_threshold alone"
+            )
+
+    @classmethod
+    def in_present_keys(cls, name: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """The former `ratio_to` said nothing here: the ratio was to the sampler in any case."""
+        told = {**given, "ratio_to": "sampler"} if "ratio_to" in given else given
+        return super().in_present_keys(name, told, where)
+
+    @property
+    def weighs_old(self) -> bool:
+        return False  # a buffer beside answers that are sampled ahead was never tried
 
     def check_vocabulary(self, size: int) -> None:
         super().check_vocabulary(size)
@@ -69,18 +74,6 @@ class Replay(GRPO):
         old = self.buffer.begin_step(fresh, self.max_age, self.load_buffer)
         chosen = self.buffer.draw(len(old), self.replayed)
         return [*fresh, *([replace(episode) for episode in old[index]] for index in chosen)], more
-
-    def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        terms, metrics = super().loss(batch.replace(logprobs_old=batch.logprobs_sampler), new)
-        if self.truncate is None:
-            return terms, metrics
-        ratio = log_ratio(new.logprobs.detach(), batch.require("logprobs_sampler")).exp()
-        weighted = policy_gradient(new.logprobs, ratio.clamp(max=self.truncate) * batch.require("advantages"))
-        cut = (ratio > self.truncate).to(ratio.dtype)
-        return {**terms, "policy": (weighted, self.reduction)}, {**metrics, "ratio/clipped": cut}
-
-    def _denominator(self, batch: Batch) -> Tensor:
-        return batch.require("logprobs_sampler")
 
     def after_update(self, context: UpdateContext) -> None:
         """Keep the groups of this step for those to come."""

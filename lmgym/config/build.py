@@ -19,6 +19,7 @@ from lmgym.config.yaml import NAMED, apply_override, check_heard, merge, read_ya
 from lmgym.core import registry
 from lmgym.core.constraints import FormerKey
 from lmgym.core.errors import LmgymError
+from lmgym.core.parts import Part
 from lmgym.core.validation import check_arguments, converted, field_hints, metadata_of
 from lmgym.rewards import base as rewards
 from lmgym.tasks.base import OPTIONS
@@ -95,7 +96,8 @@ def build(cls: Any, tree: Any, where: str) -> Any:
     known = {f.name: f for f in fields(cls) if f.init}
     hints = field_hints(cls)
     values = {}
-    for key, value in with_present_keys(cls, tree, where).items():
+    parts = {f.name: f.default for f in known.values() if isinstance(f.default, Part) and f.name in tree}
+    for key, value in _over(parts, with_present_keys(cls, tree, where)).items():
         if key in getattr(cls, "elsewhere", {}):
             raise LmgymError(f"'{where}{key}' is no key of this section: {cls.elsewhere[key]}")
         if key not in known:
@@ -115,7 +117,8 @@ def plain(value: Any) -> Any:
     """
     if is_dataclass(value) and not isinstance(value, type):
         tree = {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.init}
-        return {"name": registry.name_of("algorithm", type(value)), **tree} if isinstance(value, Algorithm) else tree
+        kind = "algorithm" if isinstance(value, Algorithm) else value.kind if isinstance(value, Part) else None
+        return {"name": registry.name_of(kind, type(value)), **tree} if kind else tree
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -170,6 +173,8 @@ def _value(hint: Any, value: Any, key: str) -> Any:
         rewards.build_rewards(converted(dict[str, Any], value, key))
         return value
     section = section_of(hint)
+    if section is not None and issubclass(section, Part):
+        return _part(section, value, key)
     if section is None or value is None:
         return converted(hint, value, key)
     return value if isinstance(value, section) else build(section, value, key + ".")
@@ -187,6 +192,7 @@ def _named(kind: str, value: Any, key: str) -> Any:
         if not (isinstance(thing, type) and issubclass(thing, Algorithm)):
             raise LmgymError(f"'{key}': {tree['name']} is no algorithm; name a class that extends lmgym.Algorithm")
         own = with_present_keys(thing, arguments, key + ".")
+        own = thing.in_present_keys(tree["name"], own, key + ".")
         return build(thing, _with_preset(thing, tree["name"], own, key), key + ".")
     # What `load_task`, `make_envs` and the run itself take.
     also: tuple[str, ...] = {"task": (*OPTIONS, "split"), "env": tuple(ENV_OPTIONS)}.get(kind, ())
@@ -205,6 +211,21 @@ def _named(kind: str, value: Any, key: str) -> Any:
     return dict(tree)
 
 
+def _part(base: type[Part], value: Any, key: str) -> Part:
+    """`name` or {name: ..., fields}: the part of that name."""
+    if isinstance(value, Part):
+        return value
+    tree = {"name": value} if isinstance(value, str) else value
+    if not isinstance(tree, Mapping) or not isinstance(tree.get("name"), str):
+        names = ", ".join(registry.names(base.kind))
+        raise LmgymError(f"'{key}' must be the name of one ({names}), or a section with it")
+    thing = registry.get(base.kind, tree["name"])
+    if not (isinstance(thing, type) and issubclass(thing, base)):
+        raise LmgymError(f"'{key}': {tree['name']} is no {base.kind}; name a class that extends {base.__name__}")
+    part: Part = build(thing, {name: item for name, item in tree.items() if name != "name"}, key + ".")
+    return part
+
+
 def _with_preset(thing: Any, name: str, arguments: Mapping[str, Any], key: str) -> dict[str, Any]:
     """The arguments, over those of the preset that they name, or that the algorithm's own name is (dapo: a grpo)."""
     given = dict(arguments)
@@ -217,7 +238,18 @@ def _with_preset(thing: Any, name: str, arguments: Mapping[str, Any], key: str) 
         raise LmgymError(f"'{key}.preset' is {preset!r}, and {own} is a preset of {first} itself; write name: {first}")
     if not isinstance(preset, str) or preset not in thing.presets:
         raise LmgymError(f"'{key}.preset' is {preset!r}; {registry.suggest(str(preset), thing.presets)}")
-    return {**thing.presets[preset], **given}
+    return _over(thing.presets[preset], given)
+
+
+def _over(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given keys over those of a base. A part without a name, or with the same one, goes over the base's key by
+    key."""
+    whole = dict(base)
+    for key, value in given.items():
+        before = plain(base[key]) if isinstance(base.get(key), Part) else {}
+        goes_over = before and isinstance(value, Mapping) and value.get("name", before["name"]) == before["name"]
+        whole[key] = merge(before, value) if goes_over else value
+    return whole
 
 
 def _optional(hint: Any) -> bool:

@@ -15,10 +15,11 @@ from dataclasses import MISSING, fields, is_dataclass
 from itertools import pairwise
 from typing import Any
 
-from lmgym.config.build import ENV_OPTIONS, section_of
+from lmgym.config.build import ENV_OPTIONS, plain, section_of
 from lmgym.config.schema import STAGE_KEYS, Config, Stage
-from lmgym.config.yaml import NAMED
+from lmgym.config.yaml import NAMED, PARTS
 from lmgym.core import registry
+from lmgym.core.parts import Part
 from lmgym.core.validation import field_hints, hints_of, parameters_of
 from lmgym.rewards.base import OPTIONS as REWARD_OPTIONS
 from lmgym.rewards.parallel import Parallel
@@ -44,6 +45,9 @@ def recipe_schema(names: Callable[[str], Iterable[str]], runs: type) -> Schema:
         "rewards": _rewards(names("reward")),
         "reward_options": _options(REWARD_OPTIONS),
     }
+    for kind in (one for one in registry.BUILTIN if one in PARTS):
+        members = [_with_name(_section(part, {}), own, kind) for part, own in _by_target(kind, names).items()]
+        definitions[kind] = _named(members)
     stage = _section(Stage, definitions)
     whole = _section(Config, definitions)
     stages = {"anyOf": [{"type": "array", "minItems": 1, "items": stage}, {"type": "null"}]}
@@ -75,7 +79,7 @@ def _section(section: Any, definitions: Schema) -> Schema:
         if one.init:
             schema = _key(one.name, hints[one.name], definitions, section)
             if one.default is not MISSING:
-                schema["default"] = one.default
+                schema["default"] = plain(one.default)
             properties[one.name] = _described(schema, described.get(one.name, ""))
     required = [one.name for one in fields(section) if one.default is MISSING and one.default_factory is MISSING]
     return _object(properties, required, description=_summary(section))
@@ -90,6 +94,8 @@ def _key(name: str, hint: Any, definitions: Schema, section: Any) -> Schema:
         schema = {"$ref": "#/$defs/rewards"}
     elif name == "sinks":
         return {"type": "array", "items": {"anyOf": [{"enum": sorted(registry.BUILTIN["sink"])}, OWN]}, "default": []}
+    elif inner is not None and issubclass(inner, Part):
+        schema = {"$ref": f"#/$defs/{inner.kind}"}
     elif inner is not None:
         definitions[inner.section or inner.__name__] = _section(inner, definitions)
         schema = {"$ref": f"#/$defs/{inner.section or inner.__name__}"}

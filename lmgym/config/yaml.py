@@ -18,6 +18,7 @@ MOST_EXPANDED = 10**6
 MOST_BITS = 1024  # of a whole number
 DEEPEST = 50  # levels of sections and lists; whatever walks a recipe may then do so by recursion
 NAMED = ("algorithm", "env", "task")  # sections that may be written as a name alone
+PARTS = ("credit", "surrogate", "correction", "tokens", "episode")  # so may these, inside of `algorithm`
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def set_key(tree: dict[str, Any], key: str, value: Any, stage_keys: Collection[s
         if isinstance(node, list):
             node = node[_stage_index(node, part, key)]
         else:
-            if isinstance(node.get(part), str) and part in NAMED:
+            if isinstance(node.get(part), str) and part in (*NAMED, *PARTS):
                 node[part] = {"name": node[part]}  # `task: gsm8k` grows into a section
             node = node.setdefault(part, {})
         if not isinstance(node, (dict, list)):
@@ -98,8 +99,9 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Sections merge key by key; a section with another `name`, and `rewards`, replace the base's."""
     merged = dict(base)
     for key, value in over.items():
-        old = {"name": merged[key]} if key in NAMED and isinstance(merged.get(key), str) else merged.get(key)
-        new = {"name": value} if key in NAMED and isinstance(value, str) else value
+        named = key in NAMED or key in PARTS
+        old = {"name": merged[key]} if named and isinstance(merged.get(key), str) else merged.get(key)
+        new = {"name": value} if named and isinstance(value, str) else value
         merged[key] = new
         if isinstance(old, dict) and isinstance(new, dict) and key != "rewards":
             merged[key] = merge(old, new) if new.get("name") in (None, old.get("name")) else new

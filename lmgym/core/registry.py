@@ -52,7 +52,7 @@ def get(kind: str, name: str) -> Any:
 
     Raises LmgymError, with the nearest valid name, if there is none.
 
-    Example: get("algorithm", "grpo") -> <class 'lmgym.algorithms.grpo.GRPO'>
+    Example: get("algorithm", "grpo") -> <class 'lmgym.algorithms.grpo.algorithm.GRPO'>
     """
     _check_kind(kind)
     if ":" in name:

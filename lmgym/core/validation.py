@@ -48,8 +48,8 @@ class Section:
         check_fields(self)
 
 
-def check_fields(section: Section) -> None:
-    """Raise LmgymError for the first field whose value its hint's bounds or choices (Literal) do not allow."""
+def check_fields(section: Any) -> None:
+    """Raise LmgymError for the first field (of a section or a part) whose value its hint's bounds do not allow."""
     kind: Any = type(section)
     for name, hint in _checked_hints(kind).items():
         converted(hint, getattr(section, name), f"{section.section}.{name}".lstrip("."))

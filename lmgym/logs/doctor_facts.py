@@ -54,6 +54,9 @@ def _facts(recipe: Record, section: Record, stage: int, compute: str) -> Facts:
     algorithm, rewards = section["algorithm"], section.get("rewards") or {}
     engine = recipe.get("engine", {})
     limit = engine.get("gap_warning")
+    # Before GRPO was made of parts, its surrogate was two keys of the algorithm itself.
+    former = {"name": algorithm.get("objective", "clip"), "ratio": algorithm.get("ratio", "token")}
+    surrogate = {**former, **algorithm.get("surrogate", {})}
     # Replayed answers and those sampled one step ahead are of older weights, and nlpo's older form samples from another
     # set: their gap is no error.
     replays, compat = "replayed" in algorithm, algorithm.get("compat")
@@ -67,7 +70,7 @@ def _facts(recipe: Record, section: Record, stage: int, compute: str) -> Facts:
         gap_limit=None if other_cause else float(usual if limit is None else limit),
         updates=algorithm["epochs"] * algorithm["minibatches"] if algorithm.get("target_kl") else None,
         replays=replays,
-        clips_tokens=algorithm.get("ratio", "token") == "token" and algorithm.get("objective", "clip") == "clip",
+        clips_tokens=surrogate["name"] == "clip" and surrogate["ratio"] == "token",
     )
 
 

@@ -3,11 +3,13 @@ from."""
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 
+from lmgym.algorithms.grpo.former import in_former_keys
 from lmgym.logs.traces import TraceEpisode, TraceRow, TraceStep
 from lmgym.viewer.arithmetic import compute, names_in
 from lmgym.viewer.episodes import shortest
@@ -32,6 +34,7 @@ def explanation(trace: TraceStep, episode: TraceEpisode, limit: float | None = N
 
     Example: explanation(trace, episode)["terms"][0]["formula"] -> "-min(r * A, clip(r, 1 - low, 1 + high) * A)"
     """
+    trace = replace(trace, fields=in_former_keys(trace.fields))  # in whose words formulas.py speaks
     family = FAMILIES.get(trace.algorithm)
     recorded = dict.fromkeys(
         name.removeprefix("loss/") for row in episode.rows for name in row.columns if name.startswith("loss/")

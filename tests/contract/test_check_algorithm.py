@@ -11,7 +11,7 @@ from torch import Tensor
 
 import lmgym
 from lmgym.algorithms.base import Algorithm
-from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.algorithms.reinforce import Reinforce
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.config.build import build_config

@@ -9,16 +9,20 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as some
 
-from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.grpo.algorithm import GRPO
+from lmgym.algorithms.grpo.correction import Truncated
+from lmgym.algorithms.grpo.credit import GroupMean
+from lmgym.algorithms.grpo.surrogate import Sapo
 from lmgym.algorithms.reinforce import Reinforce
 from lmgym.algorithms.supervised import Supervised
-from lmgym.config.build import build_config, check_same_recipe, dump, load_config, resolved
+from lmgym.config.build import build_config, check_same_recipe, dump, load_config, plain, resolved
 from lmgym.config.schema import STAGE_KEYS, Config, EarlyStop, Stage
 from lmgym.config.yaml import apply_override, read_yaml
 from lmgym.core.constraints import PositiveInt, Share
 from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Sampling
 from lmgym.updates.optimizer import OptimizerSection
+from tests.family import grpo
 
 BASE: dict[str, Any] = {"task": "arithmetic", "rewards": {"final_answer": 1.0}}
 STAGED = """
@@ -54,10 +58,10 @@ def test_stages_take_the_top_level_for_what_they_leave_out(tmp_path: Path) -> No
     assert warm.task == {"name": "arithmetic", "largest": 9, "size": 50}
     assert warm.algorithm == Supervised() and warm.steps == 7
     assert (warm.optimizer.learning_rate, warm.optimizer.warmup) == (0.02, 3)
-    assert rl.algorithm == GRPO(group_size=6, clip_low=0.3) and rl.steps == 30
+    assert rl.algorithm == grpo(group_size=6, clip_low=0.3) and rl.steps == 30
     assert rl.rewards == {"exact_match": 0.5} and warm.rewards == {"final_answer": 1.0}
     assert rl.task == {"name": "arithmetic", "largest": 9}
-    assert other.task == {"name": "topics"} and other.algorithm == GRPO(group_size=6, clip_low=0.1)
+    assert other.task == {"name": "topics"} and other.algorithm == grpo(group_size=6, clip_low=0.1)
     assert [stage.sampling.max_new_tokens for stage in (warm, rl, other)] == [20, 20, 20]
 
 
@@ -83,7 +87,11 @@ def test_a_name_alone_is_a_section() -> None:
         ("early_stop={metric: reward, patience: 2}", ["early_stop", "patience"], 2),
         ("early_stop=null", ["early_stop"], None),
         ("algorithm.group_size=16", ["algorithm", "group_size"], 16),
-        ("algorithm.normalise_parts=true", ["algorithm", "normalise_parts"], True),
+        ("algorithm.dynamic_sampling=true", ["algorithm", "dynamic_sampling"], True),
+        ("algorithm.surrogate.high=1", ["algorithm", "surrogate", "high"], 1),
+        ("algorithm.surrogate=sapo", ["algorithm", "surrogate"], Sapo()),
+        ("algorithm.credit={scale: group}", ["algorithm", "credit"], GroupMean(scale="group")),
+        ("algorithm.correction={name: truncated, cap: 3}", ["algorithm", "correction"], Truncated(cap=3.0)),
         ("task=gsm8k", ["task", "name"], "gsm8k"),
         ("task.size=50", ["task", "size"], 50),
         ("rewards.words=0", ["rewards", "words"], 0),
@@ -109,7 +117,7 @@ def test_overrides_outside_the_stages(tmp_path: Path) -> None:
 def test_a_stage_is_named_by_its_name_or_its_number(tmp_path: Path) -> None:
     config = load(tmp_path, STAGED, "stages.rl.steps=1", "stages.0.steps=2", "stages.other.algorithm.group_size=3")
     assert [stage.steps for stage in config.stages] == [2, 1, 30]
-    assert config.stages[2].algorithm == GRPO(group_size=3, clip_low=0.1)
+    assert config.stages[2].algorithm == grpo(group_size=3, clip_low=0.1)
 
 
 def test_a_later_override_wins_over_an_earlier_one(tmp_path: Path) -> None:
@@ -146,8 +154,7 @@ def test_what_an_override_does_to_the_tree(tree: dict[str, Any], override: str, 
 
 def test_the_resolved_tree_writes_every_default_out() -> None:
     tree = resolved(build_config(BASE))
-    fields = {name: value for name, value in vars(GRPO()).items() if name != "beta"}  # which is state
-    assert tree["stages"][0]["algorithm"] == {"name": "grpo", **fields}
+    assert tree["stages"][0]["algorithm"] == plain(GRPO())
     assert tree["stages"][0]["sampling"]["temperature"] == 1.0
     assert tree["evaluation"]["task"] is None and tree["policy"]["model"] == "builtin:tiny"
 
@@ -251,7 +258,7 @@ class Bounded(GRPO):
         ({"group_size": 1}, "algorithm.group_size is 1; grpo needs at least 2 answers per prompt"),
         ({"shares": [0.5, 2]}, r"algorithm.shares are \[0.5, 2.0\]; each must lie between 0 and 1"),
         ({"shares": [0.5, False]}, "key 'algorithm.shares.1' must be a number, got False"),
-        ({"objective": "clipp"}, "key 'algorithm.objective': input should be 'clip', "),
+        ({"kl_in": "losss"}, "key 'algorithm.kl_in': input should be 'reward' or 'loss'"),
     ],
 )
 def test_bounds_of_a_users_algorithm_hold_in_a_recipe_and_in_python(values: dict[str, Any], sentence: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.config.schema import Config, Stage
 from lmgym.core import registry

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.algorithms.reinforce import RLOO, Reinforce
 from lmgym.algorithms.requirements import Requirements
 from lmgym.algorithms.supervised import Supervised
@@ -13,6 +13,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.first_order import minibatches_of
 from tests import rounding
+from tests.family import grpo
 from tests.models import loss_of
 
 
@@ -177,7 +178,7 @@ def test_supervised_loss_is_the_mean_over_tokens() -> None:
 
 def test_grpo_scaled_advantages() -> None:
     """Michael-JB's numbers hold an epsilon of 1e-6, ours TRL's 1e-4: 1.224742 -> 1.224445."""
-    batch = GRPO(group_size=4, scale_rewards="group").advantages(batch_of([1.0, 0.5, 0.0, 0.5]))
+    batch = grpo(group_size=4, scale_rewards="group").advantages(batch_of([1.0, 0.5, 0.0, 0.5]))
     assert per_row(batch) == pytest.approx([1.224445, 0, -1.224445, 0], abs=1e-6)
     assert per_row(batch) == pytest.approx([1.224742, 0, -1.224742, 0], abs=4e-4)
 
@@ -193,7 +194,7 @@ def one_row(new: list[float], old: list[float], advantage: list[float]) -> tuple
 def test_grpo_clips_like_ppo(reduction: str) -> None:
     """RL4LMs' worked PPO step: loss -.3, clip fraction .6667, approximate KL .0426445."""
     batch, logprobs = one_row([-1.0, -2.0, -0.5], [-1.2, -1.5, -0.5], [1.0, -1.0, 0.5])
-    algorithm = GRPO(clip_low=0.2, clip_high=0.2, reduction=reduction)
+    algorithm = grpo(clip_low=0.2, clip_high=0.2, reduction=reduction)
     assert float(loss_of(algorithm, batch, logprobs)) == pytest.approx(-0.3)
     _, metrics = algorithm.loss(batch, PolicyOutputs(logprobs))
     means = {name: float(value[batch.actions].mean()) for name, value in metrics.items()}

@@ -17,8 +17,8 @@ from torch import Tensor, tensor
 
 from lmgym.algorithms.actor_critic import PPO
 from lmgym.algorithms.base import Algorithm
-from lmgym.algorithms.grpo import GRPO
-from lmgym.algorithms.grpo_presets import PRESETS
+from lmgym.algorithms.grpo.algorithm import GRPO
+from lmgym.algorithms.grpo.members import MEMBERS as PRESETS
 from lmgym.algorithms.regularised import Regularised
 from lmgym.algorithms.reinforce import RLOO, Reinforce
 from lmgym.algorithms.replay import Replay
@@ -30,6 +30,7 @@ from lmgym.functional import losses
 from lmgym.functional.reward_components import gdpo_advantages
 from lmgym.rewards.base import build_rewards, call_reward
 from lmgym.types import Episode, Example, Turn
+from tests.family import grpo
 from tests.golden.record_grpo_family import EOS, IMPORTANCE_CAP, LIMIT, OVERLONG, RECORD, SEEDS, SIZE, WEIGHTS, Inputs
 from tests.golden.record_grpo_family import GMPO as GMPO_SETTINGS
 from tests.golden.record_grpo_family import GRPO as SETTINGS
@@ -39,7 +40,7 @@ TRL = json.loads(RECORD.read_text())
 
 
 def preset(name: str, **changes: Any) -> GRPO:
-    return GRPO(**{**GRPO.presets[name], "group_size": SIZE, **changes})
+    return grpo(name, **{"group_size": SIZE, **changes})
 
 
 # What each of TRL's settings is called here. A preset stands where TRL has the whole of it; a clip range of GSPO's or
@@ -47,26 +48,26 @@ def preset(name: str, **changes: Any) -> GRPO:
 IN_FP32 = float(tensor(1.05))
 OURS: dict[str, GRPO] = {
     "grpo": preset("paper", clip_high=0.28, kl_coefficient=0.0),
-    "bnpo": GRPO(group_size=SIZE, scale_rewards="group"),
+    "bnpo": grpo(group_size=SIZE, scale_rewards="group"),
     "dapo": preset("dapo"),
     "dr_grpo": preset("dr_grpo"),
     "cispo": preset("cispo", clip_high=0.3),
     "sapo": preset("sapo", sapo_negative=IN_FP32),
     "gspo": preset("gspo", clip_low=0.03, clip_high=0.04),
     "grpo, beta": preset("paper", clip_high=0.28, kl_coefficient=0.05),
-    "bnpo, beta": GRPO(group_size=SIZE, scale_rewards="group", kl_coefficient=0.05),
+    "bnpo, beta": grpo(group_size=SIZE, scale_rewards="group", kl_coefficient=0.05),
     "dapo, beta": preset("dapo", kl_coefficient=0.05),
     "dr_grpo, beta": preset("dr_grpo", kl_coefficient=0.05),
     "cispo, beta": preset("cispo", clip_high=0.3, kl_coefficient=0.05),
     "sapo, beta": preset("sapo", sapo_negative=IN_FP32, kl_coefficient=0.05),
-    "scaled by the batch": GRPO(group_size=SIZE, scale_rewards="batch"),
+    "scaled by the batch": grpo(group_size=SIZE, scale_rewards="batch"),
     "dual clip": preset("dapo", dual_clip=1.4),
     "truncated tokens": preset("dapo", importance_cap=IMPORTANCE_CAP),
     "truncated sequences": preset("dapo", importance_cap=IMPORTANCE_CAP, importance_level="sequence"),
     "masked, tokens": preset("dapo", mask_truncated=True),
     "masked, sequences": preset("paper", clip_high=0.28, kl_coefficient=0.0, mask_truncated=True),
     "masked, constant": preset("dr_grpo", clip_high=0.28, scale_rewards="group", mask_truncated=True),
-    "parts": GRPO(group_size=SIZE, normalise_parts=True),
+    "parts": grpo(group_size=SIZE, normalise_parts=True),
     "left out: tokens": preset("dapo", importance_cap=IMPORTANCE_CAP, importance_outside="mask"),
     "left out: sequences": preset(
         "dapo", importance_cap=IMPORTANCE_CAP, importance_outside="mask", importance_level="sequence"
@@ -295,7 +296,7 @@ def test_each_row_of_an_episode_has_its_own_sequence_ratio() -> None:
     turns = [Turn([1, 5], [6, 7]), Turn([1, 3], [6], restart=True)]
     other = Episode(Example("x", "?"), 0, 1, [Turn([1, 5], [6, 7, 2])], score=0.0)
     batch = collate([Episode(Example("x", "?"), 0, 0, turns, score=1.0), other])
-    algorithm = GRPO(group_size=2, ratio="sequence", clip_low=9.0, clip_high=9.0)
+    algorithm = grpo(group_size=2, ratio="sequence", clip_low=9.0, clip_high=9.0)
     batch = algorithm.advantages(batch.replace(logprobs_old=torch.zeros(batch.tokens.shape)))
     new = place(batch, tensor([[0.3, 0.1, 0.0], [-0.2, 0.0, 0.0], [0.0, 0.0, 0.0]]))
     terms, metrics = algorithm.loss(batch, PolicyOutputs(new))
@@ -308,10 +309,10 @@ def test_each_row_of_an_episode_has_its_own_sequence_ratio() -> None:
 @settings(max_examples=15)
 def test_gspo_is_grpo_for_answers_of_one_token(data: Any, reduction: Any) -> None:
     inputs = Inputs(data.draw(st.integers(0, 2**31)), longest=1)
-    found = [ours(GRPO(group_size=SIZE, ratio=ratio, reduction=reduction), inputs) for ratio in ("token", "sequence")]
+    found = [ours(grpo(group_size=SIZE, ratio=ratio, reduction=reduction), inputs) for ratio in ("token", "sequence")]
     assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
     longer = Inputs(1)
-    token, sequence = (ours(GRPO(group_size=SIZE, ratio=ratio), longer)[1] for ratio in ("token", "sequence"))
+    token, sequence = (ours(grpo(group_size=SIZE, ratio=ratio), longer)[1] for ratio in ("token", "sequence"))
     assert not same(token, sequence, 1e-3)
 
 
@@ -355,7 +356,8 @@ def test_what_clipped_means_for_each_objective() -> None:
     batch = batch.replace(logprobs_old=batch.logprobs_sampler, advantages=place(batch, tensor([[-1.0, 1.0, 1.0]])))
 
     def measured(**fields: Any) -> dict[str, list[float]]:
-        _, metrics = GRPO(clip_high=0.2, **fields).loss(batch, PolicyOutputs(new))
+        high = {} if fields.get("objective") == "sapo" else {"clip_high": 0.2}
+        _, metrics = grpo(**high, **fields).loss(batch, PolicyOutputs(new))
         return {name: value[batch.actions].tolist() for name, value in metrics.items()}
 
     assert measured()["ratio/clipped"] == [1, 0, 1]
@@ -386,7 +388,7 @@ def test_importance_weights() -> None:
     cases[("sequence", 1.5)] = [1.5] * 3
     for (level, cap), expected in cases.items():
         leaf = old.clone().requires_grad_()
-        terms, metrics = GRPO(importance_cap=cap, importance_level=level).loss(batch, PolicyOutputs(leaf))
+        terms, metrics = grpo(importance_cap=cap, importance_level=level).loss(batch, PolicyOutputs(leaf))
         assert metrics["importance/mean"][batch.actions].tolist() == pytest.approx(expected)
         assert metrics["importance/capped"][batch.actions].tolist() == [float(e == cap) for e in expected]
         terms["policy"][0].sum().backward()
@@ -443,7 +445,7 @@ def test_equal_scores_are_no_credit_whatever_their_mean_rounds_to(score: float) 
     """Seven times 1.1 over seven is not 1.1 in fp32, and what is left would be divided by a deviation as small."""
     batch = collate([Episode(Example("x", "?"), n // 7, n, [Turn([9], [5])], score=score) for n in range(14)])
     for scale in ("none", "group", "batch"):
-        algorithm = GRPO(group_size=7, scale_rewards=scale)
+        algorithm = grpo(group_size=7, scale_rewards=scale)
         prepared = algorithm.advantages(batch)
         assert not prepared.advantages.any() and not algorithm.active(prepared).any()
     assert not RLOO(group_size=7).advantages(batch).advantages.any()
@@ -534,7 +536,7 @@ def test_a_preset_is_an_algorithms_name(name: str) -> None:
     assert tree["stages"][0]["algorithm"]["name"] == "grpo" and build_config(tree) == config
     if name != "icepop":  # whose weights replay's ratio has already
         replay = build_config(BASE | {"algorithm": {"name": "replay", "preset": name}}).stages[0].algorithm
-        assert type(replay) is Replay and replay.objective == stage.algorithm.objective
+        assert type(replay) is Replay and replay.surrogate == stage.algorithm.surrogate
     listed = {row["name"]: row for row in registry.describe("algorithm")}
     assert "grpo, preset" in listed[name]["summary"]
 
@@ -550,45 +552,49 @@ def test_a_plug_in_named_like_a_preset_is_itself(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("section", "sentence"),
     [
-        ({"name": "dapo", "clip_hihg": 0.3}, r"unknown key 'clip_hihg' in 'algorithm'; did you mean 'clip_high'\?"),
+        (
+            {"name": "dapo", "surrogate": {"hihg": 0.3}},
+            r"unknown key 'hihg' in 'algorithm\.surrogate'; did you mean 'high'\?",
+        ),
         ({"name": "dapo", "preset": "gspo"}, r"'algorithm\.preset' is 'gspo', and dapo is a preset of grpo itself"),
         ({"name": "grpo", "preset": "dap"}, r"'algorithm\.preset' is 'dap'; did you mean 'dapo'\?"),
         ({"name": "gsop"}, r"unknown algorithm 'gsop'; did you mean 'gspo'\?"),
         ({"name": "gspo", "group_size": 1}, r"algorithm\.group_size is 1; grpo needs at least 2"),
         (
-            {"name": "grpo", "scale_rewards": True},
-            r"key 'algorithm\.scale_rewards': input should be 'none', 'group', 'batch' or",
+            {"name": "grpo", "credit": {"scale": "all"}},
+            r"key 'algorithm\.credit\.scale': input should be 'none', 'group' or 'batch'",
         ),
-        ({"name": "grpo", "objective": "clipped"}, r"key 'algorithm\.objective': input should be 'clip', 'cispo'"),
-        ({"name": "grpo", "clip_low": -0.1}, r"algorithm\.clip_low is -0.1; it must be 0 or more"),
-        ({"name": "sapo", "sapo_negative": 0}, r"algorithm\.sapo_negative is 0.0; it must be above 0"),
-        ({"name": "grpo", "importance_cap": 0}, r"algorithm\.importance_cap is 0.0; it must be above 0"),
-        ({"name": "grpo", "dual_clip": 0.9}, r"algorithm\.dual_clip is 0.9; it bounds a ratio from above"),
-        ({"name": "cispo", "dual_clip": 3}, r"algorithm\.dual_clip belongs to objective: clip, and objective is cispo"),
-        ({"name": "dppo", "ratio": "sequence"}, r"algorithm\.ratio is sequence, and objective dppo looks at single"),
+        ({"name": "grpo", "surrogate": "clipped"}, r"unknown surrogate 'clipped'; did you mean 'clip'\?"),
+        ({"name": "grpo", "objective": "clipped"}, r"algorithm\.objective is 'clipped'; did you mean 'clip'\?"),
+        ({"name": "grpo", "clip_low": -0.1}, r"algorithm\.surrogate\.low is -0.1; it must be 0 or more"),
+        ({"name": "sapo", "sapo_negative": 0}, r"algorithm\.surrogate\.negative is 0.0; it must be above 0"),
+        ({"name": "grpo", "importance_cap": 0}, r"algorithm\.correction\.cap is 0.0; it must be above 0"),
+        ({"name": "grpo", "dual_clip": 0.9}, r"algorithm\.surrogate\.dual is 0.9; it bounds a ratio from above"),
+        ({"name": "cispo", "dual_clip": 3}, r"dual_clip' is 3, and nothing reads it beside surrogate: cispo"),
+        ({"name": "dppo", "ratio": "sequence"}, r"ratio' is sequence, and nothing reads it beside surrogate: dppo"),
         (
             {"name": "dppo", "importance_cap": 2},
-            r"importance_cap and ratio_to: sampler correct for the same difference",
+            r"importance_cap' is 2, and nothing reads it beside correction: sampler",
         ),
         (
             {"name": "grpo", "length_norm": True},
-            r"algorithm\.length_norm goes with reduction: constant, and reduction is",
+            r"length_norm' goes with reduction: constant, and reduction is token",
         ),
         (
-            {"name": "dapo", "normalise_parts": True},
-            r"algorithm\.normalise_parts scales by itself; set scale_rewards to",
+            {"name": "grpo", "normalise_parts": True, "scale_rewards": "group"},
+            r"scale_rewards' is group, and nothing reads it beside credit: each_reward",
         ),
         (
             {"name": "grpo", "normalise_parts": True, "kl_coefficient": 0.1, "kl_in": "reward"},
-            r"normalise_parts scales every reward, so a KL penalty in the reward would lose its coefficient",
+            r"each_reward, which scales every reward, so a KL penalty in the reward would lose its coefficient",
         ),
         (
             {"name": "replay", "truncate": 2, "objective": "sapo"},
-            r"algorithm\.truncate takes the place of the objective",
+            r"objective' is sapo, and nothing reads it beside surrogate: truncated_weight",
         ),
         (
             {"name": "replay", "importance_cap": 2},
-            r"algorithm\.importance_cap: replay's ratio is to the sampler already",
+            r"importance_cap' is 2, and nothing reads it beside correction: sampler",
         ),
         ({"name": "grpo", "kl_coefficient": 0.1, "kl_estimator": "k1"}, r"k1, whose gradient in a loss is zero on"),
     ],
@@ -610,14 +616,14 @@ def test_scale_rewards_says_what_true_and_false_are_called_now() -> None:
         with pytest.raises(
             LmgymError, match=rf"scale_rewards is {value}; write group for true, none for false, or batch"
         ):
-            GRPO(scale_rewards=value)  # type: ignore[arg-type]
+            grpo(scale_rewards=value)
 
 
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"importance_cap": 2.0}, "need the sampler's log-probabilities"),
-        ({"ratio_to": "sampler"}, "need the sampler's log-probabilities"),
+        ({"importance_cap": 2.0}, "needs the sampler's log-probabilities"),
+        ({"ratio_to": "sampler"}, "needs the sampler's log-probabilities"),
         ({"length_norm": True, "reduction": "constant"}, r"needs the token limit of an answer; give collate\(limit="),
         ({"normalise_parts": True}, r"needs the parts of the score; give collate\(weights="),
     ],
@@ -625,7 +631,7 @@ def test_scale_rewards_says_what_true_and_false_are_called_now() -> None:
 def test_a_batch_of_ones_own_without_the_column_is_refused(fields: dict[str, Any], sentence: str) -> None:
     batch = collate([Episode(Example("x", "?"), 0, n, [Turn([9], [5])]) for n in range(2)])
     with pytest.raises(LmgymError, match=sentence):
-        GRPO(group_size=2, **fields).advantages(batch)
+        grpo(group_size=2, **fields).advantages(batch)
 
 
 def test_the_overlong_reward_refuses_a_buffer_that_cannot_be() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, tensor
 
-from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.algorithms.replay import Replay
 from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.core.errors import LmgymError
@@ -20,6 +20,7 @@ from lmgym.functional.turn_discounts import turn_returns
 from lmgym.functional.turn_groups import turn_group_advantages
 from lmgym.types import Episode, Example, Turn
 from tests import rounding
+from tests.family import grpo
 from tests.golden.record_grpo_family import LIMIT, SIZE, Inputs
 from tests.golden.test_grpo_family import group_advantages as scaled
 from tests.golden.test_grpo_family import ours, place, preset, same
@@ -148,7 +149,7 @@ def test_ce_gppo_keeps_a_bounded_gradient_outside_of_the_clip(seed: int) -> None
 
 def test_ce_gppo_without_what_it_keeps_has_ppos_gradient() -> None:
     found = ours(preset("ce_gppo", keep_below=0.0, keep_above=0.0), Inputs(3))
-    assert same(found[1], ours(GRPO(group_size=SIZE, scale_rewards="group"), Inputs(3))[1])
+    assert same(found[1], ours(grpo(group_size=SIZE, scale_rewards="group"), Inputs(3))[1])
 
 
 @every_seed
@@ -218,7 +219,7 @@ def test_maxrl_is_the_gradient_of_log_pass_rate_with_a_baseline(seed: int) -> No
     assert credits_of(preset("maxrl"), inputs) == pytest.approx(expected, abs=1e-12)
     assert expected[-4:] == [3.0, -1.0, -1.0, -1.0]
     inputs.rewards[0, 0] = -0.5
-    with pytest.raises(LmgymError, match=r"scale_rewards is mean, and an answer's score is -0\.5; only scores of 0 or"):
+    with pytest.raises(LmgymError, match=r"credit is mean_scaled, and an answer's score is -0\.5; only scores of 0 or"):
         ours(preset("maxrl"), inputs)
 
 
@@ -298,7 +299,7 @@ def test_the_optimal_token_baseline_by_a_table(data: Any) -> None:
             assert credit == pytest.approx(episode.score - baseline, rel=1e-9, abs=1e-9)
     assert not found[~batch.actions].any()
     for fields in ({"scale_rewards": "group"}, {"keep": 2}):
-        with pytest.raises(LmgymError, match="baseline: token"):
+        with pytest.raises(LmgymError, match="beside credit: token_baseline"):
             preset("otb", **fields)
 
 
@@ -363,16 +364,16 @@ def test_the_overlong_penalty_is_daposs() -> None:
         found = group_advantages.overlong_penalty(tensor([float(length)]), LIMIT, 0.25)
         assert float(found) == pytest.approx(expected)
     answers = [Episode(Example("x", "?"), 0, n, [Turn([9], [5] * n)], score=1.0) for n in (4, 14)]
-    batch = GRPO(group_size=2, overlong=0.25).advantages(collate(answers, limit=LIMIT))
+    batch = grpo(group_size=2, overlong=0.25).advantages(collate(answers, limit=LIMIT))
     assert batch.advantages[:, 1].tolist() == [0.25, -0.25]  # scores of 1 and .5
     turns = [Turn([9], [5] * n) for n in (10, 12, 14)]  # a conversation is as long as its longest turn
     talk = [Episode(Example("x", "?"), 0, n, turns[: n + 2], score=1.0) for n in (0, 1)]
-    assert GRPO(group_size=2, overlong=0.25).advantages(collate(talk, limit=LIMIT)).advantages[:, 1].tolist() == [
+    assert grpo(group_size=2, overlong=0.25).advantages(collate(talk, limit=LIMIT)).advantages[:, 1].tolist() == [
         0.25,
         -0.25,
     ]
     with pytest.raises(LmgymError, match=r"overlong needs the token limit of an answer; give collate\(limit="):
-        GRPO(group_size=2, overlong=0.25).advantages(collate(answers))
+        grpo(group_size=2, overlong=0.25).advantages(collate(answers))
 
 
 # Token selection
@@ -421,7 +422,7 @@ def test_clip_cov_leaves_out_as_many_tokens_of_the_band_as_it_may(seed: int) -> 
     inputs = Inputs(seed)
     values = tensor(products(inputs), dtype=torch.float64)
     algorithm = preset("clip_cov", covariance_share=0.05, covariance_low=0.02, covariance_high=2.0)
-    clip = GRPO(group_size=SIZE, scale_rewards="group", clip_high=0.2)
+    clip = grpo(group_size=SIZE, scale_rewards="group", clip_high=0.2)
     plain, (_, gradient, batch, metrics) = ours(clip, inputs)[1], whole(algorithm, inputs)
     count, out = int(0.05 * len(values)), (gradient == 0) & (plain != 0)
     assert metrics["tokens/chosen"] == pytest.approx(count / len(values))
@@ -456,46 +457,55 @@ def test_what_looks_at_the_whole_step_is_computed_so() -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"importance_outside": "mask"}, "importance_outside is about a weight that nothing bounds"),
-        ({"importance_level": "sequence"}, "importance_level is about a weight that nothing bounds"),
-        ({"importance_floor": 2.0, "importance_cap": 1.5}, "importance_floor is 2.0 and algorithm.importance_cap 1.5"),
-        ({"importance_floor": 0.5, "ratio_to": "sampler"}, "importance_floor and ratio_to: sampler correct for"),
-        ({"mismatch_bound": 1.0}, "mismatch_bound is 1.0; it bounds a ratio and its inverse"),
-        ({"objective": "vespo", "importance_cap": 2.0}, "objective vespo weighs whole rows by itself; write ratio_to"),
-        ({"objective": "vespo", "ratio": "sequence"}, "ratio is sequence, and objective vespo makes a ratio of the"),
-        ({"objective": "gmpo", "ratio": "sequence_token"}, "ratio is sequence_token, and objective gmpo makes a ratio"),
-        ({"objective": "ipo", "ratio": "sequence"}, "ratio is sequence, and objective ipo looks at single tokens"),
-        ({"pass_at": 9}, "pass_at is 9, and algorithm.group_size is 8; write 8 or less"),
-        ({"pass_at": 1}, "pass_at is 1; the best of 1 answer is the answer"),
-        ({"keep": 8}, "keep is 8, and algorithm.group_size is 8; write 7 or less"),
-        ({"keep": 4, "pass_at": 2}, "pass_at and keep make advantages in two ways"),
-        ({"baseline": "length", "scale_rewards": "group"}, "baseline: length has a scale of its own"),
+        ({"importance_outside": "mask"}, "importance_outside' is mask, and .* beside correction: none"),
+        ({"importance_level": "sequence"}, "importance_level' is sequence, and .* beside correction: none"),
+        ({"importance_floor": 2.0, "importance_cap": 1.5}, "correction.floor is 2.0 and algorithm.correction.cap 1.5"),
+        (
+            {"importance_floor": 0.5, "ratio_to": "sampler"},
+            "importance_floor' is 0.5, and .* beside correction: sampler",
+        ),
+        ({"mismatch_bound": 1.0}, "correction.mismatch_bound is 1.0; it bounds a ratio and its inverse"),
+        ({"objective": "vespo", "importance_cap": 2.0}, "weighs whole rows by itself; write correction: sampler"),
+        ({"objective": "vespo", "ratio": "sequence"}, "ratio' is sequence, and .* beside surrogate: vespo"),
+        ({"objective": "gmpo", "ratio": "sequence_token"}, "ratio' is sequence_token, and .* beside surrogate: gmpo"),
+        ({"objective": "ipo", "ratio": "sequence"}, "ratio' is sequence, and .* beside surrogate: ipo_mask"),
+        ({"pass_at": 9}, "credit.k is 9, and algorithm.group_size is 8; write 8 or less"),
+        ({"pass_at": 1}, "credit.k is 1; the best of 1 answer is the answer"),
+        ({"keep": 8}, "credit.keep is 8, and algorithm.group_size is 8; write 7 or less"),
+        ({"keep": 4, "pass_at": 2}, "keep' is 4, and .* beside credit: pass_at_k"),
+        (
+            {"baseline": "length", "scale_rewards": "group"},
+            "scale_rewards' is group, and .* beside credit: length_weighted",
+        ),
         ({"scale_rewards": "mean", "overlong": 0.2}, "needs scores of 0 or more, and overlong makes some negative"),
         ({"scale_rewards": "mean", "kl_coefficient": 0.1, "kl_in": "reward"}, "kl_in makes some negative; write kl_in"),
-        ({"scale_rewards": "mean", "scale_by_mixed": True}, "scale_by_mixed and scale_rewards: mean scale the same"),
+        (
+            {"scale_rewards": "mean", "scale_by_mixed": True},
+            "scale_by_mixed' is True, and .* beside credit: mean_scaled",
+        ),
         ({"normalise_parts": True, "overlong": 0.2}, "take the reward overlong in its place"),
-        ({"top_entropy": 0.0}, "top_entropy is 0.0; it is the share of tokens that train"),
-        ({"top_entropy": 0.5, "covariance": "clip"}, "top_entropy and covariance choose tokens in two ways"),
-        ({"covariance": "clip", "objective": "none"}, "write objective: clip and ratio: token"),
-        ({"covariance": "clip", "covariance_low": 5.0}, "covariance_low is 5.0 and algorithm.covariance_high 5.0"),
+        ({"top_entropy": 0.0}, "tokens.share is 0.0; it is a share of the tokens"),
+        ({"top_entropy": 0.5, "covariance": "clip"}, "top_entropy' is 0.5, and .* beside tokens: clip_cov"),
+        ({"covariance": "clip", "objective": "none"}, "write surrogate: {name: clip, ratio: token}"),
+        ({"covariance": "clip", "covariance_low": 5.0}, "tokens.low is 5.0 and algorithm.tokens.high 5.0"),
     ],
 )
 def test_what_does_not_go_together_is_refused(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(LmgymError, match=sentence.replace("(", r"\(")):
-        GRPO(**fields)
+        grpo(**fields)
 
 
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"importance_floor": 0.5}, "importance_floor: replay's ratio is to the sampler already"),
-        ({"mismatch_bound": 1.1}, "mismatch_bound: replay's ratio is to the sampler already"),
-        ({"truncate": 2.0, "off_policy_threshold": 0.1}, "truncate takes the place of off_policy_threshold too"),
+        ({"importance_floor": 0.5}, "importance_floor' is 0.5, and .* beside correction: sampler"),
+        ({"mismatch_bound": 1.1}, "replay's ratio is to the sampler already"),
+        ({"truncate": 2.0, "dual_clip": 3.0}, "dual_clip' is 3.0, and .* beside surrogate: truncated_weight"),
     ],
 )
 def test_what_replay_has_already_is_refused(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(LmgymError, match=sentence):
-        Replay(**fields)
+        grpo(kind=Replay, **fields)
 
 
 # Groups of turns
@@ -624,9 +634,9 @@ def test_hierarchies_of_groups_by_a_table_of_histories(data: Any, scaled: bool) 
             expected.append(total / weights if weights else 0.0)
         mine = batch.episode == index
         assert found[mine][batch.actions[mine]].tolist() == pytest.approx(expected, abs=1e-9)
-    for fields in ({"turn_coefficient": 0.0}, {"turn_coefficient": 0.0, "turn_history": 0}):
-        with pytest.raises(LmgymError, match="set turn_coefficient above 0"):
-            preset("hgpo", **fields)
+    for fields in ({"turn_history": 2}, {"episode_coefficient": 0.0}):
+        with pytest.raises(LmgymError, match="nothing reads it beside credit: group"):
+            grpo(**fields)
 
 
 def test_gigpo_adds_both_advantages() -> None:
@@ -641,5 +651,5 @@ def test_gigpo_adds_both_advantages() -> None:
     assert found[0][batch.actions[0]].tolist() == pytest.approx(expected)
     assert found[1][batch.actions[1]].tolist() == pytest.approx([-value for value in expected])
     for fields in ({"scale_rewards": "batch"}, {"kl_coefficient": 0.1, "kl_in": "reward"}):
-        with pytest.raises(LmgymError, match="turn_coefficient"):
-            GRPO(turn_coefficient=1.0, **fields)
+        with pytest.raises(LmgymError, match=r"algorithm\.credit"):
+            grpo(turn_coefficient=1.0, **fields)

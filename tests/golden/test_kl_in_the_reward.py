@@ -12,7 +12,7 @@ import yaml
 from torch import Tensor, tensor
 
 from lmgym.algorithms.actor_critic import A2C, PPO
-from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.algorithms.regularised import Regularised
 from lmgym.algorithms.reinforce import RLOO, Reinforce
 from lmgym.algorithms.reinforce_pp import ReinforcePlusPlus
@@ -24,6 +24,7 @@ from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.types import Episode, Example, Turn
 from tests import runs
+from tests.family import grpo
 from tests.rounding import rounding
 
 # With a sentence.
@@ -79,7 +80,7 @@ def cosine(a: Tensor, b: Tensor) -> float:
         Reinforce(baseline="mean", kl_coefficient=0.5),
         RLOO(group_size=9, kl_coefficient=0.5),
         GRPO(group_size=9, kl_coefficient=0.5, kl_in="reward"),
-        GRPO(group_size=9, kl_coefficient=0.5, kl_in="reward", scale_rewards="group", objective="cispo"),
+        grpo(group_size=9, kl_coefficient=0.5, kl_in="reward", scale_rewards="group", objective="cispo"),
         ReinforcePlusPlus(kl_coefficient=0.5),
         ReinforceStable(gamma=1.0, kl_coefficient=0.5, kl_in="reward"),
         PPO(gae_lambda=1.0, kl_coefficient=0.5),

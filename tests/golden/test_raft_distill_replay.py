@@ -16,7 +16,7 @@ from torch import Tensor, tensor
 import lmgym
 from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.distill import Distill
-from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.algorithms.raft import RAFT
 from lmgym.algorithms.replay import Replay
 from lmgym.algorithms.requirements import Requirements
@@ -29,6 +29,7 @@ from lmgym.models.policy import Policy
 from lmgym.training.loop import mark_selected
 from lmgym.types import Episode, Example, Turn
 from tests import models, runs
+from tests.family import grpo
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 
@@ -270,11 +271,11 @@ def scored(algorithm: Algorithm, seed: int = 5) -> tuple[Batch, Tensor]:
 
 @pytest.mark.parametrize("settings", [{}, {"scale_rewards": "group", "reduction": "sequence"}, {"clip_high": 0.4}])
 def test_replay_is_grpo_whose_old_policy_is_the_sampler(settings: dict[str, Any]) -> None:
-    grpo, replay = GRPO(group_size=4, **settings), Replay(group_size=4, **settings)
+    usual, replay = grpo(group_size=4, **settings), grpo(kind=Replay, group_size=4, **settings)
     batch, now = scored(replay)
-    expected = models.loss_of(grpo, batch.replace(logprobs_old=batch.logprobs_sampler), now)
+    expected = models.loss_of(usual, batch.replace(logprobs_old=batch.logprobs_sampler), now)
     assert float(models.loss_of(replay, batch, now)) == float(expected)
-    assert float(models.loss_of(grpo, batch, now)) != pytest.approx(float(expected))
+    assert float(models.loss_of(usual, batch, now)) != pytest.approx(float(expected))
 
 
 def test_on_fresh_groups_only_replay_is_grpo() -> None:
@@ -285,7 +286,7 @@ def test_on_fresh_groups_only_replay_is_grpo() -> None:
         batch = batch.replace(logprobs_sampler=policy.compute_logprobs(batch).logprobs)
     gradients = [
         models.gradient(algorithm, policy, algorithm.advantages(batch), first=True)[0]
-        for algorithm in (GRPO(group_size=4), Replay(group_size=4), Replay(group_size=4, truncate=2.0))
+        for algorithm in (GRPO(group_size=4), Replay(group_size=4), grpo(kind=Replay, group_size=4, truncate=2.0))
     ]
     assert float(gradients[0].norm()) > 0
     for gradient in gradients[1:]:
@@ -294,7 +295,7 @@ def test_on_fresh_groups_only_replay_is_grpo() -> None:
 
 def test_truncated_importance_weights() -> None:
     """Ratios e and e^-1, advantages 1 and -1, weights cut to 2: -2 log p and e^-1 log p; the weight has no gradient."""
-    algorithm = Replay(group_size=2, truncate=2.0)
+    algorithm = grpo(kind=Replay, group_size=2, truncate=2.0)
     batch = collate(group_of([1.0, 0.0])).replace(advantages=tensor([[0, 1.0], [0, -1.0]]))
     batch = batch.replace(logprobs_sampler=tensor([[0, -1.5], [0, -0.5]]))
     now = tensor([[0, -0.5], [0, -1.5]]).requires_grad_()
@@ -373,7 +374,7 @@ def test_a_run_replays_and_logs_the_fresh_answers(tmp_path: Path) -> None:
         (lambda: Distill(teacher="t", source="references"), "algorithm.teacher is set, and source is references"),
         (lambda: Replay(replayed=0), "algorithm.replayed is 0"),
         (lambda: Replay(replayed=9, capacity=8), "raise capacity, or lower replayed"),
-        (lambda: Replay(truncate=0.0), "algorithm.truncate is 0.0"),
+        (lambda: grpo(kind=Replay, truncate=0.0), "algorithm.surrogate.cap is 0.0"),
         (lambda: Replay(group_size=1), "at least 2"),
     ],
 )

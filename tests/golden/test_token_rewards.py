@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmgym.algorithms.actor_critic import A2C, PPO
-from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.algorithms.reinforce_stable import ReinforceStable
 from lmgym.batch import collate
 from lmgym.core import registry

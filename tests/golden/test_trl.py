@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm
-from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.algorithms.reinforce import RLOO
 from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.types import Episode, Example, Turn
 from tests import rounding
+from tests.family import grpo
 from tests.models import loss_of
 
 pytest.importorskip("trl")
@@ -170,7 +171,7 @@ def test_grpo(seed: int, prompts: int, longest: int, loss_type: str, reduction: 
     from trl.trainer.grpo_trainer import GRPOTrainer
 
     case = Case(seed, prompts, longest)
-    algorithm = GRPO(group_size=SIZE, scale_rewards=scale, reduction=reduction, kl_coefficient=beta)
+    algorithm = grpo(group_size=SIZE, scale_rewards=scale, reduction=reduction, kl_coefficient=beta)
     limit = 16  # dr_grpo divides by the length limit, our "constant" by the episodes only
     fields = {"epsilon_low": 0.2, "epsilon_high": 0.28, "max_completion_length": limit}
     stand_in = stand_in_for(case, loss_type=loss_type, beta=beta, scale_rewards=scale, **fields)

@@ -15,7 +15,7 @@ import pytest
 from torch import Tensor
 
 from lmgym.algorithms.dpo import DPO
-from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.batch import Batch
 from lmgym.config.yaml import read_yaml
 from lmgym.core import registry

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from lmgym.algorithms.actor_critic import PPO
 from lmgym.algorithms.base import Algorithm
-from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.algorithms.supervised import Supervised
 from lmgym.batch import Batch
 from lmgym.core import seeds

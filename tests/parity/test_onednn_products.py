@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.experiments.named_models import NamedModel

@@ -19,7 +19,7 @@ from lmgym.algorithms.actor_critic import A2C, PPO
 from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.distill import Distill
 from lmgym.algorithms.gkd import GKD
-from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.algorithms.raft import RAFT
 from lmgym.algorithms.reinforce import RLOO, Reinforce
 from lmgym.algorithms.reinforce_pp import ReinforcePlusPlus
@@ -36,13 +36,14 @@ from lmgym.updates.first_order import minibatches_of, optimizer_step
 from lmgym.updates.optimizer import Optimizer, OptimizerSection
 from lmgym.updates.prepare import prepare
 from tests import models, rounding
+from tests.family import grpo
 from tests.property.test_ranks import OneOf
 
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "grpo token": lambda: GRPO(group_size=4),
-    "grpo sequence, scaled": lambda: GRPO(group_size=4, reduction="sequence", scale_rewards="group"),
+    "grpo sequence, scaled": lambda: grpo(group_size=4, reduction="sequence", scale_rewards="group"),
     "grpo constant, kl": lambda: GRPO(group_size=4, reduction="constant", kl_coefficient=0.2),
-    "grpo token, kl, scaled": lambda: GRPO(group_size=4, kl_coefficient=0.2, scale_rewards="group"),
+    "grpo token, kl, scaled": lambda: grpo(group_size=4, kl_coefficient=0.2, scale_rewards="group"),
     "reinforce": lambda: Reinforce(),
     "reinforce scst": lambda: Reinforce(baseline="scst"),
     "rloo": lambda: RLOO(),
@@ -60,7 +61,7 @@ ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "gkd": lambda: GKD(teacher="another"),
     "gkd, rewards": lambda: GKD(teacher="another", divergence="jsd", reward_coefficient=0.5, group_size=4),
     "replay": lambda: Replay(group_size=4),
-    "replay, truncated": lambda: Replay(group_size=4, truncate=2.0),
+    "replay, truncated": lambda: grpo(kind=Replay, group_size=4, truncate=2.0),
 }
 ALL_ROWS = ("supervised", "ppo", "a2c", "raft", "distill", "gkd")  # and penalties: rows without credit train too
 MAKE: dict[str, Callable[..., Any]] = {"llama": models.llama, "gpt2": models.gpt2}

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from lmgym.algorithms.actor_critic import PPO
-from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.batch import Batch, collate
 from lmgym.core.seeds import key
 from lmgym.functional import truncation
