@@ -20,6 +20,7 @@ import ray
 
 from benchmarks import reports, workloads
 from benchmarks.contenders.lmgym_step import DEFAULTS, config_of
+from lmgym.algorithms.grpo.correction import Truncated
 from lmgym.config.schema import Config, EngineSection
 from lmgym.logs.console import Console
 from lmgym.training.loop import advance, begin_step, collate_step, gather
@@ -54,7 +55,7 @@ def opened(stack: ExitStack, folder: Path, workload: workloads.Workload, ahead: 
     settings = {**DEFAULTS, "compute": "float32", "threads": 1}
     config: Config = config_of(folder, workload, settings, str(folder / f"run-{ahead}"))
     [stage] = config.stages
-    algorithm = replace(stage.algorithm, importance_cap=2.0)
+    algorithm = replace(stage.algorithm, correction=Truncated())
     engine = EngineSection(name="pool", workers=1, threads=1, unit=len(workload.rows), ahead=ahead)
     config = replace(config, engine=engine, stages=[replace(stage, algorithm=algorithm)])
     run = stack.enter_context(start(config, stack.enter_context(Console(quiet=True))))

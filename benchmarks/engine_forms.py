@@ -4,7 +4,7 @@
     python -m benchmarks.engine_forms --out /tmp/engines --vllm venv/bin/python     # a Python that has vLLM
 
 quickstart and increasing_numbers are trained as they are, a thread for each process. One step ahead needs a weight for
-answers of older weights (importance_cap), so it is left out for PPO, and GRPO runs with this weight and without. vLLM's
+answers of older weights (a correction), so it is left out for PPO, and GRPO runs with this weight and without. vLLM's
 kernels for processors need heads of 32 at least. quickstart's model has such. That of increasing_numbers has four of
 16, so there sampler and vLLM are compared with two of 32. A server lives as long as its run. Prints a Markdown table of
 what each run says of itself, with the median seconds of a step of the last stage. A finished run in the folder is read,
@@ -26,16 +26,16 @@ from lmgym.models.load import load_policy
 POOL = ["engine.name=pool"]
 VLLM = ["engine.name=vllm"]
 WIDE = ["policy.architecture={n_head: 2}"]
-CAPPED = ["stages.rl.algorithm.importance_cap=2.0"]
+CAPPED = ["stages.rl.algorithm.correction=truncated"]
 STEPS = {"quickstart": "stages.rl.steps", "increasing_numbers": "steps"}
 FORMS: dict[str, dict[str, list[str]]] = {
     "quickstart": {
         "sampler": [],
         "pool of 2": [*POOL, "engine.workers=2"],
-        "sampler, importance_cap": CAPPED,
-        "pool of 1, one step ahead, importance_cap": [*POOL, "engine.workers=1", "engine.ahead=1", *CAPPED],
+        "sampler, corrected": CAPPED,
+        "pool of 1, one step ahead, corrected": [*POOL, "engine.workers=1", "engine.ahead=1", *CAPPED],
         "vLLM": VLLM,
-        "vLLM, importance_cap": [*VLLM, *CAPPED],
+        "vLLM, corrected": [*VLLM, *CAPPED],
     },
     "increasing_numbers": {
         "sampler": [],

@@ -19,18 +19,16 @@ from benchmarks.algorithms import after, recipe_of
 from benchmarks.quickstart import RECIPE, end_of_warm_start
 from benchmarks.training import train
 
-TRUNCATED = {"importance_cap": 2.0}
-MASKED = {"importance_outside": "mask"}
-FORMS: dict[str, dict[str, Any]] = {
-    "new answers": {},
-    "all weights as they are": {"importance_cap": 1e6},
-    "truncated, by token": TRUNCATED,
-    "truncated, by sequence": TRUNCATED | {"importance_level": "sequence"},
-    "masked, by token": TRUNCATED | MASKED,
-    "masked, by sequence": {"importance_cap": 3.0, "importance_level": "sequence"} | MASKED,
-    "icepop": {"importance_floor": 0.5, "importance_cap": 5.0} | MASKED,
-    "truncated, rejection by sequence": TRUNCATED | {"mismatch_bound": 1.02},
-    "truncated, off-policy mask": TRUNCATED | {"off_policy_threshold": 0.05},
+FORMS: dict[str, dict[str, Any]] = {  # algorithm.correction
+    "new answers": {"name": "none"},
+    "all weights as they are": {"name": "truncated", "cap": 1e6},
+    "truncated, by token": {"name": "truncated", "cap": 2.0},
+    "truncated, by sequence": {"name": "truncated", "cap": 2.0, "level": "sequence"},
+    "masked, by token": {"name": "masked", "cap": 2.0},
+    "masked, by sequence": {"name": "masked", "cap": 3.0, "level": "sequence"},
+    "icepop": {"name": "masked", "floor": 0.5, "cap": 5.0},
+    "truncated, rejection by sequence": {"name": "truncated", "cap": 2.0, "mismatch_bound": 1.02},
+    "truncated, off-policy mask": {"name": "truncated", "cap": 2.0, "off_policy_threshold": 0.05},
 }
 METRICS = ("importance/mean", "importance/capped", "importance/left_out")
 
@@ -39,7 +37,7 @@ def one_run(form: str, seed: int, start: Path, given: argparse.Namespace) -> dic
     """Train GRPO with one form of correction: its evaluations, and the means of the metrics of its weights."""
     name = f"{form.replace(', ', '-').replace(' ', '_')}-{seed}"
     recipe = recipe_of("grpo", start, given.steps, given.every, answers=256)
-    recipe["algorithm"] |= FORMS[form]
+    recipe["algorithm"] |= {"correction": FORMS[form]}
     if form != "new answers":
         recipe["engine"] = {"name": "pool", "workers": 1, "threads": 1, "unit": 256, "ahead": 1}
     path, run = given.out / f"{name}.yaml", given.out / name

@@ -228,7 +228,7 @@ FAILING = {
     "narrow_clip": Failing(
         "bounds of the ratio of 0.001",
         {"learning_rate_too_high"},
-        {"algorithm": {"name": "grpo", "group_size": 4, "epochs": 4, "clip_low": 0.001, "clip_high": 0.001}},
+        {"algorithm": {"name": "grpo", "group_size": 4, "epochs": 4, "surrogate": {"low": 0.001, "high": 0.001}}},
     ),
     "low_target_kl": Failing(
         "a target_kl that the first optimizer step exceeds",

@@ -176,7 +176,7 @@ class EngineSection(Section):
     """GiB for the keys and values of vLLM in the training process. Default: 1."""
     ahead: Literal[0, 1] = 0
     """1: while a step updates the policy, a pool samples the next step's answers, with the weights before that update.
-    The algorithm must weigh answers of older weights (grpo: importance_cap)."""
+    The algorithm must weigh answers of older weights (grpo: correction)."""
     captured: bool = False
     """Decoding steps of fixed shapes, which CUDA graphs replay; not measured on a GPU yet."""
     gap_at_load: Gap | None = None
@@ -341,7 +341,7 @@ class Config(Section):
                 name = registry.name_of("algorithm", type(stage.algorithm))
                 raise LmgymError(
                     f"engine.ahead: the answers of stage '{stage.name}' come from older weights, which {name} does not "
-                    "correct for as it is; take grpo or a preset of it, with algorithm.importance_cap (2, say)"
+                    "correct for as it is; take grpo or a preset of it, with algorithm.correction: truncated"
                 )
             if self.engine.ahead and stage.curriculum is not None:
                 raise LmgymError(

@@ -101,7 +101,7 @@ def sampler_gap(history: History) -> Sign | None:
         "severe" if mean(recent) > 10 * limit else "moderate",
         f"sampled and trained log-probabilities differ by {mean(recent):.3g} nats per token, and ratios are off by as "
         "much",
-        "set policy.compute: float32 or policy.path: plain, or algorithm.importance_cap: 2",
+        "set policy.compute: float32 or policy.path: plain, or algorithm.correction: truncated",
         "sampler_logprob_gap",
         mean(recent),
         limit,
@@ -139,7 +139,7 @@ def learning_rate_too_high(history: History) -> Sign | None:
         return Sign("moderate", what, remedy, "kl/old", mean(kl), KL_STEP)
     if clipped and mean(clipped) > CLIPPED and history.facts.clips_tokens and not other_cause:
         what = f"{mean(clipped):.0%} of the tokens are clipped, and have no gradient"
-        remedy += "; or widen algorithm.clip_low and algorithm.clip_high"
+        remedy += "; or widen the clip (grpo: algorithm.surrogate; others: algorithm.clip_low and algorithm.clip_high)"
         return Sign("moderate", what, remedy, "ratio/clipped", mean(clipped), CLIPPED)
     if updates and planned and mean(updates) < LEFT_OUT * planned:
         what = f"target_kl leaves {mean(updates):.2g} of the {planned} optimizer steps that are planned for a batch"

@@ -98,7 +98,7 @@ def _open_vllm(config: Config, policy: Policy, folder: Path, warn: Warn, ranks: 
     )
     sampled = [stage.algorithm for stage in config.stages if stage.algorithm.requirements.answers == "policy"]
     if not all(algorithm.weighs_old for algorithm in sampled):
-        warn("engine: no importance weight corrects for vLLM's rounding; grpo has importance_cap (2, say)")
+        warn("engine: no importance weight corrects for vLLM's rounding; grpo has correction: truncated")
     canary = section.gap_error or FAR * (LEAST if policy.compute == torch.float32 else MOST)
     vllm: Vllm
     if section.address:

@@ -88,7 +88,7 @@ def test_a_name_alone_is_a_section() -> None:
         ("early_stop=null", ["early_stop"], None),
         ("algorithm.group_size=16", ["algorithm", "group_size"], 16),
         ("algorithm.dynamic_sampling=true", ["algorithm", "dynamic_sampling"], True),
-        ("algorithm.surrogate.high=1", ["algorithm", "surrogate", "high"], 1),
+        ("algorithm.surrogate.high=1", ["algorithm", "surrogate", "high"], 1.0),
         ("algorithm.surrogate=sapo", ["algorithm", "surrogate"], Sapo()),
         ("algorithm.credit={scale: group}", ["algorithm", "credit"], GroupMean(scale="group")),
         ("algorithm.correction={name: truncated, cap: 3}", ["algorithm", "correction"], Truncated(cap=3.0)),

@@ -259,7 +259,7 @@ def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
         {"name": "distill", "teacher": "builtin:tiny"},
         {"name": "gkd", "teacher": "builtin:tiny"},
         {"name": "reinforce_stable"},
-        {"name": "sapo", "importance_cap": 2.0, "mismatch_bound": 2.0},
+        {"name": "sapo", "correction": {"name": "truncated", "mismatch_bound": 2.0}},
         {"name": "top_entropy", "group_size": 4, "minibatches": 1},
         {"name": "replay", "group_size": 4},
     ]

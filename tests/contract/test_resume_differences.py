@@ -101,9 +101,10 @@ def test_what_makes_it_another_run_is_refused(
 def test_all_differences_are_named_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = complaint(capsys, "train", folder, "seed=3", "policy.lora_rank=2", "prompts_per_step=5")
     assert all(word in said for word in ("seed was 0", "policy.lora_rank", "prompts_per_step was 4 and is 5")), said
-    fields = "clip_low: 0.1, clip_high: 0.1, epochs: 3, minibatches: 3, dual_clip: 4"
+    fields = "surrogate: {low: 0.1, high: 0.1, dual: 4}, epochs: 3, minibatches: 3"
+    names = ("surrogate.low", "surrogate.high", "surrogate.dual", "epochs", "minibatches")
     said = complaint(capsys, "train", folder, "seed=3", f"algorithm={{name: grpo, group_size: 4, {fields}}}")
-    assert all(f"algorithm.{name}" in said for name in ("clip_low", "clip_high", "epochs", "minibatches", "dual_clip"))
+    assert all(f"algorithm.{name}" in said for name in names)
     said = complaint(capsys, "train", folder, f"policy.model={'x' * 5000}", f"policy.eos_token={'y' * 5000}")
     assert len(said) < 1000, said
 

@@ -53,7 +53,8 @@ def test_every_recipe_names_the_schema_and_fits_it(recipe: Path, schema: dict[st
 @pytest.mark.parametrize(
     "changes",
     [
-        {"steps": 3, "runs": {"seeds": [0, 1]}, "algorithm": {"name": "dapo", "clip_high": 0.3}},
+        {"steps": 3, "runs": {"seeds": [0, 1]}, "algorithm": {"name": "dapo", "surrogate": {"high": 0.3}}},
+        {"algorithm": {"name": "grpo", "credit": "group", "tokens": {"name": "top_entropy", "share": 0.5}}},
         {"algorithm": {"name": "ppo", "preset": "trl"}, "evaluation": {"task": "topics", "metrics": {"length": 0}}},
         {"algorithm": "mine:Own", "rewards": {"mine:reward": {"weight": 1, "anything": 3}}},
         {"rewards": {"judge": {"reward": "length", "target": 3}}, "task": {"name": "gsm8k", "limit": 5}},
@@ -72,6 +73,7 @@ def test_what_may_be_written_fits(changes: dict[str, Any], schema: dict[str, Any
         {"sampling": {"top_p": 1.5}},
         {"algorithm": "gpro"},
         {"algorithm": {"name": "grpo", "clip_hi": 0.2}},
+        {"algorithm": {"name": "grpo", "surrogate": {"name": "sapo", "high": 0.2}}},
         {"algorithm": {"name": "grpo", "group_size": 1}},
         {"algorithm": {"name": "grpo", "beta": 0.2}},
         {"task": {"name": "arithmetic", "sise": 9}},

@@ -210,7 +210,7 @@ def test_a_pool_chooses_its_units_once(cluster: None, tmp_path: Path) -> None:
     assert "engine: 1 generator on this machine, 1 thread each, units of 8 answers" in lines
 
 
-CAPPED = {"name": "grpo", "group_size": 4, "importance_cap": 2.0}
+CAPPED = {"name": "grpo", "group_size": 4, "correction": {"name": "truncated", "cap": 2.0}}
 
 
 def test_one_step_ahead_repeats_resumes_and_survives(

@@ -59,7 +59,7 @@ FAMILY: dict[str, dict[str, Any]] = {  # presets that differ in formulas of a to
         name: {"name": name, "group_size": 4, "minibatches": 2}
         for name in ("gspo_token", "gmpo", "luspo", "vespo", "ce_gppo", "ipo_mask", "maxrl", "gpg", "opo")
     },
-    "icepop": {"name": "icepop", "group_size": 4, "importance_floor": 0.999, "importance_cap": 1.001},
+    "icepop": {"name": "icepop", "group_size": 4, "correction": {"floor": 0.999, "cap": 1.001}},
     "gigpo": {"name": "gigpo", "group_size": 4},
     "pass_at_k": {"name": "pass_at_k", "group_size": 4, "pass_at": 2},
     "gfpo": {"name": "gfpo", "group_size": 4, "keep": 2},

@@ -18,7 +18,14 @@ CASES: dict[str, dict[str, Any]] = {
     "an adaptive penalty": {
         "algorithm": {"name": "gspo", "group_size": 4, "kl_coefficient": 0.1, "kl_target": 0.01, "mask_truncated": True}
     },
-    "parts": {"algorithm": {"name": "grpo", "group_size": 4, "normalise_parts": True, "importance_cap": 1.0}},
+    "parts": {
+        "algorithm": {
+            "name": "grpo",
+            "group_size": 4,
+            "credit": "each_reward",
+            "correction": {"name": "truncated", "cap": 1.0},
+        }
+    },
     "replay of a member": {
         "algorithm": {"name": "replay", "preset": "dapo", "group_size": 2, "minibatches": 1, "replayed": 3},
         "rewards": ONE_BIT,

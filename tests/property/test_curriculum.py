@@ -137,7 +137,7 @@ def test_a_resumed_run_has_the_same_prompts(tmp_path: Path) -> None:
         ({"shuffle": False, "priority_scale": 1.0}, "shuffle is false, and priority_scale"),
         (
             {"curriculum": {}, "engine": {"name": "pool", "ahead": 1},
-             "algorithm": {"name": "grpo", "group_size": 4, "importance_cap": 2.0}},
+             "algorithm": {"name": "grpo", "group_size": 4, "correction": {"name": "truncated", "cap": 2.0}}},
             "engine.ahead: the curriculum of stage 'train'",
         ),
     ],

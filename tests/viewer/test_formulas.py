@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm
+from lmgym.algorithms.grpo.algorithm import GRPO
+from lmgym.algorithms.grpo.former import in_former_keys
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.config.build import plain
 from lmgym.core import registry
@@ -17,6 +19,7 @@ from lmgym.logs.traces import TraceEpisode, TraceRow, TraceStep, TraceTurn
 from lmgym.viewer.arithmetic import compute, names_in
 from lmgym.viewer.explain import constant, explanation, push_of, symbol_values
 from lmgym.viewer.formulas import FAMILIES
+from tests.family import grpo
 
 KL = {"kl_coefficient": 0.3, "kl_in": "loss"}
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -46,8 +49,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 def made(name: str, fields: dict[str, Any]) -> Algorithm:
     kind = registry.get("algorithm", name)
-    preset = kind.presets[fields["preset"]] if "preset" in fields else {}
-    return kind(**{**preset, **{key: value for key, value in fields.items() if key != "preset"}})
+    return grpo(kind=kind, **fields) if issubclass(kind, GRPO) else kind(**fields)
 
 
 def random_batch(seed: int = 0) -> tuple[Batch, PolicyOutputs]:
@@ -93,8 +95,8 @@ def test_the_formulas_are_those_of_the_loss(name: str, fields: dict[str, Any]) -
     batch, new = random_batch()
     batch = algorithm.advantages(batch)
     terms, metrics = algorithm.loss(batch, new)
-    numbers_of = plain(algorithm) | {"limit": batch.limit}
-    described = FAMILIES[name].terms(plain(algorithm))
+    numbers_of = in_former_keys(plain(algorithm)) | {"limit": batch.limit}
+    described = FAMILIES[name].terms(in_former_keys(plain(algorithm)))
     assert [term.name for term in described] == [*terms] or {term.name for term in described} == {*terms}
     columns = {f"loss/{own}": term for own, (term, _) in terms.items()} | dict(metrics)
     for term in described:
@@ -120,10 +122,14 @@ def test_the_ratio_of_a_sequence_is_pushed_as_a_whole(preset: str) -> None:
     terms, metrics = algorithm.loss(batch, new)
     # The mean over a row's tokens, as reduction: sequence weighs them, is what a token's own log-probability moves.
     slope = torch.autograd.grad((terms["policy"][0] * batch.actions).sum(), new.logprobs)[0]
-    (term,) = FAMILIES["grpo"].terms(plain(algorithm))
+    (term,) = FAMILIES["grpo"].terms(in_former_keys(plain(algorithm)))
     for number in range(6):
         row = row_of(batch, new, dict(metrics), number)
-        pushed = push_of(term, symbol_values(row, plain(algorithm), np.bincount(row.turn)), plain(algorithm))
+        pushed = push_of(
+            term,
+            symbol_values(row, in_former_keys(plain(algorithm)), np.bincount(row.turn)),
+            in_former_keys(plain(algorithm)),
+        )
         assert close(pushed, -slope[number].numpy()[row.actions])
 
 
@@ -140,7 +146,7 @@ def test_the_formula_of_an_advantage_gives_it(name: str, fields: dict[str, Any])
     batch = algorithm.advantages(batch)
     columns = {"index": list(range(6)), "group": batch.group.tolist(), "score": batch.score.tolist()}
     trace = TraceStep(
-        stage=0, stage_name="rl", step=0, algorithm=name, fields=plain(algorithm),
+        stage=0, stage_name="rl", step=0, algorithm=name, fields=in_former_keys(plain(algorithm)),
         episodes=columns | {"selected": [True] * 6},
     )  # fmt: skip
     for number in range(6):

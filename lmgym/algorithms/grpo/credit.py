@@ -4,8 +4,7 @@ Each class is one way to do it, with its paper. A new one is a class here, or in
 `@register("credit", "its_name")`.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -13,6 +12,7 @@ from annotated_types import Ge
 from jaxtyping import Float
 from torch import Tensor
 
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch
 from lmgym.core.constraints import Coefficient, NonNegativeFloat, Rule, Share
 from lmgym.core.errors import LmgymError
@@ -38,13 +38,15 @@ class Credit(Part):
     kind: ClassVar[str] = "credit"
     section: ClassVar[str] = "algorithm.credit"
 
-    requires: ClassVar[Collection[str]] = ()
-    """Fields of `Requirements` that the algorithm must ask for."""
 
     def advantages(self, batch: Batch, score: Scores) -> Float[Tensor, "N T"]:
         """The advantage of each token. `score` is each row's episode score, penalties taken off; what is no action is
         set to zero by the caller."""
         raise NotImplementedError(f"{type(self).__name__} has no advantages()")
+
+    def with_its_needs(self, required: Requirements) -> Requirements:
+        """What an algorithm asks for, and what this credit needs besides."""
+        return required
 
     def check(self, group_size: int, kl_in_reward: bool, overlong: bool) -> None:
         """Raise LmgymError where it cannot work with so many answers per prompt, or with scores from which a KL penalty
@@ -109,8 +111,6 @@ class TokenBaseline(Credit):
     """R less, at each token, the mean of the scores weighted by the squared gradients of the answers up to there (the
     optimal token baseline, arXiv 2602.07078)."""
 
-    requires: ClassVar[Collection[str]] = ("squared_probabilities",)
-
     scale_by_mixed: bool = False
     """As in `group`."""
 
@@ -119,6 +119,9 @@ class TokenBaseline(Credit):
         squares = token_baseline.squared_logit_gradient(logprobs, squared).to(score.dtype)
         advantages = token_baseline.optimal_token_advantages(score, squares, batch.actions, batch.episode, batch.group)
         return advantages * mixed_scale(batch, score) if self.scale_by_mixed else advantages
+
+    def with_its_needs(self, required: Requirements) -> Requirements:
+        return replace(required, squared_probabilities=True)
 
 
 @register("credit", "pass_at_k")
@@ -166,14 +169,15 @@ class Selected(Credit):
 class EachReward(Credit):
     """Each reward scaled within its group, then their weighted sum scaled over the batch (GDPO)."""
 
-    requires: ClassVar[Collection[str]] = ("reward_components",)
-
     def advantages(self, batch: Batch, score: Scores) -> Float[Tensor, "N T"]:
         if batch.reward_components is None:
             raise LmgymError("algorithm.credit: each_reward needs the parts of the score; give collate(weights=...)")
         components = batch.reward_components
         parts = torch.tensor(batch.component_weights, dtype=components.dtype, device=components.device)
         return batch.per_token(gdpo_advantages(components, parts, batch.episode, batch.group))
+
+    def with_its_needs(self, required: Requirements) -> Requirements:
+        return replace(required, reward_components=True)
 
     def check(self, group_size: int, kl_in_reward: bool, overlong: bool) -> None:
         if kl_in_reward:
@@ -214,11 +218,6 @@ class Turns(Credit):
         super().__post_init__()
         check_part(Credit, self.episode)
 
-    @property
-    def requires(self) -> Collection[str]:  # type: ignore[override]
-        """What the first advantage asks for."""
-        return self.episode.requires
-
     def advantages(self, batch: Batch, score: Scores) -> Float[Tensor, "N T"]:
         of_episode = self.episode.advantages(batch, score)
         turn, actions = batch.require("turn"), batch.actions
@@ -228,6 +227,9 @@ class Turns(Credit):
             scaled=self.scale == "group", history=self.history, power=self.history_power,
         )  # fmt: skip
         return self.episode_coefficient * of_episode + self.coefficient * of_turns.to(of_episode.dtype)
+
+    def with_its_needs(self, required: Requirements) -> Requirements:
+        return self.episode.with_its_needs(required)
 
     def check(self, group_size: int, kl_in_reward: bool, overlong: bool) -> None:
         if kl_in_reward:

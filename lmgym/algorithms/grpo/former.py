@@ -74,12 +74,18 @@ DEFAULTS: Tree = {  # of the former keys, by kind; the first of each kind chose 
         "covariance_high": 5.0, "covariance_coefficient": 1.0,
     },
 }  # fmt: skip
+CREDIT_SWITCHES: Mapping[str, Tree] = {  # by part: the former key that chose it, where no field of it did
+    "mean_scaled": {"scale_rewards": "mean"},
+    "each_reward": {"normalise_parts": True},
+    "length_weighted": {"baseline": "length"},
+    "token_baseline": {"baseline": "token"},
+}
 KIND_OF = {key: kind for kind, keys in DEFAULTS.items() for key in keys}
 
 
-def in_parts(given: Mapping[str, Any], algorithm: Any, preset: Mapping[str, Any], where: str) -> Tree:
+def in_parts(given: Mapping[str, Any], owner: Any, preset: Mapping[str, Any], where: str) -> Tree:
     """The keys of an algorithm's section, the former ones as parts. `preset` is the preset's row, which goes over the
-    defaults of the class `algorithm`; `where` is the section, for messages.
+    defaults of the class `owner`; `where` is the section, for messages.
 
     Raises LmgymError for a former key that nothing would read. A recipe that writes all of them out, as a run folder's
     does, is only warned of.
@@ -95,7 +101,7 @@ def in_parts(given: Mapping[str, Any], algorithm: Any, preset: Mapping[str, Any]
     if old:
         kinds = [kind for kind in DEFAULTS if any(KIND_OF[key] == kind for key in old)]
         # What holds without them, in former keys too; then the given ones go over it.
-        start = {kind: _plain(preset.get(kind, getattr(algorithm, kind))) for kind in kinds}
+        start = {kind: _plain(preset.get(kind, getattr(owner, kind))) for kind in kinds}
         for kind in kinds:
             if kind in given:
                 raise LmgymError(
@@ -149,8 +155,7 @@ def _former(kind: str, part: Mapping[str, Any]) -> Tree:
     elif kind == "tokens":
         flat |= {"covariance": {"clip_cov": "clip", "kl_cov": "penalise"}.get(str(name), "none")}
     else:
-        flat |= {"mean_scaled": {"scale_rewards": "mean"}, "each_reward": {"normalise_parts": True}}.get(str(name), {})
-        flat |= {"length_weighted": {"baseline": "length"}, "token_baseline": {"baseline": "token"}}.get(str(name), {})
+        flat |= CREDIT_SWITCHES.get(str(name), {})
     return flat
 
 

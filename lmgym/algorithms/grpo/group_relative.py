@@ -1,6 +1,6 @@
 """What every algorithm has that compares the answers to one prompt with each other: GRPO's family, and your own."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge
@@ -47,7 +47,7 @@ class GroupRelative(Regularised):
 
     @property
     def requirements(self) -> Requirements:
-        return replace(super().requirements, **dict.fromkeys(self.credit.requires, True))
+        return self.credit.with_its_needs(super().requirements)
 
     def select(self, groups: list[list[Episode]], wanted: int) -> tuple[list[list[Episode]], bool]:
         """All groups; or, with dynamic sampling, the first `wanted` whose scores differ. Where none does, as in a task
