@@ -120,7 +120,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         head. Of a quantised base only the adapters are written."""
         folder, model = Path(folder), self.pretrained_model
         merges = lora.has_adapter(model) and not quantization.is_quantised(model)
-        (lora.merged(model) if merges else model).save_pretrained(folder)
+        lora.save(lora.merged(model) if merges else model, folder)
         save_file({"weight": self.v_head.weight.detach().contiguous()}, folder / VALUE_HEAD)
 
 

@@ -76,7 +76,7 @@ class Servers:
             calls.append(("/collective_rpc", {"method": "reload_weights", "kwargs": path}))
         if self.takes_adapters:
             self._adapter = f"lmgym-{secrets.token_hex(8)}"  # a new name: nothing of the old one is cached
-            policy.model.save_pretrained(self.folder / self._adapter)
+            lora.save(policy.model, self.folder / self._adapter)
             calls.append((LOAD_ADAPTER, {"lora_name": self._adapter, "lora_path": str(self.folder / self._adapter)}))
         if old:
             calls.append((UNLOAD_ADAPTER, {"lora_name": old}))

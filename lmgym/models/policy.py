@@ -355,12 +355,12 @@ class Policy:
         """Write a folder that `from_pretrained` reads: the language model, adapters merged, and its tokenizer. With a
         quantized base the adapters alone: merged, they would be four to eight times the size that was loaded."""
         merges = lora.has_adapter(self.model) and not quantization.is_quantised(self.model)
-        (lora.merged(self.model) if merges else self.model).save_pretrained(folder)
+        lora.save(lora.merged(self.model) if merges else self.model, folder)
         self.tokenizer.save_pretrained(folder)
 
     def save(self, folder: Path) -> None:
         """Write all that trains, as `load_policy` reads it: model or adapters, tokenizer, value head, critic/."""
-        self.model.save_pretrained(folder)  # of a model with adapters, the adapters
+        lora.save(self.model, folder)
         self.tokenizer.save_pretrained(folder)
         if self.value_head is not None:
             save_file({"weight": self.value_head.weight.detach().contiguous()}, folder / VALUE_HEAD)
