@@ -24,7 +24,14 @@ from lmgym.models.attention import packed
 from lmgym.models.attention.rules import Rule
 from lmgym.models.device import SMALL, choose_tokens_per_forward
 from lmgym.models.distributions import action_logits, logprobs_of_states, squared_probabilities_of
-from lmgym.models.families import context_length, default_decoder_start, first_position, supports_fast_path, trunk_of
+from lmgym.models.families import (
+    cap_scores,
+    context_length,
+    default_decoder_start,
+    first_position,
+    supports_fast_path,
+    trunk_of,
+)
 from lmgym.models.micro_batches import micro_batches
 from lmgym.models.skeleton import Skeleton
 from lmgym.models.teaching import compare
@@ -58,6 +65,7 @@ class Policy:
         activation_checkpointing: bool = False,
     ) -> None:
         self.model = model.eval()
+        cap_scores(self.model)
         self.tokenizer = tokenizer
         self.compute = compute
         self.activation_checkpointing = activation_checkpointing
