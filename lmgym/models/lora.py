@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import PreTrainedModel
 from transformers import __version__ as transformers_version
 
@@ -179,8 +179,9 @@ def _peft() -> Any:
 
 def _versions_differ(installed: str, error: Exception) -> LmgymError:
     return LmgymError(
-        f"policy.lora_rank: peft {installed} does not work with transformers {transformers_version} ({type(error).__name__}: "
-        f"{' '.join(str(error).split())[:200]}); install another version of one of them, such as constraints.txt names"
+        f"policy.lora_rank: peft {installed} does not work with transformers {transformers_version} "
+        f"({type(error).__name__}: {' '.join(str(error).split())[:200]}); install another version of one of them, such "
+        "as constraints.txt names"
     )
 
 
