@@ -84,6 +84,9 @@ class Servers:
         if old:
             shutil.rmtree(self.folder / old)
 
+    def instead_of_rounding(self, policy: Policy) -> str:
+        return "" if self.takes_adapters else "start the servers with --enable-lora, or with --dtype float32"
+
     def apart(self) -> Sequence[tuple[str, "Servers"]]:
         alone = [copy.copy(self) for _ in self.addresses]
         for one, address in zip(alone, self.addresses, strict=True):
