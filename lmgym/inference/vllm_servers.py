@@ -18,6 +18,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.files import usual_modes
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.inference.vllm_engine import Query, Sampled, weights_of
 from lmgym.models import lora
@@ -145,6 +146,7 @@ def write_weights(policy: Policy, folder: Path, merge: bool = True) -> None:
     hidden.mkdir(parents=True)
     tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in weights_of(policy, merge).items()}
     save_file(tensors, hidden / "model.safetensors")
+    usual_modes(hidden)  # a server may be another user's
     policy.model.config.save_pretrained(hidden)
     shutil.rmtree(folder, ignore_errors=True)
     hidden.rename(folder)

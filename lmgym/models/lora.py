@@ -19,6 +19,7 @@ from transformers import __version__ as transformers_version
 
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
+from lmgym.core.files import usual_modes
 from lmgym.models import quantization
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -63,11 +64,13 @@ def save(model: PreTrainedModel, folder: Path) -> None:
     Example: save(model, Path("adapters")) writes adapter_config.json and adapter_model.safetensors"""
     if not has_adapter(model):
         model.save_pretrained(folder)
+        usual_modes(folder)
         return
     folder.mkdir(parents=True, exist_ok=True)
     state = _peft().get_peft_model_state_dict(model, adapter_name=NAME)
     tensors = {f"{PREFIX}{name}": tensor.detach().contiguous() for name, tensor in state.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    usual_modes(folder)
     configs: Any = model.peft_config
     configs[NAME].save_pretrained(folder)
 

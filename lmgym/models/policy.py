@@ -17,6 +17,7 @@ from transformers.utils import ModelOutput
 
 from lmgym.batch import Batch, PolicyOutputs, States
 from lmgym.core.errors import LmgymError, represent
+from lmgym.core.files import usual_modes
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.functional.divergences import Divergence
 from lmgym.models import hooks, lora, onednn_products, quantization, scoring
@@ -38,6 +39,12 @@ from lmgym.models.teaching import compare
 
 WORTH_SAYING = 1.3  # times as fast
 VALUE_HEAD = "value_head.safetensors"
+
+
+def save_value_head(head: nn.Linear, folder: Path) -> None:
+    """Write a value head to a folder, as `load_policy` reads it. Example: save_value_head(policy.value_head, folder)"""
+    save_file({"weight": head.weight.detach().contiguous()}, folder / VALUE_HEAD)
+    usual_modes(folder)
 
 
 class Policy:
@@ -371,7 +378,7 @@ class Policy:
         lora.save(self.model, folder)
         self.tokenizer.save_pretrained(folder)
         if self.value_head is not None:
-            save_file({"weight": self.value_head.weight.detach().contiguous()}, folder / VALUE_HEAD)
+            save_value_head(self.value_head, folder)
         if self.critic is not None:
             self.critic.save(folder / "critic")
 
