@@ -72,7 +72,8 @@ class ActorCritic(Regularised):
         if self.discount_per == "token":
             return self.gamma, self.gae_lambda
         numbers = batch.require("turn")[row, column]
-        return per_turn(numbers, self.gamma), per_turn(numbers, self.gae_lambda)
+        precision = batch.rewards.dtype
+        return per_turn(numbers, self.gamma, precision), per_turn(numbers, self.gae_lambda, precision)
 
     def active(self, batch: Batch) -> Bool[Tensor, " N"]:
         """All rows: one without any advantage still trains the value function."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from lmgym.batch import collate
@@ -19,7 +19,7 @@ from lmgym.logs.records import episode_metrics
 from lmgym.models import copies, lora, quantization
 from lmgym.models.critic import add_critic, value_head
 from lmgym.models.load import PolicySection, load_policy
-from lmgym.models.policy import VALUE_HEAD, Policy
+from lmgym.models.policy import VALUE_HEAD, Policy, save_value_head
 from lmgym.types import Episode
 from lmgym.updates.optimizer import make_optimizer
 from lmgym.updates.prepare import batch_metrics, prepare
@@ -120,8 +120,8 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         head. Of a quantised base only the adapters are written."""
         folder, model = Path(folder), self.pretrained_model
         merges = lora.has_adapter(model) and not quantization.is_quantised(model)
-        (lora.merged(model) if merges else model).save_pretrained(folder)
-        save_file({"weight": self.v_head.weight.detach().contiguous()}, folder / VALUE_HEAD)
+        lora.save(lora.merged(model) if merges else model, folder)
+        save_value_head(self.v_head, folder)
 
 
 class Learner:
@@ -173,7 +173,7 @@ class Learner:
     def save(self, folder: Path) -> None:
         self.policy.save_pretrained(folder)
         assert self.policy.value_head is not None
-        save_file({"weight": self.policy.value_head.weight.detach().contiguous()}, folder / VALUE_HEAD)
+        save_value_head(self.policy.value_head, folder)
 
 
 def policy_of(model: Any, tokenizer: Any, device: Any = None) -> Policy:

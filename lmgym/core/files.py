@@ -1,4 +1,5 @@
-"""Reading files that someone else names, in bounded time and memory: no pipes, no devices, no endless lines."""
+"""Reading files that someone else names, in bounded time and memory: no pipes, no devices, no endless lines. And the
+permissions of written ones."""
 
 import errno
 import io
@@ -47,3 +48,13 @@ def lines_of(file: IO[bytes], path: Path) -> Iterator[bytes]:
         if len(line) > LONGEST_LINE:
             raise OSError(errno.EFBIG, f"line {number} is longer than {LONGEST_LINE:,} bytes", str(path))
         yield line
+
+
+def usual_modes(folder: Path) -> None:
+    """Give the tensor files in and below a folder the permissions that every other file gets here (0644 with the usual
+    umask): safetensors makes its own readable by their owner alone."""
+    mask = os.umask(0o077)  # the only way to read it; for that moment a stricter one
+    os.umask(mask)
+    for file in folder.rglob("*.safetensors"):
+        if not file.is_symlink():
+            file.chmod(0o666 & ~mask)

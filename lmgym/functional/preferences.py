@@ -95,4 +95,5 @@ def kto_loss(
     Example: kto_loss(torch.tensor([0.0]), torch.tensor([True]), torch.tensor(0.0), beta=0.1) -> tensor([0.5000])
     """
     gain = torch.where(good, ratio - baseline, baseline - ratio)
-    return torch.where(good, good_weight, bad_weight) * (1 - torch.sigmoid(beta * gain))
+    weight = torch.where(good, ratio.new_tensor(good_weight), ratio.new_tensor(bad_weight))  # in the ratio's precision
+    return weight * (1 - torch.sigmoid(beta * gain))

@@ -57,14 +57,14 @@ def turn_returns(
         tensor([[0.9900, 0.9900, 0.0000, 1.0000]])
     """
     row, column, steps = episode_steps(actions, episode)
-    discount = per_turn(turn[row, column], gamma).to(rewards.dtype)
+    discount = per_turn(turn[row, column], gamma, rewards.dtype)
     dense = torch.where(steps, rewards[row, column], 0.0)
     for t in reversed(range(steps.shape[1] - 1)):
         dense[:, t] += discount[:, t] * dense[:, t + 1]
     return scatter_steps(dense, row, column, steps, (actions.shape[0], actions.shape[1]))
 
 
-def per_turn(turn: Int[Tensor, "E L"], factor: float) -> Float[Tensor, "E L"]:
+def per_turn(turn: Int[Tensor, "E L"], factor: float, dtype: torch.dtype = torch.float32) -> Float[Tensor, "E L"]:
     """A discount per turn as a discount per action: `factor` at the last action of each turn, 1 inside a turn.
 
     The last column is `factor`: the discount of the state after the episode.
@@ -73,7 +73,7 @@ def per_turn(turn: Int[Tensor, "E L"], factor: float) -> Float[Tensor, "E L"]:
     """
     ends = torch.ones_like(turn, dtype=torch.bool)
     ends[:, :-1] = turn[:, 1:] != turn[:, :-1]
-    return torch.where(ends, factor, 1.0)
+    return torch.ones(turn.shape, dtype=dtype, device=turn.device).masked_fill(ends, factor)
 
 
 def turn_means(

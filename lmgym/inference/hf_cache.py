@@ -14,7 +14,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.utils import ModelOutput
 
 from lmgym.inference.base import Request
-from lmgym.models.families import WITHOUT_CACHE
+from lmgym.models.families import WITHOUT_CACHE, cache_argument
 from lmgym.models.policy import Policy
 
 
@@ -31,6 +31,7 @@ class PlainReader:
 
     def __init__(self, policy: Policy, requests: Sequence[Request]) -> None:
         self.policy, self.model, self.cache = policy, policy.model, None
+        self.argument = cache_argument(policy.model)
         self.use_cache = policy.model.config.model_type not in WITHOUT_CACHE
         self.ids = torch.tensor([request.prompt_ids for request in requests], device=policy.device)
 
@@ -40,8 +41,8 @@ class PlainReader:
         fresh = self.ids if self.cache is None else self.ids[:, -1:]
         index = torch.arange(self.ids.shape[1], device=self.ids.device)[-fresh.shape[1] :].expand(fresh.shape)
         inputs: dict[str, Any] = {"input_ids": fresh, **self.policy.positions(index), "use_cache": self.use_cache}
-        output = self.model(**inputs, **({} if self.cache is None else {"past_key_values": self.cache}))
-        self.cache = getattr(output, "past_key_values", None)
+        output = self.model(**inputs, **({} if self.cache is None else {self.argument: self.cache}))
+        self.cache = getattr(output, self.argument, None)
         return output.logits[:, -1].float()
 
 
@@ -77,8 +78,8 @@ class EncoderDecoderReader:
             encoder_outputs=self.encoded,
             attention_mask=self.mask.long(),
             decoder_input_ids=tokens,
-            past_key_values=self.cache,
             use_cache=True,
+            **{cache_argument(self.model): self.cache},
         )
         return output.logits[:, -1].float()
 

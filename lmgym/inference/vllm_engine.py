@@ -71,6 +71,9 @@ class Vllm(Protocol):
     def push(self, policy: Policy, version: int) -> None:
         """Let it sample with the policy's weights from now on, and call them by this version."""
 
+    def instead_of_rounding(self, policy: Policy) -> str:
+        """What to do if it may hold merged adapters in bf16; empty if it does not."""
+
     def apart(self) -> Sequence[tuple[str, "Vllm"]]:
         """Each server alone, with its name."""
 
@@ -93,9 +96,7 @@ class VLLM:
     Example: VLLM(policy, Servers(["http://127.0.0.1:8000"], Path("runs/a/served")))
     """
 
-    def __init__(
-        self, policy: Policy, vllm: Vllm, rows: int = 256, canary: float = 0.01, ranks: Ranks = ALONE
-    ) -> None:
+    def __init__(self, policy: Policy, vllm: Vllm, rows: int = 256, canary: float = 0.01, ranks: Ranks = ALONE) -> None:
         if policy.encoder_decoder:
             raise LmgymError("engine.name: vllm samples from causal models; write sampler")
         self.policy, self.vllm, self.rows, self.canary, self.ranks = policy, vllm, rows, canary, ranks

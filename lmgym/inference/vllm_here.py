@@ -90,6 +90,9 @@ class Here:
         self._llm.reset_prefix_cache()
         self._llm.llm_engine.set_weight_version(str(version))
 
+    def instead_of_rounding(self, policy: Policy) -> str:
+        return "" if policy.compute == torch.float32 else "write policy.compute: float32"
+
     def apart(self) -> Sequence[tuple[str, "Here"]]:
         return [("vLLM in this process", self)]
 

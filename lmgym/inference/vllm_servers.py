@@ -18,6 +18,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.files import usual_modes
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.inference.vllm_engine import Query, Sampled, weights_of
 from lmgym.models import lora
@@ -76,13 +77,16 @@ class Servers:
             calls.append(("/collective_rpc", {"method": "reload_weights", "kwargs": path}))
         if self.takes_adapters:
             self._adapter = f"lmgym-{secrets.token_hex(8)}"  # a new name: nothing of the old one is cached
-            policy.model.save_pretrained(self.folder / self._adapter)
+            lora.save(policy.model, self.folder / self._adapter)
             calls.append((LOAD_ADAPTER, {"lora_name": self._adapter, "lora_path": str(self.folder / self._adapter)}))
         if old:
             calls.append((UNLOAD_ADAPTER, {"lora_name": old}))
         list(self._threads.map(lambda address: self._load(address, calls, version), self.addresses))
         if old:
             shutil.rmtree(self.folder / old)
+
+    def instead_of_rounding(self, policy: Policy) -> str:
+        return "" if self.takes_adapters else "start the servers with --enable-lora, or with --dtype float32"
 
     def apart(self) -> Sequence[tuple[str, "Servers"]]:
         alone = [copy.copy(self) for _ in self.addresses]
@@ -142,6 +146,7 @@ def write_weights(policy: Policy, folder: Path, merge: bool = True) -> None:
     hidden.mkdir(parents=True)
     tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in weights_of(policy, merge).items()}
     save_file(tensors, hidden / "model.safetensors")
+    usual_modes(hidden)  # a server may be another user's
     policy.model.config.save_pretrained(hidden)
     shutil.rmtree(folder, ignore_errors=True)
     hidden.rename(folder)

@@ -85,3 +85,18 @@ def default_decoder_start(model: PreTrainedModel) -> tuple[int, ...]:
         )
     forced = getattr(generation, "forced_bos_token_id", None)
     return (int(start),) if forced is None else (int(start), int(forced))
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """The name that the model's forward pass, and its output, have for the cache: `cache` since transformers 5.24,
+    `past_key_values` before. (Of the old names 5.24 passes some over in silence.)"""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def cap_scores(model: PreTrainedModel) -> None:
+    """Let a model that caps its attention scores (Gemma 2) do so: before 5.22 transformers computed it by a kernel of
+    torch that cannot, and said nothing."""
+    configs = (model.config, model.config.get_text_config(decoder=True))
+    capped = any(getattr(config, "attn_logit_softcapping", None) for config in configs)
+    if capped and model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation("eager")

@@ -1,11 +1,53 @@
-"""What makes a loaded model useless, found before it computes anything: numbers that are none, tokens that it lacks."""
+"""What makes a loaded model useless, found before it computes anything: weights that its files lack or that are none,
+tokens that it lacks."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.model_folder import COMPUTED
+
+
+def check_complete(source: str, found: Mapping[str, Any], new: Sequence[str], unused: Sequence[str]) -> None:
+    """Raise LmgymError, with number and names, if the files of a model and the model that its configuration describes
+    have not the same tensors, except for those of the lists `new` and `unused` (`policy.new_weights` and
+    `policy.unused_weights`). `found` is what `from_pretrained` says of its loading.
+
+    Example: check_complete("models/mine", {"missing_keys": {"lm_head.weight"}}, [], []) raises
+    """
+    lacking = _others(found.get("missing_keys", ()), new)
+    reshaped = _others((key[0] for key in found.get("mismatched_keys", ())), new)
+    beyond = [name for name in _others(found.get("unexpected_keys", ()), unused) if not COMPUTED.search(name)]
+    said = [f"lack {_some(lacking)}"] * bool(lacking)
+    said += [f"hold {_some(reshaped)} in another shape"] * bool(reshaped)
+    said += [f"hold {_some(beyond)} that the model lacks"] * bool(beyond)
+    if said:
+        ways = ["in policy.new_weights what is to begin as random numbers"] * bool(lacking or reshaped)
+        ways += ["in policy.unused_weights what is to be left out"] * bool(beyond)
+        raise LmgymError(
+            f"policy.model: the files of {source} {', and '.join(said)}, so they are not of the model that its "
+            f"config.json describes; take the right one, or name {' and '.join(ways)}"
+        )
+    drawn = {*found.get("missing_keys", ()), *(key[0] for key in found.get("mismatched_keys", ()))}
+    for name in new:
+        if not any(one.startswith(name) for one in drawn):
+            raise LmgymError(
+                f"policy.new_weights: no tensor whose name begins with '{name}' is missing from the files of {source}; "
+                "remove it"
+            )
+
+
+def _others(names: Iterable[str], listed: Sequence[str]) -> list[str]:
+    """The names that begin with none of those that are listed."""
+    return sorted(name for name in names if not name.startswith(tuple(listed)))
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{len(names):,} tensor{'s' * (len(names) > 1)} ({', '.join(names[:3])}{more})"
 
 
 def check_finite(model: Any, source: str) -> None:

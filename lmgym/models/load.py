@@ -14,7 +14,8 @@ from transformers.utils import logging as transformers_logging
 from lmgym.core import seeds
 from lmgym.core.constraints import NonNegativeFloat, PositiveInt
 from lmgym.core.errors import LmgymError
-from lmgym.core.hub import prepare_hub, unreachable
+from lmgym.core.hub import prepare_hub
+from lmgym.core.model_folder import cannot_load, check_no_adapters
 from lmgym.core.validation import Section
 from lmgym.models import lora, onednn_products, quantization
 from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
@@ -22,7 +23,7 @@ from lmgym.models.critic import add_critic
 from lmgym.models.device import choose_compute, choose_device, choose_prepacked
 from lmgym.models.fast_path import choose_path
 from lmgym.models.hooks import layers_of
-from lmgym.models.integrity import check_finite, check_vocabulary
+from lmgym.models.integrity import check_complete, check_finite, check_vocabulary
 from lmgym.models.policy import VALUE_HEAD, Policy
 from lmgym.text.chat import Cut
 
@@ -92,6 +93,12 @@ class PolicySection(Section):
     """Supervised training cuts longer references to this many tokens, without end of sequence; the log counts them."""
     architecture: dict[str, Any] = field(default_factory=dict)
     """Configuration fields of a built-in model, such as hidden_size."""
+    new_weights: list[str] = field(default_factory=list)
+    """Tensors that begin as random numbers because the model's files lack them, or hold them in another shape: their
+    names, or beginnings of these (lm_head). Any other that is missing is refused."""
+    unused_weights: list[str] = field(default_factory=list)
+    """Tensors in the model's files that the model has no place for and that may be left out: their names, or beginnings
+    of these (v_head). Any other is refused: the files are of another model than their config.json says."""
 
     @property
     def cut(self) -> Cut | None:
@@ -112,6 +119,11 @@ class PolicySection(Section):
             raise LmgymError(
                 "policy.quantise packs weights that then cannot train; add policy.lora_rank (16, say) to train "
                 "adapters beside them, or remove policy.quantise"
+            )
+        if self.new_weights and self.lora_rank is not None:
+            raise LmgymError(
+                "policy.new_weights: with policy.lora_rank only adapters train, and these weights would stay random "
+                "numbers; remove one of the two"
             )
 
 
@@ -134,13 +146,13 @@ def load_policy(
     adapted = folder is not None and (folder / lora.CONFIG).is_file()
     compute = None
     if folder is not None and not adapted:
-        model, tokenizer = _load(section, str(folder), str(folder))
+        model, tokenizer = _load(replace(section, new_weights=[]), seed, str(folder), str(folder))
     elif section.quantise is not None:
         shapes = skeleton(section)
         quantization.check_layers(shapes, section.quantise, device)
         compute = choose_compute(section.precision, device, sum(p.numel() for p in shapes.parameters()))
         packing = quantization.loading(section.quantise, compute, device)
-        model, tokenizer = _load(section, section.model, section.tokenizer or section.model, packing)
+        model, tokenizer = _load(section, seed, section.model, section.tokenizer or section.model, packing)
     else:
         model, tokenizer = _base(section, seed)
     # 2. Adapters: from the checkpoint, or new ones.
@@ -236,11 +248,21 @@ def load_tokenizer(section: PolicySection) -> Any:
     if is_builtin(section.model):
         return builtin_tokenizer(section.tokenizer or "builtin:bytes")
     name = section.tokenizer or section.model
+    return _tokenizer(name, section.revision if name == section.model else None, _tokenizer_key(section))
+
+
+def _tokenizer_key(section: PolicySection) -> str:
+    return "policy.tokenizer" if section.tokenizer else "policy.model"
+
+
+def _tokenizer(name: str, revision: str | None, key: str) -> Any:
     prepare_hub(name)
     try:
-        return AutoTokenizer.from_pretrained(name, revision=section.revision if name == section.model else None)
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+        tokenizer("")  # a value of a wrong type in its configuration shows no earlier
     except Exception as error:  # transformers, the Hub client and tokenizers have no common exception
-        raise _cannot_load(name, error, "policy.tokenizer" if section.tokenizer else "policy.model") from error
+        raise cannot_load(key, name, error, tokenizer=True) from error
+    return tokenizer
 
 
 def _check_section(section: PolicySection) -> None:
@@ -268,15 +290,16 @@ def _base(section: PolicySection, seed: int) -> tuple[Any, Any]:
     if is_builtin(section.model):
         tokenizer = load_tokenizer(section)
         return builtin_model(section.model, tokenizer, section.architecture, seed), tokenizer
-    return _load(section, section.model, section.tokenizer or section.model)
+    return _load(section, seed, section.model, section.tokenizer or section.model)
 
 
 def _config(model: str, revision: str | None) -> Any:
     prepare_hub(model)
+    check_no_adapters("policy.model", model)
     try:
-        config = AutoConfig.from_pretrained(model, revision=revision)
+        config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
     except Exception as error:  # transformers and the Hub client have no common exception
-        raise _cannot_load(model, error) from error
+        raise cannot_load("policy.model", model, error) from error
     if getattr(config, "quantization_config", None) is not None:
         raise LmgymError(
             f"policy.model: the weights of {model} are stored packed, and lmgym trains beside its own packing only; "
@@ -299,24 +322,28 @@ def _auto_class(config: Any, model: str) -> Any:
     )
 
 
-def _cannot_load(model: str, error: Exception, key: str = "policy.model") -> LmgymError:
-    why = "" if Path(model).is_dir() else unreachable()
-    reason = why or f"the Hub did not give it ({' '.join(str(error).split())[:300]})"
-    return LmgymError(f"{key}: could not load '{model}': not a model folder here, and {reason}")
-
-
-def _load(section: PolicySection, model: str, tokenizer: str, packing: dict[str, Any] | None = None) -> tuple[Any, Any]:
+def _load(
+    section: PolicySection, seed: int, model: str, tokenizer: str, packing: dict[str, Any] | None = None
+) -> tuple[Any, Any]:
     """A model and its tokenizer, from a folder or the Hub: parameters in fp32, unless `packing` quantizes them."""
     revision = section.revision if model == section.model else None
     config = _config(model, revision)
     kind = _auto_class(config, model)
-    prepare_hub(model, tokenizer)
+    settings = {"revision": revision, "trust_remote_code": False, **(packing or {"dtype": torch.float32})}
+    reports = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # its report of tensors that do not fit; they are refused below
     try:
-        loaded = kind.from_pretrained(model, revision=revision, **(packing or {"dtype": torch.float32}))
-        text_tokenizer = AutoTokenizer.from_pretrained(tokenizer, revision=revision if tokenizer == model else None)
-        text_tokenizer("")  # a value of a wrong type in its configuration shows no earlier
-    except Exception as error:  # transformers, the Hub client, safetensors and tokenizers have no common exception
-        raise _cannot_load(model, error) from error
+        with torch.random.fork_rng(devices=[]):  # for tensors that the files lack
+            torch.manual_seed(seeds.key(seed, "new weights") & 0x7FFFFFFFFFFFFFFF)
+            loaded, found = kind.from_pretrained(
+                model, output_loading_info=True, ignore_mismatched_sizes=True, **settings
+            )
+    except Exception as error:  # transformers, the Hub client and safetensors have no common exception
+        raise cannot_load("policy.model", model, error) from error
+    finally:
+        transformers_logging.set_verbosity(reports)
+    check_complete(model, found, section.new_weights, section.unused_weights)
+    text_tokenizer = _tokenizer(tokenizer, revision if tokenizer == model else None, _tokenizer_key(section))
     if packing is not None:
         quantization.freeze_quantized(loaded)
     else:

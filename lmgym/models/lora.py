@@ -1,20 +1,30 @@
-"""LoRA (arXiv 2106.09685) through peft: small trainable matrices added to frozen weights."""
+"""LoRA (arXiv 2106.09685) through peft: small trainable matrices added to frozen weights.
+
+peft is called itself, not through the methods that transformers has for it (`add_adapter` and its like): these refuse
+every peft older than the one that they were written with, though nothing that is used here has changed.
+"""
 
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
+from transformers import __version__ as transformers_version
 
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
+from lmgym.core.files import usual_modes
 from lmgym.models import quantization
 
-CONFIG = "adapter_config.json"
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+NAME = "default"  # what peft calls a model's only adapter
+PREFIX = "base_model.model."  # of every name in a file of adapters
 
 
 def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: list[str] | str, seed: int) -> None:
@@ -26,24 +36,20 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: list[str]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
         try:
-            model.add_adapter(config)
+            _inject(config, model)
         except ValueError as error:  # from peft, if no module has the name
             raise LmgymError(f"policy.lora_targets: {' '.join(str(error).split())[:300]}") from error
-    _make_trainable(model)
 
 
 def load_lora(model: PreTrainedModel, folder: Path) -> None:
     """Add the adapters of a checkpoint to the model with which they were trained. Raises LmgymError if it is another
     one, whose layers they do not fit."""
-    from safetensors.torch import load_file
-
     peft = _peft()
     try:
-        model.add_adapter(peft.LoraConfig.from_pretrained(str(folder)))
+        _inject(peft.LoraConfig.from_pretrained(str(folder)), model)
     except ValueError as error:  # no layer has a name that the adapters are for
         raise _misfit(folder, error) from error
-    _make_trainable(model)
-    state = {name: tensor.clone() for name, tensor in load_file(folder / "adapter_model.safetensors").items()}
+    state = {name.removeprefix(PREFIX): tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
     try:
         result: Any = peft.set_peft_model_state_dict(model, state)
     except RuntimeError as error:  # other shapes
@@ -51,6 +57,34 @@ def load_lora(model: PreTrainedModel, folder: Path) -> None:
     missing = [name for name in result.missing_keys if "lora_" in name]
     if missing or result.unexpected_keys:
         raise _misfit(folder, f"{[*missing, *result.unexpected_keys][0]} is in one of them only")
+
+
+def save(model: PreTrainedModel, folder: Path) -> None:
+    """Write a model to a folder; of one with adapters these alone, in peft's format.
+    Example: save(model, Path("adapters")) writes adapter_config.json and adapter_model.safetensors"""
+    if not has_adapter(model):
+        model.save_pretrained(folder)
+        usual_modes(folder)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    state = _peft().get_peft_model_state_dict(model, adapter_name=NAME)
+    tensors = {f"{PREFIX}{name}": tensor.detach().contiguous() for name, tensor in state.items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    usual_modes(folder)
+    configs: Any = model.peft_config
+    configs[NAME].save_pretrained(folder)
+
+
+def _inject(config: Any, model: Any) -> None:
+    """Add adapters of this configuration, which alone will train. Raises ValueError if no layer has a name in it."""
+    peft = _peft()
+    config.base_model_name_or_path = model.__dict__.get("name_or_path")
+    try:
+        peft.inject_adapter_in_model(config, model, NAME)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise _versions_differ(peft.__version__, error) from error
+    model._hf_peft_config_loaded = True  # by which transformers knows a model with adapters
+    _make_trainable(model)
 
 
 def _misfit(folder: Path, why: object) -> LmgymError:
@@ -68,11 +102,16 @@ def has_adapter(model: Any) -> bool:
 @contextmanager
 def without_adapter(model: Any) -> Iterator[None]:
     """Within this context the model's adapters are switched off: it is the base model."""
-    model.disable_adapters()
+    from peft.tuners.lora import LoraLayer
+
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
     try:
         yield
     finally:
-        model.enable_adapters()
+        for layer in layers:
+            layer.enable_adapters(True)
         _make_trainable(model)
 
 
@@ -97,7 +136,7 @@ def merged(model: PreTrainedModel, copied: bool = False) -> PreTrainedModel:
             continue
         base: Any = module.get_base_layer()
         layer: Any = module
-        delta = layer.get_delta_weight("default")
+        delta = layer.get_delta_weight(NAME)
         if quantized and hasattr(base, "source_cls"):
             base = quantization.unpacked_layer(base, quantization.unpacked_weight(base) + delta)
         else:
@@ -133,8 +172,20 @@ def _peft() -> Any:
     try:
         import peft
     except ImportError as error:
-        raise LmgymError("policy.lora_rank needs the library peft; pip install 'lmgym[lora]'") from error
+        try:
+            installed = version("peft")
+        except PackageNotFoundError:
+            raise LmgymError("policy.lora_rank needs the library peft; pip install 'lmgym[lora]'") from error
+        raise _versions_differ(installed, error) from error
     return peft
+
+
+def _versions_differ(installed: str, error: Exception) -> LmgymError:
+    return LmgymError(
+        f"policy.lora_rank: peft {installed} does not work with transformers {transformers_version} "
+        f"({type(error).__name__}: {' '.join(str(error).split())[:200]}); install another version of one of them, such "
+        "as constraints.txt names"
+    )
 
 
 class AdapterDisabledPolicy:

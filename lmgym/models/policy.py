@@ -17,6 +17,7 @@ from transformers.utils import ModelOutput
 
 from lmgym.batch import Batch, PolicyOutputs, States
 from lmgym.core.errors import LmgymError, represent
+from lmgym.core.files import usual_modes
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.functional.divergences import Divergence
 from lmgym.models import hooks, lora, onednn_products, quantization, scoring
@@ -24,13 +25,26 @@ from lmgym.models.attention import packed
 from lmgym.models.attention.rules import Rule
 from lmgym.models.device import SMALL, choose_tokens_per_forward
 from lmgym.models.distributions import action_logits, logprobs_of_states, squared_probabilities_of
-from lmgym.models.families import context_length, default_decoder_start, first_position, supports_fast_path, trunk_of
+from lmgym.models.families import (
+    cap_scores,
+    context_length,
+    default_decoder_start,
+    first_position,
+    supports_fast_path,
+    trunk_of,
+)
 from lmgym.models.micro_batches import micro_batches
 from lmgym.models.skeleton import Skeleton
 from lmgym.models.teaching import compare
 
 WORTH_SAYING = 1.3  # times as fast
 VALUE_HEAD = "value_head.safetensors"
+
+
+def save_value_head(head: nn.Linear, folder: Path) -> None:
+    """Write a value head to a folder, as `load_policy` reads it. Example: save_value_head(policy.value_head, folder)"""
+    save_file({"weight": head.weight.detach().contiguous()}, folder / VALUE_HEAD)
+    usual_modes(folder)
 
 
 class Policy:
@@ -58,6 +72,7 @@ class Policy:
         activation_checkpointing: bool = False,
     ) -> None:
         self.model = model.eval()
+        cap_scores(self.model)
         self.tokenizer = tokenizer
         self.compute = compute
         self.activation_checkpointing = activation_checkpointing
@@ -355,15 +370,15 @@ class Policy:
         """Write a folder that `from_pretrained` reads: the language model, adapters merged, and its tokenizer. With a
         quantized base the adapters alone: merged, they would be four to eight times the size that was loaded."""
         merges = lora.has_adapter(self.model) and not quantization.is_quantised(self.model)
-        (lora.merged(self.model) if merges else self.model).save_pretrained(folder)
+        lora.save(lora.merged(self.model) if merges else self.model, folder)
         self.tokenizer.save_pretrained(folder)
 
     def save(self, folder: Path) -> None:
         """Write all that trains, as `load_policy` reads it: model or adapters, tokenizer, value head, critic/."""
-        self.model.save_pretrained(folder)  # of a model with adapters, the adapters
+        lora.save(self.model, folder)
         self.tokenizer.save_pretrained(folder)
         if self.value_head is not None:
-            save_file({"weight": self.value_head.weight.detach().contiguous()}, folder / VALUE_HEAD)
+            save_value_head(self.value_head, folder)
         if self.critic is not None:
             self.critic.save(folder / "critic")
 

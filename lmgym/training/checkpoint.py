@@ -28,6 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.files import usual_modes
 from lmgym.distributed.parts import cut_like, is_part, whole
 from lmgym.logs.writer import disk_errors, flush, make_folder
 from lmgym.models.policy import Policy
@@ -99,6 +100,7 @@ def write_folder(path: Path, write: Callable[[Path], None]) -> None:
         try:
             hidden.mkdir()
             write(hidden)
+            usual_modes(hidden)
             for file in [*hidden.rglob("*"), hidden]:
                 flush(file)
         except Exception as error:

@@ -16,6 +16,7 @@ from lmgym.inference.sampler import Sampler
 from lmgym.inference.vllm_engine import Vllm
 from lmgym.inference.vllm_here import Here as VllmHere
 from lmgym.inference.vllm_servers import Servers
+from lmgym.models import lora
 from lmgym.models.policy import Policy
 from lmgym.training.machine import WORKERS, Machine
 from lmgym.training.sampler_gap import FAR, LEAST, MOST
@@ -108,4 +109,20 @@ def _open_vllm(config: Config, policy: Policy, folder: Path, warn: Warn, ranks: 
         raise LmgymError("engine.address: several ranks ask servers; give their addresses, or run without --ranks")
     else:
         vllm = VllmHere(section.rows, int((section.cache_gib or CACHE_GIB) * 2**30))
-    return registry.get("engine", "vllm")(policy, vllm, section.rows, canary, ranks)  # type: ignore[no-any-return]
+    engine: Engine = registry.get("engine", "vllm")(policy, vllm, section.rows, canary, ranks)
+    if said := lost_updates(policy, vllm):
+        warn(said)
+    return engine
+
+
+def lost_updates(policy: Policy, vllm: Vllm) -> str:
+    """A warning where vLLM may hold merged adapters in bf16: most of what they have learned may be lost there, by less
+    than the canary notices. Empty elsewhere."""
+    remedy = vllm.instead_of_rounding(policy)
+    if not remedy or not lora.has_adapter(policy.model):
+        return ""
+    return (
+        "engine: vLLM gets the adapters merged into the weights; where it holds these in bf16, an update of less than "
+        "0.2 % of a weight is rounded away, and it samples with less than the adapters have learned; "
+        f"{remedy} (docs/engines.md)"
+    )

@@ -1,5 +1,6 @@
 """Whatever a user gets wrong gives one sentence that names file, line or key, status 1, and no traceback."""
 
+import io
 import json
 import math
 import os
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from lmgym.cli.main import main
 from lmgym.core.errors import LmgymError
@@ -363,6 +364,52 @@ def half_of_the_weights(folder: Path) -> None:
     os.truncate(folder / "model.safetensors", 9000)
 
 
+def weights_without_their_header(folder: Path) -> None:
+    os.truncate(folder / "model.safetensors", 20)
+
+
+def weights_of_another_kind(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\xff" * 9000)
+
+
+def pointer(folder: Path, name: str = "model.safetensors") -> None:
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 538090408\n")
+
+
+def tokenizer_as_pointer(folder: Path) -> None:
+    pointer(folder, "tokenizer.json")
+
+
+def in_parts(folder: Path) -> None:
+    """The weights in two files, and an index of them."""
+    tensors, placed = load_file(folder / "model.safetensors"), {}
+    for part in range(2):
+        name = f"model-0000{part + 1}-of-00002.safetensors"
+        own = dict(sorted(tensors.items())[part::2])
+        save_file(own, folder / name, metadata={"format": "pt"})
+        placed |= dict.fromkeys(own, name)
+    without_weights(folder)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": placed}))
+
+
+def without_a_part(folder: Path) -> None:
+    in_parts(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+
+
+def index_of_nonsense(folder: Path) -> None:
+    in_parts(folder)
+    (folder / "model.safetensors.index.json").write_text("[]")
+
+
+def other_weights(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-q4.gguf")
+
+
+def adapters_alone(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+
+
 def without_tokenizer(folder: Path) -> None:
     for file in folder.glob("tokenizer*"):
         file.unlink()
@@ -372,8 +419,20 @@ def tokenizer_of_wrong_types(folder: Path) -> None:
     edit(folder / "tokenizer_config.json", model_max_length="long")
 
 
+def tokenizer_of_nonsense(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{nonsense")
+
+
 def config_of_nonsense(folder: Path) -> None:
     (folder / "config.json").write_text("{nonsense")
+
+
+def without_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def of_no_type(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
 
 
 def sizes_that_do_not_fit(folder: Path) -> None:
@@ -385,27 +444,121 @@ def encoder_decoder_without_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
+def change_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
+    tensors: dict[str, Any] = {**load_file(folder / "model.safetensors"), **changes}
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def tied_and_then_not(folder: Path) -> None:
+    edit(folder / "config.json", tie_word_embeddings=False)
+
+
+def larger_than_its_weights(folder: Path) -> None:
+    edit(folder / "config.json", intermediate_size=48)
+
+
+def smaller_than_its_weights(folder: Path) -> None:
+    change_tensors(folder, **{"model.layers.1.mlp.up_proj.weight": torch.zeros(32, 16)})
+
+
+CODE = r"could not load .*asks to run Python code of its own \(auto_map in %s\), and lmgym runs no code"
+
+
+def code_of_its_own(folder: Path) -> None:
+    edit(folder / "config.json", model_type="mine", auto_map={"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"})
+    (folder / "code.py").write_text(f"open({str(folder / 'it ran')!r}, 'w')")
+
+
+def tokenizer_of_its_own_code(folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", tokenizer_class="T", auto_map={"AutoTokenizer": ["code.T", "code.T"]})
+    (folder / "code.py").write_text(f"open({str(folder / 'it ran')!r}, 'w')")
+
+
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
         (without_eos, r"has no end-of-sequence token, .*name one of its tokens with policy\.eos_token"),
-        (without_weights, r"could not load"),
-        (half_of_the_weights, r"could not load"),
-        (without_tokenizer, r"could not load"),
-        (config_of_nonsense, r"could not load"),
+        (without_weights, r"could not load .*: it has no weights \(model\.safetensors, or parts"),
+        (half_of_the_weights, r"could not load .*: model\.safetensors is cut off \(it has 9,000 of 28,120 bytes\)"),
+        (weights_without_their_header, r"model\.safetensors is cut off within its header \(it has 20 bytes\)"),
+        (weights_of_another_kind, r"model\.safetensors does not begin as a file of safetensors does"),
+        (pointer, r"could not load .*: model\.safetensors is a pointer of Git LFS .*`git lfs pull`"),
+        (tokenizer_as_pointer, r"could not load .*: tokenizer\.json is a pointer of Git LFS"),
+        (without_a_part, r"could not load .*: model-00002-of-00002\.safetensors is missing, 1 of 2 parts"),
+        (index_of_nonsense, r"could not load .*: model\.safetensors\.index\.json holds no JSON object"),
+        (other_weights, r"could not load .*: it has no weights .*model-q4\.gguf is for llama\.cpp"),
+        (adapters_alone, r"holds LoRA adapters \(adapter_config\.json\) and not the model that they are for; merge"),
+        (without_tokenizer, r"could not load .*: it has no tokenizer \(tokenizer\.json,"),
+        (tokenizer_of_nonsense, r"could not load .*: tokenizer\.json is no JSON"),
+        (config_of_nonsense, r"could not load .*: config\.json is no JSON"),
+        (without_config, r"could not load .*: it has no config\.json"),
+        (of_no_type, r"could not load .*: its config\.json names no model_type"),
         (tokenizer_of_wrong_types, r"could not load"),
         (sizes_that_do_not_fit, r"could not load .*hidden size \(16\) is not a multiple"),
-        (encoder_decoder_without_weights, r"could not load"),
+        (encoder_decoder_without_weights, r"could not load .*: it has no weights"),
+        (code_of_its_own, CODE % r"config\.json"),
+        (tokenizer_of_its_own_code, CODE % r"tokenizer_config\.json"),
+        (tied_and_then_not, r"lack 1 tensor \(lm_head\.weight\), .*or name in policy\.new_weights what is to begin as"),
+        (
+            larger_than_its_weights,
+            r"hold 3 tensors \(model\.layers\.0\.mlp\.down_proj\.weight, .*\) in another shape",
+        ),
+        (smaller_than_its_weights, r"hold 1 tensor \(.*\) that the model lacks, .* in policy\.unused_weights what"),
     ],
 )
 def test_a_model_folder_that_cannot_be_trained(
-    spoil: Any, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spoil: Any, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))  # whoever asks on the terminal is told yes
     spoil(model_folder(tmp_path / "model"))
     recipe = runs.write(tmp_path / "recipe.yaml", policy={"model": str(tmp_path / "model"), "device": "cpu"})
     said = complaint(capsys, "train", recipe, f"out={tmp_path / 'run'}")
     assert said.startswith("policy.model: ") and str(tmp_path / "model") in said
     assert re.search(sentence, said), said
+    assert not (tmp_path / "model" / "it ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "key", "names", "drawn"),
+    [
+        (tied_and_then_not, "new_weights", ["lm_head"], ["lm_head.weight"]),
+        (larger_than_its_weights, "new_weights", ["model.layers.0.mlp."], ["model.layers.0.mlp.up_proj.weight"]),
+        (smaller_than_its_weights, "unused_weights", ["model.layers.1"], []),
+    ],
+)
+def test_a_recipe_may_say_which_weights_are_new_or_unused(
+    spoil: Any, key: str, names: list[str], drawn: list[str], tmp_path: Path
+) -> None:
+    """New ones are a function of the seed, the others are the file's, and a checkpoint holds them all."""
+    folder = model_folder(tmp_path / "model")
+    spoil(folder)
+    section = PolicySection(**{"model": str(folder), "device": "cpu", key: names})
+    first, again, other = (load_policy(section, seed).model.state_dict() for seed in (0, 0, 1))
+    kept = load_file(folder / "model.safetensors")
+    for name, tensor in first.items():
+        assert torch.equal(tensor, again[name])
+        if name in drawn:
+            assert not torch.equal(tensor, other[name])
+        elif name in kept and kept[name].shape == tensor.shape:
+            assert torch.equal(tensor, kept[name]) and torch.equal(tensor, other[name])
+    load_policy(section).save(tmp_path / "checkpoint")
+    back = load_policy(section, 1, tmp_path / "checkpoint").model.state_dict()
+    assert all(torch.equal(tensor, back[name]) for name, tensor in first.items())
+
+
+def test_a_weight_that_is_there_is_not_new(tmp_path: Path) -> None:
+    with pytest.raises(LmgymError, match=r"^policy.new_weights: with policy.lora_rank only adapters train"):
+        PolicySection(model="some/model", lora_rank=4, new_weights=["lm_head"])
+    section = PolicySection(model=str(model_folder(tmp_path)), device="cpu", new_weights=["lm_head"])
+    with pytest.raises(LmgymError, match=r"^policy.new_weights: no tensor whose name begins with 'lm_head' is missing"):
+        load_policy(section)
+
+
+def test_what_older_files_hold_of_masks_is_left_out(tmp_path: Path) -> None:
+    names = ("attn.bias", "attn.masked_bias", "rotary_emb.inv_freq")
+    change_tensors(model_folder(tmp_path), **{f"model.layers.0.{name}": torch.zeros(1) for name in names})
+    load_policy(PolicySection(model=str(tmp_path), device="cpu"))
 
 
 @pytest.mark.parametrize("tensors", [None, {"bias": torch.zeros(1)}, {"weight": torch.zeros(1, 3)}])

@@ -14,6 +14,9 @@ from hypothesis import strategies as some
 from safetensors.torch import save_file
 
 from lmgym.core.errors import LmgymError
+from lmgym.inference.vllm_servers import write_weights
+from lmgym.models import lora
+from lmgym.models.critic import add_critic
 from lmgym.models.policy import Policy
 from lmgym.training import checkpoint
 from lmgym.updates.optimizer import Optimizer, OptimizerSection
@@ -75,6 +78,27 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     for index, entry in ours.items():
         assert all(torch.equal(value, theirs[index][name]) for name, value in entry.items())
         assert float(entry["step"]) == 2 and float(entry["exp_avg"].abs().sum()) > 0
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_every_file_has_the_permissions_that_files_get_here(umask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        one = policy()
+        add_critic(one, separate=False)
+        checkpoint.save(tmp_path / "a", one, checkpoint.moments(moved(one).torch), {}, STATE, {})
+        checkpoint.save_model(tmp_path / "b" / "final", one)
+        one.save(tmp_path / "c")
+        write_weights(one, tmp_path / "d")
+        lora.add_lora(one.model, 2, 4, "all-linear", 0)
+        lora.save(one.model, tmp_path / "e")
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sum(path.suffix == ".safetensors" for path in files) == 3 + 1 + 2 + 1 + 1
+    assert {f"{path.name}: {path.stat().st_mode & 0o777:o}" for path in files} == {
+        f"{path.name}: {mode:o}" for path in files
+    }
 
 
 def test_moments_come_from_the_checkpoint_and_settings_from_the_recipe(tmp_path: Path) -> None:

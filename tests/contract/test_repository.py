@@ -55,6 +55,15 @@ def test_continuous_integration_runs_on_every_python_that_is_promised() -> None:
     assert project["requires-python"] == f">={min(matrix['python'], key=lambda text: int(text.split('.')[1]))}"
 
 
+def test_the_newest_and_the_oldest_versions_are_tried_on_a_schedule() -> None:
+    """YAML reads the key `on` as true."""
+    workflow = yaml.safe_load(read(".github/workflows/versions.yml"))
+    assert workflow[True]["schedule"]
+    jobs = {one["versions"]: one["install"] for one in workflow["jobs"]["run"]["strategy"]["matrix"]["include"]}
+    assert set(jobs) == {"newest", "oldest"} and "lowest-direct" in jobs["oldest"]
+    assert all("-e '.[dev]'" in install and "constraints" not in install for install in jobs.values())
+
+
 def test_every_extra_is_on_the_page_about_installing() -> None:
     extras = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
     assert all(f"`{extra}`" in read("docs/install.md") for extra in extras)

@@ -36,6 +36,8 @@ def test_worked_values() -> None:
     zero = torch.zeros(2, dtype=torch.float64)
     losses = kto_loss(zero, torch.tensor([True, False]), zero[0], beta=0.1, good_weight=3.0, bad_weight=5.0)
     assert losses.tolist() == [1.5, 2.5]
+    tenths = kto_loss(zero, torch.tensor([True, False]), zero[0], beta=0.1, good_weight=0.1, bad_weight=0.7)
+    assert tenths.tolist() == [0.1 / 2, 0.7 / 2]  # exact in fp64, which 0.1 and 0.7 in fp32 are not
     assert ordered(torch.tensor([0.3, 0.0, -0.1])).tolist() == [1.0, 0.5, 0.0]
 
 

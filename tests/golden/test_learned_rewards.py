@@ -408,6 +408,22 @@ def test_users_are_told_what_is_missing(tmp_path: Path) -> None:
         assert "there is no cuda device here" in complaint({"bert_score": {"model": encoder, "device": "cuda"}})
 
 
+def test_a_damaged_model_is_refused_and_none_runs_code(tmp_path: Path) -> None:
+    def told(**changes: Any) -> str:
+        folder = Path(tiny.classifier(tmp_path / f"model-{len(list(tmp_path.iterdir()))}"))
+        if changes:
+            config = json.loads((folder / "config.json").read_text()) | changes
+            (folder / "config.json").write_text(json.dumps(config))
+        else:
+            (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+        return complaint({"learned_reward": {"model": str(folder), "label": 1}})
+
+    assert "model.safetensors is a pointer of Git LFS in place of the file" in told()
+    assert "lmgym runs no code that comes with a model" in told(model_type="mine", auto_map={"AutoConfig": "code.C"})
+    assert "tensors that are not in the model that its config.json describes" in told(num_hidden_layers=1)
+    assert "tensors in another shape than the model that its config.json describes" in told(intermediate_size=48)
+
+
 def test_summac_conv_refuses_random_weights(tmp_path: Path) -> None:
     folder = tiny.classifier(tmp_path / "model", labels=tiny.NLI)
     assert "needs the weights of a trained head, and it has none" in complaint({"summac_conv": {"model": folder}})

@@ -16,7 +16,7 @@ from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
-from lmgym.functional.turn_discounts import turn_lengths, turn_returns
+from lmgym.functional.turn_discounts import per_turn, turn_lengths, turn_returns
 from lmgym.models.builtin import builtin_model
 from lmgym.types import Episode, Example, Turn
 from tests import models, rounding, runs
@@ -84,6 +84,7 @@ def test_turn_returns_and_lengths_are_those_of_the_episodes(seed: int, gamma: fl
         for turn in episode.turns:
             turn.reward = float(random.normal())
     batch = in_double(*conversations)
+    assert per_turn(torch.tensor([[0, 0, 1]]), gamma, torch.float64).tolist() == [[1.0, gamma, gamma]]  # not in fp32
     returns = turn_returns(batch.rewards, batch.actions, batch.turn, batch.episode, gamma)
     lengths = turn_lengths(batch.actions, batch.turn, batch.episode)
     wanted_returns, wanted_lengths = [], []

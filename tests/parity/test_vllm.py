@@ -40,6 +40,7 @@ from lmgym.inference.vllm_here import Here
 from lmgym.inference.vllm_servers import Servers, write_weights
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
+from lmgym.training.engines import lost_updates
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.prepare import prepare
 from tests import models, rounding, runs
@@ -385,6 +386,19 @@ def test_vllm_here_without_vllm_says_how_to_have_it(tmp_path: Path, monkeypatch:
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(LmgymError, match=r"no vLLM answers at http://127\.0\.0\.1:1 .*; start it again, then resume"):
         runs.run(tmp_path / "run", engine={"name": "vllm", "address": "http://127.0.0.1:1"})
+
+
+def test_merged_adapters_in_bf16_are_warned_of(tmp_path: Path) -> None:
+    """bf16 has 8 significant bits: 1 + 2^-9 is rounded to 1."""
+    assert float(torch.tensor(1 + 2**-9).bfloat16()) == 1 < float(torch.tensor(1 + 2**-8 + 2**-9).bfloat16())
+    adapted = load_policy(PolicySection(device="cpu", architecture=SHAPE, lora_rank=2, compute="bfloat16"))
+    servers = Servers(["http://127.0.0.1:1"], tmp_path)
+    assert "rounded away" in lost_updates(adapted, Here()) and "compute: float32" in lost_updates(adapted, Here())
+    assert "--enable-lora" in lost_updates(adapted, servers)
+    servers.takes_adapters = True
+    assert lost_updates(adapted, servers) == "" == lost_updates(policy(), Here())
+    adapted.compute = torch.float32
+    assert lost_updates(adapted, Here()) == ""
 
 
 def test_the_tied_head_is_written_too(tmp_path: Path) -> None:

@@ -4,14 +4,15 @@ torch and transformers are imported inside the functions, so that a recipe's rew
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.hub import prepare_hub, unreachable
+from lmgym.core.hub import prepare_hub
+from lmgym.core.model_folder import COMPUTED, cannot_load, check_no_adapters
 
 Kind = Literal["classifier", "token_classifier", "encoder", "causal"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -113,19 +114,20 @@ def _load(reward: str, kind: Kind, name: str, revision: str | None, device: str,
     if looks_local and not Path(name).is_dir():
         raise LmgymError(f"key 'rewards.{reward}.model': there is no model folder {name}")
     prepare_hub(name)
+    check_no_adapters(f"key 'rewards.{reward}.model'", name)
     try:
-        config = AutoConfig.from_pretrained(name, revision=revision)
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
     except Exception as error:  # the errors of transformers and the Hub client have no common base class
         _refuse(reward, name, error)
     if kind == "causal":
         _check_causal(reward, name, config)
+    settings = {"revision": revision, "trust_remote_code": False}
     try:
         # Missing weights get random values; fork_rng keeps these draws out of the run's own random numbers.
         with _quietly(), torch.random.fork_rng(devices=[]):
             model, info = classes[kind].from_pretrained(
-                name, revision=revision, dtype=getattr(torch, compute), output_loading_info=True
+                name, dtype=getattr(torch, compute), output_loading_info=True, ignore_mismatched_sizes=True, **settings
             )
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
     except ValueError as error:
         if "Unrecognized configuration class" not in str(error):
             _refuse(reward, name, error)
@@ -134,16 +136,34 @@ def _load(reward: str, kind: Kind, name: str, revision: str | None, device: str,
         ) from error
     except Exception as error:
         _refuse(reward, name, error)
-    # Refuse a checkpoint without a trained head. An encoder's pooler is not used, so it may be missing.
+    _check_weights(reward, kind, name, info, model.base_model_prefix)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, **settings)
+    except Exception as error:
+        _refuse(reward, name, error, tokenizer=True)
+    if kind == "encoder" and getattr(config, "is_encoder_decoder", False):
+        model = model.get_encoder()
+    model = model.to(device).eval().requires_grad_(False)
+    return Scorer(name, reward, model, tokenizer, _longest(config, tokenizer))
+
+
+def _check_weights(reward: str, kind: Kind, name: str, info: Mapping[str, Any], trunk: str) -> None:
+    """Raise LmgymError for a checkpoint without a trained head, or whose tensors are not those that its configuration
+    describes. A pooler is often left over or missing, and so is what an encoder's checkpoint has beside its trunk."""
     missing = sorted(key for key in info["missing_keys"] if kind != "encoder" or "pooler" not in key)
     if missing:
         raise LmgymError(
             f"key 'rewards.{reward}.model': {name} lacks {', '.join(missing[:3])}, and '{reward}' needs {NEEDED[kind]}"
         )
-    if kind == "encoder" and getattr(config, "is_encoder_decoder", False):
-        model = model.get_encoder()
-    model = model.to(device).eval().requires_grad_(False)
-    return Scorer(name, reward, model, tokenizer, _longest(config, tokenizer))
+    reshaped = sorted(one[0] for one in info["mismatched_keys"])
+    beyond = sorted(key for key in info["unexpected_keys"] if key.startswith(f"{trunk}.") and "pooler" not in key)
+    beyond = [key for key in beyond if not COMPUTED.search(key)]
+    for names, what in ((reshaped, "in another shape than"), (beyond, "that are not in")):
+        if names:
+            raise LmgymError(
+                f"key 'rewards.{reward}.model': {name} holds {len(names):,} tensors {what} the model that its "
+                f"config.json describes ({', '.join(names[:3])}); take the right configuration"
+            )
 
 
 def _final_of(reward: str, run: Path) -> str:
@@ -175,12 +195,8 @@ def _longest(config: Any, tokenizer: Any) -> int | None:
     return min(known, default=None)
 
 
-def _refuse(reward: str, name: str, error: Exception) -> NoReturn:
-    reason = " ".join(str(error).split())[:300]
-    local = Path(name).is_dir()
-    fetched = unreachable() or f"the Hub did not give it ({reason})"
-    where = f"from that folder ({reason})" if local else f"not a model folder here, and {fetched}"
-    raise LmgymError(f"key 'rewards.{reward}.model': could not load '{name}': {where}") from error
+def _refuse(reward: str, name: str, error: Exception, tokenizer: bool = False) -> NoReturn:
+    raise cannot_load(f"key 'rewards.{reward}.model'", name, error, tokenizer) from error
 
 
 @contextmanager
