@@ -35,7 +35,7 @@ Contents = dict[str, Any]
 
 
 def read_by(config: Config) -> Contents:
-    """Everything that the recipe names and a run reads, by part and key, except models (`models_of`)."""
+    """Everything that the recipe names and a run reads, by part and key, except models (`with_models`)."""
     tree = resolved(config)
     evaluation = tree["evaluation"]
     return {

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.config.build import build_config
-from lmgym.training.contents import CODE, texts_of
+from lmgym.training.contents import texts_of
 from lmgym.training.fingerprint import Fingerprint, plain_recipe
 from lmgym.training.read_changes import Read, compare_read, without_places
 from lmgym.training.run import Progress
@@ -147,7 +147,6 @@ def _compare_measures(
     index = progress.stage_index
     if index >= len(then["stages"]):
         return
-    code = any(sentence.startswith(f"the {CODE}") for sentence in found.recorded)
     rules = [(tree["evaluation"].get("keep_best"), tree["evaluation"].get("keep_best_mode")) for tree in (then, recipe)]
     early = [tree["stages"][index].get("early_stop") or {} for tree in (then, recipe)]
     stops = [(rule.get("metric"), rule.get("mode")) for rule in early]
@@ -155,8 +154,8 @@ def _compare_measures(
     def measures(metric: str | None) -> bool:
         return _measured(before, then, index, metric) == _measured(now, recipe, index, metric)
 
-    found.other_best = code or rules[0] != rules[1] or not measures(rules[1][0])
-    found.other_early = code or stops[0] != stops[1] or not measures(stops[1][0])
+    found.other_best = found.other_contents or rules[0] != rules[1] or not measures(rules[1][0])
+    found.other_early = found.other_contents or stops[0] != stops[1] or not measures(stops[1][0])
 
 
 def _measured(stands_on: Fingerprint, recipe: Mapping[str, Any], index: int, metric: str | None) -> Any:

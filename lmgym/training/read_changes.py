@@ -10,6 +10,7 @@ from lmgym.training.run import Progress
 from lmgym.training.verdicts import Differences, begun
 
 SAME = "the same contents"
+PLUGINS = "plugins."
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def compare_read(
     plug-ins, and of the stages that have begun. Code, and folders, where an environment may write, are recorded."""
     if recipe["policy"]["lora_rank"] is not None:  # else the checkpoint holds the whole model
         _compare_contents(read.part("policy"), (then["policy"], recipe["policy"]), "policy.", found)
-    _compare_contents(read.part("plugins"), ({}, {}), "", found)
+    _compare_contents(read.part("plugins"), ({}, {}), PLUGINS, found)
     if begun(progress, 0) and then["evaluation"] == recipe["evaluation"]:
         sections = then["evaluation"], recipe["evaluation"]
         _compare_contents(read.part("evaluation"), sections, "evaluation.", found)
@@ -99,9 +100,12 @@ def _compare_contents(
         if one == other or texts[0].get(key) != texts[1].get(key):  # of another name the recipe says enough
             continue
         if key.startswith(CODE):
-            if (one or other) not in codes[0] & codes[1]:  # else its module was only renamed
+            renamed = (one or other) in codes[0] & codes[1]
+            if not renamed and (where == PLUGINS or (one and other)):  # else a key of the recipe names other code
                 found.recorded.append(f"the {key} {_happened(one, other)}")
+                found.other_contents = True
             continue
+        found.other_contents = True
         refused = isinstance(one or other, Mapping) or _is_data(key, one or other)
         sentence = f"what {where}{key} names ({texts[1].get(key)}) {_happened(one, other)}"
         (found.refused if refused else found.recorded).append(sentence)

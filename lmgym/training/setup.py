@@ -156,12 +156,19 @@ def find_progress(
     newest, complaints = checkpoint.newest(folder / "checkpoints", resumes=True)
     for complaint in complaints:
         warn(complaint)
-    if newest is None:
-        return None, Progress()
-    state = checkpoint.read_state(newest)
+    return newest, progress_of(newest, config)
+
+
+def progress_of(saved: Path | None, config: Config) -> Progress:
+    """How far the run of a checkpoint has come. Raises LmgymError if the recipe has fewer stages than it has begun."""
+    if saved is None:
+        return Progress()
+    state = checkpoint.read_state(saved)
     if state["stage"] >= len(config.stages):
-        raise LmgymError(f"{folder} is in its stage {state['stage'] + 1}, and the recipe has {len(config.stages)}")
-    return newest, Progress(state["stage"], state["step"], state["version"], rename_evaluations(state["progress"]))
+        raise LmgymError(
+            f"{saved.parent.parent} is in its stage {state['stage'] + 1}, and the recipe has {len(config.stages)}"
+        )
+    return Progress(state["stage"], state["step"], state["version"], rename_evaluations(state["progress"]))
 
 
 def load_weights(config: Config, machine: Machine, weights: Path | None) -> Policy:

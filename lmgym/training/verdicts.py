@@ -60,6 +60,8 @@ class Differences:
     """Nothing that was computed would be another."""
     unknown: bool = False
     """The checkpoint has no fingerprint."""
+    other_contents: bool = False
+    """Code, or what a reward or an environment reads, has changed."""
     other_best: bool = False
     """The best evaluation so far was by another metric, or measured otherwise."""
     other_early: bool = False
