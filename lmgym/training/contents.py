@@ -13,6 +13,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -31,6 +32,7 @@ MODEL_FILES = (  # what `from_pretrained` reads besides weights
     "vocab.txt", "merges.txt", "*.model", "*.tiktoken",
 )  # fmt: skip
 LONGEST_PATH = 4096  # bytes, of Linux
+MOST_FILES, MOST_BYTES = 10_000, 2**34  # of a folder whose contents are compared
 Contents = dict[str, Any]
 
 
@@ -161,15 +163,18 @@ def _path(text: str) -> Path | None:
 
 
 def _digest(path: Path) -> str | None:
-    """The contents of a file or a folder, with their kind; None if they cannot be read, and for a folder that holds the
-    working directory, where the run itself may write."""
+    """The contents of a file or a folder, with their kind; None if they cannot be read, for a folder that is too large,
+    and for one that holds the working directory, where the run itself may write."""
     try:
         if path.is_file():
             runs = path.suffix in (".py", ".sh") or os.access(path, os.X_OK)
             return f"{'code' if runs else 'file'}:{manifest.digest(path)}"
         if Path.cwd().is_relative_to(path.resolve()):
             return None
-        files = [file for file in sorted(path.rglob("*")) if file.is_file() and not _is_hidden(file.relative_to(path))]
+        paths = list(islice(path.rglob("*"), MOST_FILES + 1))
+        files = [file for file in sorted(paths) if file.is_file() and not _is_hidden(file.relative_to(path))]
+        if len(paths) > MOST_FILES or sum(file.stat().st_size for file in files) > MOST_BYTES:
+            return None
         each = "".join(f"{file.relative_to(path).as_posix()}\n{manifest.digest(file)}\n" for file in files)
         return f"folder:{hashlib.sha256(each.encode(errors='surrogateescape')).hexdigest()}"
     except OSError:

@@ -102,7 +102,8 @@ def _compare_contents(
         if key.startswith(CODE):
             renamed = (one or other) in codes[0] & codes[1]
             if not renamed and (where == PLUGINS or (one and other)):  # else a key of the recipe names other code
-                found.recorded.append(f"the {key} {_happened(one, other)}")
+                sentence = f"the {key} {_happened(one, other)}"
+                found.recorded += [] if sentence in found.recorded else [sentence]  # a stage may name a plug-in's too
                 found.other_contents = True
             continue
         found.other_contents = True
