@@ -24,6 +24,9 @@ from lmgym.core.well_known import about
 
 T = TypeVar("T")
 
+PLUGIN_FILE = "lmgym_plugin_"
+"""How the name of a module begins that is the file of a plug-in."""
+
 _registered: dict[str, dict[str, Any]] = {kind: {} for kind in BUILTIN}
 
 
@@ -116,7 +119,7 @@ def load_plugin(plugin: str) -> None:
         path = Path(plugin)
         if not path.is_file():
             raise LmgymError(f"plugins: there is no file {plugin}")
-        name = "lmgym_plugin_" + path.stem
+        name = PLUGIN_FILE + path.stem
         if name in sys.modules:
             return
         spec = importlib.util.spec_from_file_location(name, path)

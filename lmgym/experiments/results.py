@@ -102,6 +102,7 @@ def report(
 def _summary(path: Path) -> dict[str, Any]:
     """The summary of a run; null, JSON's form of NaN, becomes NaN again."""
     summary = rename_evaluations(json.loads(path.read_text(encoding="utf-8")))
+    summary.setdefault("before", {"step": None, "split": None, "results": {}})  # a stage that became the last one late
     for moment in ("newest", "before", "after"):
         for interval in summary[moment]["results"].values():
             interval |= {key: math.nan for key, value in interval.items() if value is None}

@@ -25,6 +25,7 @@ class Places:
     numbers: "array[int]"
     size: int
     changed: int  # when the file was last changed, in nanoseconds
+    inode: int  # which file it is: another one of this name may have the same size and time
     sha256: str
     """Of all bytes of the file, and of the chosen places."""
 
@@ -77,7 +78,7 @@ class StreamedExamples(Sequence[Example]):
         path = self.places.path
         try:
             with open_regular(path) as file:
-                if _state(file) != (self.places.size, self.places.changed):
+                if _state(file) != (self.places.size, self.places.changed, self.places.inode):
                     raise LmgymError(f"{path} was changed after its lines were found; start again")
                 file.seek(start)
                 return next(lines_of(file, path))
@@ -91,7 +92,7 @@ def find_lines(path: Path, choose: Callable[[int, bytes], bool] | None = None) -
     starts, numbers, all_bytes = array("q"), array("q"), hashlib.sha256()
     try:
         with open_regular(path) as file:
-            size, changed = _state(file)
+            size, changed, inode = _state(file)
             start = 0
             for number, line in enumerate(lines_of(file, path), start=1):
                 all_bytes.update(line)
@@ -102,7 +103,7 @@ def find_lines(path: Path, choose: Callable[[int, bytes], bool] | None = None) -
     except OSError as error:
         raise LmgymError(f"cannot read {path}: {error.strerror or error}") from error
     all_bytes.update(starts)
-    return Places(path, starts, numbers, size, changed, all_bytes.hexdigest())
+    return Places(path, starts, numbers, size, changed, inode, all_bytes.hexdigest())
 
 
 def first_of(examples: Sequence[Example]) -> Sequence[Example]:
@@ -110,6 +111,6 @@ def first_of(examples: Sequence[Example]) -> Sequence[Example]:
     return examples[:FIRST] if isinstance(examples, StreamedExamples) else examples
 
 
-def _state(file: BinaryIO) -> tuple[int, int]:
+def _state(file: BinaryIO) -> tuple[int, int, int]:
     found = os.fstat(file.fileno())
-    return found.st_size, found.st_mtime_ns
+    return found.st_size, found.st_mtime_ns, found.st_ino

@@ -28,17 +28,21 @@ from lmgym.rollouts.play import play
 from lmgym.rollouts.rollout import demonstrate, groups_of
 from lmgym.tasks.streamed import first_of
 from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_ids, start_ids
+from lmgym.training import checkpoint, fingerprint
+from lmgym.training.callbacks import make_callbacks
 from lmgym.training.engines import check_engine, engine_sentence, make_engine
 from lmgym.training.machine import choose_machine
 from lmgym.training.memory import estimate, resident_bytes, weights_bytes
 from lmgym.training.memory_fit import LESS, Needs, exchange_sentence, fit_sentence, other_form
 from lmgym.training.memory_table import size
-from lmgym.training.preflight import check_model, cut_prompts, teacher_section
+from lmgym.training.preflight import check_fit, check_model, cut_prompts, teacher_section
+from lmgym.training.resume import check_resumable, listed
 from lmgym.training.run import Data
 from lmgym.training.setup import (
     load_data,
     make_actor,
     make_envs,
+    progress_of,
     prove_policy,
     trained_policy,
 )
@@ -84,7 +88,9 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
     the run would not even start."""
     report = Report()
     check_engine(config)
+    make_callbacks(config)
     data = load_data(config)
+    _resumes(report, config, data, folder)
     check_model(config, data.training)
     fits, backward_fits = _memory(report, config, data, ranks)
     print("\n".join(report.lines), flush=True)
@@ -97,6 +103,7 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
         report.note(engine_sentence(config, choose_machine(config, folder)))
         for proof in prove_policy(config, policy, make_engine(config, policy)):
             (report.note if proof.holds else report.warn)(proof.sentence)
+        check_fit(config, data, policy, lambda cut: None)  # `_cut` says it for each stage
         held_out = data.held_out[config.evaluation.split]
         report.note(f"evaluation: {len(held_out)} prompts of split '{config.evaluation.split}'")
         _cut(report, config, policy, held_out)
@@ -112,6 +119,17 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
     ready = "looks ready to train" if load and fits else "no model was loaded"
     print(ready if not report.problems else f"{report.problems} thing(s) to look at, marked with !")
     return 1 if report.problems else 0
+
+
+def _resumes(report: Report, config: Config, data: Data, folder: Path | None) -> None:
+    """Report what is not as it was at the newest checkpoint of a run folder. Raises LmgymError if the run could not go
+    on from it, as `train` does; for a recipe, if what it reads cannot be read."""
+    stands_on = fingerprint.of_recipe(config, data)
+    saved = checkpoint.newest(folder / "checkpoints", resumes=True)[0] if folder is not None else None
+    found = check_resumable(saved, stands_on, progress_of(saved, config))
+    for verdict, sentences in (("free", found.free), ("no longer bit for bit", found.recorded)):
+        if sentences:
+            report.note(f"since the checkpoint ({verdict}): {listed(sentences)}")
 
 
 def _memory(report: Report, config: Config, data: Data, ranks: int) -> tuple[bool, list[bool]]:

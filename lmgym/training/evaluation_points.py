@@ -83,8 +83,11 @@ def _write_results(run: Run, final: Policy) -> None:
     save_result(run, run.config.stages[-1], "final", final)
     evaluations = run.progress.evaluations
     checkpoint.write_text(run.folder / "summary.json", json_text(evaluations))
-    run.console.samples(_samples(evaluations["before"]["answers"], evaluations["after"]["answers"]))
-    before, after = evaluations["before"]["results"], evaluations["after"]["results"]
+    # An own loop may evaluate at neither end; and of a stage that has become the last one the beginning is over.
+    nothing: dict[str, Any] = {"results": {}, "answers": []}
+    measured = [evaluations.get(moment, nothing) for moment in ("before", "after")]
+    run.console.samples(_samples(*(one["answers"] for one in measured)))
+    before, after = (one["results"] for one in measured)
     rows = [(name, Interval(**before[name]), Interval(**after[name])) for name in after if name in before]
     better = better_directions(after, held_out_rewards(run.config, run.config.stages[-1]))
     run.console.before_after(rows, better)
@@ -92,7 +95,7 @@ def _write_results(run: Run, final: Policy) -> None:
     run.writer.finish(_scalars({"before": before, "after": after}), plot)
     run.console.say(f"model: {run.folder / 'final'}")
     run.console.say(f"plot:  {plot}")
-    if bins := evaluations["after"].get("calibration"):
+    if bins := measured[1].get("calibration"):
         drawn = calibration_plot([Bin(**one) for one in bins], run.folder / "calibration.png")
         run.console.say(f"calibration: {drawn}")
 
@@ -178,11 +181,12 @@ def _keep_best(stage: StageRun, results: dict[str, Interval]) -> None:
         raise LmgymError(f"evaluation.keep_best is '{metric}'; {registry.suggest(metric, results)}")
     evaluations, value = run.progress.evaluations, results[metric].mean
     sign = 1.0 if section.keep_best_mode == "max" else -1.0
-    if "best" not in evaluations or sign * value > sign * evaluations["best"]["value"]:
+    best = evaluations.get("best")
+    if best is None or not best.get("comparable", True) or sign * value > sign * best["value"]:
         evaluations["best"] = {"metric": metric, "value": value, "stage": stage.config.name, "step": stage.step}
-        best = copies.gathered(run.policy)
-        if best is not None:
-            save_result(run, stage.config, "best", best)
+        copied = copies.gathered(run.policy)
+        if copied is not None:
+            save_result(run, stage.config, "best", copied)
 
 
 def _stop_early(stage: StageRun, results: dict[str, Interval]) -> None:

@@ -1,5 +1,6 @@
-"""What a run stands on: data, recipe, base model, versions, machine. Each checkpoint has it, as fingerprint.json, and a
-resumed run names every difference (resume.py)."""
+"""What a run stands on: recipe, data, what else it reads, base model, versions, machine. Each checkpoint has it, as
+fingerprint.json, and a resumed run names every difference (resume.py). One rule for all that is read: its contents
+count, not its place."""
 
 import hashlib
 import importlib.metadata
@@ -17,23 +18,23 @@ from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.models import lora
 from lmgym.models.policy import Policy
 from lmgym.tasks.streamed import StreamedExamples
-from lmgym.training import manifest
+from lmgym.training import contents
 from lmgym.training.machine import Machine, own_source
 from lmgym.training.run import Data
 from lmgym.types import Example
 
-Fingerprint = dict[str, Any]  # plain JSON, by part: "recipe", "data", "model", "versions", "machine"
+Fingerprint = dict[str, Any]  # plain JSON, by part: "recipe", "data", "read", "model", "versions", "machine"
 
 
 def of_recipe(config: Config, data: Data) -> Fingerprint:
-    """The recipe (without its `out`) and the data by content: what is known before a model is loaded."""
-    stages = zip(config.stages, data.training, strict=True)
+    """The recipe (without its `out`), the data, and all else that is read: what is known before a model is loaded."""
     return {
         "recipe": plain_recipe(config),
         "data": {
-            "training": [data_digest(examples) | _files(stage.env) for stage, examples in stages],
+            "training": [data_digest(examples) for examples in data.training],
             "held_out": {split: data_digest(examples) for split, examples in data.held_out.items()},
         },
+        "read": contents.with_models(contents.read_by(config), config),
     }
 
 
@@ -75,24 +76,23 @@ def of_machine(machine: Machine, policy: Policy, ranks: Ranks = ALONE, sharding:
 def data_digest(examples: Iterable[Example]) -> dict[str, Any]:
     """Number and SHA-256 of examples: their ids, prompts, references, meta, rated answers and labelled steps, in their
     order and in any order. A value of `meta` that JSON cannot hold counts by its type only. About 4 seconds for a
-    million short examples. Of examples that stay in their file, the SHA-256 of that file and of the places of their
-    lines."""
+    million short examples. "without places" leaves out what an id takes from the name of a file ("train/5": "5"). Of
+    examples that stay in their file, the SHA-256 of that file and of the places of their lines."""
     if isinstance(examples, StreamedExamples):
         return dict(examples.digest)
-    count, total, ordered = 0, 0, hashlib.sha256()
+    count, total, ordered, placeless = 0, 0, hashlib.sha256(), hashlib.sha256()
     for example in examples:
         tree: list[Any] = [example.id, example.prompt, example.references, example.meta]
         if example.rated or example.steps:
             tree.append([vars(one) for one in (*example.rated, *example.steps)])
-        try:
-            text = json.dumps(tree, sort_keys=True, default=_plain)
-        except TypeError:  # keys of several types have no order
-            text = json.dumps(tree, default=_plain, skipkeys=True)
-        own = hashlib.sha256(text.encode()).digest()
+        rest = _json(tree[1:])
+        own = hashlib.sha256(f"[{_json(tree[0])}, {rest[1:]}".encode()).digest()
         ordered.update(own)
+        placeless.update(f"{example.id.rpartition('/')[2]}{rest}".encode(errors="surrogatepass"))
         total += int.from_bytes(own)
         count += 1
-    return {"examples": count, "sha256": ordered.hexdigest(), "in any order": f"{total % 2**256:064x}"}
+    sums = {"sha256": ordered.hexdigest(), "in any order": f"{total % 2**256:064x}"}
+    return {"examples": count, **sums, "without places": placeless.hexdigest()}
 
 
 def checksum(tensors: Iterable[torch.Tensor]) -> str:
@@ -112,11 +112,12 @@ def checksum(tensors: Iterable[torch.Tensor]) -> str:
     return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
 
-def _files(env: Mapping[str, Any]) -> dict[str, Any]:
-    """The contents of files that an environment's section names: they are its data."""
-    paths = {key: Path(value).expanduser() for key, value in env.items() if isinstance(value, str) and key != "name"}
-    found = {key: manifest.digest(path) for key, path in paths.items() if path.is_file()}
-    return {"env files": found} if found else {}
+def _json(tree: Any) -> str:
+    """A tree as JSON, in one form."""
+    try:
+        return json.dumps(tree, sort_keys=True, default=_plain)
+    except TypeError:  # keys of several types have no order
+        return json.dumps(tree, default=_plain, skipkeys=True)
 
 
 def _plain(value: Any) -> Any:

@@ -33,12 +33,12 @@ from lmgym.rollouts.evaluate import Evaluation, evaluate
 from lmgym.rollouts.rollout import Actor
 from lmgym.tasks.base import load_task
 from lmgym.tasks.streamed import first_of
-from lmgym.training import checkpoint, fingerprint
+from lmgym.training import checkpoint, contents, fingerprint
 from lmgym.training.callbacks import Callbacks, make_callbacks
 from lmgym.training.engines import engine_sentence, make_engine, open_engine
 from lmgym.training.machine import Machine, choose_machine
 from lmgym.training.preflight import check_fit, check_model
-from lmgym.training.resume import check_resumable, report
+from lmgym.training.resume import check_resumable, report, set_aside
 from lmgym.training.run import Data, Progress, Run, lock_folder
 from lmgym.training.sampler_gap import GapLimits, gap_limits
 from lmgym.types import Example
@@ -63,6 +63,7 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
     compute, path = str(policy.compute).removeprefix("torch."), "fast" if policy.fast else "plain"
     machine = replace(machine, compute=compute, path=path, prepacked=policy.prepacked)
     stands_on |= fingerprint.of_machine(machine, policy, ranks, config.distributed.sharding)
+    stands_on["read"] = contents.with_models(stands_on["read"], config)  # those of the Hub are here now
     if config.distributed.sharding == "fsdp":
         shard_policy(policy, ranks)
     engine = open_engine(config, machine, policy, folder, console.warn, ranks)
@@ -155,12 +156,19 @@ def find_progress(
     newest, complaints = checkpoint.newest(folder / "checkpoints", resumes=True)
     for complaint in complaints:
         warn(complaint)
-    if newest is None:
-        return None, Progress()
-    state = checkpoint.read_state(newest)
+    return newest, progress_of(newest, config)
+
+
+def progress_of(saved: Path | None, config: Config) -> Progress:
+    """How far the run of a checkpoint has come. Raises LmgymError if the recipe has fewer stages than it has begun."""
+    if saved is None:
+        return Progress()
+    state = checkpoint.read_state(saved)
     if state["stage"] >= len(config.stages):
-        raise LmgymError(f"{folder} is in its stage {state['stage'] + 1}, and the recipe has {len(config.stages)}")
-    return newest, Progress(state["stage"], state["step"], state["version"], rename_evaluations(state["progress"]))
+        raise LmgymError(
+            f"{saved.parent.parent} is in its stage {state['stage'] + 1}, and the recipe has {len(config.stages)}"
+        )
+    return Progress(state["stage"], state["step"], state["version"], rename_evaluations(state["progress"]))
 
 
 def load_weights(config: Config, machine: Machine, weights: Path | None) -> Policy:
@@ -258,7 +266,7 @@ def open_run(
     checkpoint stands on something else than `stands_on`; what else has changed is said and recorded."""
     section, ranks = replace(config.policy, compute=machine.compute), policy.ranks
     if not ranks.first:
-        check_resumable(resume_from, stands_on, progress)
+        set_aside(check_resumable(resume_from, stands_on, progress), progress, config)
         ranks.wait()  # until the first one has written
         silent = (console, NullWriter(), None)
         return Run(config, folder, section, data, policy, engine, *silent, progress, resume_from, stands_on, limits)
@@ -271,6 +279,8 @@ def open_run(
         missing = rewind(folder, progress.stage_index, progress.step, counted)
         writer = Writer(folder, config.logs.sinks, console, resolved(config))
         report(changed, missing, progress, config, writer, console)
+        for sentence in set_aside(changed, progress, config):
+            console.say(sentence)
         traces = open_traces(config, folder, policy, progress, console)
         ranks.wait()
     except BaseException:

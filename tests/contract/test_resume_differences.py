@@ -21,7 +21,7 @@ from lmgym.core.validation import field_hints
 from lmgym.logs.writer import read_records
 from lmgym.training import manifest
 from lmgym.training.fingerprint import checksum, data_digest
-from lmgym.training.resume import MAY_CHANGE
+from lmgym.training.verdicts import MAY_CHANGE
 from lmgym.types import Example, LabelledStep, RatedAnswer
 from tests import models, runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
@@ -172,6 +172,11 @@ def test_another_base_below_the_adapters_is_refused(tmp_path: Path, capsys: pyte
     policy = {"model": str(base), "device": "cpu", "lora_rank": 2}
     folder = runs.run(tmp_path / "run", policy=policy, **SHORT)
     assert "no longer" not in resume(capsys, folder, "steps=3")
+    words = json.loads((base / "tokenizer.json").read_text())
+    (base / "tokenizer.json").write_text(json.dumps({**words, "normalizer": {"type": "Lowercase"}}))
+    said = complaint(capsys, "train", folder, "steps=4")
+    assert f"what policy.model names ({base}) has other contents in tokenizer.json" in said
+    models.tokenizer().save_pretrained(base)
     with torch.no_grad():
         next(model.parameters())[0, 0] += 2**-10
     model.save_pretrained(base)

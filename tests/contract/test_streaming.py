@@ -90,6 +90,18 @@ def test_a_broken_row_is_named_when_its_turn_comes(tmp_path: Path) -> None:
         load_task("jsonl", "train", path=str(path), test=0.0, streaming=True)
 
 
+def test_another_file_of_equal_size_and_time_is_noticed(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", 50)
+    examples = load_task("jsonl", "train", path=str(path), test=0.0, streaming=True)
+    other = written(tmp_path / "other.jsonl", 50)
+    other.write_bytes(other.read_bytes().replace(b"1", b"2"))
+    os.utime(other, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+    assert other.stat().st_size == path.stat().st_size and examples[0]
+    os.replace(other, path)
+    with pytest.raises(LmgymError, match=r"was changed after its lines were found"):
+        examples[0]
+
+
 def test_the_fingerprint_knows_every_byte(tmp_path: Path) -> None:
     path = written(tmp_path / "rows.jsonl", 50)
     times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
