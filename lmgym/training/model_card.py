@@ -57,7 +57,7 @@ def export(what: Path, to: Path, overrides: Sequence[str] = (), merge: bool = Fa
         card = model_card(config, run, source, machine, adapter=files.is_adapter(folder))
         (folder / "README.md").write_text(card, encoding="utf-8")
 
-    checkpoint.write_folder(to, write)
+    checkpoint.write_folder(to.resolve(), write)  # where a link leads: it stays a link
     if push is None:
         return f"model: {to}"
     return f"model: {to}, and (private) {files.push(to, push, f'lmgym export of {source.name}')}"
