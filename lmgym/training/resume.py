@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.config.build import build_config
+from lmgym.config.redacted import redacted
 from lmgym.config.schema import Config
 from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
@@ -235,6 +236,7 @@ def _verdict(key: str) -> str:
 
 def _in_todays_words(recipe: dict[str, Any]) -> dict[str, Any]:
     """A recipe with the keys and the defaults of this version of lmgym; as it is, if this version cannot read it."""
+    recipe = redacted(recipe)
     try:
         return plain_recipe(build_config(recipe))
     except LmgymError:
