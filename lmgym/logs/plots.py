@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from lmgym.core.errors import LmgymError
-from lmgym.logs.formatting import shorten, visible
+from lmgym.core.visible import visible
+from lmgym.logs.formatting import shorten
 from lmgym.logs.writer import StepClock, read_records, replace_file
 
 if TYPE_CHECKING:

@@ -11,13 +11,12 @@ import errno
 import json
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from lmgym.core.errors import LmgymError, describe
+from lmgym.core.errors import LmgymError, describe, warn
 from lmgym.core.files import flush, replacing
 from lmgym.logs.records import rename_record
 from lmgym.logs.sinks import Sink, answer_rows, open_sink
@@ -62,7 +61,7 @@ class Writer:
         recipe: Mapping[str, Any] | None = None,
     ):
         self.folder = Path(folder)
-        self._warn: Callable[[str], None] = console.warn if console else warnings.warn
+        self._warn: Callable[[str], None] = console.warn if console else warn
         with disk_errors(self.folder):
             make_folder(self.folder)
         self.counts: dict[str, int] = {}
