@@ -6,7 +6,6 @@ its turns those of `types.Turn`; of kept sets the shape and the bytes in base64.
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from lmgym.algorithms.base import UpdateContext
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError, describe
-from lmgym.core.files import lines_of, open_regular
+from lmgym.core.files import lines_of, open_regular, replacing
 from lmgym.types import Episode, Turn
 
 Group = list[Episode]
@@ -78,14 +77,10 @@ def write_buffer(path: str | Path, groups: Sequence[Group]) -> None:
     Example: write_buffer("buffer.jsonl", algorithm.buffer)
     """
     path = Path(path).expanduser()
-    hidden = path.with_name(f".saving-{path.name}")
     try:
-        with hidden.open("w", encoding="utf-8") as file:
-            file.write(json.dumps({**HEADER, "groups": len(groups)}) + "\n")
-            file.writelines(json.dumps([episode.to_json() for episode in group]) + "\n" for group in groups)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(hidden, path)
+        with replacing(path) as file:
+            file.write((json.dumps({**HEADER, "groups": len(groups)}) + "\n").encode())
+            file.writelines((json.dumps([one.to_json() for one in group]) + "\n").encode() for group in groups)
     except OSError as error:
         raise LmgymError(f"algorithm.save_buffer: cannot write {path}: {error.strerror or error}") from error
 

@@ -18,9 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     """Print the findings, and draw the worst of them."""
     from lmgym.config.yaml import read_yaml
+    from lmgym.core.visible import visible
     from lmgym.logs.doctor import check_is_run, examine
     from lmgym.logs.doctor_report import report
-    from lmgym.logs.formatting import json_text, visible
+    from lmgym.logs.formatting import json_text
 
     folder = Path(given.run_folder)
     check_is_run(folder)

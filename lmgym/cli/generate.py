@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lmgym.cli.recipes import add_model, quick_imports, read_model
 from lmgym.core.errors import LmgymError
-from lmgym.logs.formatting import visible_lines
+from lmgym.core.visible import escaped, visible_lines
 
 if TYPE_CHECKING:
     from lmgym.experiments.answers import Answered
@@ -52,7 +52,7 @@ def run(given: argparse.Namespace) -> None:
         print(f"lmgym: {note}", file=sys.stderr)
     for one in answered:
         if given.json:
-            print(json.dumps(asdict(one), ensure_ascii=False))
+            print(escaped(json.dumps(asdict(one), ensure_ascii=False)))
         else:
             print(visible_lines(_verbose(one) if given.verbose else _short(one)))
 

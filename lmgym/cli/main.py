@@ -14,8 +14,8 @@ from pathlib import Path
 from lmgym import __version__
 from lmgym.config.packaged import hides_packaged
 from lmgym.core.errors import LmgymError
-from lmgym.core.output import SurvivingOutput, surviving_output
-from lmgym.logs.formatting import visible
+from lmgym.core.output import HarmlessOutput, surviving_output
+from lmgym.core.visible import visible
 
 EPILOG = """examples:
   lmgym train quickstart                                          a tiny model learns arithmetic in minutes
@@ -57,7 +57,7 @@ def wait_asleep() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 
-def _main(arguments: Sequence[str] | None, output: SurvivingOutput) -> int:
+def _main(arguments: Sequence[str] | None, output: HarmlessOutput) -> int:
     parser = _parser()
     given, rest = parser.parse_known_args(arguments)
     late = [word for word in rest if "=" in word and not word.startswith("-")]  # key=value after an option
@@ -131,11 +131,13 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.color = False  # type: ignore[attr-defined]  # of Python 3.14; HarmlessOutput would show its codes
     parser.add_argument("--version", action="version", version=f"lmgym {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar=f"{{{','.join(COMMANDS)}}}")
     for verb, (module, text) in COMMANDS.items():
         command = importlib.import_module(f"lmgym.cli.{module}")
         subparser = verbs.add_parser(verb, help=text, description=text)
+        subparser.color = False  # type: ignore[attr-defined]
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)
     return parser

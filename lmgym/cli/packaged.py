@@ -6,6 +6,7 @@ import sys
 
 from lmgym.config.packaged import described, packaged_recipes
 from lmgym.core.errors import LmgymError
+from lmgym.core.output import styled
 from lmgym.core.registry import suggest
 
 WIDE = 200  # columns where nobody looks: each recipe stays on a line
@@ -40,7 +41,7 @@ def run(given: argparse.Namespace) -> None:
     console = Console(file=sys.stdout, markup=False, highlight=False, width=None if sys.stdout.isatty() else WIDE)
     with console.capture() as capture:
         console.print(table)
-    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    styled(sys.stdout).write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
     print(
         "\nMinutes are those of two CPU cores. `lmgym train NAME` trains one; `lmgym recipes NAME > my.yaml` copies it."
     )

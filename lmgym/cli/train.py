@@ -79,7 +79,8 @@ def run(given: argparse.Namespace) -> int:
                 os._exit(RANK_LOST)  # a thread may still wait for a connection that is dead
             if isinstance(error, LmgymError) or "TORCHELASTIC_RUN_ID" not in os.environ:
                 raise
-            traceback.print_exc()  # torchrun shall tell this from a sentence about the recipe: it may go better again
+            # torchrun shall tell this from a sentence about the recipe: it may go better again.
+            print(traceback.format_exc(), end="", file=sys.stderr)
             os._exit(CRASHED)
     return 0 if is_finished(config) else 130
 

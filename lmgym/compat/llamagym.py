@@ -8,7 +8,6 @@ Importing the Agent loads no torch, so that an environment's process can use it;
 """
 
 import dataclasses
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -17,7 +16,7 @@ import numpy as np
 
 from lmgym.core import seeds
 from lmgym.core.constraints import LARGEST_REWARD
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, warn
 from lmgym.envs import agent
 from lmgym.inference.base import Decoding, Request, Sampling
 from lmgym.stats.intervals import Interval, mean_interval
@@ -179,7 +178,7 @@ class Agent(agent.Agent):
             learner.engine.forget([game.key])
             returns.append([earned])
         if invalid:
-            warnings.warn(
+            warn(
                 f"evaluate: {invalid} of {answers} answers were no action of the environment; random actions "
                 "replaced them",
                 stacklevel=2,

@@ -1,7 +1,6 @@
 """The training side of LlamaGym's Agent: the model with its value head, the sampler, PPO."""
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import nn
 from lmgym.batch import collate
 from lmgym.compat.llamagym_settings import sampling_of, settings_of
 from lmgym.core import seeds
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, warn
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.records import episode_metrics
 from lmgym.models import copies, lora, quantization
@@ -193,7 +192,7 @@ def policy_of(model: Any, tokenizer: Any, device: Any = None) -> Policy:
     compute = (model.compute if wrapped else None) or next(own.parameters()).dtype
     low = [p for p in own.parameters() if p.requires_grad and p.dtype in (torch.bfloat16, torch.float16)]
     if low:
-        warnings.warn(
+        warn(
             f"the model's parameters are {low[0].dtype}, too coarse for a small step of the optimizer; those that "
             "train are fp32 from now on",
             stacklevel=5,
@@ -242,7 +241,7 @@ def _lora(given: Any) -> dict[str, Any]:
         if key not in taken and value != usual[key]:
             raise LmgymError(f"peft_config: {key} is {value!r}, and lmgym has {usual[key]!r} only; remove it")
     if given.lora_dropout:
-        warnings.warn("peft_config: lora_dropout is not applied: dropout is off in RL", stacklevel=4)
+        warn("peft_config: lora_dropout is not applied: dropout is off in RL", stacklevel=4)
     targets = given.target_modules
     return {
         "rank": given.r,

@@ -1,6 +1,5 @@
 """Convert LlamaGym's two dictionaries: Hugging Face's generation keys to `Sampling`, TRL 0.7's PPO keys to `PPO`."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from lmgym.algorithms.actor_critic import PPO
 from lmgym.algorithms.base import Terms
 from lmgym.batch import Batch, PolicyOutputs
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, warn
 from lmgym.core.registry import suggest
 from lmgym.inference.base import Sampling
 from lmgym.updates.optimizer import OptimizerSection
@@ -164,7 +163,7 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
         if key not in known:
             raise LmgymError(f"ppo_config_dict: unknown key '{key}'; {suggest(key, known)}")
         if key in INSTEAD and value is not None and value is not False:
-            warnings.warn(f"ppo_config_dict: {key} is not taken over: {INSTEAD[key]}", stacklevel=4)
+            warn(f"ppo_config_dict: {key} is not taken over: {INSTEAD[key]}", stacklevel=4)
     own = {**DEFAULTS, **{key: value for key, value in given.items() if key not in INSTEAD}}
     whole = int(own["batch_size"])
     part = int(own.get("mini_batch_size", whole)) * int(own["gradient_accumulation_steps"])

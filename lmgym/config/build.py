@@ -6,7 +6,6 @@ inheritance between files. The resolved tree, with every default written out, is
 
 import dataclasses
 import typing
-import warnings
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from lmgym.config.schema import DEFAULT, STAGE_KEYS, Config, Stage
 from lmgym.config.yaml import NAMED, apply_override, check_heard, merge, read_yaml, write_yaml
 from lmgym.core import registry
 from lmgym.core.constraints import FormerKey
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, warn
 from lmgym.core.parts import Part
 from lmgym.core.validation import check_arguments, converted, field_hints, metadata_of
 from lmgym.rewards import base as rewards
@@ -141,7 +140,7 @@ def with_present_keys(cls: Any, tree: Mapping[str, Any], where: str) -> dict[str
     for former in today.keys() & tree.keys():
         if today[former] in tree:
             raise LmgymError(f"'{where}{former}' is the former name of '{where}{today[former]}'; remove one of them")
-        warnings.warn(f"'{where}{former}' is now called '{where}{today[former]}'", FutureWarning, stacklevel=2)
+        warn(f"'{where}{former}' is now called '{where}{today[former]}'", FutureWarning, stacklevel=2)
     return {today.get(key, key): value for key, value in tree.items()}
 
 

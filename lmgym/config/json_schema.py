@@ -21,6 +21,7 @@ from lmgym.config.yaml import NAMED, PARTS
 from lmgym.core import registry
 from lmgym.core.parts import Part
 from lmgym.core.validation import field_hints, hints_of, parameters_of
+from lmgym.core.visible import escaped
 from lmgym.rewards.base import OPTIONS as REWARD_OPTIONS
 from lmgym.rewards.parallel import Parallel
 from lmgym.tasks import base as tasks
@@ -59,7 +60,7 @@ def recipe_schema(names: Callable[[str], Iterable[str]], runs: type) -> Schema:
 
 def written(schema: Any, indent: int = 0, width: int = 120) -> str:
     """A schema as JSON text, with what is short on one line."""
-    text = json.dumps(schema, ensure_ascii=False)
+    text = escaped(json.dumps(schema, ensure_ascii=False))
     if indent + len(text) <= width or not isinstance(schema, dict | list):
         return text
     inner = " " * (indent + 1)

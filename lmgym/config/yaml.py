@@ -12,6 +12,7 @@ import yaml
 from lmgym.core.errors import LONGEST_MESSAGE, LmgymError, reason, shortened
 from lmgym.core.files import read_text
 from lmgym.core.registry import suggest
+from lmgym.core.visible import NOT_PLAIN, is_hidden
 
 LONGEST_RECIPE = 2**17  # bytes; reading takes about a second for so many
 MOST_EXPANDED = 10**6
@@ -123,8 +124,13 @@ def check_heard(tree: Mapping[str, Any], overrides: list[str], stage_keys: Colle
 
 
 def write_yaml(tree: Mapping[str, Any]) -> str:
-    """The tree as YAML that reads back equal."""
-    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    """The tree as YAML that reads back equal; characters that cannot be seen are escapes, so it can be printed."""
+    text = yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return NOT_PLAIN.sub(lambda found: f"\\U{ord(found[0]):08X}" if _is_escaped(found[0]) else found[0], text)
+
+
+def _is_escaped(character: str) -> bool:
+    return character != "\n" and is_hidden(character)
 
 
 def _at(tree: Any, path: list[str]) -> Any:
@@ -210,10 +216,11 @@ _StrictLoader.add_constructor("tag:yaml.org,2002:str", _StrictLoader.construct_y
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes texts with Unicode's own line ends, which the library would write bare and read back as a line feed."""
+    """Quotes texts with characters that cannot be seen, Unicode's own line ends among them, which the library would
+    write bare: an escape needs quotes."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        style = '"' if any(end in text for end in "\x85\u2028\u2029") else None
+        style = '"' if any(map(_is_escaped, text)) else None
         return self.represent_scalar("tag:yaml.org,2002:str", text, style)
 
 

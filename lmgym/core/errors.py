@@ -1,6 +1,9 @@
-"""The exception for mistakes that a user can correct, and foreign exceptions as short sentences."""
+"""The exception for mistakes that a user can correct, warnings, and foreign exceptions as short sentences."""
 
 import traceback
+import warnings
+
+from lmgym.core.visible import visible_lines
 
 LONGEST_MESSAGE = 1000  # characters
 
@@ -15,7 +18,12 @@ class LmgymError(Exception):
     """
 
     def __init__(self, message: object = "", *more: object) -> None:
-        super().__init__(shortened(str(message)), *more)
+        super().__init__(shortened(visible_lines(message)), *more)
+
+
+def warn(sentence: str, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
+    """Python's warning with a sentence that may quote anything: what could steer a terminal is made visible."""
+    warnings.warn(visible_lines(sentence), category, stacklevel + 1)
 
 
 def shortened(text: str, limit: int = LONGEST_MESSAGE) -> str:

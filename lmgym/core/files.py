@@ -1,16 +1,19 @@
-"""Reading files that someone else names, in bounded time and memory: no pipes, no devices, no endless lines. And the
-permissions of written ones."""
+"""Files in folders that may be someone else's: read in bounded time and memory (no pipes, no devices, no endless
+lines), and written through no link. And the permissions of written ones."""
 
 import errno
 import io
 import os
+import secrets
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO
 
 LONGEST_LINE = 2**26  # bytes
 LONGEST_TEXT = 2**28
+HIDDEN = ".writing-"  # the beginning of the name of a file that is not whole yet
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -58,3 +61,41 @@ def usual_modes(folder: Path) -> None:
     for file in folder.rglob("*.safetensors"):
         if not file.is_symlink():
             file.chmod(0o666 & ~mask)
+
+
+@contextmanager
+def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
+    """A new file, which takes the place of `path` at the end of the body; if `durable`, it is on the disk then. If the
+    body raises, `path` is as it was. Raises OSError.
+
+    Its hidden name is random and must be new: in a folder of someone else's, a name that can be guessed may be a link
+    to any file of the user's.
+
+    Example:
+        >>> with replacing(Path("runs/a/notes.jsonl")) as file:
+        ...     file.write(b"{}\\n")
+    """
+    hidden = path.with_name(HIDDEN + secrets.token_hex(8))
+    descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(descriptor)
+        os.replace(hidden, path)
+    except BaseException:
+        with suppress(OSError):  # on a full disk an incomplete file would take up space
+            hidden.unlink()
+        raise
+    if durable:
+        flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Put a file, or the names in a folder, on the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

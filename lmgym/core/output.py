@@ -1,11 +1,15 @@
-"""Standard output and error that may fail (a full disk, a closed pipe, half a surrogate pair) and end nothing."""
+"""Standard output and error that may fail (a full disk, a closed pipe, half a surrogate pair) and end nothing, and on
+which no words can steer a terminal."""
 
 import io
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
+
+from lmgym.core.visible import harmless
 
 
 class SurvivingOutput:
@@ -51,20 +55,56 @@ class SurvivingOutput:
         return getattr(self.stream, name)
 
 
+class HarmlessOutput:
+    """A text stream that survives, and on which nothing that is printed can steer a terminal: not the words of data,
+    models and files, nor those of libraries and tracebacks. `styled` is the stream below, for the few who write colours
+    and move the cursor, and make all words visible before.
+
+    Example:
+        >>> output = HarmlessOutput(io.StringIO())
+        >>> print("\\x1b]0;title\\x07", file=output); output.styled.stream.getvalue()
+        '␛]0;title␇\\n'
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self.styled = SurvivingOutput(stream)
+
+    def write(self, text: str) -> int:
+        """Write the text with visible signs in place of control characters. Returns the length of the text."""
+        self.styled.write(harmless(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.styled, name)
+
+
+def styled(stream: Any) -> SurvivingOutput:
+    """A stream for colours and the like; who writes to it makes all words visible before."""
+    if isinstance(stream, HarmlessOutput):
+        return stream.styled
+    return stream if isinstance(stream, SurvivingOutput) else SurvivingOutput(stream)
+
+
 @contextmanager
-def surviving_output() -> Iterator[SurvivingOutput]:
-    """In the body, sys.stdout (which is yielded) and sys.stderr survive. Descriptors 0 to 2 that the caller has closed
-    are opened on /dev/null, or the next file that is opened would get what is printed."""
+def surviving_output() -> Iterator[HarmlessOutput]:
+    """In the body, sys.stdout (which is yielded) and sys.stderr survive and are harmless. Descriptors 0 to 2 that the
+    caller has closed are opened on /dev/null, or the next file that is opened would get what is printed.
+
+    An exception that nobody has foreseen is printed here, and the process ends: Python itself would write its words to
+    the terminal as they are."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
     before = sys.stdout, sys.stderr
-    output, errors = SurvivingOutput(sys.stdout), SurvivingOutput(sys.stderr)
+    output, errors = HarmlessOutput(sys.stdout), HarmlessOutput(sys.stderr)
     sys.stdout, sys.stderr = output, errors  # type: ignore[assignment]
     try:
         yield output
+    except Exception:
+        print(traceback.format_exc(), end="", file=errors)
+        raise SystemExit(1) from None
     finally:
         sys.stdout, sys.stderr = before
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.config.schema import Config
+from lmgym.core.visible import visible
 from lmgym.experiments.grid import label, short_names
 from lmgym.logs.console import Console
 from lmgym.logs.curves import curves_plot
-from lmgym.logs.formatting import decimal, json_text, visible
+from lmgym.logs.formatting import decimal, json_text
 from lmgym.logs.records import rename_evaluations
 from lmgym.stats.intervals import Interval, student_t
 from lmgym.training import checkpoint

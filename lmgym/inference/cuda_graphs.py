@@ -4,13 +4,13 @@ A step reads only tensors that keep their addresses: the cache, the last tokens,
 reads a rounded number of cached tokens, so that there are few shapes. Without CUDA the same steps run without graphs.
 """
 
-import warnings
 from collections import Counter
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lmgym.core.errors import warn
 from lmgym.models.attention.kv_cache import CachedRows, KeyValueCache
 from lmgym.models.policy import Policy
 
@@ -58,7 +58,7 @@ class CapturedSteps:
         except RuntimeError as error:  # a model whose computation depends on values of tensors
             name = self.policy.model.config.model_type
             reason = str(error).partition("\n")[0]
-            warnings.warn(f"decoding steps of {name} cannot be captured and run one by one: {reason}", stacklevel=2)
+            warn(f"decoding steps of {name} cannot be captured and run one by one: {reason}", stacklevel=2)
             self.captures = False
         else:
             self.graphs[width] = graph, logits

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmgym.core.errors import LmgymError
-from lmgym.logs.plots import BLUE, GREY, STYLE
-from lmgym.logs.writer import disk_errors
+from lmgym.logs.plots import BLUE, GREY, STYLE, save_figure
 from lmgym.stats.calibration import Bin, calibration_error
 
 if TYPE_CHECKING:
@@ -32,9 +31,7 @@ def calibration_plot(bins: Sequence[Bin], out: Path) -> Path:
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
         _reliability(above, bins)
         _counts(below, bins)
-        with disk_errors(out):
-            out.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(out, facecolor="white")
+        save_figure(figure, out)
     return out
 
 

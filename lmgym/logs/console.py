@@ -15,13 +15,15 @@ from typing import Any, TextIO, cast
 
 import rich.box
 import rich.console
+from rich.file_proxy import FileProxy
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from lmgym.core.errors import shortened
-from lmgym.core.output import SurvivingOutput, columns_of
-from lmgym.logs.formatting import decimal, number, shorten, status, table_lines, visible
+from lmgym.core.output import HarmlessOutput, SurvivingOutput, columns_of, styled
+from lmgym.core.visible import visible
+from lmgym.logs.formatting import decimal, number, shorten, status, table_lines
 from lmgym.stats.intervals import Interval, change
 
 SHOWN = 6  # metrics in the line of an evaluation
@@ -91,8 +93,7 @@ class Console:
         clock: Callable[[], float] = time.monotonic,
         quiet: bool = False,
     ):
-        given: Any = file or sys.stdout
-        self._output = given if isinstance(given, SurvivingOutput) else SurvivingOutput(given)
+        self._output = styled(file or sys.stdout)
         file = cast(TextIO, self._output)
         self._rich = rich.console.Console(file=file, markup=False, emoji=False, highlight=False, quiet=quiet)
         self._encoding = getattr(file, "encoding", None) or "utf-8"
@@ -250,6 +251,9 @@ class Console:
             # Standard error is printed above the line only if it goes to the terminal.
             self._live = Live(text, console=self._rich, auto_refresh=False, redirect_stderr=sys.stderr.isatty())
             self._live.start()
+            for name in ("stdout", "stderr"):  # what others print above the line, where rich would obey its colours
+                if isinstance(getattr(sys, name), FileProxy):
+                    setattr(sys, name, HarmlessOutput(getattr(sys, name)))
             self._rich.show_cursor(True)  # otherwise a killed run would leave the cursor hidden
         self._live.update(text, refresh=True)
 

@@ -19,8 +19,9 @@ from lmgym.logs.plots import (
     plot_text,
     points_with_intervals,
     running_mean,
+    save_figure,
 )
-from lmgym.logs.writer import disk_errors, read_records
+from lmgym.logs.writer import read_records
 from lmgym.stats.intervals import student_t
 
 if TYPE_CHECKING:
@@ -80,9 +81,7 @@ def curves_plot(groups: Mapping[str, Sequence[Path]], out: Path, metric: str) ->
             for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
         }
         figure.legend(named.values(), named.keys(), loc="outside upper left", ncols=4, handlelength=1.5)
-        with disk_errors(out):
-            out.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(out, facecolor="white")
+        save_figure(figure, out)
     return out
 
 

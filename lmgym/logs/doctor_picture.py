@@ -8,8 +8,7 @@ import numpy as np
 
 from lmgym.logs.doctor import Diagnosis, Finding
 from lmgym.logs.history import History
-from lmgym.logs.plots import BLUE, GREY, ORANGE, STYLE, plot_text, points_with_intervals
-from lmgym.logs.writer import disk_errors
+from lmgym.logs.plots import BLUE, GREY, ORANGE, STYLE, plot_text, points_with_intervals, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,9 +46,7 @@ def doctor_picture(diagnosis: Diagnosis, out: Path) -> Path:
             axes.set_xlabel(plot_text(f"step{stage}"))
         for axes in panels[len(findings) :]:
             axes.set_visible(False)
-        with disk_errors(out):
-            out.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(out, facecolor="white")
+        save_figure(figure, out)
     return out
 
 

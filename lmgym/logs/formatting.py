@@ -1,8 +1,4 @@
-"""Numbers, durations and texts in a readable form.
-
-Text of a model or a data set is never interpreted as markup, and its control characters are replaced by visible signs,
-so that it cannot change the terminal.
-"""
+"""Numbers, durations and tables in a readable form."""
 
 import json
 import math
@@ -12,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
+from lmgym.core.visible import escaped, visible
+
 ACCURACIES = ("final_answer", "exact_match")  # metrics with the label accuracy in the live line
-JOINERS = "\u200c\u200d"  # invisible, but needed in some scripts and emoji
 
 
 def status(
@@ -117,26 +114,6 @@ def duration(seconds: float | None) -> str:
     return f"{minutes:02d}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
-def visible(text: str) -> str:
-    """The text with control and invisible characters replaced by visible signs.
-
-    Example:
-        >>> visible("a\\x1b[2Jb\\n")
-        'a␛[2Jb⏎'
-    """
-    return "".join(_visible(character) for character in text)
-
-
-def visible_lines(text: str) -> str:
-    """As `visible`, but with the text's own line breaks.
-
-    Example:
-        >>> visible_lines("a\\x1b[2Jb\\nc")
-        'a␛[2Jb\\nc'
-    """
-    return "\n".join(visible(line) for line in text.split("\n"))
-
-
 def shorten(text: str, limit: int) -> str:
     """At most `limit` characters: the beginning and the end (answers are often there), with … between.
 
@@ -148,18 +125,6 @@ def shorten(text: str, limit: int) -> str:
         return text
     tail = max(0, limit - 1) * 2 // 5
     return text[: max(0, limit - 1 - tail)] + "…" + (text[-tail:] if tail else "")
-
-
-def _visible(character: str) -> str:
-    code = ord(character)
-    if character in "\n\u2028\u2029":
-        return "⏎"
-    if character == "\t":
-        return " "
-    if code < 0x20:
-        return chr(0x2400 + code)
-    hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs") and character not in JOINERS
-    return "\ufffd" if hidden else character
 
 
 def _label(metric: str) -> str:
@@ -178,11 +143,9 @@ def decimal(value: float | None) -> str:
 
 
 def json_text(tree: Any) -> str:
-    """A tree of plain values as the text of a JSON file. NaN and infinity, which JSON lacks, become null. If a text has
-    half a surrogate pair, which UTF-8 lacks, the whole file is ASCII with escapes."""
-    text = json.dumps(_finite(tree), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    halves = any("\ud800" <= character <= "\udfff" for character in text)
-    return json.dumps(_finite(tree), indent=1, allow_nan=False) + "\n" if halves else text
+    """A tree of plain values as the text of a JSON file. NaN and infinity, which JSON lacks, become null; characters
+    that cannot be seen, and halves of surrogate pairs, which UTF-8 lacks, are escapes."""
+    return escaped(json.dumps(_finite(tree), indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 def _finite(value: Any) -> Any:

@@ -10,8 +10,8 @@ import numpy as np
 
 from lmgym.core.errors import LmgymError
 from lmgym.logs.curves import COLOURS, LARGEST, Curve, mean_and_band
-from lmgym.logs.plots import GREY, LONGEST_TEXT, STYLE, plot_text, running_mean
-from lmgym.logs.writer import METRICS, Record, disk_errors, read_records
+from lmgym.logs.plots import GREY, LONGEST_TEXT, STYLE, plot_text, running_mean, save_figure
+from lmgym.logs.writer import METRICS, Record, read_records
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -158,9 +158,7 @@ def _draw(lines: Sequence[Line], label: str, where: str, words: str, out: Path) 
         axes.set_xlabel(plot_text(where))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True))
         axes.set_title(words, fontsize=8, color=GREY, pad=8)
-        with disk_errors(out):
-            out.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(out, facecolor="white", metadata={"Date": None} if out.suffix.lower() == ".svg" else None)
+        save_figure(figure, out, metadata={"Date": None} if out.suffix.lower() == ".svg" else None)
 
 
 def _limit_y(axes: "Axes", lines: Sequence[Line]) -> None:

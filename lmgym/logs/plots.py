@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from lmgym.core.errors import LmgymError
-from lmgym.logs.formatting import shorten, visible
-from lmgym.logs.writer import StepClock, disk_errors, read_records
+from lmgym.core.visible import visible
+from lmgym.logs.formatting import shorten
+from lmgym.logs.writer import StepClock, read_records, replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,9 +83,7 @@ def training_plot(metrics_path: Path, out: Path, metric: str | None = None) -> P
                 axes.set_ylabel(panel.unit)
                 _legend(axes, panel.legend)
                 _stages(run, axes, panel.stages, named=row is rows[0])
-        with disk_errors(out):
-            out.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(out, facecolor="white")
+        save_figure(figure, out)
     return out
 
 
@@ -382,6 +381,13 @@ def mean_and_interval(bounded: Sequence[bool]) -> str:
     if not any(bounded):
         return "mean (no interval)"
     return "mean and 95% interval" if all(bounded) else "mean and 95% interval where there is one"
+
+
+def save_figure(figure: "Figure", out: Path, **options: Any) -> None:
+    """Write a figure in the format that the name ends in. A link of this name, as in a run of someone else's, is
+    replaced and not followed. Raises LmgymError if the file cannot be written."""
+    kind = out.suffix[1:].lower()
+    replace_file(out, lambda file: figure.savefig(file, format=kind, facecolor="white", **options), durable=False)
 
 
 def plot_text(text: str) -> str:

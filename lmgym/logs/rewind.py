@@ -1,10 +1,9 @@
 """Taking the records of a run folder back to a checkpoint, and saying which of them are missing."""
 
-import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
+from lmgym.core.files import HIDDEN, replacing
 from lmgym.logs.writer import FILES, METRICS, Record, disk_errors, lines
 
 
@@ -22,6 +21,9 @@ def rewind(folder: Path, stage: int, step: int, counted: Mapping[str, int] | Non
     Example: rewind(Path("runs/a"), stage=1, step=40)   # the run goes on with step 40 of its second stage
     """
     sentences = []
+    with disk_errors(folder):
+        for left in Path(folder).glob(f"{HIDDEN}*"):  # by a kill
+            left.unlink()
     for name in FILES:
         expected = None if counted is None else counted.get(name, 0)
         count, trained = _rewind(Path(folder) / name, stage, step, expected)
@@ -35,22 +37,12 @@ def _rewind(path: Path, stage: int, step: int, expected: int | None) -> tuple[in
     count, trained = 0, set[tuple[int, int]]()
     if not path.is_file():
         return count, trained
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with disk_errors(path):
-            with open(temporary, "wb") as file:
-                for line, record in _before(path, stage, step, expected):
-                    file.write(line)
-                    count += 1
-                    if record["kind"] == "train":
-                        trained.add((record["stage"], record["step"]))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)  # Writer flushes the name
-    except BaseException:
-        with suppress(OSError):  # on a full disk an incomplete copy would take up space
-            temporary.unlink()
-        raise
+    with disk_errors(path), replacing(path) as file:
+        for line, record in _before(path, stage, step, expected):
+            file.write(line)
+            count += 1
+            if record["kind"] == "train":
+                trained.add((record["stage"], record["step"]))
     return count, trained
 
 

@@ -9,23 +9,21 @@ say is described in traces.py; trace_folder.py joins, shortens and deletes them.
 
 import io
 import json
-import os
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from lmgym.core.errors import LmgymError, describe
-from lmgym.core.files import LONGEST_TEXT, open_regular
-from lmgym.logs.writer import at_once, disk_errors, flush, make_folder
+from lmgym.core.files import LONGEST_LINE, open_regular
+from lmgym.logs.writer import replace_file
 
 TRACES = "traces"
 TOGETHER = 100  # steps in one file
-HIDDEN = ".writing-"
 STEP, EPISODES = "step.json", "episodes/"  # members of a step's zip
 NAME = re.compile(r"stage-([0-9]{1,9})-step(s?)-([0-9]{6,12})(?:-[0-9]{6,12})?\.zip")
 DAMAGE = (BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, LookupError, TypeError, AttributeError,
@@ -124,11 +122,23 @@ def members(pack: ZipFile) -> list[tuple[Place, ZipInfo]]:
 
 
 def read_member(archive: ZipFile, name: str) -> bytes:
-    """A member's bytes. Raises ValueError for one of more than LONGEST_TEXT bytes."""
+    """A member's bytes. Raises ValueError for one of more than LONGEST_LINE bytes, BadZipFile for one that is packed in
+    another way than lmgym does. No more is unpacked than that, whatever size the archive claims."""
     info = archive.getinfo(name)
-    if info.file_size > LONGEST_TEXT:
-        raise ValueError(f"{name} is longer than {LONGEST_TEXT:,} bytes")
-    return archive.read(info)
+    if info.file_size > LONGEST_LINE:
+        raise ValueError(f"{name} is longer than {LONGEST_LINE:,} bytes")
+    if info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):  # others unpack a piece as a whole, of whatever size
+        raise BadZipFile(f"{name} is compressed in another way than lmgym does")
+    with archive.open(info) as file:
+        data = file.read(info.file_size + 1)  # with a number, since read() unpacks everything and then cuts it
+        file.read(1)  # the end, where the checksum is compared
+    return data
+
+
+def read_shard(pack: ZipFile, info: ZipInfo) -> bytes:
+    """The zip of one step of a file of several."""
+    _check_stored(info)
+    return pack.read(info)
 
 
 def zipped(contents: Iterable[tuple[str, bytes]]) -> bytes:
@@ -149,27 +159,6 @@ def without_episodes(shard: ZipFile) -> bytes | None:
     return zipped([(STEP, json.dumps(tree).encode())])
 
 
-def replace_file(path: Path, write: Callable[[IO[bytes]], Any], durable: bool) -> None:
-    """Let `write` fill a hidden file, and rename it to `path`. If `durable`, it is on the disk afterwards. Raises
-    LmgymError if it cannot be written; `path` is then as it was."""
-    hidden = path.with_name(HIDDEN + path.name)
-    with disk_errors(path):
-        make_folder(path.parent)
-        try:
-            with open(hidden, "wb", opener=at_once) as file:
-                write(file)
-                if durable:
-                    file.flush()
-                    os.fsync(file.fileno())
-            os.replace(hidden, path)
-        except BaseException:
-            with suppress(OSError):
-                hidden.unlink()
-            raise
-        if durable:
-            flush(path.parent)
-
-
 def write_pack(path: Path, contents: Contents) -> None:
     """Write the zips of several steps into one file, which is then on the disk."""
 
@@ -178,7 +167,7 @@ def write_pack(path: Path, contents: Contents) -> None:
             for place, data in contents:
                 archive.writestr(_info(shard_name(*place), ZIP_STORED), data)
 
-    replace_file(path, write, durable=True)
+    replace_file(path, write)
 
 
 def _info(name: str, how: int) -> ZipInfo:
@@ -192,9 +181,13 @@ def stored(archive: ZipFile, info: ZipInfo) -> IO[bytes]:
     file: Any = archive.fp
     file.seek(info.header_offset + 26)
     name, extra = struct.unpack("<HH", file.read(4))  # lengths, before the data (APPNOTE.TXT 4.3.7)
+    _check_stored(info)
+    return io.BufferedReader(_Window(file, info.header_offset + 30 + name + extra, info.file_size))
+
+
+def _check_stored(info: ZipInfo) -> None:
     if info.compress_type != ZIP_STORED:
         raise BadZipFile(f"{info.filename} is compressed")
-    return io.BufferedReader(_Window(file, info.header_offset + 30 + name + extra, info.file_size))
 
 
 class _Window(io.RawIOBase):

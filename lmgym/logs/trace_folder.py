@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from zipfile import ZipFile
 
+from lmgym.core.files import HIDDEN, flush
 from lmgym.logs.trace_files import (
-    HIDDEN,
     TOGETHER,
     TRACES,
     DamagedTrace,
@@ -16,13 +16,13 @@ from lmgym.logs.trace_files import (
     members,
     opened,
     pack_name,
-    replace_file,
+    read_shard,
     stored,
     without_episodes,
     write_pack,
 )
 from lmgym.logs.traces import TraceEpisode, TraceStep, write_shard
-from lmgym.logs.writer import disk_errors, flush
+from lmgym.logs.writer import disk_errors, replace_file
 
 SPARE = 0.9  # of its size, to which a folder that has grown too large is brought back
 
@@ -93,7 +93,7 @@ def join(traces: Path, stage: int, step: int) -> None:
 
         def contents() -> Iterator[tuple[Place, bytes]]:
             for place in sorted([*singles, *joined]):
-                yield place, singles[place].read_bytes() if place in singles else old.read(joined[place])  # type: ignore[union-attr]
+                yield place, singles[place].read_bytes() if place in singles else read_shard(old, joined[place])  # type: ignore[arg-type]
 
         write_pack(pack, contents())
     with disk_errors(traces):
@@ -139,7 +139,7 @@ def _prune_shard(path: Path, place: Place) -> Place:
     with opened(path) as shard:
         rest = without_episodes(shard)
     if rest is not None:
-        replace_file(path, lambda file: file.write(rest), durable=True)
+        replace_file(path, lambda file: file.write(rest))
     return place
 
 
@@ -160,7 +160,7 @@ def _prune_pack(path: Path, surplus: float, after: Place | None) -> Place | None
                 surplus -= info.file_size - len(rest)
             after = place
         if rests:
-            write_pack(path, ((place, rests.get(place) or pack.read(info)) for place, info in members(pack)))
+            write_pack(path, ((place, rests.get(place) or read_shard(pack, info)) for place, info in members(pack)))
     return after
 
 
@@ -191,4 +191,4 @@ def _rewind_pack(path: Path, end: Place) -> None:
     with opened(path) as pack:
         found = members(pack)
         if any(place >= end for place, _ in found):
-            write_pack(path, ((place, pack.read(info)) for place, info in found if place < end))
+            write_pack(path, ((place, read_shard(pack, info)) for place, info in found if place < end))

@@ -24,10 +24,10 @@ from lmgym.logs.trace_files import (
     open_shard,
     places_in,
     read_member,
-    replace_file,
     shard_name,
     zipped,
 )
+from lmgym.logs.writer import replace_file
 
 FORMAT = 1
 LITTLE = {"i": ("int32", np.dtype("<i4")), "f": ("float32", np.dtype("<f4"))}  # by numpy's letter of the type

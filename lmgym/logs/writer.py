@@ -11,13 +11,13 @@ import errno
 import json
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from lmgym.core.errors import LmgymError, describe
+from lmgym.core.errors import LmgymError, describe, warn
+from lmgym.core.files import flush, replacing
 from lmgym.logs.records import rename_record
 from lmgym.logs.sinks import Sink, answer_rows, open_sink
 
@@ -61,7 +61,7 @@ class Writer:
         recipe: Mapping[str, Any] | None = None,
     ):
         self.folder = Path(folder)
-        self._warn: Callable[[str], None] = console.warn if console else warnings.warn
+        self._warn: Callable[[str], None] = console.warn if console else warn
         with disk_errors(self.folder):
             make_folder(self.folder)
         self.counts: dict[str, int] = {}
@@ -118,8 +118,7 @@ class Writer:
                 self._warn(f"{name} failed and gets nothing more ({describe(error)}); the run folder has all")
                 continue
             self._sent.setdefault(name, {})[what] = step
-            with disk_errors(self.folder / SENT):
-                (self.folder / SENT).write_text(json.dumps(self._sent) + "\n", encoding="utf-8")
+            _write_sent(self.folder / SENT, self._sent)
 
     def sync(self) -> None:
         """Put all records on the disk: a checkpoint may count them only then."""
@@ -265,13 +264,13 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise LmgymError(f"{path}: cannot be written ({reason}); choose a folder that can") from error
 
 
-def flush(path: Path) -> None:
-    """Put a file, or the names in a folder, on the disk. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def replace_file(path: Path, write: Callable[[BinaryIO], Any], durable: bool = True) -> None:
+    """Let `write` fill a new file, which takes the place of `path` (core/files.py: `replacing`), in a folder that is
+    made if need be. Raises LmgymError if it cannot be written; `path` is then as it was."""
+    with disk_errors(path):
+        make_folder(path.parent)
+        with replacing(path, durable) as file:
+            write(file)
 
 
 def make_folder(path: Path) -> None:
@@ -303,6 +302,10 @@ def _read_sent(path: Path) -> dict[str, dict[str, int]]:
     except (OSError, ValueError):
         return {}
     return sent
+
+
+def _write_sent(path: Path, sent: Mapping[str, Mapping[str, int]]) -> None:
+    replace_file(path, lambda file: file.write(f"{json.dumps(sent)}\n".encode()), durable=False)
 
 
 def _open(path: Path) -> tuple[Any, int]:

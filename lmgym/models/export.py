@@ -27,6 +27,8 @@ def copy_model(source: Path, folder: Path, section: PolicySection) -> None:
     """Copy the model or adapters of `source`, with the tokenizer; adapters get the name of their base, for peft."""
     for path in source.iterdir():
         if path.name not in NOT_EXPORTED and path.is_file():
+            if path.is_symlink():  # in a run of someone else's it may lead to any file of the user's
+                raise LmgymError(f"{path} is a link; put the file itself there, so that it is known what is exported")
             shutil.copyfile(path, folder / path.name)
     if is_adapter(folder):
         config = json.loads((folder / lora.CONFIG).read_text(encoding="utf-8"))

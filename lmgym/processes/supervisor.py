@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 from lmgym.core.errors import describe
-from lmgym.core.output import SurvivingOutput
+from lmgym.core.output import HarmlessOutput
 
 STARTUP_SECONDS = 120  # limit for a supervisor to import its function
 LONGEST_WAIT = 3600.0  # seconds that one system call waits; for a longer limit it is repeated
@@ -41,7 +41,7 @@ def supervise(function: str, setup: Sequence[Any], memory_gib: float | None, pip
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.dup2(2, 1)  # what the function prints goes to standard error, and may get lost there
-    sys.stdout = sys.stderr = SurvivingOutput(sys.stderr)  # type: ignore[assignment]
+    sys.stdout = sys.stderr = HarmlessOutput(sys.stderr)  # type: ignore[assignment]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

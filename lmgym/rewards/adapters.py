@@ -10,12 +10,11 @@ None of these libraries is imported.
 """
 
 import inspect
-import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
 
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, warn
 from lmgym.core.registry import suggest
 from lmgym.rewards.reasoning_gym_entries import TAGGED, entry_of
 from lmgym.types import Episode, Example
@@ -272,7 +271,7 @@ def _unrecorded(called: str, log: str) -> Callable[..., None]:
     """Stands in for TRL's `log_extra` or `log_metric`."""
 
     def ignore(*arguments: Any, **keywords: Any) -> None:
-        warnings.warn(
+        warn(
             f"reward '{called}' calls {log}, which records nothing here; make a reward of weight 0 of what it logs",
             stacklevel=2,
         )

@@ -6,7 +6,6 @@ instead. A metric is the same kind of function.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from lmgym.core import registry
 from lmgym.core.availability import availability_of
 from lmgym.core.constraints import LARGEST_REWARD
-from lmgym.core.errors import LmgymError, describe, place, represent
+from lmgym.core.errors import LmgymError, describe, place, represent, warn
 from lmgym.core.registry import suggest
 from lmgym.core.validation import check_arguments, converted, parameters_of
 from lmgym.rewards import adapters
@@ -209,7 +208,7 @@ def _available(name: str) -> str:
     if entry is None or not entry.substitute or (found := availability_of(entry.needs)).runs != "no":
         return name
     summary = registry.BUILTIN["reward"][entry.substitute].summary
-    warnings.warn(
+    warn(
         f"metric '{name}' cannot run here (it needs: {found.how}); it is reported as '{entry.substitute}', {summary}",
         stacklevel=4,
     )

@@ -8,14 +8,13 @@ import json
 import math
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any
 
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, warn
 from lmgym.core.registry import load_attribute
 from lmgym.processes.pool import Failure, ProcessPool, default_count, shared
 from lmgym.types import Example
@@ -155,7 +154,7 @@ def _report(target: str, values: Sequence[float | Failure], failed: float) -> No
     if len(failures) > 1 and len(failures) == len(values):
         raise LmgymError(f"no text could be scored in a process of its own; the first: {failures[0].message}")
     if failures:
-        warnings.warn(
+        warn(
             f"{target}: {len(failures)} of {len(values)} texts could not be scored and count as {failed:g} "
             f"(the first: {failures[0].message})",
             stacklevel=3,

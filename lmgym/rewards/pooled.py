@@ -10,7 +10,6 @@ import inspect
 import sys
 import time
 import types
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, warn
 from lmgym.processes.pool import Failure, ProcessPool, shared
 from lmgym.processes.supervisor import STARTUP_SECONDS
 from lmgym.types import Episode, Example, Turn
@@ -217,7 +216,7 @@ def _stays(name: str, reason: str) -> None:
     if name in _warned:
         return
     _warned.add(name)
-    warnings.warn(
+    warn(
         f"reward '{name}' runs in the training process, where its limit of time (reward_timeout) cannot be enforced: "
         f"{reason}",
         stacklevel=4,

@@ -9,7 +9,7 @@ import warnings
 from functools import lru_cache
 from typing import Any
 
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, warn
 from lmgym.core.registry import register
 from lmgym.processes.pool import Failure, shared
 from lmgym.rewards.maths.final_answer import extract_answer
@@ -63,7 +63,7 @@ def reasoning_gym(
     values = shared("lmgym.rewards.reasoning_gym:best_score", workers, MEMORY).map(items, seconds)
     failures = [value for value in values if isinstance(value, Failure)]
     if failures:
-        warnings.warn(
+        warn(
             f"reward 'reasoning_gym': {len(failures)} of {len(values)} answers could not be scored and count as 0 (the "
             f"first: {failures[0].message})",
             stacklevel=2,

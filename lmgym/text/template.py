@@ -7,12 +7,11 @@ them in what the template has written. The marks are made from a hash of all tex
 import hashlib
 import json
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, warn
 from lmgym.text.control import ControlTokens, control_tokens, split_text
 from lmgym.types import Message
 
@@ -126,7 +125,7 @@ def _rendered(
             text = render(fewer)
         except Exception:
             raise LmgymError(f"the tokenizer's chat template refuses the messages ({roles}): {error}") from error
-        warnings.warn(
+        warn(
             f"the chat template refuses the messages as they are ({error}); system messages were put into the user's "
             "next ones, and messages of one role in a row joined",
             stacklevel=2,

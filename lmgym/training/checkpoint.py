@@ -28,9 +28,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.files import usual_modes
+from lmgym.core.files import flush, replacing, usual_modes
 from lmgym.distributed.parts import cut_like, is_part, whole
-from lmgym.logs.writer import disk_errors, flush, make_folder
+from lmgym.logs.writer import disk_errors, make_folder
 from lmgym.models.policy import Policy
 from lmgym.training import manifest
 from lmgym.training.manifest import damage as damage
@@ -123,12 +123,8 @@ def write_folder(path: Path, write: Callable[[Path], None]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a small file whole or not at all."""
-    hidden = path.with_name(SAVING + path.name)
-    with disk_errors(path):
-        hidden.write_text(text, encoding="utf-8")
-        flush(hidden)
-        os.replace(hidden, path)
-        flush(path.parent)
+    with disk_errors(path), replacing(path) as file:
+        file.write(text.encode())
 
 
 def put_back(run: Path) -> None:

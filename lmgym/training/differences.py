@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.config.build import build_config
+from lmgym.config.redacted import redacted
 from lmgym.training.contents import texts_of
 from lmgym.training.fingerprint import Fingerprint, plain_recipe
 from lmgym.training.read_changes import Read, compare_read, without_places
@@ -174,6 +175,7 @@ def _measured(stands_on: Fingerprint, recipe: Mapping[str, Any], index: int, met
 
 def _in_todays_words(recipe: dict[str, Any]) -> dict[str, Any]:
     """A recipe with the keys and the defaults of this version of lmgym; as it is, if this version cannot read it."""
+    recipe = redacted(recipe)
     try:
         return plain_recipe(build_config(recipe))
     except Exception:  # a user's environment may look for a file that has moved, for example

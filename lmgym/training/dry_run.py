@@ -17,6 +17,7 @@ from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.output import columns_of
+from lmgym.core.visible import visible
 from lmgym.logs.formatting import table_lines
 from lmgym.models.device import expected_device, memory_here
 from lmgym.models.load import load_tokenizer
@@ -81,6 +82,11 @@ class Report:
         self.lines.append(f"! {text}")
         self.problems += 1
 
+    def show(self) -> None:
+        """Print the lines, with all their words as one line each, and begin anew."""
+        print("\n".join(map(visible, self.lines)), flush=True)
+        self.lines.clear()
+
 
 def check(config: Config, folder: Path | None = None, load: bool = True, ranks: int = 1) -> int:
     """Print the report of a recipe (or of a run folder's newest model), to be trained by so many `ranks`; returns 1 if
@@ -93,8 +99,7 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
     _resumes(report, config, data, folder)
     check_model(config, data.training)
     fits, backward_fits = _memory(report, config, data, ranks)
-    print("\n".join(report.lines), flush=True)
-    report.lines.clear()
+    report.show()
     if load and fits:
         policy = trained_policy(config, folder)
         if ranks > 1 and folder is None and policy.device.type == "cpu":
@@ -115,7 +120,7 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
                 _time(report, config, stage, policy, tried, ranks)
             else:
                 report.note("seconds of a step: not measured, since one process has no memory here for a backward pass")
-        print("\n".join(report.lines))
+        report.show()
     ready = "looks ready to train" if load and fits else "no model was loaded"
     print(ready if not report.problems else f"{report.problems} thing(s) to look at, marked with !")
     return 1 if report.problems else 0

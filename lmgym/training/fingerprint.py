@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lmgym.config.build import resolved
+from lmgym.config.redacted import redacted
 from lmgym.config.schema import Config
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.models import lora
@@ -39,8 +40,8 @@ def of_recipe(config: Config, data: Data) -> Fingerprint:
 
 
 def plain_recipe(config: Config) -> dict[str, Any]:
-    """The resolved recipe without its `out`, as it comes back from JSON."""
-    tree = {key: value for key, value in resolved(config).items() if key != "out"}
+    """The resolved recipe without its `out` and its secrets, as it comes back from JSON."""
+    tree = {key: value for key, value in redacted(resolved(config)).items() if key != "out"}
     return json.loads(json.dumps(tree, default=str))
 
 

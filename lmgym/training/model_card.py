@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.config.build import load_config, resolved
+from lmgym.config.redacted import redacted
 from lmgym.config.schema import Config
 from lmgym.config.yaml import write_yaml
 from lmgym.core import registry
@@ -57,7 +58,7 @@ def export(what: Path, to: Path, overrides: Sequence[str] = (), merge: bool = Fa
         card = model_card(config, run, source, machine, adapter=files.is_adapter(folder))
         (folder / "README.md").write_text(card, encoding="utf-8")
 
-    checkpoint.write_folder(to, write)
+    checkpoint.write_folder(to.resolve(), write)  # where a link leads: it stays a link
     if push is None:
         return f"model: {to}"
     return f"model: {to}, and (private) {files.push(to, push, f'lmgym export of {source.name}')}"
@@ -86,7 +87,7 @@ def model_card(config: Config, run: Path, source: Path, machine: Machine, adapte
     ]
     lines += ["## Training\n", *_stages(config), ""]
     lines += ["## Results\n", *results, ""]
-    lines += ["## Recipe\n", f"```yaml\n{write_yaml(_public(resolved(config)))}```\n"]
+    lines += ["## Recipe\n", f"```yaml\n{write_yaml(_public(redacted(resolved(config))))}```\n"]
     known = {"python": machine.python, "torch": machine.torch, "transformers": machine.transformers}
     versions = ", ".join(f"{name} {version}" for name, version in known.items() if version)
     lines += [f"Trained with {versions}. Nothing beyond the table above was measured.\n"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.config.build import dump, resolved
+from lmgym.config.redacted import redacted
 from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
@@ -277,7 +278,7 @@ def open_run(
         machine.write(folder)
         counted = checkpoint.read_state(resume_from).get("records") if resume_from else {}
         missing = rewind(folder, progress.stage_index, progress.step, counted)
-        writer = Writer(folder, config.logs.sinks, console, resolved(config))
+        writer = Writer(folder, config.logs.sinks, console, redacted(resolved(config)))
         report(changed, missing, progress, config, writer, console)
         for sentence in set_aside(changed, progress, config):
             console.say(sentence)

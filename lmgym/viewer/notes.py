@@ -9,7 +9,7 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.files import read_text
-from lmgym.logs.trace_files import replace_file
+from lmgym.logs.writer import replace_file
 from lmgym.viewer.tail import inside
 
 NOTES = "notes.jsonl"
@@ -62,5 +62,5 @@ def write_note(folder: Path, answer: Mapping[str, Any], text: str, tags: list[st
             said = {"score": answer["score"], "note": text, "tags": tags}
             notes.append(place | kept | said | {"time": datetime.now(UTC).isoformat(timespec="seconds")})
         lines = "".join(json.dumps(note) + "\n" for note in notes)
-        replace_file(inside(folder, NOTES), lambda file: file.write(lines.encode()), durable=True)
+        replace_file(inside(folder, NOTES), lambda file: file.write(lines.encode()))
     return notes

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.visible import visible
 from lmgym.viewer.addresses import tree_at
 from lmgym.viewer.runs import RunRecords
 from lmgym.viewer.search import matching
@@ -18,29 +19,22 @@ if TYPE_CHECKING:
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 CURVE = 32  # characters of a curve
-HIDDEN = re.compile(
-    "[\x00-\x09\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
-)
 WORD = re.compile(r"(-?)([A-Za-z_][\w./-]*?)(?:(<=|>=|!=|<|>|=)(-?[\d.]+(?:e-?\d+)?))?")
 COLOURS = ("probability", "advantages", "push", "ratio/mean", "entropy", "token_rewards")
 
 
-def visible(text: Any) -> str:
-    """A text of a model, a data set or a file as one harmless line: characters that steer a terminal, cannot be seen or
-    turn the text around stand as their codes, and ends of lines as ⏎.
+def words(text: object, style: str = "") -> "Text":
+    """Words of a run as one harmless line; all that a screen shows is made here."""
+    from rich.text import Text
 
-    Example:
-        >>> visible("a\\x1b[2Jb\\nc")
-        'aU+001B[2Jb⏎c'
-    """
-    return HIDDEN.sub(lambda found: f"U+{ord(found[0]):04X}", str(text)).replace("\n", "⏎")
+    return Text(visible(text), style)
 
 
 def number(value: Any) -> str:
     """A number with four significant digits; "-" for none."""
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, int | float) else visible(value)
+    return f"{value:.4g}" if isinstance(value, int | float) else str(value)
 
 
 @dataclass
@@ -130,8 +124,6 @@ def parse_filters(words: str) -> list[tuple[str, str, float]]:
 
 def curves_screen(runs: Sequence[RunRecords]) -> Screen:
     """All numbers of all runs, each with its newest value, its interval and its curve."""
-    from rich.text import Text
-
     rows = []
     for run in range(len(runs)):
         tables = tree_at(runs, f"runs/{run}/curves")["tables"]
@@ -143,10 +135,10 @@ def curves_screen(runs: Sequence[RunRecords]) -> Screen:
                 continue
             label = name if table == "train" else f"held out {table.partition('/')[2]}: {name}"
             newest = f"{number(known[-1]):>9} {_interval(tables[table], name, -1):<18}"
-            prefix = f"{visible(runs[run].name)}  " if len(runs) > 1 else ""
+            prefix = f"{runs[run].name}  " if len(runs) > 1 else ""
             opens = partial(metric_screen, runs, run, table, name)
-            rows.append(Row(Text(f"{prefix}{visible(label):<34.34} {newest} {curve(known)}"), opens))
-    names_of_runs = ", ".join(visible(run.name) for run in runs)
+            rows.append(Row(words(f"{prefix}{label:<34.34} {newest} {curve(known)}"), opens))
+    names_of_runs = ", ".join(run.name for run in runs)
     return Screen(f"curves of {names_of_runs}", lambda: curves_screen(runs), rows)
 
 
@@ -175,8 +167,6 @@ def _interval(table: dict[str, Any], name: str, place: int) -> str:
 
 def metric_screen(runs: Sequence[RunRecords], run: int, table: str, name: str) -> Screen:
     """One number over the steps, the newest first; a step of the training opens."""
-    from rich.text import Text
-
     tree = tree_at(runs, f"runs/{run}/curves")["tables"][table]
     values = tree["values"][name]
     known = [value for value in values if value is not None] or [0.0]
@@ -187,26 +177,24 @@ def metric_screen(runs: Sequence[RunRecords], run: int, table: str, name: str) -
         bar = "" if values[place] is None else "█" * round(24 * (values[place] - low) / reach)
         text = f"stage {stage} step {step:<7} {number(values[place]):>9} {_interval(tree, name, place):<18} {bar}"
         opens = partial(step_screen, runs, run, stage, step) if table == "train" else None
-        rows.append(Row(Text(text), opens))
-    return Screen(f"{visible(name)} of {visible(runs[run].name)}", lambda: metric_screen(runs, run, table, name), rows)
+        rows.append(Row(words(text), opens))
+    return Screen(f"{name} of {runs[run].name}", lambda: metric_screen(runs, run, table, name), rows)
 
 
 def step_screen(runs: Sequence[RunRecords], run: int, stage: int, step: int) -> Screen:
     """The answers of a step, by group; ● marks those that were kept whole."""
-    from rich.text import Text
-
     columns = tree_at(runs, f"runs/{run}/steps/{stage}/{step}")["columns"]
     rows = []
     for place, index in enumerate(columns["index"]):
         own = {name: column[place] for name, column in columns.items() if isinstance(column, list)}
         flags = [name for name in ("truncated", "error") if own.get(name)]
-        flags += [visible(own.get("reason") or "not trained on")] if own.get("selected") is False else []
+        flags += [own.get("reason") or "not trained on"] if own.get("selected") is False else []
         seconds = own.get("seconds/environment")
         flags += [f"environment {number(seconds)} s"] if seconds else []
         numbers = [number(own.get(name)) for name in ("score", "length", "surprise")]
         text = f"{'●' if own.get('kept') else ' '} {own['group']:>5} {index:>6} {numbers[0]:>8} {numbers[1]:>6} "
         text += f"{numbers[2]:>8}  {', '.join(flags)}"
-        rows.append(Row(Text(text), partial(group_screen, runs, run, stage, step, own["group"]), place))
+        rows.append(Row(words(text), partial(group_screen, runs, run, stage, step, own["group"]), place))
     title = f"step {step} of stage {stage}: {len(rows)} answers"
     heads = "  group answer    score length surprise"
     return Screen(title, lambda: step_screen(runs, run, stage, step), rows, [heads], columns)
@@ -214,8 +202,6 @@ def step_screen(runs: Sequence[RunRecords], run: int, stage: int, step: int) -> 
 
 def group_screen(runs: Sequence[RunRecords], run: int, stage: int, step: int, group: int) -> Screen:
     """The answers to one prompt, the best first, with their advantages as bars. Equal ones are one row."""
-    from rich.text import Text
-
     tree = tree_at(runs, f"runs/{run}/groups/{stage}/{step}/{group}")
     answers = sorted(tree["answers"], key=lambda one: (-(one["score"] or 0.0), one["index"]))
     most = max([abs(one.get("advantage") or 0.0) for one in answers] + [1e-12])
@@ -229,13 +215,13 @@ def group_screen(runs: Sequence[RunRecords], run: int, stage: int, step: int, gr
         size = round(6 * (advantage or 0.0) / most)
         bar = "".join(("-" * -size).rjust(6) if size < 0 else " " * 6) + "|" + ("+" * max(size, 0)).ljust(6)
         said = " ".join(one.get("texts") or ["(its text was not kept)"])
-        text = Text(f"{one['index']:>4} score {number(one['score']):>6} {bar} {number(advantage):>8}  ")
+        text = words(f"{one['index']:>4} score {number(one['score']):>6} {bar} {number(advantage):>8}  ")
         text.append(f"{len(others) + 1} times: " if others else "")
-        text.append(visible(said), "dim" if one.get("selected") is False else "")
+        text.append_text(words(said, "dim" if one.get("selected") is False else ""))
         rows.append(Row(text, partial(answer_screen, runs, run, stage, step, one["index"])))
     prompt = tree["example"].get("prompt", "")
     prompt = prompt if isinstance(prompt, str) else " ".join(f"{one['role']}: {one['content']}" for one in prompt)
-    notes = [f"prompt: {visible(prompt)}"]
+    notes = [f"prompt: {prompt}"]
     return Screen(f"group {group} of step {step}", lambda: group_screen(runs, run, stage, step, group), rows, notes)
 
 
@@ -248,7 +234,7 @@ def answer_screen(runs: Sequence[RunRecords], run: int, stage: int, step: int, i
         ("none", _token_rows(tree, ""))
     ]
     facts = f"answer {index} of step {step}: score {number(tree['score'])}"
-    facts += "".join(f", {visible(name)} {number(value)}" for name, value in tree["reward_components"].items())
+    facts += "".join(f", {name} {number(value)}" for name, value in tree["reward_components"].items())
     screen = Screen(facts, lambda: answer_screen(runs, run, stage, step, index), colours[0][1], wrapped=True)
     screen.colours, screen.notes = colours, [f"colour: {colours[0][0]} (c: next)"]
     return screen
@@ -265,8 +251,6 @@ def _columns(row: dict[str, Any], derived: dict[str, Any]) -> dict[str, list[flo
 
 def _token_rows(tree: dict[str, Any], name: str) -> list[Row]:
     """The text with its colours, then a line for each sampled token with all its numbers."""
-    from rich.text import Text
-
     derived = (tree.get("explanation") or {}).get("rows") or [{}] * len(tree["rows"])
     rows, table = [], []
     for row, own in zip(tree["rows"], derived, strict=True):
@@ -274,16 +258,16 @@ def _token_rows(tree: dict[str, Any], name: str) -> list[Row]:
         action_of = {place: action for action, place in enumerate(row["actions"])}
         values = columns.get(name, [])
         reach = max([abs(value) for value in values if value is not None] + [1e-12])
-        text = Text()
+        text = words("")
         for place, piece in enumerate(row["pieces"]):
             action = action_of.get(place)
             style = "dim" if action is None else _style(name, values[action] if values else None, reach)
-            text.append(visible(piece) or "▯", f"{style} bold" if place in special else style)
+            text.append_text(words(piece or "▯", f"{style} bold" if place in special else style))
             if action is not None:
                 numbers = "  ".join(f"{key} {number(column[action])}" for key, column in columns.items())
-                table.append(Row(Text(f"{visible(piece)!r:<14} {numbers}")))
+                table.append(Row(words(f"{piece!r:<14} {numbers}")))
         rows.append(Row(text))
-    return [*rows, Row(Text("")), *table]
+    return [*rows, Row(words("")), *table]
 
 
 def _style(name: str, value: float | None, reach: float) -> str:

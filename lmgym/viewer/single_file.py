@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lmgym.core.errors import LmgymError
-from lmgym.logs.trace_files import replace_file
+from lmgym.logs.writer import replace_file
 from lmgym.viewer.addresses import json_bytes, tree_at
 from lmgym.viewer.runs import RunRecords
 from lmgym.viewer.server import page_files

@@ -1,6 +1,6 @@
 """`lmgym view RUN --text`: curves, steps, groups and answers in a terminal, driven by keys; for a machine over ssh.
 
-It draws what the page draws, from the same trees (addresses.py). All texts of a run pass through `visible`.
+It draws what the page draws, from the same trees (addresses.py). All texts are made by `words` (screens.py).
 """
 
 import os
@@ -8,11 +8,12 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO, cast
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.output import styled
 from lmgym.viewer.runs import RunRecords
-from lmgym.viewer.screens import Screen, curves_screen
+from lmgym.viewer.screens import Screen, curves_screen, words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +47,7 @@ def show(runs: Sequence[RunRecords]) -> None:
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise LmgymError("`lmgym view --text` needs a terminal; run it in one, or write a file with --html")
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = Console(file=cast(TextIO, styled(sys.stdout)), highlight=False, markup=False, emoji=False)
     with _keyboard() as keys, console.screen(hide_cursor=True):
         Terminal(console, runs).run(keys)
 
@@ -131,15 +132,12 @@ class Terminal:
 
     def draw(self, over: Sequence[str] = ()) -> None:
         """Draw the screen anew: a title, as many rows as fit, and a line at the bottom."""
-        from rich.text import Text
-
         width, height = self.console.width, max(5, self.console.height)
-        lines = [Text(self.screen.title, "bold", no_wrap=True, overflow="ellipsis"), *map(Text, self.screen.notes)]
-        shown = [Text(line) for line in over] or self.screen.lines(self.console, width, height - len(lines) - 1)
+        lines = [words(self.screen.title, "bold"), *map(words, self.screen.notes)]
+        shown = [*map(words, over)] or self.screen.lines(self.console, width, height - len(lines) - 1)
         lines += shown[: height - len(lines) - 1]
-        lines += [Text("")] * (height - 1 - len(lines)) + [
-            Text(self.message or HELP, "bold red" if self.message else "dim")
-        ]
+        lines += [words("")] * (height - 1 - len(lines))
+        lines.append(words(self.message or HELP, "bold red" if self.message else "dim"))
         for line in lines:
             line.truncate(width - 1, overflow="ellipsis")
         drawn = []

@@ -19,9 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.visible import visible
 from lmgym.inference.base import Sampling
 from lmgym.logs.console import Console, Pace, Sample
-from lmgym.logs.formatting import cell_width, duration, shorten, status, table_lines, visible
+from lmgym.logs.formatting import cell_width, duration, shorten, status, table_lines
 from lmgym.logs.plots import LONGEST_TEXT, Records, mean_and_interval, panels, plot_text, running_mean, training_plot
 from lmgym.logs.rewind import rewind
 from lmgym.logs.writer import StepClock, Writer, read_records

@@ -10,12 +10,19 @@ from typing import Any
 
 import pytest
 
+from lmgym.config.packaged import packaged_recipes
+from lmgym.config.redacted import redacted
+from lmgym.config.yaml import read_yaml
 from lmgym.core.errors import LmgymError
 from lmgym.envs.conversation import Conversation
 from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.tools import mcp
 from lmgym.envs.vector import EnvFailure, InProcess, Opening
+from lmgym.training import manifest
+from lmgym.training.model_card import export
 from lmgym.types import Example
+from tests import runs
+from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 SERVER = [sys.executable, "-S", str(Path(__file__).parent / "mcp_server.py")]
 QUESTION = Example("sum/0", "What is 12 + 34?")
@@ -122,7 +129,8 @@ def test_it_works_in_worker_processes() -> None:
 
 def test_the_server_sees_few_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_PRIVATE_KEY", "secret")
-    env = conversation(variables={"GIVEN": "1"})
+    monkeypatch.setenv("GIVEN", "1")
+    env = conversation(variables=["GIVEN"])
     answer(env, call("add", a=1, b=1))
     (session,) = mcp._running
     if os.path.exists("/proc/self/environ"):
@@ -139,13 +147,16 @@ def test_the_server_sees_few_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"mcp": SERVER, "only": ["ad"]}, "has no tool 'ad'; did you mean 'add'"),
         ({"mcp": []}, "mcp is empty; write the program and its arguments"),
         ({"mcp": SERVER, "secs": 3}, r"unknown key 'env\.tools\.0\.secs'"),
+        ({"mcp": SERVER, "variables": {"KEY": "sk-secret"}}, r"has no values: .* write variables: \[KEY\] and set KEY"),
+        ({"mcp": SERVER, "variables": ["NOT_SET"]}, "no environment variable NOT_SET is set"),
         ({"mcp": SERVER, "seconds": 0}, r"seconds is 0(\.0)?; it must be above 0"),
         ({"shared": True}, r"key 'env\.tools\.0\.mcp' is missing"),
     ],
 )
 def test_mistakes_are_named(entry: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(LmgymError, match=sentence):
+    with pytest.raises(LmgymError, match=sentence) as refused:
         Conversation(tools=[entry])
+    assert "sk-secret" not in str(refused.value)
 
 
 def test_two_tools_of_one_name_are_refused() -> None:
@@ -153,3 +164,59 @@ def test_two_tools_of_one_name_are_refused() -> None:
         Conversation(tools=[{"mcp": SERVER}, {"mcp": SERVER, "shared": True}])
     env = Conversation(tools=[{"mcp": SERVER, "only": ["add"]}, {"mcp": SERVER, "only": ["count"]}])
     assert list(env._tools) == ["add", "count"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_picture")
+def test_no_key_is_written_or_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what a variable holds, nor an argument of the program that is a key; a run of an older version goes on."""
+    monkeypatch.setenv("SEARCH_API_KEY", "the-value-of-it")
+    argument = "sk-0123456789abcdef0123456789"
+    server = {"mcp": [*SERVER, f"--token={argument}"], "variables": ["SEARCH_API_KEY"]}
+    env = {"name": "conversation", "tools": [server], "max_turns": 1}
+    room = {"policy": {**runs.TINY["policy"], "architecture": {**runs.ARCHITECTURE, "max_position_embeddings": 1024}}}
+    run = runs.run(tmp_path / "run", env=env, steps=1, **room)
+    export(run, tmp_path / "model")
+    for path in [path for folder in (run, tmp_path / "model") for path in folder.rglob("*") if path.is_file()]:
+        assert b"the-value-of-it" not in path.read_bytes()
+        assert path == run / "recipe.yaml" or argument.encode() not in path.read_bytes()
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert re.search(r"--token=\(redacted [0-9a-f]{4}\)", card) and "- SEARCH_API_KEY" in card
+
+    saved = runs.newest(run)  # as older versions wrote it
+    tree = json.loads((saved / "fingerprint.json").read_text())
+    [stage] = tree["recipe"]["stages"]
+    stage["env"]["tools"] = [{**server, "variables": {"SEARCH_API_KEY": "an-old-value"}}]
+    (saved / "fingerprint.json").write_text(json.dumps(tree))
+    (saved / "manifest.json").unlink()
+    manifest.write(saved)
+    runs.run(run, env=env, steps=2, **room)
+    assert not [record for record in runs.records(run / "metrics.jsonl") if record["kind"] == "resume"]
+    with pytest.raises(LmgymError, match=r"resume|tools was"):
+        runs.run(run, env={**env, "tools": [{**server, "mcp": [*SERVER, "--token=another"]}]}, steps=3, **room)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"api_key": "x"}, {"access_token": "x"}, {"SEARCH_KEY": "x"}, {"password": "x"}, {"client_secret": "x"},
+        {"mcp": ["server", "--api-key", "x"]}, {"mcp": ["server", "--token=x"]}, ["hf_" + "x" * 20], "sk-" + "x" * 20,
+        "https://me:x@host/v1", {"deep": [{"headers": {"Authorization": "x"}}]}, {"headers": ["Bearer x"]},
+    ],
+)  # fmt: skip
+def test_what_is_a_secret_is_redacted(tree: Any) -> None:
+    hidden = redacted(tree)
+    assert not re.search(r"x\b", json.dumps(hidden)) and "(redacted " in json.dumps(hidden)
+    assert redacted(hidden) == hidden
+    assert redacted(json.loads(json.dumps(tree).replace("x", "y"))) != hidden  # a resume sees that it has changed
+
+
+def test_what_is_no_secret_stays() -> None:
+    recipe = {
+        "key_variable": "JUDGE_KEY", "context_start_token": 0, "stop_token": "<eos>", "prompt_key": "question",
+        "max_new_tokens": 5, "api_key": None, "base_url": "http://localhost:8000/v1", "model": "sk-learn/tiny",
+        "mcp": ["server", "--keys", "a"],
+    }  # fmt: skip
+    assert redacted(recipe) == recipe
+    packaged = [read_yaml(path) for path in packaged_recipes().values()]
+    assert packaged and redacted(packaged) == packaged

@@ -411,6 +411,21 @@ def test_the_model_card_says_what_was_measured(trained: dict[str, Path], tmp_pat
     assert "These weights were not evaluated." in (tmp_path / "earlier" / "README.md").read_text()
 
 
+def test_export_keeps_a_link_and_follows_none_in_the_run(
+    trained: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    assert main(["export", str(trained["full"]), "--to", str(tmp_path / "link")]) == 0
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "disk" / "config.json").is_file()
+    (tmp_path / "key").write_text("a secret")
+    shutil.copytree(trained["full"], tmp_path / "run")
+    (tmp_path / "run" / "final" / "vocabulary.txt").symlink_to(tmp_path / "key")
+    final = tmp_path / "run" / "final"
+    assert "vocabulary.txt is a link" in complaint(capsys, "export", final, "--to", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_export_refuses_what_it_cannot_do(
     trained: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

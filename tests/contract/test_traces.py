@@ -3,7 +3,9 @@
 import base64
 import itertools
 import json
+import os
 import struct
+import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -276,8 +278,8 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[int]:
 
         return call
 
-    monkeypatch.setattr("os.replace", counting(trace_files.os.replace))
-    monkeypatch.setattr("os.fsync", counting(trace_files.os.fsync))
+    monkeypatch.setattr("os.replace", counting(os.replace))
+    monkeypatch.setattr("os.fsync", counting(os.fsync))
     monkeypatch.setattr(Path, "unlink", counting(Path.unlink))
     return calls
 
@@ -627,3 +629,54 @@ def test_an_old_run_folder_goes_on(tmp_path: Path) -> None:
     folder = trained(tmp_path / "run", steps=1, logs={"samples": 0, "traces": "none"})
     trained(folder, steps=2, logs={"samples": 0})
     assert shards(folder) == [(0, 1)] and (folder / "tokenizer").is_dir()
+
+
+def bomb(path: Path, how: int, unpacked: int, claimed: int) -> Path:
+    """A step whose step.json is so many zeros, and says that it has `claimed` bytes."""
+    with zipfile.ZipFile(path, "w", how) as archive:
+        archive.writestr("step.json", bytes(unpacked))
+    data = bytearray(path.read_bytes())
+    for mark, place in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):  # its own header, and its entry in the list
+        struct.pack_into("<I", data, data.index(mark) + place, claimed)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("how", "claimed", "complaint"),
+    [
+        (zipfile.ZIP_DEFLATED, 100, "Bad CRC-32"),
+        (zipfile.ZIP_DEFLATED, 2**26 + 1, "longer than 67,108,864 bytes"),
+        (zipfile.ZIP_BZIP2, 100, "compressed in another way"),
+        (zipfile.ZIP_LZMA, 100, "compressed in another way"),
+    ],
+)
+def test_a_member_unpacks_to_a_bounded_size(how: int, claimed: int, complaint: str, tmp_path: Path) -> None:
+    """A small archive that holds 32 MiB is read without them."""
+    (tmp_path / "traces").mkdir()
+    path = bomb(tmp_path / "traces/stage-0-step-000012.zip", how, 2**25, claimed)
+    assert path.stat().st_size < 2**16
+    tracemalloc.start()
+    try:
+        with pytest.raises(LmgymError, match=complaint):
+            read_step(tmp_path, 0, 12)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_compressed_step_in_a_file_of_several_is_damage(tmp_path: Path) -> None:
+    """It would unpack to any size; joining, going back and reading refuse it alike."""
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    pack = traces / trace_files.pack_name(0, 12)
+    with zipfile.ZipFile(pack, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(trace_files.shard_name(0, 12), bytes(2**20))
+        archive.writestr(trace_files.shard_name(0, 14), bytes(2**20))
+    with pytest.raises(LmgymError, match="is compressed"):
+        read_step(tmp_path, 0, 12)
+    assert "is compressed" in rewind_traces(tmp_path, 0, 13)[0]
+    write_shard(tmp_path, a_step(step=13), [])
+    with pytest.raises(LmgymError, match="is compressed"):
+        join(traces, 0, 13)
+    assert pack.exists() and read_step(tmp_path, 0, 13).step == 13

@@ -26,9 +26,9 @@ from lmgym.cli.main import main
 from lmgym.config.build import build_config, dump, load_config, resolved
 from lmgym.config.schema import Config
 from lmgym.core.errors import LmgymError
+from lmgym.core.visible import visible
 from lmgym.experiments.sweep import plan
 from lmgym.logs.console import Console
-from lmgym.logs.formatting import visible
 from lmgym.logs.plots import training_plot
 from lmgym.models.builtin import byte_tokenizer
 from lmgym.tasks.base import MissingSplit, load_task

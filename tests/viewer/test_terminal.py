@@ -16,7 +16,7 @@ import pytest
 
 from lmgym.core.errors import LmgymError
 from lmgym.viewer.runs import open_runs
-from lmgym.viewer.screens import parse_filters, visible
+from lmgym.viewer.screens import parse_filters
 from lmgym.viewer.terminal import show
 from tests.viewer.sample_runs import ANSWERS, HOSTILE, sample_run
 
@@ -68,7 +68,7 @@ def test_keys_lead_from_a_curve_to_the_tokens_and_back(shown: Shown) -> None:
     assert shown.press("/score>>5\r", "is no filter")
     assert "prompt: What is 20 + 22" in shown.press("gl", "group 0 of step 11")
     hostile = shown.press("Gl", "colour: probability")
-    assert "<script>" in hostile and "U+202E" in hostile and "U+001B" in hostile
+    assert "<script>" in hostile and "U+202E" in hostile and "␛[2J␇" in hostile
     assert "\u202e" not in shown.raw and "\x07" not in shown.raw
     assert shown.press("c", "colour: advantages")
     assert shown.press("jj", "probability")  # down to the numbers of the tokens
@@ -81,13 +81,6 @@ def test_keys_lead_from_a_curve_to_the_tokens_and_back(shown: Shown) -> None:
 def test_no_terminal_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(LmgymError, match="needs a terminal"):
         show(open_runs([sample_run(tmp_path / "run", steps=1)]))
-
-
-def test_what_steers_a_terminal_stands_as_its_code() -> None:
-    every = "".join(map(chr, range(0xFFFF)))
-    seen = visible(every)
-    assert not [one for one in seen if ord(one) < 32 or 0x7F <= ord(one) < 0xA0 or one in "\u202e\u2066\ufeff\ud800"]
-    assert visible("é🙂 中") == "é🙂 中"
 
 
 def test_filters_are_those_of_the_page() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.output import surviving_output
-from lmgym.logs.formatting import visible
+from lmgym.core.visible import visible
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,6 +14,7 @@ from lmgym.compat.rl4lms.schema import Conversion, Section
 from lmgym.config.yaml import read_yaml, write_yaml
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
+from lmgym.core.visible import visible
 from lmgym.experiments.grid import expand
 
 ALL = 1_000_000  # RL4LMs evaluates on whole splits
@@ -75,7 +76,7 @@ def text(conversion: Conversion, origin: str) -> str:
         head += [f"{title}:"] * bool(lines) + [f"  - {line}" for line in lines]
     if conversion.idle:
         head.append(f"Without effect on the results here: {', '.join(conversion.idle)}")
-    return "".join(f"# {line}\n" for line in head) + "\n" + write_yaml(conversion.recipe)
+    return "".join(f"# {visible(line)}\n" for line in head) + "\n" + write_yaml(conversion.recipe)
 
 
 def _on_policy(name: str, alg: Section, root: Section, conversion: Conversion) -> None:

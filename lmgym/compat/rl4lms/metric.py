@@ -4,13 +4,12 @@ from lmgym.compat.rl4lms.metric import BaseMetric               # in place of rl
 """
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmgym.compat.rl4lms.classes import Maker, check_class, imitate
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, warn
 from lmgym.core.registry import suggest
 from lmgym.text.chat import messages_of, plain_text
 from lmgym.types import Example
@@ -95,7 +94,7 @@ def _value(
         part = next(iter(found))
         if len(found) > 1:
             others = ", ".join(name for name in found if name != part)
-            warnings.warn(
+            warn(
                 f"metric '{id}' returns several values; '{part}' is reported. For {others}, add an entry each: "
                 f"{{reward: {id}, part: NAME}}",
                 stacklevel=2,

@@ -46,8 +46,8 @@ class McpServer(Section):
     - `seconds`: by the clock, for each answer of the server, its start included.
     - `shared`: by default each episode starts a server of its own at its first call, so that no episode sees what
       another one has left in it. For servers that keep nothing between calls: one for all episodes of a process.
-    - `variables`: environment variables. Of those of the training process, the server gets HOME, LANG, LOGNAME, PATH,
-      SHELL, TERM, TMPDIR and USER.
+    - `variables`: names of environment variables of the training process that the server gets, such as the one with
+      its key, beside HOME, LANG, LOGNAME, PATH, SHELL, TERM, TMPDIR and USER. Only the names stand in the recipe.
 
     Example: McpServer(mcp=["mcp-server-calculator"], shared=True)
     """
@@ -58,12 +58,22 @@ class McpServer(Section):
     only: list[str] | None = None
     seconds: PositiveFloat = 20.0
     shared: bool = False
-    variables: dict[str, str] = field(default_factory=dict)
+    variables: list[str] | dict[str, Any] = field(default_factory=list)  # a dictionary is refused, in words of its own
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.mcp:
             raise LmgymError("key 'env.tools': mcp is empty; write the program and its arguments, such as [my-server]")
+        if isinstance(self.variables, dict):
+            names = ", ".join(self.variables)
+            raise LmgymError(
+                f"key 'env.tools': variables names environment variables, and has no values: a recipe is written into "
+                f"each run folder and published with a model; write variables: [{names}] and set {names or 'them'} "
+                "where you start lmgym"
+            )
+        for name in self.variables:
+            if name not in os.environ:
+                raise LmgymError(f"key 'env.tools': variables names {name}, and no environment variable {name} is set")
 
     @property
     def key(self) -> str:
@@ -138,7 +148,8 @@ class Session:
         self._errors.close()
 
     def _start(self, deadline: float) -> None:
-        variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | self.server.variables
+        passed_on = (*PASSED_ON, *self.server.variables)
+        variables = {name: os.environ[name] for name in passed_on if name in os.environ}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # what it writes to stderr, for the reason of its end
         try:
             self._process = subprocess.Popen(

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, warn
 from lmgym.core.registry import register
 from lmgym.processes.pool import Failure, ProcessPool, shared
 from lmgym.rewards.maths.answers import candidates, reference_of
@@ -187,7 +187,7 @@ def _warn(values: Sequence[Any], seconds: float) -> None:
     if failures:
         others = [failure.message for failure in failures if failure.kind != "time"]
         rest = f", {len(others)} failed (the first: {others[0]})" if others else ""
-        warnings.warn(
+        warn(
             f"reward 'math_equal': of {len(values)} comparisons {late} took longer than {seconds:g} s{rest}; they "
             "count as wrong",
             stacklevel=3,
