@@ -24,6 +24,18 @@ def _check_trust_region(fields: GRPOFields) -> None:
             f"algorithm.ratio is {fields.ratio}, and objective {fields.objective} makes a ratio of the row by itself; "
             "write token"
         )
+    own_credit = "baseline: token" if fields.baseline == "token" else "turn_coefficient"
+    if fields.objective == "gmpo" and (fields.baseline == "token" or fields.turn_coefficient):
+        raise LmgymError(
+            f"algorithm.{own_credit} gives the tokens of a row advantages of their own, and objective gmpo has one ratio "
+            "for a row with one advantage; write objective: clip, or leave it out"
+        )
+    if fields.ratio == "sequence" and (fields.baseline == "token" or fields.turn_coefficient or fields.top_entropy < 1):
+        own_credit = "top_entropy" if fields.top_entropy < 1 else own_credit
+        raise LmgymError(
+            f"algorithm.{own_credit} gives the tokens of a row advantages of their own, and with ratio: sequence each "
+            "token gets the gradient of all of them; write ratio: sequence_token, which has the same values"
+        )
     if fields.length_norm and fields.reduction != "constant":
         raise LmgymError(
             f"algorithm.length_norm goes with reduction: constant, and reduction is {fields.reduction}; the others "

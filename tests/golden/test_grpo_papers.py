@@ -179,6 +179,28 @@ def test_gmpo_cuts_before_the_mean_and_only_on_the_side_where_the_step_goes() ->
         assert ratio[0].tolist() == pytest.approx([math.exp(mean)] * 3) and where[0].tolist() == cut
 
 
+def test_gmpos_mean_is_over_the_tokens_that_train() -> None:
+    """A token without advantage is not in the mean, has no gradient, and does not loosen the bound."""
+    logs = tensor([[0.1, 5.0], [0.3, 5.0]], requires_grad=True)
+    credits, every = tensor([[1.0, 0.0], [0.0, 0.0]]), torch.ones(2, 2).bool()
+    ratio, _ = clips.geometric_mean_ratio(logs, credits, every, 0.4, 0.4)
+    assert ratio[0].tolist() == pytest.approx([math.exp(0.1)] * 2)
+    assert ratio[1].tolist() == pytest.approx([math.exp(2.65)] * 2, rel=1e-6)  # a row that earns nothing: of all tokens
+    (ratio * credits).sum().backward()
+    assert logs.grad is not None
+    assert logs.grad[0].tolist() == pytest.approx([math.exp(0.1), 0.0]) and not logs.grad[1].any()
+
+
+@every_seed
+def test_gmpo_on_the_tokens_of_large_entropy_gives_the_others_no_gradient(seed: int) -> None:
+    inputs = Inputs(seed)
+    _, gradient, batch = ours(preset("gmpo", top_entropy=0.3), inputs)
+    entropy = torch.cat([row[:length] for row, length in zip(inputs.entropy, inputs.lengths, strict=True)])
+    chosen = entropy >= torch.quantile(entropy, 0.7)
+    credit = torch.cat([row[mask] for row, mask in zip(batch.advantages, batch.actions, strict=True)])
+    assert not gradient[~chosen].any() and gradient[chosen & (credit != 0)].any()
+
+
 def test_vespos_weight_is_one_at_one_and_falls_on_both_sides() -> None:
     """w^k exp(lambda (1 - w)); its largest value is at w = k / lambda."""
     every, logs = torch.ones(5, 1).bool(), tensor([0.1, 2 / 3, 1.0, 1.5, 3.0], dtype=torch.float64).log()[:, None]
@@ -464,6 +486,11 @@ def test_what_looks_at_the_whole_step_is_computed_so() -> None:
         ({"objective": "vespo", "importance_cap": 2.0}, "objective vespo weighs whole rows by itself; write ratio_to"),
         ({"objective": "vespo", "ratio": "sequence"}, "ratio is sequence, and objective vespo makes a ratio of the"),
         ({"objective": "gmpo", "ratio": "sequence_token"}, "ratio is sequence_token, and objective gmpo makes a ratio"),
+        ({"objective": "gmpo", "baseline": "token"}, "baseline: token gives the tokens of a row advantages of their own"),
+        ({"objective": "gmpo", "turn_coefficient": 1.0}, "turn_coefficient gives the tokens of a row advantages of"),
+        ({"ratio": "sequence", "top_entropy": 0.5}, "top_entropy gives .* write ratio: sequence_token"),
+        ({"ratio": "sequence", "turn_coefficient": 1.0}, "turn_coefficient gives .* write ratio: sequence_token"),
+        ({"ratio": "sequence", "baseline": "token"}, "baseline: token gives .* write ratio: sequence_token"),
         ({"objective": "ipo", "ratio": "sequence"}, "ratio is sequence, and objective ipo looks at single tokens"),
         ({"pass_at": 9}, "pass_at is 9, and algorithm.group_size is 8; write 8 or less"),
         ({"pass_at": 1}, "pass_at is 1; the best of 1 answer is the answer"),
