@@ -27,8 +27,8 @@ def _check_trust_region(fields: GRPOFields) -> None:
     own_credit = "baseline: token" if fields.baseline == "token" else "turn_coefficient"
     if fields.objective == "gmpo" and (fields.baseline == "token" or fields.turn_coefficient):
         raise LmgymError(
-            f"algorithm.{own_credit} gives the tokens of a row advantages of their own, and objective gmpo has one ratio "
-            "for a row with one advantage; write objective: clip, or leave it out"
+            f"algorithm.{own_credit} gives the tokens of a row advantages of their own, and objective gmpo has one "
+            "ratio for a row with one advantage; write objective: clip, or leave it out"
         )
     if fields.ratio == "sequence" and (fields.baseline == "token" or fields.turn_coefficient or fields.top_entropy < 1):
         own_credit = "top_entropy" if fields.top_entropy < 1 else own_credit

@@ -486,7 +486,7 @@ def test_what_looks_at_the_whole_step_is_computed_so() -> None:
         ({"objective": "vespo", "importance_cap": 2.0}, "objective vespo weighs whole rows by itself; write ratio_to"),
         ({"objective": "vespo", "ratio": "sequence"}, "ratio is sequence, and objective vespo makes a ratio of the"),
         ({"objective": "gmpo", "ratio": "sequence_token"}, "ratio is sequence_token, and objective gmpo makes a ratio"),
-        ({"objective": "gmpo", "baseline": "token"}, "baseline: token gives the tokens of a row advantages of their own"),
+        ({"objective": "gmpo", "baseline": "token"}, "baseline: token gives the tokens of a row advantages of"),
         ({"objective": "gmpo", "turn_coefficient": 1.0}, "turn_coefficient gives the tokens of a row advantages of"),
         ({"ratio": "sequence", "top_entropy": 0.5}, "top_entropy gives .* write ratio: sequence_token"),
         ({"ratio": "sequence", "turn_coefficient": 1.0}, "turn_coefficient gives .* write ratio: sequence_token"),
