@@ -9,6 +9,7 @@ uses it. A key that a part does not have cannot be written.
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.validation import check_fields
 
@@ -33,6 +34,11 @@ class Part:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+def part_name(part: Part) -> str:
+    """The name under which a part's class is registered. Example: part_name(Clip()) -> "clip" """
+    return registry.name_of(part.kind, type(part))
 
 
 def check_part(kind: type[P], value: Any) -> None:

@@ -30,7 +30,8 @@ def geometric_mean_ratio(
     """GMPO's ratio of a row on each of its actions (zero elsewhere), and the tokens whose log-ratio was clipped.
 
     The exponential of the mean of the log-ratios, each first cut to at most `high` where A > 0, or else to at least
-    -`low` (arXiv 2507.20673). The bounds are of log-ratios: 0.4 allows ratios up to e^0.4.
+    -`low` (arXiv 2507.20673). The bounds are of log-ratios: 0.4 allows ratios up to e^0.4. Tokens with A = 0 in a row
+    where others have an advantage have been left out: they are not in the mean.
 
     Example:
         >>> ones = torch.ones(1, 2)
@@ -40,7 +41,9 @@ def geometric_mean_ratio(
     """
     up = advantages > 0
     kept = torch.where(up, log_ratio.clamp(max=high), log_ratio.clamp(min=-low))
-    mean = (kept * actions).sum(1, keepdim=True) / actions.sum(1, keepdim=True).clamp(min=1)
+    chosen = actions & (advantages != 0)
+    chosen = torch.where(chosen.any(1, keepdim=True), chosen, actions)
+    mean = (kept * chosen).sum(1, keepdim=True) / chosen.sum(1, keepdim=True).clamp(min=1)
     cut = ((log_ratio > high) & up) | ((log_ratio < -low) & (advantages < 0))
     return mean.exp() * actions, cut & actions
 

@@ -7,6 +7,7 @@ Only HTTP: vLLM is not imported.
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from torch import Tensor
 from lmgym.algorithms.requirements import ServedTeacher
 from lmgym.batch import Batch, PolicyOutputs, TopLogprobs
 from lmgym.core.endpoint import Endpoint, EndpointError, ask, check_address, give_up, read_key, start_of
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, represent
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.functional.divergences import with_rest
 
@@ -26,6 +27,8 @@ OWNER = "algorithm.teacher"
 TRIED = "Ärger: 3+14=17, naïve 東京 🙂\n\tdef f(x): return x**2"  # tokenized by both sides, to compare them
 BYTES = 512  # most of one token in a reply: its id, log-probability, rank and text
 EXCESS = 1e-2  # by which the K probabilities may add up to more than 1: a served model computes in bf16
+TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}")  # one form for an id, so that none stands in a table twice
+SHOWN = 8  # models in a message
 Ids = tuple[int, ...]
 
 
@@ -65,18 +68,17 @@ class EndpointTeacher:
         once = replace(self.endpoint, retries=0)
         try:
             models = _json(once, ask(once, "/models"))["data"]
-            said = {str(one["id"]): one.get("max_model_len") for one in models}
-            lengths = {name: None if longest is None else int(longest) for name, longest in said.items()}
+            lengths = dict(_named(one) for one in models)
         except EndpointError as error:
             raise LmgymError(f"{error}; is the server there, and does its address end in /v1?") from None
         except (LookupError, TypeError, ValueError, AttributeError):
-            give_up(once, "did not send a list of its models at /models")
+            give_up(once, "did not send a list of its models at /models, each with its id and max_model_len")
         name = self.endpoint.model or (next(iter(lengths)) if len(lengths) == 1 else "")
         if name not in lengths:
             asked = f"no model '{name}'" if name else "several models"
             raise LmgymError(
                 f"{OWNER}: {once.base_url} has {asked}, and algorithm.teacher_model must name one that it has: "
-                f"{', '.join(sorted(lengths))}"
+                f"{', '.join(represent(once.redacted(name)) for name in sorted(lengths)[:SHOWN])}"
             )
         self.endpoint = replace(self.endpoint, model=name)
         longest = lengths[name]
@@ -145,7 +147,7 @@ class EndpointTeacher:
         try:
             tables = _json(endpoint, reply)["choices"][0]["prompt_logprobs"]
             found = [_likeliest(table, token, top_k) for token, table in zip(row[1:], tables[1:], strict=True)]
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             give_up(
                 endpoint,
                 f"did not send prompt_logprobs as vLLM does ({type(error).__name__}: {error}) but "
@@ -157,16 +159,21 @@ class EndpointTeacher:
 
     def _check(self, ids: Tensor, logprobs: Tensor) -> None:
         """Raise LmgymError for ids that the policy does not have, and for numbers that are no log-probabilities."""
-        if int(ids.max()) >= self.vocabulary or int(ids.min()) < 0:
+        if int(ids.max()) >= self.vocabulary:
             raise LmgymError(
                 f"{OWNER}: {self.endpoint.base_url} finds the token id {int(ids.max())} likely, and the policy has the "
                 f"ids 0 to {self.vocabulary - 1} only; the teacher must have the policy's tokenizer"
             )
-        total = float(logprobs.double().exp().sum(-1).max())
-        if not total <= 1 + EXCESS:
+        # Each other token is at most as likely as the least of these, so both bounds hold for any distribution.
+        probabilities = logprobs.double().exp()
+        sums = probabilities.sum(-1)
+        others = (self.vocabulary - self.served.top_k) * probabilities[:, -1]
+        wrong = ~((sums <= 1 + EXCESS) & (sums + others >= 1 - EXCESS))
+        if bool(wrong.any()):
             raise LmgymError(
                 f"{OWNER}: {self.endpoint.base_url} sends numbers that are no log-probabilities (the probabilities of "
-                f"{self.served.top_k} tokens add up to {total:.4g}); start it with --logprobs-mode raw_logprobs"
+                f"{self.served.top_k} tokens add up to {float(sums[wrong][0]):.4g}); start it with --logprobs-mode "
+                "raw_logprobs"
             )
 
     def _remedy(self, error: EndpointError) -> str:
@@ -186,9 +193,12 @@ class EndpointTeacher:
         root = replace(self.endpoint, base_url=self.endpoint.base_url.removesuffix("/v1"), retries=0)
         body = {"model": root.model, "prompt": TRIED, "add_special_tokens": False}
         try:
-            theirs = _json(root, ask(root, "/tokenize", body))["tokens"]
+            reply = ask(root, "/tokenize", body)
+            theirs = _json(root, reply)["tokens"]
         except (LmgymError, LookupError, TypeError):
             return False
+        if not isinstance(theirs, list) or not all(type(id) is int for id in theirs):
+            give_up(root, f"did not send token ids at /tokenize but {start_of(root, reply)!r}")
         if theirs != ours:
             raise LmgymError(
                 f"{OWNER}: {self.endpoint.base_url} has another tokenizer than the policy ({TRIED!r} is {theirs[:8]} "
@@ -204,9 +214,20 @@ def _json(endpoint: Endpoint, reply: bytes) -> Any:
         give_up(endpoint, f"did not send JSON but {start_of(endpoint, reply)!r}")
 
 
+def _named(model: Any) -> tuple[str, int | None]:
+    """The id of a served model, and the tokens that it reads, if the server says so. Raises TypeError or ValueError."""
+    name, longest = model["id"], model.get("max_model_len")
+    if type(name) is not str or (longest is not None and type(longest) is not int):
+        raise TypeError
+    if longest is not None and longest < 2:
+        raise ValueError
+    return name, longest
+
+
 def _likeliest(table: Any, token: int, top_k: int) -> tuple[list[int], list[float]]:
     """The ids and log-probabilities of the `top_k` most likely tokens of a place. Raises ValueError if its table has
-    fewer, or not the `token` that is there, which vLLM always names.
+    fewer, or not the `token` that is there, which vLLM always names, or if ranks and log-probabilities contradict each
+    other; TypeError for what is no number.
 
     Example:
         >>> _likeliest({"5": {"logprob": -2.1, "rank": 9}, "7": {"logprob": -0.1, "rank": 1}}, token=5, top_k=1)
@@ -214,10 +235,29 @@ def _likeliest(table: Any, token: int, top_k: int) -> tuple[list[int], list[floa
     """
     if str(token) not in table:
         raise ValueError(f"token {token} of the prompt has no log-probability")
-    ranked = sorted((int(one["rank"]), int(name), float(one["logprob"])) for name, one in table.items())
+    ranked = sorted(
+        (_number(one["rank"], int), _id(name), _number(one["logprob"], int, float)) for name, one in table.items()
+    )
     ranked = [one for one in ranked if one[0] <= top_k]
     if [rank for rank, _, _ in ranked] != list(range(1, top_k + 1)):
         raise ValueError(f"the ranks of the tokens are not 1 to {top_k}")
-    if any(math.isnan(logprob) for *_, logprob in ranked):
+    ids, logprobs = [name for _, name, _ in ranked], [float(logprob) for *_, logprob in ranked]
+    if any(math.isnan(logprob) for logprob in logprobs):
         raise ValueError("a log-probability is nan")
-    return [name for _, name, _ in ranked], [logprob for *_, logprob in ranked]
+    if logprobs != sorted(logprobs, reverse=True):
+        raise ValueError("a token of a higher rank is less likely than one of a lower")
+    return ids, logprobs
+
+
+def _id(name: str) -> int:
+    """The token id that this key of a table is."""
+    if not TOKEN_ID.fullmatch(name):
+        raise ValueError("a key of a table is no token id")
+    return int(name)
+
+
+def _number(value: Any, *kinds: type) -> Any:
+    """The value, if it is of one of these types and no bool."""
+    if type(value) not in kinds:
+        raise TypeError(f"a {type(value).__name__} in place of {' or '.join(kind.__name__ for kind in kinds)}")
+    return value

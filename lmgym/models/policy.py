@@ -36,6 +36,7 @@ from lmgym.models.families import (
 from lmgym.models.micro_batches import micro_batches
 from lmgym.models.skeleton import Skeleton
 from lmgym.models.teaching import compare
+from lmgym.text.chat import end_id
 
 WORTH_SAYING = 1.3  # times as fast
 VALUE_HEAD = "value_head.safetensors"
@@ -112,10 +113,12 @@ class Policy:
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """The ids that end a sequence: the tokenizer's EOS and those of the model's generation config."""
+        """The ids that end a sequence: the tokenizer's EOS, those of the model's generation config, and what the chat
+        template ends an answer with."""
         configured = getattr(self.model.generation_config, "eos_token_id", None)
         ids = configured if isinstance(configured, list) else [configured]
-        ids = [i for i in [*ids, self.tokenizer.eos_token_id] if i is not None]
+        template = () if self.encoder_decoder else (end_id(self.tokenizer),)
+        ids = [i for i in [*ids, self.tokenizer.eos_token_id, *template] if i is not None]
         if wrong := [i for i in ids if type(i) is not int]:
             raise LmgymError(f"eos_token_id in generation_config.json must be token numbers, not {represent(wrong[0])}")
         return tuple(sorted(set(ids)))

@@ -23,6 +23,7 @@ from lmgym.text.chat import (
     appended_ids,
     continued_ids,
     decoder_answer_ids,
+    end_id,
     messages_of,
     prompt_ids,
     source_ids,
@@ -126,7 +127,7 @@ class PlayerState:
         if self.actor.decoder_start:
             ids = decoder_answer_ids(tokenizer, text, bool(self.actor.answer_start))
         elif self.message or (self.episode.turns and not self.restarted):
-            ids = [*continued_ids(tokenizer, text), tokenizer.eos_token_id]
+            ids = [*continued_ids(tokenizer, text), end_id(tokenizer)]
         else:
             ids = answer_ids(tokenizer, self.history, text, self.template)
         stopped = any(text.endswith(stop) for stop in self.stop)
@@ -153,10 +154,12 @@ class PlayerState:
         elif step.continuation is not None:
             self._continue_message(step.continuation)
         else:
-            last_id = turns[-1].action_ids[-1]
-            self.new_ids = appended_ids(self.actor.tokenizer, self.history, step.messages, last_id, self.template)
+            said, ended = turns[-1].action_ids, turns[-1].stop == "eos"
+            self.new_ids = appended_ids(
+                self.actor.tokenizer, self.history, step.messages, said[-1], self.template, ended
+            )
             self.history = [*self.history, {"role": "assistant", "content": self.message}, *step.messages]
-            said, start = turns[-1].action_ids, self.actor.start_ids
+            start = self.actor.start_ids
             if self.actor.decoder_start:  # the encoder reads the answer with its start, the decoder the next start
                 said = [*start, *said]
             else:

@@ -8,10 +8,11 @@ object with the methods of a Hugging Face tokenizer; nothing here imports torch 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, represent
 from lmgym.text.control import bare_ids, control_tokens, ids_of_pieces, split_text, text_ids
-from lmgym.text.template import ending_pieces, template_pieces
+from lmgym.text.template import around_answer, ending_pieces, template_pieces
 from lmgym.types import Message, RecipeText
 
 
@@ -77,18 +78,19 @@ def answer_ids(
     template: Mapping[str, Any] | None = None,
     begun: bool = False,
 ) -> list[int]:
-    """Token ids [A] of a reference answer after its prompt, with end of sequence: the targets of supervised training.
-    `begun`: behind the given start of an answer (`start_ids`).
+    """Token ids [A] of a reference answer after its prompt, and `end_id`: the targets of supervised training. `begun`:
+    behind the given start of an answer (`start_ids`).
 
     Prompt and answer are tokenized together, so that the word at the boundary gets the ids that a model would sample;
     separately if that would change the prompt's ids. Raises LmgymError if the tokenizer has no end-of-sequence token.
     """
-    if tokenizer.eos_token_id is None:
+    end = end_id(tokenizer)
+    if end is None:
         raise LmgymError(
             "the tokenizer has no end-of-sequence token; set one (tokenizer.eos_token) before training on references"
         )
     if begun:
-        return [*continued_ids(tokenizer, answer), tokenizer.eos_token_id]
+        return [*continued_ids(tokenizer, answer), end]
     # The pieces of the prompt, then of both: the answer's first piece goes on where the prompt's last one ends.
     if getattr(tokenizer, "chat_template", None):
         pieces = template_pieces(tokenizer, messages_of(prompt), template)
@@ -99,7 +101,70 @@ def answer_ids(
     own = both[len(before) :]
     if both[: len(before)] != before or not own or control_tokens(tokenizer).made_of(answer, own):
         own = text_ids(tokenizer, answer)
-    return [*own, tokenizer.eos_token_id]
+    return [*own, end]
+
+
+def end_id(tokenizer: Any) -> Any:
+    """The id that ends a causal model's answer: the control token that the chat template writes behind one, as Gemma's
+    writes <end_of_turn>, else the tokenizer's end of sequence (None if it has none)."""
+    mark = _mark(tokenizer)
+    return tokenizer.eos_token_id if mark is None else mark
+
+
+def template_notes(tokenizer: Any) -> tuple[str, str]:
+    """Two sentences about a tokenizer's chat template, each empty if there is nothing to say: one on the end of an
+    answer, and one that tells of a template that would spoil a run."""
+    around = around_answer(tokenizer) if getattr(tokenizer, "chat_template", None) else None
+    if around is None:
+        return "", ""
+    (prompt, before, _), mark, end = around, _mark(tokenizer), tokenizer.eos_token
+    about_end = ""
+    if mark is None:
+        about_end = f"the chat template writes no control token behind an answer, so a target ends with {end}"
+    elif mark != tokenizer.eos_token_id:
+        name = tokenizer.convert_ids_to_tokens(mark)
+        about_end = f"a target ends with {name}, as in the chat template, and an answer at it or {end}"
+    missing = before.removeprefix(prompt)
+    if before == prompt + missing and missing.strip() and not _generation_prompt(tokenizer, prompt):
+        return about_end, (
+            f"the chat template has no generation prompt: it writes {represent(missing)} before an answer, but not at "
+            "the end of a prompt, so the policy would have to write it; add what follows `add_generation_prompt` "
+            "to the template, or give that text as policy.answer_start"
+        )
+    return about_end, ""
+
+
+def _generation_prompt(tokenizer: Any, prompt: str) -> bool:
+    """True if the template adds something to a prompt when it is asked for an answer."""
+    asked: list[Message] = [{"role": "user", "content": "?"}]
+    return "".join(template_pieces(tokenizer, asked, generate=False)) != prompt
+
+
+_marks: WeakKeyDictionary[Any, tuple[Any, int | None]] = WeakKeyDictionary()
+
+
+def _mark(tokenizer: Any) -> int | None:
+    """The control token that the chat template writes behind the last answer; None without one. Found again only when
+    the template or the control tokens have changed."""
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    control = control_tokens(tokenizer)
+    state = (str(tokenizer.chat_template), control.ids)
+    if tokenizer not in _marks or _marks[tokenizer][0] != state:
+        around = around_answer(tokenizer)
+        _marks[tokenizer] = (state, None if around is None else _first_control(tokenizer, around[2]))
+    return _marks[tokenizer][1]
+
+
+def _first_control(tokenizer: Any, text: str) -> int | None:
+    """The control token that a text begins with, white space aside."""
+    control = control_tokens(tokenizer)
+    for id in bare_ids(tokenizer, text, later=True):
+        if id in control.ids and control.made_of(text, [id]):
+            return id
+        if tokenizer.decode([id], skip_special_tokens=False).strip():
+            break
+    return None
 
 
 def source_ids(
@@ -173,12 +238,13 @@ def appended_ids(
     new: Sequence[Message],
     last: int,
     template: Mapping[str, Any] | None = None,
+    ended: bool = False,
 ) -> list[int]:
     """Token ids of `new` environment messages, to append to a sampled answer, ready for the next answer.
 
     `history` are the messages before that answer; they are rendered only to see what the template writes after an
-    answer. `last` is the last id of the answer: if the policy sampled the end mark itself, it is not written again.
-    Raises LmgymError if the template drops or repeats earlier answers.
+    answer. `last` is the last id of the answer, and `ended` says whether it ends an answer: then the template's own end
+    mark is not written behind it. Raises LmgymError if the template drops or repeats earlier answers.
     """
     # 1. Without a template: a blank line, then the messages.
     if not getattr(tokenizer, "chat_template", None):
@@ -186,9 +252,11 @@ def appended_ids(
         return ids_of_pieces(tokenizer, split_text(tokenizer, text))
     # 2. With a template: what it writes behind the answer.
     ids = ids_of_pieces(tokenizer, ending_pieces(tokenizer, history, new, template))
-    # 3. Drop the end mark if the answer already ends with it.
-    if last in ids:
-        place = ids.index(last)
+    # 3. Drop the end mark if the answer already ends with it, or with another.
+    for mark in (last, _mark(tokenizer)) if ended else (last,):
+        if mark not in ids:
+            continue
+        place = ids.index(mark)
         before = tokenizer.decode(ids[:place], skip_special_tokens=False)
         if not before.strip():  # some templates put a space before the end mark
             return ids[place + 1 :]

@@ -55,6 +55,26 @@ def ending_pieces(
     return marks.split(text.split(marks.answer)[1])
 
 
+def around_answer(tokenizer: Any) -> tuple[str, str, str] | None:
+    """What the template writes of a short conversation: the prompt of an answer, all that stands before the answer in
+    the end, and what stands behind it. None if the template refuses or drops the answer.
+
+    Example: with a template of ChatML
+        >>> around_answer(tokenizer)[2]
+        '<|im_end|>\\n'
+    """
+    marks = Marks(tokenizer, "")
+    asked = {"role": "user", "content": "?"}
+    try:
+        prompt = _rendered(tokenizer, [asked], {}, merge=False)
+        whole = [asked, {"role": "assistant", "content": marks.answer}]
+        text = _rendered(tokenizer, whole, {}, generate=False, merge=False)
+    except LmgymError:
+        return None
+    before, found, behind = text.partition(marks.answer)
+    return (prompt, before, behind) if found and marks.answer not in behind else None
+
+
 @dataclass
 class Marks:
     """Marks around the names of control tokens in texts, and a mark in place of an answer.

@@ -28,7 +28,7 @@ from lmgym.rollouts.given_answers import labelled_steps, rated_answers
 from lmgym.rollouts.play import play
 from lmgym.rollouts.rollout import demonstrate, groups_of
 from lmgym.tasks.streamed import first_of
-from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_ids, start_ids
+from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_ids, start_ids, template_notes
 from lmgym.training import checkpoint, fingerprint
 from lmgym.training.callbacks import make_callbacks
 from lmgym.training.engines import check_engine, engine_sentence, make_engine
@@ -218,6 +218,10 @@ def _model(report: Report, policy: Policy) -> None:
     report.note(
         f"answers end at: {', '.join(f'{name} ({stop})' for name, stop in zip(names, policy.stop_ids, strict=True))}"
     )
+    about_end, spoils = ("", "") if policy.encoder_decoder else template_notes(policy.tokenizer)
+    for say, sentence in ((report.note, about_end), (report.warn, spoils)):
+        if sentence:
+            say(sentence)
     if policy.tokenizer.pad_token_id is not None and policy.tokenizer.pad_token_id in policy.stop_ids:
         report.note(
             "pad and end-of-sequence share an id; harmless here: masks come from lengths, and the end is trained"

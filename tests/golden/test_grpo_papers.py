@@ -180,6 +180,28 @@ def test_gmpo_cuts_before_the_mean_and_only_on_the_side_where_the_step_goes() ->
         assert ratio[0].tolist() == pytest.approx([math.exp(mean)] * 3) and where[0].tolist() == cut
 
 
+def test_gmpos_mean_is_over_the_tokens_that_train() -> None:
+    """A token without advantage is not in the mean, has no gradient, and does not loosen the bound."""
+    logs = tensor([[0.1, 5.0], [0.3, 5.0]], requires_grad=True)
+    credits, every = tensor([[1.0, 0.0], [0.0, 0.0]]), torch.ones(2, 2).bool()
+    ratio, _ = clips.geometric_mean_ratio(logs, credits, every, 0.4, 0.4)
+    assert ratio[0].tolist() == pytest.approx([math.exp(0.1)] * 2)
+    assert ratio[1].tolist() == pytest.approx([math.exp(2.65)] * 2, rel=1e-6)  # a row that earns nothing: of all tokens
+    (ratio * credits).sum().backward()
+    assert logs.grad is not None
+    assert logs.grad[0].tolist() == pytest.approx([math.exp(0.1), 0.0]) and not logs.grad[1].any()
+
+
+@every_seed
+def test_gmpo_on_the_tokens_of_large_entropy_gives_the_others_no_gradient(seed: int) -> None:
+    inputs = Inputs(seed)
+    _, gradient, batch = ours(preset("gmpo", top_entropy=0.3), inputs)
+    entropy = torch.cat([row[:length] for row, length in zip(inputs.entropy, inputs.lengths, strict=True)])
+    chosen = entropy >= torch.quantile(entropy, 0.7)
+    credit = torch.cat([row[mask] for row, mask in zip(batch.advantages, batch.actions, strict=True)])
+    assert not gradient[~chosen].any() and gradient[chosen & (credit != 0)].any()
+
+
 def test_vespos_weight_is_one_at_one_and_falls_on_both_sides() -> None:
     """w^k exp(lambda (1 - w)); its largest value is at w = k / lambda."""
     every, logs = torch.ones(5, 1).bool(), tensor([0.1, 2 / 3, 1.0, 1.5, 3.0], dtype=torch.float64).log()[:, None]
@@ -477,6 +499,11 @@ def test_what_looks_at_the_whole_step_is_computed_so() -> None:
             {"baseline": "length", "scale_rewards": "group"},
             "scale_rewards' is group, and .* beside credit: length_weighted",
         ),
+        ({"objective": "gmpo", "baseline": "token"}, "credit: token_baseline gives the tokens of a row advantages of"),
+        ({"objective": "gmpo", "turn_coefficient": 1.0}, "credit: turns gives the tokens of a row advantages of"),
+        ({"ratio": "sequence", "top_entropy": 0.5}, "tokens: top_entropy gives .* write ratio: sequence_token"),
+        ({"ratio": "sequence", "turn_coefficient": 1.0}, "credit: turns gives .* write ratio: sequence_token"),
+        ({"ratio": "sequence", "baseline": "token"}, "credit: token_baseline gives .* write ratio: sequence_token"),
         ({"scale_rewards": "mean", "overlong": 0.2}, "needs scores of 0 or more, and overlong makes some negative"),
         ({"scale_rewards": "mean", "kl_coefficient": 0.1, "kl_in": "reward"}, "kl_in makes some negative; write kl_in"),
         (

@@ -2,6 +2,8 @@
 
 import pytest
 
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
 from lmgym.rewards.maths.final_answer import answer_format, extract_answer, final_answer, normalise_number, same_answer
 from lmgym.rewards.text.form import (
     exact_match,
@@ -189,3 +191,16 @@ def test_patterns_and_exact_matches() -> None:
 # Case 12, computed by running RL4LMs' diversity metrics (GEM): distinct-1 of a corpus is the ratio over all its words.
 def test_type_token_ratio_is_distinct_1() -> None:
     assert type_token_ratio(["the cat sat the cat ran"], [OPEN]) == [pytest.approx(0.66667, abs=5e-6)]
+
+
+@pytest.mark.parametrize("name", ["final_answer", "exact_match", "math_equal"])
+@pytest.mark.parametrize("blank", ["", " \n", "####"])
+def test_an_empty_reference_pays_no_empty_answer(name: str, blank: str) -> None:
+    """Before a run, and while one goes on. "####" is an answer for exact_match, and no other reward."""
+    reward, examples = registry.get("reward", name), [Example("a/0", "?", ("18", blank))]
+    if name == "exact_match" and blank == "####":
+        assert reward(["", blank], examples * 2) == [0.0, 1.0]
+        return
+    for call in (lambda: reward.check(examples), lambda: reward([""], examples)):
+        with pytest.raises(LmgymError, match=r"'a/0' is empty|an empty answer would be right|cannot read"):
+            call()

@@ -309,8 +309,9 @@ def test_an_answer_that_is_none_is_refused(what: Any, sentence: str, serve: Call
             if what == "one less":
                 table[least]["rank"] += 1000
             elif what == "beyond":
-                table["99999"] = {**table[least], "rank": 1}
-                table[next(name for name in table if table[name]["rank"] == 1)]["rank"] = 1000
+                likeliest = next(name for name in table if table[name]["rank"] == 1)
+                table["99999"] = {**table[likeliest]}
+                table[likeliest]["rank"] = 1000
             else:
                 for entry in table.values():
                     entry["logprob"] = float("nan") if what == "nan" else entry["logprob"] + 5.0
@@ -345,8 +346,8 @@ def listing(*names: str, length: int = 128) -> Change:
 @pytest.mark.parametrize(
     ("change", "more", "sentence"),
     [
-        (listing("a", "b"), {}, r"has several models, and algorithm\.teacher_model must name one .*: a, b"),
-        (listing("a"), {"model": "b"}, r"has no model 'b', and algorithm\.teacher_model must name one .*: a"),
+        (listing("a", "b"), {}, r"has several models, and algorithm\.teacher_model must name one .*: 'a', 'b'"),
+        (listing("a"), {"model": "b"}, r"has no model 'b', and algorithm\.teacher_model must name one .*: 'a'"),
         (lambda path, status, said: (200, {"data": 3}), {}, "did not send a list of its models"),
         (lambda path, status, said: (200, {"data": [{"id": 1, "max_model_len": "x"}]}), {}, "did not send a list of"),
         (lambda path, status, said: (404, {}), {}, r"status 404 .*does its address end in /v1\?"),

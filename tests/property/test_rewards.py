@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmgym.rewards.maths.final_answer import answer_format, extract_answer, final_answer, normalise_number, same_answer
+from lmgym.core.errors import LmgymError
+from lmgym.rewards.maths.final_answer import (
+    answer_format,
+    extract_answer,
+    final_answer,
+    normalise_number,
+    reference_answer,
+    same_answer,
+)
 from lmgym.rewards.text.form import length, lexical_richness, split_words, type_token_ratio
 from lmgym.types import Example
 
@@ -94,7 +102,11 @@ def test_no_text_raises_and_a_text_is_its_own_answer(text) -> None:
     assert extract_answer(text, strict=True) in (None, extract_answer(text))
     normalise_number(text)
     example = Example("a/0", "?", (text,))
-    assert final_answer([text], [example])[0] in (0.0, 1.0)
+    if same_answer(reference_answer(text), ""):
+        with pytest.raises(LmgymError, match="an empty answer would be right"):
+            final_answer([text], [example])
+    else:
+        assert final_answer([text, ""], [example] * 2) in ([0.0, 0.0], [1.0, 0.0])
     if extract_answer(text, strict=True) is not None:
         assert final_answer([text], [example], strict=True) == [1.0]
     values = lexical_richness([text], [example], brevity_scale=0.5) + length([text], [example])

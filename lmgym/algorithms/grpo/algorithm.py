@@ -17,7 +17,7 @@ from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.constraints import Coefficient, FormerKey
 from lmgym.core.errors import LmgymError
-from lmgym.core.parts import check_part
+from lmgym.core.parts import check_part, part_name
 from lmgym.core.registry import register
 from lmgym.functional import losses
 from lmgym.functional.reductions import Reduction, masked_mean, tokens_of_episode, totals, weights
@@ -56,6 +56,10 @@ class GRPO(GroupRelative):
         for kind, value in ((Surrogate, self.surrogate), (Correction, self.correction), (Tokens, self.tokens)):
             check_part(kind, value)
         self.tokens.check(self.surrogate)
+        self.surrogate.check(
+            f"credit: {part_name(self.credit)}" if self.credit.of_tokens else None,
+            f"tokens: {part_name(self.tokens)}" if self.tokens.leaves_some_out else None,
+        )
         if self.surrogate.weighs_rows and self.correction.weighs:
             raise LmgymError(
                 "algorithm.correction weighs tokens, and this surrogate weighs whole rows by itself; write correction: "

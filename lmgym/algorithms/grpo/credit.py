@@ -38,6 +38,8 @@ class Credit(Part):
     kind: ClassVar[str] = "credit"
     section: ClassVar[str] = "algorithm.credit"
 
+    of_tokens: ClassVar[bool] = False
+    """True if the tokens of one answer may have different advantages."""
 
     def advantages(self, batch: Batch, score: Scores) -> Float[Tensor, "N T"]:
         """The advantage of each token. `score` is each row's episode score, penalties taken off; what is no action is
@@ -110,6 +112,8 @@ class LengthWeighted(Credit):
 class TokenBaseline(Credit):
     """R less, at each token, the mean of the scores weighted by the squared gradients of the answers up to there (the
     optimal token baseline, arXiv 2602.07078)."""
+
+    of_tokens: ClassVar[bool] = True
 
     scale_by_mixed: bool = False
     """As in `group`."""
@@ -197,6 +201,8 @@ class EachReward(Credit):
 class Turns(Credit):
     """The episode's advantage, and a turn's return against the group's turns that answered the same text (GiGPO, arXiv
     2505.10978; HGPO, arXiv 2602.22817)."""
+
+    of_tokens: ClassVar[bool] = True
 
     episode: Credit = GroupMean()
     """What makes the first advantage, of the whole episode's score."""

@@ -6,12 +6,11 @@ Recipes, sweeps and run folders with the former keys are read through `in_parts`
 form; `in_former_keys` is the way back, for what shows a run (the viewer's formulas). No torch is imported here.
 """
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from lmgym.core import registry
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, warn
 
 Tree = dict[str, Any]
 
@@ -120,7 +119,7 @@ def in_parts(given: Mapping[str, Any], owner: Any, preset: Mapping[str, Any], wh
         count = len(old) + ("length_norm" in given)
         first = next(key for key in given if key in KIND_OF or key == "length_norm")
         keys = f"'{where}{first}'" if count == 1 else f"'{where}{first}' and {count - 1} more"
-        warnings.warn(f"{keys} became parts; today this is written {text}", FutureWarning, stacklevel=2)
+        warn(f"{keys} became parts; today this is written {text}", FutureWarning, stacklevel=2)
     return new
 
 
@@ -207,7 +206,7 @@ def _check_read(old: Tree, parts: Mapping[str, Tree], where: str, complete: bool
         sentence = f"'{where}{key}' is {value}, and nothing reads it beside {kind}: {parts[kind]['name']}"
         if not complete:
             raise LmgymError(f"{sentence}; remove it")
-        warnings.warn(f"{sentence}; it had no effect", FutureWarning, stacklevel=4)
+        warn(f"{sentence}; it had no effect", FutureWarning, stacklevel=4)
 
 
 def _of_kind(flat: Tree, kind: str) -> Tree:

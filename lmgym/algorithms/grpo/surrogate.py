@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.constraints import Coefficient, NonNegativeFloat, PositiveFloat, Rule
+from lmgym.core.errors import LmgymError
 from lmgym.core.parts import Part
 from lmgym.core.registry import register
 from lmgym.functional import clips, losses
@@ -41,6 +42,16 @@ class Surrogate(Part):
         """The term [N T] and its metrics. `log_ratio` is log pi_new - log pi_old, within bounds that keep it finite;
         `batch.logprobs_old` is what the correction compares with, the sampler's included."""
         raise NotImplementedError(f"{type(self).__name__} has no term()")
+
+    def check(self, credit: str | None, tokens: str | None) -> None:
+        """Raise LmgymError where it has one ratio for a row, and a credit or a choice of tokens (its name is given)
+        makes the advantages of a row's tokens differ."""
+        if getattr(self, "ratio", "token") == "sequence" and (credit or tokens):
+            raise LmgymError(
+                f"algorithm.{tokens or credit} gives the tokens of a row advantages of their own, and with ratio: "
+                "sequence each token gets the gradient of all of them; write ratio: sequence_token, which has the same "
+                "values"
+            )
 
     def clipped(self, ratio: Float[Tensor, "N T"], advantages: Float[Tensor, "N T"]) -> Float[Tensor, "N T"] | None:
         """1 where a token is clipped and has no gradient; None if this surrogate clips no single tokens."""
@@ -145,6 +156,13 @@ class Gmpo(Surrogate):
         advantages = batch.require("advantages")
         ratio, masked = clips.geometric_mean_ratio(log_ratio, advantages, batch.actions, self.low, self.high)
         return -ratio * advantages, {"ratio/mean": ratio, "ratio/clipped": masked.to(ratio.dtype)}
+
+    def check(self, credit: str | None, tokens: str | None) -> None:
+        if credit:
+            raise LmgymError(
+                f"algorithm.{credit} gives the tokens of a row advantages of their own, and gmpo has one ratio for a "
+                "row with one advantage; write surrogate: clip, or leave the credit out"
+            )
 
 
 @register("surrogate", "vespo")

@@ -33,6 +33,8 @@ class Tokens(Part):
 
     looks_at_all: ClassVar[bool] = True
     """True if the choice needs all tokens of the optimizer step at once."""
+    leaves_some_out: ClassVar[bool] = False
+    """True if some tokens lose their advantage."""
     reads_entropy: ClassVar[bool] = False
 
     def chosen(self, batch: Batch, new: PolicyOutputs, old: Float[Tensor, "N T"], surrogate: Surrogate) -> Chosen:
@@ -64,6 +66,7 @@ class AllTokens(Tokens):
 class TopEntropy(Tokens):
     """Those of the largest entropy train (arXiv 2506.01939)."""
 
+    leaves_some_out: ClassVar[bool] = True
     reads_entropy: ClassVar[bool] = True
 
     share: SomeTokens = 0.2
@@ -76,6 +79,8 @@ class TopEntropy(Tokens):
 @dataclass(frozen=True, kw_only=True)
 class ClipCov(Tokens):
     """Some tokens of large covariance of advantage and log-probability do not train (Clip-Cov, arXiv 2505.22617)."""
+
+    leaves_some_out: ClassVar[bool] = True
 
     share: SomeTokens = 2e-4
     """So many do not, one at least, drawn from those that the surrogate's clip has left with a covariance ..."""

@@ -2,12 +2,13 @@
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
+from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.rewards.base import linear_time
-from lmgym.rewards.text.references import reference_check, references_of
+from lmgym.rewards.text.references import answers_of, reference_check
 from lmgym.text.latex import boxes
 from lmgym.types import Example
 
@@ -145,18 +146,17 @@ def final_answer(texts: list[str], examples: list[Example], *, strict: bool = Fa
     announce its answer; the reference need not. Numbers are compared exactly ("18.0" equals "18", "0.5" equals "1/2").
     A reference that is neither announced nor a sentence ("Paris", "x+1") is compared as a whole.
 
-    Raises LmgymError for an example without references.
+    Raises LmgymError for an example without references, and for a reference without an answer ("", "####").
 
     Example:
         >>> final_answer(["3 * 6 = 18, so the answer is $18."], [Example("a/0", "?", references=("#### 18",))])
         [1.0]
     """
     values = []
-    for text, references in zip(texts, references_of("final_answer", examples), strict=True):
+    for text, right in zip(texts, _right_answers("final_answer", examples), strict=True):
         answers = [extract_answer(text, strict=True)]
         if answers == [None] and not strict:  # nothing announced: the last number or the whole text may be right
             answers = [extract_answer(text), text]
-        right = [reference_answer(reference) for reference in references]
         equal = any(same_answer(answer, one) for answer in answers if answer is not None for one in right)
         values.append(float(equal))
     return values
@@ -175,7 +175,20 @@ def vote_of(text: str) -> str | None:
     return answer if answer is None else _normalise_text(answer) if number is None else str(number)
 
 
-final_answer.check = reference_check("final_answer")  # type: ignore[attr-defined]
+def _right_answers(reward: str, examples: Sequence[Example]) -> list[list[str]]:
+    """The answer in each reference of each example."""
+    found = [[reference_answer(one) for one in references] for references in answers_of(reward, examples)]
+    for example, right in zip(examples, found, strict=True):
+        for reference, answer in zip(example.references, right, strict=True):
+            if not _normalise_text(answer):
+                raise LmgymError(
+                    f"reward '{reward}': the reference {reference[:100]!r} of example '{example.id}' has no final "
+                    "answer, so an empty answer would be right; mend it, or leave the example out"
+                )
+    return found
+
+
+final_answer.check = reference_check("final_answer", read=_right_answers)  # type: ignore[attr-defined]
 final_answer.vote = vote_of  # type: ignore[attr-defined]  # for maj@k, see rollouts/evaluate.py
 
 

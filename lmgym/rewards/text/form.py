@@ -8,7 +8,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.rewards.base import episodes as of_episodes
 from lmgym.rewards.base import linear_time
-from lmgym.rewards.text.references import reference_check, references_of
+from lmgym.rewards.text.references import answers_of, reference_check
 from lmgym.types import Episode, Example
 
 Letters = Literal["ascii", "unicode"]
@@ -122,17 +122,17 @@ def regex(texts: list[str], examples: list[Example], *, pattern: str, full: bool
 def exact_match(texts: list[str], examples: list[Example]) -> list[float]:
     """1 if the text equals one of the references; white space around both is ignored.
 
-    Raises LmgymError for an example without references.
+    Raises LmgymError for an example without references, and for an empty reference.
 
     Example:
         >>> exact_match([" 12\\n"], [Example("a/0", "7+5=", references=(" 12",))])
         [1.0]
     """
-    answers = [{one.strip() for one in references} for references in references_of("exact_match", examples)]
+    answers = [{one.strip() for one in references} for references in answers_of("exact_match", examples)]
     return [float(text.strip() in valid) for text, valid in zip(texts, answers, strict=True)]
 
 
-exact_match.check = reference_check("exact_match")  # type: ignore[attr-defined]
+exact_match.check = reference_check("exact_match", read=answers_of)  # type: ignore[attr-defined]
 
 
 @register("reward", "overlong")

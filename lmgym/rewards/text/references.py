@@ -41,14 +41,30 @@ def references_of(reward: str, examples: Sequence[Example]) -> list[tuple[str, .
     return [example.references for example in examples]
 
 
-def reference_check(reward: str, *libraries: str) -> Callable[..., None]:
+def answers_of(reward: str, examples: Sequence[Example]) -> list[tuple[str, ...]]:
+    """As `references_of`, for a reward that pays a text for being equal to a reference. Raises LmgymError also for a
+    blank reference, which would pay an empty answer."""
+    for example in examples:
+        if not all(reference.strip() for reference in example.references):
+            raise LmgymError(
+                f"reward '{reward}': a reference of example '{example.id}' is empty, so an empty answer would be "
+                "right; give it a text, or leave the example out"
+            )
+    return references_of(reward, examples)
+
+
+def reference_check(
+    reward: str,
+    *libraries: str,
+    read: Callable[[str, Sequence[Example]], object] = references_of,
+) -> Callable[..., None]:
     """A function for a reward's attribute `check` (see base.check_examples): it raises LmgymError if one of the
-    libraries is missing or an example has no reference."""
+    libraries is missing or `read` refuses the references of an example."""
 
     def check(examples: Sequence[Example], **arguments: Any) -> None:
         for library in libraries:
             needed(library, reward)
-        references_of(reward, examples)
+        read(reward, examples)
 
     return check
 

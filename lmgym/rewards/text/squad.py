@@ -16,7 +16,8 @@ WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 @register("reward", "squad_exact_match")
 def squad_exact_match(texts: list[str], examples: list[Example]) -> list[float]:
     """1 if the text equals one of the references, else 0. Case, ASCII punctuation, English articles and extra spaces
-    are ignored. Source: Rajpurkar et al. 2016 (SQuAD).
+    are ignored; an empty reference means that there is no answer, and an empty text is right. Source: Rajpurkar et al.
+    2016 (SQuAD).
 
     Raises LmgymError for an example without references.
 

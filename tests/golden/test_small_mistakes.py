@@ -1,0 +1,240 @@
+"""Small mistakes that would spoil a result and that larger tests did not notice: one test for each."""
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lmgym.algorithms.grpo_tokens import chosen_tokens
+from torch import Tensor
+
+from lmgym.algorithms.gkd import GKD
+from lmgym.algorithms.online_dpo import OnlineDPO
+from lmgym.batch import Batch, PolicyOutputs, collate
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
+from lmgym.functional.divergences import Divergence
+from lmgym.functional.preferences import pair_loss
+from lmgym.functional.truncation import unpack
+from lmgym.inference.base import Request, Sampling
+from lmgym.inference.sampler import Sampler
+from lmgym.inference.vllm_engine import VLLM, Query, Sampled, weights_of
+from lmgym.models.policy import Policy
+from lmgym.types import Episode, Example, Turn
+from tests import models, runs
+from tests.golden.record_grpo_family import Inputs
+from tests.golden.test_grpo_family import ours, place, preset
+from tests.runs import no_picture  # noqa: F401 (a fixture)
+
+
+def in_fp64(seed: int) -> Policy:
+    return Policy(models.in_double(models.llama(seed)), models.tokenizer(), compute=torch.float64)
+
+
+# Pairs
+
+
+def test_simpos_margin_is_not_multiplied_by_beta() -> None:
+    """arXiv 2405.14734, eq. 6: -log sigmoid(beta h - gamma), here of 2 * 1 - 0.5."""
+    found = pair_loss(torch.ones(1, dtype=torch.float64), "sigmoid", beta=2.0, margin=0.5)
+    assert float(found) == pytest.approx(math.log1p(math.exp(-1.5)), rel=1e-12)
+
+
+def test_a_failed_answer_is_no_half_of_a_pair() -> None:
+    """Its score of 0 is that of an environment that failed, not of an answer."""
+    group = [Episode(Example("x", "?"), 0, n, [Turn([1], [2])], score=s) for n, s in enumerate([0.5, 0.0, 1.0, 2.0])]
+    group[1].error, group[3].error = "it failed", "it failed"
+    assert OnlineDPO(group_size=4).select([group], 1) == ([[group[2], group[0]]], False)
+    group[0].error = "it failed"
+    assert OnlineDPO(group_size=4).select([group], 1) == ([group], True)
+
+
+# A teacher reads what the policy was sampled with
+
+
+def sampled(policy: Policy, **more: Any) -> Batch:
+    """Answers at a temperature, from kept sets, with stop ids excluded at the beginning."""
+    sampling = Sampling(max_new_tokens=6, **more)
+    requests = [Request((5 + number, 6), key=number) for number in range(6)]
+    episodes = []
+    for number, said in enumerate(Sampler(policy, 8).generate(requests, sampling)):
+        turn = Turn(list(requests[number].prompt_ids), said.ids, said.logprobs, "", said.stop, sampling.min_new_tokens)
+        turn.kept = said.kept
+        episodes.append(Episode(Example("x", "?"), number, number, [turn]))
+    return collate(episodes, temperature=sampling.temperature, stop_ids=policy.stop_ids)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"temperature": 0.5}, {"top_k": 5}, {"min_new_tokens": 3}, {"temperature": 0.7, "top_k": 7, "min_new_tokens": 2}],
+    ids=["temperature", "kept sets", "excluded ids", "all"],
+)
+@pytest.mark.parametrize("head", ["fused", "through autograd"])
+def test_a_teachers_distribution_is_the_one_that_was_sampled(more: dict[str, Any], head: str) -> None:
+    """Temperature, kept sets and excluded stop ids, on both sides: against the definition, in fp64."""
+    policy, teacher = in_fp64(0), in_fp64(1)
+    batch = sampled(policy, **more)
+    if head != "fused":
+        for one in (policy, teacher):
+            bias = torch.nn.Parameter(0.1 * torch.arange(one.vocabulary).double().cos())
+            one.model.lm_head.bias = bias
+    row, column = batch.actions.nonzero(as_tuple=True)
+
+    def said(own: Policy) -> Tensor:
+        logits = own.model(batch.tokens, attention_mask=batch.mask.long()).logits[row, column - 1] / batch.temperature
+        if batch.stop_excluded is not None:
+            out = batch.stop_excluded[row, column]
+            logits[out[:, None] & torch.isin(torch.arange(own.vocabulary), torch.tensor(batch.stop_ids))] = -math.inf
+        if batch.sampling_mask is not None and batch.kept is not None:
+            logits[~unpack(batch.sampling_mask.bits[batch.kept[row, column]], own.vocabulary)] = -math.inf
+        return logits.log_softmax(-1)
+
+    with torch.no_grad():
+        expected = Divergence("reverse_kl").of(said(policy), said(teacher))[0].mean()
+        plain = Divergence("reverse_kl").of(
+            *(one.model(batch.tokens, attention_mask=batch.mask.long()).logits[row, column - 1].log_softmax(-1)
+              for one in (policy, teacher))
+        )[0].mean()  # fmt: skip
+    policy.teacher = teacher
+    _, metrics = models.gradient(GKD(teacher="t", divergence="reverse_kl"), policy, batch, first=True)
+    assert metrics["loss/divergence"] == pytest.approx(float(expected), rel=1e-9)
+    assert abs(float(plain - expected)) > 1e-5 * float(expected)  # else the settings would not show
+
+
+# A greedy baseline
+
+
+@register("reward", "test_sum_of_bytes")
+def sum_of_bytes(texts: list[str], examples: list[Example]) -> list[float]:
+    """Another number for nearly every text."""
+    return [float(sum((place + 1) * byte for place, byte in enumerate(text.encode()))) for text in texts]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_picture")
+def test_remaxs_baseline_is_the_score_of_the_greedy_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the stage's settings otherwise, also where answers are sampled at another temperature."""
+    from lmgym.training import loop
+
+    found, scores = list[tuple[float, float]](), set[float]()
+    usual = loop.add_greedy_baseline
+
+    def watched(stage: Any, episodes: list[Episode], path: Any) -> None:
+        usual(stage, episodes, path)
+        policy = stage.run.policy
+        for episode in episodes:
+            ids = [*episode.turns[0].prompt_ids]
+            prompt = len(ids)
+            while len(ids) - prompt < 5 and not (len(ids) > prompt and ids[-1] in policy.stop_ids):
+                with torch.no_grad():
+                    ids.append(int(policy.model(torch.tensor([ids])).logits[0, -1].argmax()))
+            text = policy.tokenizer.decode(ids[prompt:], skip_special_tokens=True)
+            assert episode.baseline is not None
+            found.append((episode.baseline, sum_of_bytes([text], [])[0]))
+            scores.add(episode.score)
+
+    monkeypatch.setattr(loop, "add_greedy_baseline", watched)
+    runs.run(
+        tmp_path / "run", algorithm={"name": "remax", "group_size": 2}, rewards={"test_sum_of_bytes": 1.0}, steps=2,
+        sampling={"max_new_tokens": 5, "temperature": 1.5},
+    )  # fmt: skip
+    assert found and all(ours == expected for ours, expected in found)
+    assert len(scores) > 2  # a sampled answer in its place would show
+
+
+# clip-cov
+
+
+def test_clip_cov_chooses_among_the_tokens_that_the_clip_has_left() -> None:
+    """A clipped token has no gradient to leave out: of 8 tokens in the band, those whose ratio is out of bounds are
+    never drawn."""
+    inputs = Inputs(5, drift=0.6)
+    algorithm = preset("clip_cov", covariance_share=1.0, covariance_low=-10.0, covariance_high=10.0)
+    batch = ours(algorithm, inputs)[2]
+    new, old = place(batch, inputs.new), batch.require("logprobs_old")
+    chosen = chosen_tokens(algorithm, batch, PolicyOutputs(new), old)
+    ratio, credits = (new - old).exp(), batch.require("advantages")
+    low, high = algorithm.clip_low, algorithm.clip_high
+    clipped = ((ratio > 1 + high) & (credits > 0)) | ((ratio < 1 - low) & (credits < 0))
+    assert bool((clipped & batch.actions).any()) and bool((batch.actions & ~clipped).any())
+    assert torch.equal(chosen, batch.actions & ~clipped)
+
+
+# vLLM's weights
+
+
+class Model:
+    """Where vLLM would run: a copy of the model, which samples with the weights that were pushed. `deaf` copies keep
+    the ones they began with; `late` ones also say so."""
+
+    remedy = "mend it"
+
+    def __init__(self, deaf: bool = False, late: bool = False) -> None:
+        self.deaf, self.late, self.pushed, self.version = deaf, late, 0, ""
+
+    def reach(self, policy: Policy) -> int:
+        self.policy = copy.copy(policy)
+        self.policy.model = copy.deepcopy(policy.model)
+        return policy.context or 64
+
+    def sample(self, queries: Sequence[Query], first: int) -> Iterator[Sampled]:
+        wanted = queries[0].settings  # the same for all of these but the seeds
+        settings = Sampling(
+            temperature=wanted["temperature"],
+            max_new_tokens=wanted["max_tokens"],
+            min_new_tokens=wanted["min_tokens"],
+            stop_ids=tuple(wanted["stop_token_ids"]),
+        )
+        requests = [Request(tuple(query.ids), key=query.settings["seed"]) for query in queries]
+        for said in Sampler(self.policy, len(queries)).generate(requests, settings):
+            yield Sampled(said.ids, said.logprobs, [[] for _ in said.ids], {self.version})
+
+    def push(self, policy: Policy, version: int) -> None:
+        self.pushed += 1
+        if not (self.deaf or self.late) or self.pushed == 1:
+            self.policy.model.load_state_dict(weights_of(policy))
+        if not self.late or self.pushed == 1:
+            self.version = str(version)
+
+    def apart(self) -> Sequence[tuple[str, "Model"]]:
+        return [("the model", self)]
+
+    def close(self) -> None: ...
+
+
+def moved(policy: Policy) -> Policy:
+    """The policy after an update."""
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.05 * torch.sin(1000 * parameter))
+    return policy
+
+
+def test_vllm_samples_with_the_newest_weights() -> None:
+    policy = Policy(models.llama(0), models.tokenizer())
+    engine, requests = VLLM(policy, Model()), [Request((5 + n, 6), key=n) for n in range(4)]
+    for version in (1, 2):
+        engine.load(moved(policy), version)
+        settings = Sampling(max_new_tokens=5, temperature=1.0)
+        for request, said in zip(requests, engine.generate(requests, settings), strict=True):
+            turn = Turn(list(request.prompt_ids), said.ids, said.logprobs, "", said.stop)
+            batch = collate([Episode(Example("x", "?"), 0, 0, [turn])])
+            scored = policy.compute_logprobs_no_grad(batch).logprobs[batch.actions]
+            assert scored.tolist() == pytest.approx(said.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("deaf", "the model samples with other weights than the policy's"),
+        ("late", "sampled with weights 1, and 2 were"),
+    ],
+)
+def test_vllm_with_old_weights_is_found_out_before_anything_trains_on_its_answers(kind: str, sentence: str) -> None:
+    policy = Policy(models.llama(0), models.tokenizer())
+    engine = VLLM(policy, Model(**{kind: True}))
+    with pytest.raises(LmgymError, match=sentence):
+        engine.load(moved(policy), 1)
