@@ -45,7 +45,7 @@ def record_evaluation(stage: StageRun, moment: str) -> None:
     evaluations, split = stage.run.progress.evaluations, stage.run.config.evaluation.final_split
     if split is None:
         evaluations[moment] = evaluations["newest"]
-    elif stage.step == 0 or not is_evaluated(stage, moment, split):  # else a finished run, resumed
+    elif not is_evaluated(stage, moment, split):  # else a finished run, resumed
         _, evaluations[moment] = _measure(stage, split)
 
 
@@ -60,7 +60,9 @@ def finish(run: Run) -> None:
     return when the first one has written."""
     run.console.close()
     if run.interrupted:
-        run.console.say(f"stopped and saved; go on with: lmgym train {run.folder}")
+        saved = run.progress.version > 0
+        where = "stopped and saved" if saved else "stopped before the first step"
+        run.console.say(f"{where}; go on with: lmgym train {run.folder}")
         return
     final = copies.gathered(run.policy)
     if final is not None:

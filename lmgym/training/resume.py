@@ -223,7 +223,7 @@ def _data_sentence(what: str, one: Mapping[str, Any], other: Mapping[str, Any]) 
 
 
 def _begun(progress: Progress, index: int) -> bool:
-    return index < progress.stage_index or (index == progress.stage_index and progress.step > 0)
+    return index < progress.stage_index or (index == progress.stage_index and progress.begun)
 
 
 def _verdict(key: str) -> str:

@@ -58,6 +58,11 @@ class Progress:
     evaluations: dict[str, Any] = field(default_factory=dict)
     """Plain JSON: the evaluations "newest", "before", "after" and "best", and the state of early stopping."""
 
+    @property
+    def begun(self) -> bool:
+        """True if this stage has begun. It begins with an evaluation; one that stopped early there has no step."""
+        return self.step > 0 or "newest" in self.evaluations
+
     def advance(self) -> None:
         """Count a step, after the policy's update."""
         self.step, self.version = self.step + 1, self.version + 1

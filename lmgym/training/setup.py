@@ -268,7 +268,7 @@ def open_run(
         checkpoint.write_text(folder / "recipe.yaml", dump(config))
         machine.write(folder)
         counted = checkpoint.read_state(resume_from).get("records") if resume_from else {}
-        missing = rewind(folder, progress.stage_index, progress.step, counted)
+        missing = rewind(folder, progress.stage_index, progress.step, counted, begun=progress.begun)
         writer = Writer(folder, config.logs.sinks, console, resolved(config))
         report(changed, missing, progress, config, writer, console)
         traces = open_traces(config, folder, policy, progress, console)
