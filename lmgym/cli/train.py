@@ -71,7 +71,7 @@ def run(given: argparse.Namespace) -> int:
         elif folder is None:
             check_same_recipe(config, given.what)
         try:
-            train(config, ranks=ranks)
+            config.out = str(train(config, ranks=ranks))  # absolute, as user code may change the current folder
         except Exception as error:
             if lost := ranks.loss_in(error):
                 print(f"lmgym: {lost}", file=sys.stderr, flush=True)

@@ -62,7 +62,7 @@ def finish(run: Run) -> None:
     if run.interrupted:
         saved = run.progress.version > 0
         where = "stopped and saved" if saved else "stopped before the first step"
-        run.console.say(f"{where}; go on with: lmgym train {run.folder}")
+        run.console.say(f"{where}; go on with: lmgym train {run.shown}")
         return
     final = copies.gathered(run.policy)
     if final is not None:
@@ -92,11 +92,11 @@ def _write_results(run: Run, final: Policy) -> None:
     run.console.before_after(rows, better)
     plot = training_plot(run.folder / "metrics.jsonl", run.folder / "plot.png")
     run.writer.finish(_scalars({"before": before, "after": after}), plot)
-    run.console.say(f"model: {run.folder / 'final'}")
-    run.console.say(f"plot:  {plot}")
+    run.console.say(f"model: {run.shown / 'final'}")
+    run.console.say(f"plot:  {run.shown / plot.name}")
     if bins := evaluations["after"].get("calibration"):
         drawn = calibration_plot([Bin(**one) for one in bins], run.folder / "calibration.png")
-        run.console.say(f"calibration: {drawn}")
+        run.console.say(f"calibration: {run.shown / drawn.name}")
 
 
 def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str, Any]]:

@@ -17,7 +17,7 @@ runs/NAME/
 
 import fcntl
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,6 +35,8 @@ from lmgym.models.policy import Policy
 from lmgym.training.callbacks import Callbacks
 from lmgym.training.sampler_gap import GapLimits
 from lmgym.types import Example
+
+DEFAULT_FOLDER = "runs/run"
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,11 @@ class Run:
         self._opened.__exit__(*raised)
 
     @property
+    def shown(self) -> Path:
+        """The folder as the user has named it; `folder` is absolute, as user code may change the current folder."""
+        return Path(self.config.out or DEFAULT_FOLDER)
+
+    @property
     def ranks(self) -> Ranks:
         """The processes that train this run together."""
         return self.policy.ranks
@@ -146,8 +153,9 @@ class Run:
         return self.interrupted or bool(self.progress.evaluations.get("stop"))
 
 
-def lock_folder(folder: Path) -> IO[str]:
-    """Make a run folder and lock it until the file is closed or the process ends. LmgymError if it is locked."""
+def lock_folder(folder: Path, warn: Callable[[str], None]) -> IO[str]:
+    """Make a run folder and lock it until the file is closed or the process ends. LmgymError if it is locked; `warn` is
+    told of a file system that cannot lock."""
     with disk_errors(folder):
         make_folder(folder)
         file = open(folder / ".lock", "w", opener=at_once)  # noqa: SIM115 (train closes it)
@@ -156,6 +164,9 @@ def lock_folder(folder: Path) -> IO[str]:
     except BlockingIOError as error:
         file.close()
         raise LmgymError(f"another process is training in {folder}; wait for it, or choose another out=") from error
+    except OSError as error:  # some network file systems
+        warn(f"the file system of {folder} cannot lock a file ({error.strerror}); see to it that no other process "
+             "trains there")  # fmt: skip
     return file
 
 
