@@ -278,7 +278,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tally = tallies[name] = campaign(
             recipe, group, given.ranks, share, random.Random(f"{given.seed} {given.ranks} {name}"), own
         )
-        print(f"{name}: {sum(tally.kills.values())} kills, {tally.ends} ends, {time.monotonic() - began:.0f} s", flush=True)
+        kills, seconds = sum(tally.kills.values()), time.monotonic() - began
+        print(f"{name}: {kills} kills, {tally.ends} ends, {seconds:.0f} s", flush=True)
         for failure in tally.failures:  # now, too: whoever stops the campaign has them
             print(f"{name}: {failure}", flush=True)
         if not tally.failures:
