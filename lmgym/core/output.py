@@ -51,15 +51,20 @@ class SurvivingOutput:
         return getattr(self.stream, name)
 
 
-@contextmanager
-def surviving_output() -> Iterator[SurvivingOutput]:
-    """In the body, sys.stdout (which is yielded) and sys.stderr survive. Descriptors 0 to 2 that the caller has closed
-    are opened on /dev/null, or the next file that is opened would get what is printed."""
+def open_standard_files() -> None:
+    """Open descriptors 0 to 2 that the caller has closed on /dev/null: else the next file that is opened would get what
+    is printed, and programs that are started would have none."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free number
+
+
+@contextmanager
+def surviving_output() -> Iterator[SurvivingOutput]:
+    """In the body, sys.stdout (which is yielded) and sys.stderr survive."""
+    open_standard_files()
     before = sys.stdout, sys.stderr
     output, errors = SurvivingOutput(sys.stdout), SurvivingOutput(sys.stderr)
     sys.stdout, sys.stderr = output, errors  # type: ignore[assignment]

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
 from lmgym.models import quantization
+from lmgym.models.seeded import seeded
 
 CONFIG = "adapter_config.json"
 
@@ -23,8 +24,7 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: list[str]
     Example: add_lora(model, rank=16, alpha=32, targets="all-linear", seed=0)"""
     peft = _peft()
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+    with seeded(seed):
         try:
             model.add_adapter(config)
         except ValueError as error:  # from peft, if no module has the name

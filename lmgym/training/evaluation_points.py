@@ -102,6 +102,7 @@ def _write_results(run: Run, final: Policy) -> None:
 def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str, Any]]:
     """Answer a split's prompts, log the results, and return them, alone and as the summary keeps them."""
     run, config = stage.run, stage.run.config
+    run.settings.hold(run.console)
     section, examples = config.evaluation, run.data.held_out[split]
     sampling, rewards = section.decoding(stage.config.sampling), held_out_rewards(config, stage.config)
     seed, timeout = config.seed, config.reward_timeout

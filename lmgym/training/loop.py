@@ -88,6 +88,7 @@ def evaluate_before(stage: StageRun) -> None:
 
 def begin_step(stage: StageRun, step: int) -> None:
     """Set what depends on the number of the step, the learning rate first of all, and start its clock."""
+    stage.run.settings.hold(stage.run.console)
     stage.began = stage.gathered = time.perf_counter()
     stage.algorithm.progress = step / stage.config.steps
     stage.optimizer.set_step(step, stage.config.steps)
@@ -198,6 +199,7 @@ def collate_step(stage: StageRun, episodes: list[Episode], step: int) -> Batch:
     """The batch of the selected episodes, with the temperature and stop ids that their actions were sampled under. In
     the step's times the rollout ends here."""
     stage.gathered = time.perf_counter()
+    stage.run.settings.hold(stage.run.console)  # rewards and environments may have changed them
     policy, sampling, required = stage.run.policy, stage.config.sampling, stage.algorithm.requirements
     weights = {reward.name: reward.weight for reward in stage.rewards}
     build = partial(

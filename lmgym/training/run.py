@@ -33,6 +33,7 @@ from lmgym.logs.writer import Writer, at_once, disk_errors, make_folder
 from lmgym.models.load import PolicySection
 from lmgym.models.policy import Policy
 from lmgym.training.callbacks import Callbacks
+from lmgym.training.process_settings import ProcessSettings
 from lmgym.training.sampler_gap import GapLimits
 from lmgym.types import Example
 
@@ -104,6 +105,7 @@ class Run:
     callbacks: Callbacks = field(default_factory=Callbacks)  # of the first rank
     asked_to_stop: bool = False  # by a signal to this process
     interrupted: bool = False  # all ranks know of it, see `agree_to_stop`
+    settings: ProcessSettings = field(default_factory=ProcessSettings.now)  # of torch, which user code may change
     engine_version: int = field(init=False)  # the updates that the engine's weights have had
     _opened: ExitStack = field(default_factory=ExitStack, repr=False)
 

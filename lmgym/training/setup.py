@@ -38,6 +38,7 @@ from lmgym.training.callbacks import Callbacks, make_callbacks
 from lmgym.training.engines import engine_sentence, make_engine, open_engine
 from lmgym.training.machine import Machine, choose_machine
 from lmgym.training.preflight import check_fit, check_model
+from lmgym.training.process_settings import check_process
 from lmgym.training.resume import check_resumable, report
 from lmgym.training.run import DEFAULT_FOLDER, Data, Progress, Run, lock_folder
 from lmgym.training.sampler_gap import GapLimits, gap_limits
@@ -49,6 +50,7 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
     Says so if it resumes, or if nothing is left to do. Raises LmgymError for anything that the recipe has wrong, before
     the folder is made. Of several `ranks` each loads all of it; the first one alone prints and writes.
     Example: with start(load_config("quickstart", ["out=runs/mine"])) as run: ..."""
+    check_process()
     console = (console or Console()) if ranks.first else Console(quiet=True)
     folder = Path(config.out or DEFAULT_FOLDER).absolute()
     lock = lock_begun(folder, console.warn) if ranks.first else None  # before it is decided where the run stands

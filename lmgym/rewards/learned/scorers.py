@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.core.hub import prepare_hub, unreachable
 
@@ -121,7 +122,7 @@ def _load(reward: str, kind: Kind, name: str, revision: str | None, device: str,
         _check_causal(reward, name, config)
     try:
         # Missing weights get random values; fork_rng keeps these draws out of the run's own random numbers.
-        with _quietly(), torch.random.fork_rng(devices=[]):
+        with _quietly(), seeds.GLOBAL, torch.random.fork_rng(devices=[]):
             model, info = classes[kind].from_pretrained(
                 name, revision=revision, dtype=getattr(torch, compute), output_loading_info=True
             )
