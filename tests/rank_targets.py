@@ -2,11 +2,14 @@
 
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 
 from lmgym.algorithms.grpo.algorithm import GRPO
@@ -16,6 +19,7 @@ from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.parts import whole
 from lmgym.distributed.process_group import ranks_of_environment
+from lmgym.distributed.ranks import RankLost
 from lmgym.envs.base import Step
 from lmgym.logs.console import Console
 from lmgym.models.load import PolicySection, load_policy
@@ -132,6 +136,26 @@ def parts(folder: str) -> None:
     held: Any = policy.parameters()
     (Path(folder) / str(ranks.rank)).write_text(str(sum(part.to_local().numel() for part in held)))
     ranks.close()
+
+
+def left_while_joining(folder: str) -> None:
+    """The second rank goes when it has said where it can be reached; the first one tries to reach it after that."""
+    usual = dist.init_process_group
+
+    def late(*arguments: Any, **named: Any) -> None:
+        if os.environ["RANK"] == "1":
+            Thread(target=lambda: (time.sleep(0.3), os._exit(9)), daemon=True).start()
+        else:
+            time.sleep(1.0)
+        usual(*arguments, **named)
+
+    dist.init_process_group = late
+    began = time.monotonic()
+    try:
+        ranks_of_environment(2.0)
+    except RankLost:
+        (Path(folder) / "seconds").write_text(str(time.monotonic() - began))
+        os._exit(0)
 
 
 def left_alone(folder: str) -> None:

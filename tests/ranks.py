@@ -45,10 +45,11 @@ class Group:
         [75, -9]
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, prelude: str = "") -> None:
+        """`prelude` is Python that runs first, for example further imports."""
         self.output = folder / "output.txt"
         self.processes: list[int] = []
-        pipe, command = subprocess.PIPE, [sys.executable, "-c", DRIVER]
+        pipe, command = subprocess.PIPE, [sys.executable, "-c", f"{prelude}\n{DRIVER}"]
         self.driver = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
 
     def start(self, size: int, *arguments: object, target: str = "lmgym.cli.main:main") -> None:

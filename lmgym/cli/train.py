@@ -6,7 +6,7 @@ import sys
 import traceback
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from lmgym.cli.recipes import add_recipe, quick_imports, read_recipe, refuse_out
 from lmgym.core.errors import LmgymError
@@ -42,7 +42,7 @@ def run(given: argparse.Namespace) -> int:
         from lmgym.config.packaged import find_recipe
         from lmgym.distributed.launch import CRASHED, RANK_LOST
         from lmgym.distributed.process_group import ranks_of_environment
-        from lmgym.distributed.ranks import ranks_started
+        from lmgym.distributed.ranks import RankLost, ranks_started
         from lmgym.experiments.sweep import is_finished, plan, sweep_folder, train_all
         from lmgym.training.loop import train
 
@@ -65,24 +65,33 @@ def run(given: argparse.Namespace) -> int:
     config, folder = read_recipe(given)
     if given.ranks != 1 or given.restarts:
         return _launch(given, config, folder)
-    with closing(ranks_of_environment(config.distributed.seconds)) as ranks:
+    try:
+        joined = ranks_of_environment(config.distributed.seconds)
+    except RankLost as error:
+        _leave(error, RANK_LOST)
+    with closing(joined) as ranks:
         if folder is None and config.out is None:  # the first rank chooses for all
             config.out = ranks.gather(str(_unused(Path("runs") / Path(given.what).stem)).encode())[0].decode()
         elif folder is None:
             check_same_recipe(config, given.what)
         try:
-            train(config, ranks=ranks)
+            config.out = str(train(config, ranks=ranks))  # absolute, as user code may change the current folder
         except Exception as error:
             if lost := ranks.loss_in(error):
-                print(f"lmgym: {lost}", file=sys.stderr, flush=True)
-                sys.stdout.flush()
-                os._exit(RANK_LOST)  # a thread may still wait for a connection that is dead
+                _leave(lost, RANK_LOST)
             if isinstance(error, LmgymError) or "TORCHELASTIC_RUN_ID" not in os.environ:
                 raise
             # torchrun shall tell this from a sentence about the recipe: it may go better again.
             print(traceback.format_exc(), end="", file=sys.stderr)
             os._exit(CRASHED)
     return 0 if is_finished(config) else 130
+
+
+def _leave(error: LmgymError, status: int) -> NoReturn:
+    """End this process at once: a thread may still wait for a connection that is dead."""
+    print(f"lmgym: {error}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(status)
 
 
 def _launch(given: argparse.Namespace, config: "Config", folder: Path | None) -> int:

@@ -85,18 +85,23 @@ def styled(stream: Any) -> SurvivingOutput:
     return stream if isinstance(stream, SurvivingOutput) else SurvivingOutput(stream)
 
 
-@contextmanager
-def surviving_output() -> Iterator[HarmlessOutput]:
-    """In the body, sys.stdout (which is yielded) and sys.stderr survive and are harmless. Descriptors 0 to 2 that the
-    caller has closed are opened on /dev/null, or the next file that is opened would get what is printed.
-
-    An exception that nobody has foreseen is printed here, and the process ends: Python itself would write its words to
-    the terminal as they are."""
+def open_standard_files() -> None:
+    """Open descriptors 0 to 2 that the caller has closed on /dev/null: else the next file that is opened would get what
+    is printed, and programs that are started would have none."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free number
+
+
+@contextmanager
+def surviving_output() -> Iterator[HarmlessOutput]:
+    """In the body, sys.stdout (which is yielded) and sys.stderr survive and are harmless.
+
+    An exception that nobody has foreseen is printed here, and the process ends: Python itself would write its words to
+    the terminal as they are."""
+    open_standard_files()
     before = sys.stdout, sys.stderr
     output, errors = HarmlessOutput(sys.stdout), HarmlessOutput(sys.stderr)
     sys.stdout, sys.stderr = output, errors  # type: ignore[assignment]

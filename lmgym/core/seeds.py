@@ -7,8 +7,11 @@ The generator is SplitMix64 used as a counter-based hash (Steele, Lea & Flood, O
 64-bit output function applied to key + counter * golden ratio.
 """
 
+from threading import RLock
+
 import numpy as np
 
+GLOBAL = RLock()  # held by the thread that uses a library's global random numbers, for models that are made with these
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = 0xFFFFFFFFFFFFFFFF
 

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -19,13 +20,13 @@ from lmgym.distributed.ranks import ALONE, RankLost, Ranks, ranks_started
 SECONDS = 1800.0  # torch's own limit for a wait
 BUCKET = 2**24  # numbers that are added in one call, so that what is copied for it stays small
 LARGE = 2**18  # numbers from which a tensor is added where it is: copying it would take longer than a call of its own
-LISTENING = 1.0  # seconds, for the others to notice a loss too
+LISTENING = 1.0  # seconds, for the others to notice a loss too, and beyond a limit for torch to notice it itself
 
 
 def ranks_of_environment(seconds: float = SECONDS) -> Ranks:
     """The group that torchrun has started this process for; `ALONE` where it was not started by torchrun.
 
-    `seconds` is the limit of each wait for the others. Raises LmgymError if the group does not come together.
+    `seconds` is the limit of each wait for the others. Raises RankLost if the group does not come together.
     """
     return ALONE if ranks_started() == 1 else ProcessGroup(seconds)
 
@@ -33,26 +34,29 @@ def ranks_of_environment(seconds: float = SECONDS) -> Ranks:
 class ProcessGroup(Ranks):
     """This process among those that torchrun has started (it sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT).
 
-    Raises LmgymError if not all of them come within `seconds`, and RankLost (with the ranks that are missing) if one
-    does not answer for so long or has gone.
+    Raises RankLost if not all of them come within `seconds`, and (with the ranks that are missing) if one does not
+    answer for so long or has gone; LmgymError if one of these variables is wrong.
 
     Example: python -m torch.distributed.run --nproc-per-node 2 -m lmgym train quickstart
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        limit = timedelta(seconds=seconds)
+        name = f"rank {os.environ.get('RANK', '?')} of {os.environ.get('WORLD_SIZE')}"
+        could_not = f"{name} could not join the others within {seconds:g} s"
+        joining = Future[dist.Store]()
         try:
             if torch.cuda.is_available():
                 torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-            store, self.rank, self.size = next(iter(dist.rendezvous("env://", timeout=limit)))
-            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=limit)
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise LmgymError(
-                f"rank {os.environ.get('RANK', '?')} of {os.environ.get('WORLD_SIZE')} could not join the others "
-                f"within {seconds:g} s: {describe(error)}"
-            ) from error
-        self.seconds = seconds
+            # In a thread, because torch tries several times, each as long as the limit, if another rank dies meanwhile.
+            Thread(target=_join, args=(joining, timedelta(seconds=seconds)), daemon=True).start()
+            store = joining.result(seconds + LISTENING)
+        except TimeoutError as error:
+            raise RankLost(could_not) from error
+        except RuntimeError as error:
+            raise RankLost(f"{could_not}: {describe(error)}") from error
+        except (ValueError, KeyError) as error:
+            raise LmgymError(f"{could_not}: {describe(error)}") from error
+        self.seconds, self.rank, self.size = seconds, dist.get_rank(), dist.get_world_size()
         self._store = dist.PrefixStore("lmgym", store)
 
     def add(self, *tensors: Tensor) -> None:
@@ -120,6 +124,17 @@ class ProcessGroup(Ranks):
         time.sleep(LISTENING)
         missing = [str(rank) for rank in others if rank not in heard] or [str(rank) for rank in others]
         return f"rank {missing[0]}" if len(missing) == 1 else f"one of the ranks {', '.join(missing)}"
+
+
+def _join(joining: "Future[dist.Store]", limit: timedelta) -> None:
+    """Make the group of all ranks; `joining` gets the store that they share."""
+    try:
+        store, rank, size = next(iter(dist.rendezvous("env://", timeout=limit)))
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+        joining.set_result(store)
+    except BaseException as error:
+        joining.set_exception(error)
 
 
 def _quietly(act: Callable[[], None]) -> None:

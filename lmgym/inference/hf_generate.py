@@ -19,6 +19,7 @@ from lmgym.inference.completions import Answers
 from lmgym.inference.generation_options import checked
 from lmgym.models.families import WITHOUT_CACHE, supports_fast_path
 from lmgym.models.policy import Policy
+from lmgym.models.seeded import seeded
 
 LOOK_BACK = {"no_repeat_ngram_size", "repetition_penalty"}
 LOOK_AT_PROMPT = {"encoder_no_repeat_ngram_size", "encoder_repetition_penalty"}
@@ -144,6 +145,5 @@ def _seeded(key: int, device: torch.device, decoding: Decoding) -> Iterator[None
     if decoding.temperature == 0:
         yield
         return
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(key & 0x7FFFFFFFFFFFFFFF)
+    with seeded(key, [device] if device.type == "cuda" else []):
         yield

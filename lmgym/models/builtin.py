@@ -23,6 +23,7 @@ from transformers import (
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
+from lmgym.models.seeded import seeded
 
 BUILTIN = "builtin:tiny"
 PREFIX = "builtin:"
@@ -117,8 +118,7 @@ def builtin_model(
         **family.fields,
         **architecture,
     }
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeds.key(seed, "initial weights") & 0x7FFFFFFFFFFFFFFF)
+    with seeded(seeds.key(seed, "initial weights")):
         try:
             model = family.model(family.config(**fields))
             if architecture and model.device.type != "meta":

@@ -140,6 +140,12 @@ def load_policy(
         >>> load_policy(PolicySection(model="builtin:tiny_gpt2", device="cpu")).vocabulary
         259
     """
+    with seeds.GLOBAL:  # libraries set torch's default type and generator meanwhile
+        return _load_policy(section, seed, folder, prepacked)
+
+
+def _load_policy(section: PolicySection, seed: int, folder: Path | None, prepacked: bool | None) -> Policy:
+    """The policy of a recipe, loaded by one thread at a time."""
     # 1. Model and tokenizer: from a checkpoint, quantized while loading, or as they are.
     device = choose_device(section.device)
     _check_section(section)

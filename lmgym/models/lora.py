@@ -21,6 +21,7 @@ from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
 from lmgym.core.files import usual_modes
 from lmgym.models import quantization
+from lmgym.models.seeded import seeded
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 NAME = "default"  # what peft calls a model's only adapter
@@ -33,8 +34,7 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: list[str]
     Example: add_lora(model, rank=16, alpha=32, targets="all-linear", seed=0)"""
     peft = _peft()
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+    with seeded(seed):
         try:
             _inject(config, model)
         except ValueError as error:  # from peft, if no module has the name

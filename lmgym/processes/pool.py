@@ -32,6 +32,7 @@ from multiprocessing import connection
 from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.output import open_standard_files
 from lmgym.processes.supervisor import CLOSED, ENDING, LONGEST_WAIT, PROGRESS, READY, STARTUP_SECONDS
 
 MAX_PROCESSES = 8  # unless a pool is told otherwise
@@ -199,6 +200,7 @@ class WorkerProcess:
     """One worker, seen from the owner: the supervisor's process, the pipe to it, and the deadline of its reply."""
 
     def __init__(self, function: str, setup: Sequence[Any], memory_gib: float | None) -> None:
+        open_standard_files()  # a program that has closed them may train, too
         self.pipe, far_end = connection.Pipe()
         path = [entry or os.getcwd() for entry in sys.path]
         with far_end, tempfile.TemporaryFile() as progress:

@@ -45,7 +45,7 @@ def record_evaluation(stage: StageRun, moment: str) -> None:
     evaluations, split = stage.run.progress.evaluations, stage.run.config.evaluation.final_split
     if split is None:
         evaluations[moment] = evaluations["newest"]
-    elif stage.step == 0 or not is_evaluated(stage, moment, split):  # else a finished run, resumed
+    elif not is_evaluated(stage, moment, split):  # else a finished run, resumed
         _, evaluations[moment] = _measure(stage, split)
 
 
@@ -60,7 +60,9 @@ def finish(run: Run) -> None:
     return when the first one has written."""
     run.console.close()
     if run.interrupted:
-        run.console.say(f"stopped and saved; go on with: lmgym train {run.folder}")
+        saved = run.progress.version > 0
+        where = "stopped and saved" if saved else "stopped before the first step"
+        run.console.say(f"{where}; go on with: lmgym train {run.shown}")
         return
     final = copies.gathered(run.policy)
     if final is not None:
@@ -93,16 +95,17 @@ def _write_results(run: Run, final: Policy) -> None:
     run.console.before_after(rows, better)
     plot = training_plot(run.folder / "metrics.jsonl", run.folder / "plot.png")
     run.writer.finish(_scalars({"before": before, "after": after}), plot)
-    run.console.say(f"model: {run.folder / 'final'}")
-    run.console.say(f"plot:  {plot}")
+    run.console.say(f"model: {run.shown / 'final'}")
+    run.console.say(f"plot:  {run.shown / plot.name}")
     if bins := measured[1].get("calibration"):
         drawn = calibration_plot([Bin(**one) for one in bins], run.folder / "calibration.png")
-        run.console.say(f"calibration: {drawn}")
+        run.console.say(f"calibration: {run.shown / drawn.name}")
 
 
 def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str, Any]]:
     """Answer a split's prompts, log the results, and return them, alone and as the summary keeps them."""
     run, config = stage.run, stage.run.config
+    run.settings.hold(run.console)
     section, examples = config.evaluation, run.data.held_out[split]
     sampling, rewards = section.decoding(stage.config.sampling), held_out_rewards(config, stage.config)
     seed, timeout = config.seed, config.reward_timeout

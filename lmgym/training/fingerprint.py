@@ -21,6 +21,7 @@ from lmgym.models.policy import Policy
 from lmgym.tasks.streamed import StreamedExamples
 from lmgym.training import contents
 from lmgym.training.machine import Machine, own_source
+from lmgym.training.process_settings import unusual_settings
 from lmgym.training.run import Data
 from lmgym.types import Example
 
@@ -65,6 +66,7 @@ def of_machine(machine: Machine, policy: Policy, ranks: Ranks = ALONE, sharding:
             "device": kind,
             "threads": machine.threads,
             "precision": precision,
+            **unusual_settings(),
             **({} if machine.engine is None else {"engine": machine.engine}),
             **({} if machine.unit is None else {"unit": machine.unit}),
             **({} if machine.generator_threads is None else {"generator threads": machine.generator_threads}),

@@ -80,7 +80,7 @@ def stages_left(run: Run) -> Iterator[StageRun]:
 
 def evaluate_before(stage: StageRun) -> None:
     """Evaluate at the beginning of a stage, before its first step; nothing if the stage goes on from a checkpoint."""
-    if stage.step == 0:
+    if not stage.run.progress.begun:
         evaluate_now(stage)
         if stage.run.last_stage:
             record_evaluation(stage, "before")
@@ -88,6 +88,7 @@ def evaluate_before(stage: StageRun) -> None:
 
 def begin_step(stage: StageRun, step: int) -> None:
     """Set what depends on the number of the step, the learning rate first of all, and start its clock."""
+    stage.run.settings.hold(stage.run.console)
     stage.began = stage.gathered = time.perf_counter()
     stage.algorithm.progress = step / stage.config.steps
     stage.optimizer.set_step(step, stage.config.steps)
@@ -198,6 +199,7 @@ def collate_step(stage: StageRun, episodes: list[Episode], step: int) -> Batch:
     """The batch of the selected episodes, with the temperature and stop ids that their actions were sampled under. In
     the step's times the rollout ends here."""
     stage.gathered = time.perf_counter()
+    stage.run.settings.hold(stage.run.console)  # rewards and environments may have changed them
     policy, sampling, required = stage.run.policy, stage.config.sampling, stage.algorithm.requirements
     weights = {reward.name: reward.weight for reward in stage.rewards}
     build = partial(
@@ -300,10 +302,12 @@ def is_due(every: int, step: int) -> bool:
 
 def end_stage(stage: StageRun) -> None:
     """Save at the boundary: the next stage starts at step 0 with a new optimizer; the last stage can be continued.
-    After Ctrl-C only save: the stage goes on when the run is resumed."""
+    After Ctrl-C only save: the stage goes on when the run is resumed. Before the first step there is nothing to save:
+    the stage begins again, with its first evaluation."""
     run, progress = stage.run, stage.run.progress
     if run.agree_to_stop():
-        save_checkpoint(stage)
+        if stage.step > 0:
+            save_checkpoint(stage)
         return
     if not is_evaluated(stage, "newest", run.config.evaluation.split):
         evaluate_now(stage)

@@ -17,7 +17,7 @@ runs/NAME/
 
 import fcntl
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -33,8 +33,11 @@ from lmgym.logs.writer import Writer, at_once, disk_errors, make_folder
 from lmgym.models.load import PolicySection
 from lmgym.models.policy import Policy
 from lmgym.training.callbacks import Callbacks
+from lmgym.training.process_settings import ProcessSettings
 from lmgym.training.sampler_gap import GapLimits
 from lmgym.types import Example
+
+DEFAULT_FOLDER = "runs/run"
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,11 @@ class Progress:
     """Updates that the policy has had in all stages together."""
     evaluations: dict[str, Any] = field(default_factory=dict)
     """Plain JSON: the evaluations "newest", "before", "after" and "best", and the state of early stopping."""
+
+    @property
+    def begun(self) -> bool:
+        """True if this stage has begun. It begins with an evaluation; one that stopped early there has no step."""
+        return self.step > 0 or "newest" in self.evaluations
 
     def advance(self) -> None:
         """Count a step, after the policy's update."""
@@ -97,6 +105,7 @@ class Run:
     callbacks: Callbacks = field(default_factory=Callbacks)  # of the first rank
     asked_to_stop: bool = False  # by a signal to this process
     interrupted: bool = False  # all ranks know of it, see `agree_to_stop`
+    settings: ProcessSettings = field(default_factory=ProcessSettings.now)  # of torch, which user code may change
     engine_version: int = field(init=False)  # the updates that the engine's weights have had
     _opened: ExitStack = field(default_factory=ExitStack, repr=False)
 
@@ -112,6 +121,11 @@ class Run:
 
     def __exit__(self, *raised: Any) -> None:
         self._opened.__exit__(*raised)
+
+    @property
+    def shown(self) -> Path:
+        """The folder as the user has named it; `folder` is absolute, as user code may change the current folder."""
+        return Path(self.config.out or DEFAULT_FOLDER)
 
     @property
     def ranks(self) -> Ranks:
@@ -141,8 +155,9 @@ class Run:
         return self.interrupted or bool(self.progress.evaluations.get("stop"))
 
 
-def lock_folder(folder: Path) -> IO[str]:
-    """Make a run folder and lock it until the file is closed or the process ends. LmgymError if it is locked."""
+def lock_folder(folder: Path, warn: Callable[[str], None]) -> IO[str]:
+    """Make a run folder and lock it until the file is closed or the process ends. LmgymError if it is locked; `warn` is
+    told of a file system that cannot lock."""
     with disk_errors(folder):
         make_folder(folder)
         file = open(folder / ".lock", "w", opener=at_once)  # noqa: SIM115 (train closes it)
@@ -151,6 +166,9 @@ def lock_folder(folder: Path) -> IO[str]:
     except BlockingIOError as error:
         file.close()
         raise LmgymError(f"another process is training in {folder}; wait for it, or choose another out=") from error
+    except OSError as error:  # some network file systems
+        warn(f"the file system of {folder} cannot lock a file ({error.strerror}); see to it that no other process "
+             "trains there")  # fmt: skip
     return file
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from lmgym.config.build import dump, resolved
 from lmgym.config.redacted import redacted
@@ -39,8 +39,9 @@ from lmgym.training.callbacks import Callbacks, make_callbacks
 from lmgym.training.engines import engine_sentence, make_engine, open_engine
 from lmgym.training.machine import Machine, choose_machine
 from lmgym.training.preflight import check_fit, check_model
+from lmgym.training.process_settings import check_process
 from lmgym.training.resume import check_resumable, report, set_aside
-from lmgym.training.run import Data, Progress, Run, lock_folder
+from lmgym.training.run import DEFAULT_FOLDER, Data, Progress, Run, lock_folder
 from lmgym.training.sampler_gap import GapLimits, gap_limits
 from lmgym.types import Example
 
@@ -50,12 +51,25 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
     Says so if it resumes, or if nothing is left to do. Raises LmgymError for anything that the recipe has wrong, before
     the folder is made. Of several `ranks` each loads all of it; the first one alone prints and writes.
     Example: with start(load_config("quickstart", ["out=runs/mine"])) as run: ..."""
+    check_process()
     console = (console or Console()) if ranks.first else Console(quiet=True)
-    folder = Path(config.out or "runs/run")
+    folder = Path(config.out or DEFAULT_FOLDER).absolute()
+    lock = lock_begun(folder, console.warn) if ranks.first else None  # before it is decided where the run stands
+    try:
+        ranks.wait()
+        return _start(config, folder, lock, console, ranks)
+    except BaseException:
+        if lock is not None:
+            lock.close()
+        raise
+
+
+def _start(config: Config, folder: Path, lock: IO[str] | None, console: Console, ranks: Ranks) -> Run:
+    """The steps of `start`, in a folder that is locked already if it holds a run."""
     callbacks = make_callbacks(config) if ranks.first else Callbacks()
+    weights, progress = find_progress(config, folder, console.warn)
     machine = choose_machine(config, folder)  # threads and precision, chosen once
     data = load_data(config)  # examples of all stages and splits; rewards find their references
-    weights, progress = find_progress(config, folder, console.warn, ranks)
     stands_on = fingerprint.of_recipe(config, data)
     check_resumable(weights, stands_on, progress)  # another seed, algorithm or data is refused
     check_model(config, data.training)  # what the model's configuration and tokenizer tell, before any weight is loaded
@@ -80,7 +94,8 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
         policy.ranks = ranks
         if weights is not None:
             callbacks.load_state_dict(checkpoint.read_state(weights).get("callbacks", {}))
-        run = open_run(config, folder, machine, data, policy, engine, limits, weights, progress, stands_on, console)
+        loaded = (machine, data, policy, engine, limits)
+        run = open_run(config, folder, lock, *loaded, weights, progress, stands_on, console)
         run.callbacks = callbacks
         return run
     except BaseException:
@@ -143,17 +158,19 @@ def _arguments(section: Any) -> dict[str, Any]:
     return {key: value for key, value in section.items() if key != "weight"} if isinstance(section, Mapping) else {}
 
 
-def find_progress(
-    config: Config, folder: Path, warn: Callable[[str], None], ranks: Ranks = ALONE
-) -> tuple[Path | None, Progress]:
+def lock_begun(folder: Path, warn: Callable[[str], None]) -> IO[str] | None:
+    """Lock a folder in which a run has begun, and finish what a kill has left there; None for any other folder."""
+    if not ((folder / ".lock").is_file() or (folder / "checkpoints").is_dir()):
+        return None
+    lock = lock_folder(folder, warn)
+    checkpoint.put_back(folder)
+    return lock
+
+
+def find_progress(config: Config, folder: Path, warn: Callable[[str], None]) -> tuple[Path | None, Progress]:
     """The newest whole checkpoint of a run folder (None for a new run), and how far the run has come. `warn` is told of
     newer checkpoints that are damaged. Raises LmgymError if all are, or if the recipe has fewer stages than the run has
     begun."""
-    if ranks.first:
-        if (folder / ".lock").is_file():
-            lock_folder(folder).close()  # another process may be saving there just now
-        checkpoint.put_back(folder)
-    ranks.wait()
     newest, complaints = checkpoint.newest(folder / "checkpoints", resumes=True)
     for complaint in complaints:
         warn(complaint)
@@ -253,6 +270,7 @@ def where_it_stands(config: Config, folder: Path, progress: Progress) -> str:
 def open_run(
     config: Config,
     folder: Path,
+    lock: IO[str] | None,
     machine: Machine,
     data: Data,
     policy: Policy,
@@ -263,21 +281,28 @@ def open_run(
     stands_on: fingerprint.Fingerprint,
     console: Console,
 ) -> Run:
-    """Lock the run folder, write what was chosen, and take its logs back to the checkpoint. Raises LmgymError if the
-    checkpoint stands on something else than `stands_on`; what else has changed is said and recorded."""
+    """Lock the run folder (unless it was locked before), write what was chosen, and take its logs back to the
+    checkpoint. Raises LmgymError if the checkpoint stands on something else than `stands_on`, and if another process
+    has begun a run there; what else has changed is said and recorded."""
     section, ranks = replace(config.policy, compute=machine.compute), policy.ranks
     if not ranks.first:
         set_aside(check_resumable(resume_from, stands_on, progress), progress, config)
         ranks.wait()  # until the first one has written
         silent = (console, NullWriter(), None)
         return Run(config, folder, section, data, policy, engine, *silent, progress, resume_from, stands_on, limits)
-    lock = lock_folder(folder)
+    lock_is_new = lock is None
+    lock = lock or lock_folder(folder, console.warn)
     try:
+        if lock_is_new and (folder / "checkpoints").is_dir():
+            raise LmgymError(
+                f"another process has begun a run in {folder} while this one was loading; start again to go on from "
+                "its newest checkpoint, or choose another out="
+            )
         changed = check_resumable(resume_from, stands_on, progress)
         checkpoint.write_text(folder / "recipe.yaml", dump(config))
         machine.write(folder)
         counted = checkpoint.read_state(resume_from).get("records") if resume_from else {}
-        missing = rewind(folder, progress.stage_index, progress.step, counted)
+        missing = rewind(folder, progress.stage_index, progress.step, counted, begun=progress.begun)
         writer = Writer(folder, config.logs.sinks, console, redacted(resolved(config)))
         report(changed, missing, progress, config, writer, console)
         for sentence in set_aside(changed, progress, config):
@@ -288,7 +313,7 @@ def open_run(
         lock.close()
         raise
     if resume_from:
-        console.say(where_it_stands(config, folder, progress))
+        console.say(where_it_stands(config, Path(config.out or DEFAULT_FOLDER), progress))
     logs = (console, writer, lock)
     return Run(config, folder, section, data, policy, engine, *logs, progress, resume_from, stands_on, limits, traces)
 

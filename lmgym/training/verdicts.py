@@ -89,4 +89,4 @@ def _short(value: Any) -> str:
 
 def begun(progress: Progress, index: int) -> bool:
     """True if a stage has taken a step, or is over."""
-    return index < progress.stage_index or (index == progress.stage_index and progress.step > 0)
+    return index < progress.stage_index or (index == progress.stage_index and progress.begun)

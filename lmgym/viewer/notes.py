@@ -3,6 +3,7 @@
 import fcntl
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ def write_note(folder: Path, answer: Mapping[str, Any], text: str, tags: list[st
         )
     place = {name: answer[name] for name in PLACE}
     with open(folder / "metrics.jsonl", "rb") as lock:  # any file of the run: a lock file would be one more
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        with suppress(OSError):  # some network file systems cannot lock
+            fcntl.flock(lock, fcntl.LOCK_EX)
         notes = [note for note in read_notes(folder) if any(note[name] != place[name] for name in PLACE)]
         if text or tags:
             example = answer["example"]

@@ -107,6 +107,17 @@ def test_ctrl_c_stops_all_ranks_after_the_same_step(group: Group, tmp_path: Path
     assert_equal_runs(whole, folder)
 
 
+def test_a_rank_that_goes_while_they_join_is_a_lost_rank(group: Group, tmp_path: Path) -> None:  # noqa: F811
+    """The limit holds, and the status says that it may go better again."""
+    assert group.run(2, str(tmp_path), target="tests.rank_targets:left_while_joining") == [0, 9]
+    assert float((tmp_path / "seconds").read_text()) < 5  # torch itself would try for five times two seconds
+    recipe = runs.write(tmp_path / "recipe.yaml", distributed={"seconds": 2})
+    group.start(2, ["train", str(recipe), f"out={tmp_path / 'run'}"])
+    os.kill(group.processes[1], signal.SIGKILL)
+    assert group.wait() == [75, -9]
+    assert "could not join the others within 2 s" in group.said()
+
+
 def test_an_error_of_one_rank_ends_all(group: Group, tmp_path: Path) -> None:  # noqa: F811
     """Every environment of the second rank fails; the first one notices that it has gone."""
     changes = {"env": "tests.rank_targets:FailsOnTheSecondRank", "rewards": None, "prompts_per_step": 2}

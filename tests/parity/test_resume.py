@@ -6,6 +6,7 @@ rollouts.jsonl and summary.json, and metrics.jsonl but for what a clock wrote.
 
 import shutil
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from lmgym.core import registry
 from lmgym.logs.console import Console
+from lmgym.training.callbacks import Callback, EvaluationEnd
 from tests import runs
 from tests.runs import GIVEN, assert_equal_runs, no_picture  # noqa: F401 (a fixture)
 
@@ -76,6 +78,35 @@ WARM, RL = {"name": "warm", "algorithm": "supervised", "steps": 3}, {"name": "rl
 pytestmark = pytest.mark.usefixtures("no_picture")
 
 
+class InterruptingEvaluation(Console):
+    """Asks the loop to stop during its n-th evaluation."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(quiet=True)
+        self.left = at
+
+    def evaluation(self, *arguments: Any, **named: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            signal.raise_signal(signal.SIGINT)
+
+
+class Evaluations(Callback):
+    """Counts them, and keeps the number in the checkpoints."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_evaluation(self, end: EvaluationEnd) -> None:
+        self.count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.count = state["count"]
+
+
 class Interrupting(Console):
     """Asks the loop to stop during its n-th step (counted through all stages), as Ctrl-C does."""
 
@@ -124,6 +155,45 @@ def test_a_run_of_two_stages_resumes_anywhere(step: int, tmp_path: Path) -> None
     runs.run(parts, **changes)
     assert_equal_runs(whole, parts)
     assert (whole / "best/model.safetensors").read_bytes() == (parts / "best/model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("final_split", [None, "validation"])
+@pytest.mark.parametrize("at", [1, 3, 4, 6])
+def test_a_stop_in_any_evaluation_changes_nothing(at: int, final_split: str | None, tmp_path: Path) -> None:
+    """Before a stage's first step and after its last one, too. With `patience: 1` an evaluation that counts twice ends
+    the stage."""
+    changes = {
+        "stages": [{**WARM, "steps": 1}, {**RL, "steps": 2, "early_stop": {"metric": "length/mean", "patience": 1}}],
+        "evaluation": {"every": 2, "examples": 4, "keep_best": "reward", "final_split": final_split},
+        "optimizer": {"learning_rate": 0.05, "warmup": 0},
+        "callbacks": {"tests.parity.test_resume:Evaluations": {}},
+    }
+    whole = runs.run(tmp_path / "whole", **changes)
+    parts = runs.run(tmp_path / "parts", InterruptingEvaluation(at=at), **changes)
+    runs.run(parts, **changes)
+    assert_equal_runs(whole, parts)
+    assert "resume" not in {record["kind"] for record in runs.records(parts / "metrics.jsonl")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("final_split", [None, "validation"])
+def test_a_run_that_stopped_before_its_first_step_stays_as_it_is(final_split: str | None, tmp_path: Path) -> None:
+    changes = {
+        "early_stop": {"metric": "reward", "target": 0.0},
+        "evaluation": {"every": 3, "examples": 4, "final_split": final_split},
+        "callbacks": {"tests.parity.test_resume:Evaluations": {}},
+    }
+    done = runs.run(tmp_path / "done", **changes)
+    shutil.copytree(done, tmp_path / "copy")
+    runs.run(done, **changes)
+    assert_equal_runs(tmp_path / "copy", done)
+    # It goes on like a run that had no such rule.
+    runs.run(done, **changes | {"early_stop": None})
+    whole = runs.run(tmp_path / "whole", **changes | {"early_stop": None})
+    assert (whole / "final/model.safetensors").read_bytes() == (done / "final/model.safetensors").read_bytes()
+    count = len([record for record in runs.records(done / "metrics.jsonl") if record["kind"] == "evaluation"])
+    assert runs.state(done)["callbacks"] == {"tests.parity.test_resume:Evaluations": {"count": count}}
 
 
 @pytest.mark.slow

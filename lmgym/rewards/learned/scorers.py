@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.core.hub import prepare_hub
 from lmgym.core.model_folder import COMPUTED, cannot_load, check_no_adapters
@@ -124,7 +125,7 @@ def _load(reward: str, kind: Kind, name: str, revision: str | None, device: str,
     settings = {"revision": revision, "trust_remote_code": False}
     try:
         # Missing weights get random values; fork_rng keeps these draws out of the run's own random numbers.
-        with _quietly(), torch.random.fork_rng(devices=[]):
+        with _quietly(), seeds.GLOBAL, torch.random.fork_rng(devices=[]):
             model, info = classes[kind].from_pretrained(
                 name, dtype=getattr(torch, compute), output_loading_info=True, ignore_mismatched_sizes=True, **settings
             )
