@@ -1,5 +1,6 @@
 """The page in a real browser: from a curve to a token, by mouse and by keyboard, narrow and wide, live, as a file."""
 
+import http.server
 import json
 import shutil
 import threading
@@ -14,7 +15,7 @@ import pytest
 
 from lmgym.viewer.guard import Guard
 from lmgym.viewer.runs import open_runs
-from lmgym.viewer.server import application, bound
+from lmgym.viewer.server import application, bound, server_of
 from lmgym.viewer.single_file import write_file
 from tests.viewer.sample_runs import FORMULAS, HOSTILE, add_step, byte_tokenizer, many_steps, sample_run
 
@@ -120,10 +121,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def server(folders: dict[str, Path]) -> Iterator[str]:
-    uvicorn = pytest.importorskip("uvicorn", reason="needs lmgym[view]")
+    pytest.importorskip("uvicorn", reason="needs lmgym[view]")
     listening = bound(0)
     guard = Guard(application(open_runs(list(folders.values()))), listening.getsockname()[1])
-    serving = uvicorn.Server(uvicorn.Config(guard, log_level="warning", lifespan="off"))
+    serving = server_of(guard)
     thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     yield guard.address
@@ -135,8 +136,10 @@ def server(folders: dict[str, Path]) -> Iterator[str]:
 def page(browser: Any, server: str) -> Iterator[Page]:
     opened = Page(browser)
     opened.size(1280, 900)
+    browser.get("about:blank")  # so that the page is loaded anew
     browser.get(server)
-    opened.base = server.split("?")[0]
+    opened.base = server.split("#")[0]
+    opened.at("#/")
     opened.problems()
     yield opened
     assert opened.problems() == []
@@ -172,6 +175,39 @@ def test_a_click_leads_from_a_curve_to_a_token_and_back_leads_back(page: Page) -
     page.at("#/run/0/group/0/5/0")
     page.driver.back()
     page.at("#/run/0/step/0/5")
+
+
+def test_the_token_stays_in_the_page_of_its_port(page: Page, server: str) -> None:
+    """A page of another port gets no cookie, cannot read the page's storage, and its requests are refused."""
+    seen: list[str] = []
+
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(str(self.headers))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><title>other</title>")
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        page.driver.get(f"http://127.0.0.1:{other.server_port}/")
+        token = server.split("token=")[1]
+        assert seen and token not in "".join(seen) and page.driver.title == "other"
+        assert token not in page.script("return JSON.stringify([document.cookie, {...localStorage}])")
+        asked = page.driver.execute_async_script(
+            "fetch(arguments[0] + 'data/runs', {credentials: 'include'}).then(() => arguments[1]('read'), () => arguments[1]('no'))",
+            page.base,
+        )
+        assert asked == "no"
+        other.shutdown()
+    page.problems()  # of the refused request
+    page.driver.get(f"{page.base}#/run/constructor")
+    page.see("There is no run constructor")
+    page.open("#/run/0/constructor")
+    page.see("There is no view “constructor”")
 
 
 def test_tokens_have_their_boundaries_and_colours(page: Page) -> None:
@@ -214,7 +250,7 @@ def test_the_keyboard_goes_everywhere(page: Page) -> None:
 
 def test_filters_and_shares_select_groups_and_answers(page: Page) -> None:
     page.open("#/run/0/step/0/5?list=answers&sort=-length")
-    assert page.script("return document.querySelectorAll('.row').length") == 15
+    page.until(lambda: page.script("return document.querySelectorAll('.row').length") == 15)
     page.click(".chip")
     page.see("3 answers of 15")
     page.see("truncated 20 %")

@@ -8,7 +8,7 @@ import {heldOutView, promptView} from "./heldout.js";
 import {notesView} from "./notes.js";
 import {pairView} from "./pair.js";
 import {searchView} from "./search.js";
-import {get, isFile, leftOut} from "./source.js";
+import {get, isFile, leftOut, takeToken} from "./source.js";
 import {stepView} from "./step.js";
 
 const VIEWS = {"step": stepView, "group": groupView, "answer": answerView, "held-out": heldOutView, "prompt": promptView, "search": searchView, "notes": notesView};
@@ -75,7 +75,7 @@ async function made(parts, query, setQuery) {
   if (where !== "run") return curvesView({runs, go, query, setQuery});
   const run = runs[Number(number)];
   if (!run) throw new Error(`There is no run ${number}.`);
-  if (!VIEWS[what]) throw new Error(`There is no view “${what}”.`);
+  if (!Object.hasOwn(VIEWS, what ?? "")) throw new Error(`There is no view “${what}”.`);
   return VIEWS[what]({run, runs, parts: rest, query, go, setQuery});
 }
 
@@ -137,9 +137,10 @@ async function watch() {
 }
 
 try { document.documentElement.dataset.theme = localStorage.getItem("lmgym-theme") ?? ""; } catch { /* as above */ }
+takeToken();
+window.addEventListener("hashchange", () => (takeToken() ? location.reload() : show())); // another server's address was pasted
 try {
   runs = await get("runs");
-  window.addEventListener("hashchange", show);
   if (!isFile) await watch(); // before the first view, so that nothing written since is missed
   await show();
   if (!isFile) setInterval(watch, LIVE);
