@@ -175,7 +175,9 @@ def bounded(protocol: type) -> type:
             transports[transport] = None
             self.waiting = asyncio.get_running_loop().call_later(SILENT_SECONDS, transport.close)
             if len(transports) > MOST_CONNECTIONS:
-                next(iter(transports)).abort()
+                silent = next(iter(transports))
+                del transports[silent]
+                silent.abort()
 
         def data_received(self, data: bytes) -> None:
             self.waiting.cancel()

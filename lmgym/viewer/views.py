@@ -24,7 +24,8 @@ def runs_tree(runs: Sequence[RunRecords]) -> list[dict[str, Any]]:
     """The runs by number, with what heads their pages."""
     trees = []
     for number, run in enumerate(runs):
-        stages = run.recipe.get("stages") or [run.recipe]
+        stages = run.recipe.get("stages")
+        stages = stages if isinstance(stages, list) else [run.recipe]
         algorithms = dict.fromkeys(_name(stage.get("algorithm", "")) for stage in stages if isinstance(stage, Mapping))
         policy = run.recipe.get("policy")
         model = policy.get("model", "") if isinstance(policy, Mapping) else ""
@@ -35,6 +36,13 @@ def runs_tree(runs: Sequence[RunRecords]) -> list[dict[str, Any]]:
 
 def _name(section: Any) -> str:
     return str(section.get("name", "")) if isinstance(section, Mapping) else str(section)
+
+
+def curves_tree(run: RunRecords) -> dict[str, Any]:
+    """All numbers of a run as curves, and what is wrong with its files as far as they were read."""
+    tree = run.curves.tree()
+    tree["problems"] += run.problems()
+    return tree
 
 
 def step_tree(run: RunRecords, stage: int, step: int) -> dict[str, Any]:
@@ -48,7 +56,8 @@ def step_tree(run: RunRecords, stage: int, step: int) -> dict[str, Any]:
         return tree | {"algorithm": trace.algorithm, "columns": trace.episodes | seconds}
     records = run.rollouts.records(Moment("train", stage, step))
     if not records:
-        raise LmgymError(f"{run.name} has no answers of stage {stage} step {step}{problem and f': {problem}'}")
+        why = "; ".join(filter(None, [problem, *run.rollouts.problems]))
+        raise LmgymError(f"{run.name} has no answers of stage {stage} step {step}{why and f': {why}'}")
     return tree | {"algorithm": "", "columns": step_columns(records), "note": problem or NO_TRACES}
 
 

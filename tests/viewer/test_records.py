@@ -98,6 +98,8 @@ def test_a_damaged_step_falls_back_and_damaged_lines_are_named(tmp_path: Path) -
     assert [problem.split(" is no record")[0] for problem in problems] == [
         "metrics.jsonl line 4",
         "metrics.jsonl line 5",
+        "rollouts.jsonl line 13",
+        "rollouts.jsonl line 14",
     ]
 
 

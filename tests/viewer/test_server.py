@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import socket
 import threading
 import time
@@ -136,7 +137,8 @@ def test_records_that_make_no_sense_are_one_sentence_too(client: Client, tmp_pat
     folder = sample_run(tmp_path / "odd", steps=1)
     append(folder / "rollouts.jsonl", {"kind": "train", "stage": 0, "stage_name": "rl", "step": 7, "turns": 3})
     odd = Client(Guard(application(open_runs([folder])), PORT))
-    assert odd.get("/data/runs/0/steps/0/7")["error"].startswith("these records cannot be made sense of: TypeError")
+    said = odd.get("/data/runs/0/steps/0/7")["error"]
+    assert said.endswith("rollouts.jsonl: 1 of the train records of stage 0, step 7 cannot be made sense of")
     assert "columns" in odd.get("/data/runs/0/steps/0/0")
 
 
@@ -206,6 +208,22 @@ def test_a_search_finds_texts_by_an_expression_and_ends_one_that_never_would(
     search.cancel()
     tree = finished(search)
     assert tree["searched"] < 12 and tree["sentence"].startswith("cancelled after")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_search_follows_no_link_out_of_the_run(run: RunRecords, tmp_path: Path) -> None:
+    linked = sample_run(tmp_path / "linked", steps=1, texts=["17"])
+    shutil.rmtree(linked / "traces")
+    (linked / "traces").symlink_to(run.folder / "traces")  # the whole folder, of somebody else
+    tree = finished(Search(RunRecords(linked, "linked"), "42", [], seconds=50))
+    assert tree["found"] == [] and "is a link that leads out of the run folder" in tree["sentence"]
+    mixed = sample_run(tmp_path / "mixed", steps=2, texts=["17"])
+    shard = next((mixed / "traces").glob("*000001*"))
+    shard.unlink()
+    shard.symlink_to(next((run.folder / "traces").glob("*000001*")))
+    tree = finished(Search(RunRecords(mixed, "mixed"), "", [], seconds=50))
+    assert {one["step"] for one in tree["found"]} == {0} and "is a link that leads out" in tree["sentence"]
 
 
 def test_a_taken_port_is_replaced_and_a_missing_library_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 // The same held-out prompts through training.
 
 import {differenceBlock} from "./diff.js";
-import {count, h, link, number, promptText, shown, textBlock} from "./dom.js";
+import {count, h, link, number, oneLine, promptText, textBlock} from "./dom.js";
 import {virtualList} from "./list.js";
 import {get} from "./source.js";
 
@@ -14,8 +14,8 @@ export async function heldOutView({run, parts, go}) {
 
   function element(place) {
     const own = tree.prompts[place];
-    return h("div", {class: "group-row short"}, h("span", {class: "id"}, String(own.index)), h("span", {class: "prompt", dir: "auto"}, shown(promptText(own.example.prompt).replaceAll(/\s+/g, " ").slice(0, 200))),
-      h("b", {class: "n"}, number(own.score)), h("span", {class: "prompt", dir: "auto"}, shown((own.texts.at(-1) ?? "").replaceAll(/\s+/g, " ").slice(0, 200))));
+    return h("div", {class: "group-row short"}, h("span", {class: "id"}, String(own.index)), h("span", {class: "prompt", dir: "auto"}, oneLine(promptText(own.example.prompt))),
+      h("b", {class: "n"}, number(own.score)), h("span", {class: "prompt", dir: "auto"}, oneLine(own.texts.at(-1) ?? "")));
   }
 
   function open(place) {

@@ -2,7 +2,7 @@
 
 import {answerView} from "./answer.js";
 import {curvesView, runsBar} from "./curves.js";
-import {h, link} from "./dom.js";
+import {h, link, plain, say} from "./dom.js";
 import {groupView} from "./group.js";
 import {heldOutView, promptView} from "./heldout.js";
 import {notesView} from "./notes.js";
@@ -60,7 +60,7 @@ async function show() {
   view.leave?.();
   view = next;
   shownAddress = location.hash === address ? address : location.hash;
-  document.title = `${view.title} · ${runs[Number(parts[1])]?.name ?? runs[0]?.name ?? ""} · lmgym`;
+  document.title = plain(`${view.title} · ${runs[Number(parts[1])]?.name ?? runs[0]?.name ?? ""} · lmgym`);
   main.replaceChildren(view.node);
   head(parts);
   window.scrollTo(0, 0);
@@ -132,7 +132,7 @@ async function watch() {
     seen = sizes;
     if (changed) await view.update?.();
   } catch (error) {
-    live.textContent = error.message;
+    say(live, error.message);
   }
 }
 

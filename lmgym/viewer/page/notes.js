@@ -1,6 +1,6 @@
 // Notes and tags on answers, kept in notes.jsonl of the run folder.
 
-import {count, h, link, number, textBlock} from "./dom.js";
+import {count, h, link, number, say, textBlock} from "./dom.js";
 import {get, isFile, post} from "./source.js";
 
 // The form below an answer; `address` is the answer's, as "train/0/12/3".
@@ -18,7 +18,7 @@ export function notesForm(run, address) {
       await post(`runs/${run.number}/notes`, {answer: address, note: text.value, tags: tags.value.split(",")});
       said.textContent = "saved in notes.jsonl";
     } catch (error) {
-      said.textContent = error.message;
+      say(said, error.message);
     }
     save.disabled = false;
   }
@@ -27,7 +27,7 @@ export function notesForm(run, address) {
     const own = notes.find((note) => addressOf(note) === address);
     text.value ||= own?.note ?? "";
     tags.value ||= (own?.tags ?? []).join(", ");
-  }, (error) => { said.textContent = error.message; });
+  }, (error) => { say(said, error.message); });
   if (isFile) {
     for (const field of [text, tags]) field.readOnly = true;
     save.hidden = true;

@@ -1,6 +1,6 @@
 // A step: its groups or its answers, to be filtered and sorted; shares of what is often wrong.
 
-import {count, h, link, mean, number, percent, promptText, shown} from "./dom.js";
+import {count, h, link, mean, number, oneLine, percent, promptText, say} from "./dom.js";
 import {HELP, groupsOf, matching, numbersOf, parseFilters} from "./filter.js";
 import {virtualList} from "./list.js";
 import {get} from "./source.js";
@@ -45,7 +45,7 @@ export async function stepView({run, parts, query, go, setQuery}) {
     try {
       filters = parseFilters(box.value, Object.keys(numbers));
     } catch (error) {
-      said.textContent = error.message;
+      say(said, error.message);
       said.classList.add("warning");
       return;
     }
@@ -89,7 +89,7 @@ export async function stepView({run, parts, query, go, setQuery}) {
     ];
     return h("div", {class: "group-row"},
       h("span", {class: "id"}, `#${group}`, own.some((row) => tree.columns.kept[row]) ? h("i", {title: "its texts were kept"}, " ●") : ""),
-      h("span", {class: "prompt", dir: "auto"}, shown(prompt || tree.columns.example[own[0]])),
+      h("span", {class: "prompt", dir: "auto"}, prompt || tree.columns.example[own[0]]),
       scoreDots(of("score")), h("b", {class: "n"}, number(mean(of("score")))), h("span", {class: "n"}, number(mean(of("length")))),
       h("span", {class: "n"}, number(mean(of("surprise")))), h("span", {class: "flags"}, flags));
   }
@@ -99,7 +99,7 @@ export async function stepView({run, parts, query, go, setQuery}) {
     const flags = [own("truncated") ? flag("truncated") : null, own("error") ? flag("error") : null, own("selected") === false ? flag(own("reason") || "not trained on") : null];
     return h("div", {class: "group-row"},
       h("span", {class: "id"}, `${own("index")}`, own("kept") ? h("i", {title: "its text was kept"}, " ●") : ""),
-      h("span", {class: "prompt", dir: "auto"}, `group #${own("group")} · `, shown(prompts.get(own("group")) ?? own("example"))),
+      h("span", {class: "prompt", dir: "auto"}, `group #${own("group")} · `, prompts.get(own("group")) ?? own("example")),
       scoreDots([own("score")]), h("b", {class: "n"}, number(own("score"))), h("span", {class: "n"}, number(own("length"))),
       h("span", {class: "n"}, number(own("surprise"))), h("span", {class: "flags"}, flags));
   }
@@ -126,7 +126,7 @@ export async function stepView({run, parts, query, go, setQuery}) {
         prompts.set(group, "");
         try {
           const answer = await get(`runs/${run.number}/answers/train/${stage}/${step}/${tree.columns.index[row]}`, true);
-          prompts.set(group, promptText(answer.example.prompt).replaceAll(/\s+/g, " ").slice(0, 200));
+          prompts.set(group, oneLine(promptText(answer.example.prompt)));
         } catch { continue; } // not in a file that was made with a limit
       }
       if (wanted.size) list.redraw();
