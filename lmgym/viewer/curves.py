@@ -100,10 +100,11 @@ class Curves:
             for key, value in record.items()
             if type(value) in (int, float) and key not in ("stage", "step") and abs(value) < 1e300
         }
-        self.names += sum(key not in table.columns for key in numbers)
-        if self.names > MOST_NAMES:  # of someone else's making; all of them would stop the browser
+        new = [key for key in numbers if key not in table.columns]
+        for key in new[max(0, MOST_NAMES - self.names) :]:  # of someone else's making; all would stop the browser
             add_problem(self.problems, f"{METRICS} has more than {MOST_NAMES:,} names; the later ones are left out")
-            numbers = {key: value for key, value in numbers.items() if key in table.columns}
+            del numbers[key]
+        self.names = min(MOST_NAMES, self.names + len(new))
         table.add(position, stage, step, numbers)
 
     def tree(self, most: int = MOST_POINTS) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from lmgym.viewer.server import page_files
 MEGABYTE = 1_000_000
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w-]+\.js)";\n', re.MULTILINE)
 WARNING = (
-    "This file holds prompts, answers and data of the run, its recipe with the paths and names in it, and your notes: "
-    "send it only to people who may see them."
+    "This file holds prompts, answers and data of the run, your notes, and paths of this machine where sentences or "
+    "differences of recipes name them: send it only to people who may see them."
 )
 PAIRS, GROUPS = 0.2, 0.6  # shares of the room up to which pairs of runs are taken, and steps with one group each
 MOST_MISSES = 20  # that do not fit, one after the other: then there is no room
@@ -118,6 +118,8 @@ class Chosen:
         tree = tree_at(self.runs, address)
         if address == "runs":  # who gets the file need not know where they lie
             tree = [{**run, "folder": ""} for run in tree]
+        elif address.endswith("/overview"):  # a recipe may hold what its writer would send to nobody
+            tree = {**tree, "recipe": ""}
         return _escaped(b"%s:%s" % (json_bytes(address), json_bytes(tree)))
 
 
@@ -188,7 +190,7 @@ def _take_groups(chosen: Chosen, steps: Mapping[Place, list[list[str]]]) -> None
 def _always(runs: Sequence[RunRecords]) -> Iterator[str]:
     yield "runs"
     for number, run in enumerate(runs):
-        yield from (f"runs/{number}/{what}" for what in ("curves", "notes", "evaluations"))
+        yield from (f"runs/{number}/{what}" for what in ("overview", "findings", "curves", "notes", "evaluations"))
         newest = run.rollouts.moments("evaluation")[-4:]
         records = [record for moment in newest for record in run.rollouts.records(moment)]
         answers = {(str(record.get("split")), str(record.get("example"))) for record in records}

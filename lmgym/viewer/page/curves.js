@@ -8,7 +8,7 @@ const FIRST = [/^reward$/, /^held out/, /^reward\//, /^length\/mean/, /^truncate
 const SHOWN = 9; // charts at first
 const MORE = 60; // with each "more": a browser cannot draw thousands at once
 const COLOURS = 6; // that are apart from each other for everyone; more runs are told apart by dashes and by pointing too
-const DASHES = ["", "7 3", "2 3", "9 3 2 3"];
+const DASHES = ["7 3", "2 3", "9 3 2 3", "1 5"];
 
 export async function curvesView({runs, go, query, setQuery}) {
   let trees = await Promise.all(runs.map((run) => get(`runs/${run.number}/curves`)));
@@ -188,11 +188,11 @@ function meansOf(series) {
 }
 
 // The colour of a run: its class, and from the seventh run on a hue of its own and dashes.
-function colourOf(place, later) {
+export function colourOf(place, later) {
   const dashed = later ? " dashed" : "";
   if (place < COLOURS) return {colour: "c" + place + dashed, style: {}};
-  const dashes = DASHES[Math.floor(place / 12) % DASHES.length];
-  return {colour: "hue" + dashed, style: {"--hue": String(Math.round((place % 12) * 30 + 15)), "--dashes": dashes || "none"}};
+  const dashes = DASHES[Math.floor((place - COLOURS) / 12) % DASHES.length];
+  return {colour: "hue" + dashed, style: {"--hue": String(Math.round((place % 12) * 30 + 15)), "--dashes": dashes}};
 }
 
 // What the reader must know of a run's records: damaged lines, and resumes that changed something.

@@ -112,6 +112,11 @@ export function count(amount, noun) {
   return amount.toLocaleString("en") + " " + noun + (amount === 1 ? "" : "s");
 }
 
+// A stage or a step for people, who count from 1; files and addresses count from 0.
+export function counted(number) {
+  return String(Number(number) + 1);
+}
+
 // The beginning of a text, as one line of a list.
 export function oneLine(text) {
   return text.slice(0, 400).replaceAll(/\s+/g, " ").slice(0, 200);

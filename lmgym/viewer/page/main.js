@@ -1,5 +1,6 @@
 // The page: from an address (#/run/0/step/1/40) to a view, the keyboard, and what is new while a run trains.
 
+import {aboutView} from "./about.js";
 import {answerView} from "./answer.js";
 import {curvesView, runsBar} from "./curves.js";
 import {h, link, plain, say} from "./dom.js";
@@ -11,7 +12,7 @@ import {searchView} from "./search.js";
 import {get, isFile, leftOut, takeToken} from "./source.js";
 import {stepView} from "./step.js";
 
-const VIEWS = {"step": stepView, "group": groupView, "answer": answerView, "held-out": heldOutView, "prompt": promptView, "search": searchView, "notes": notesView};
+const VIEWS = {"about": aboutView, "step": stepView, "group": groupView, "answer": answerView, "held-out": heldOutView, "prompt": promptView, "search": searchView, "notes": notesView};
 const LIVE = 2000; // ms between two looks for what is new
 const KEYS = [["h", "back up"], ["/", "filter or search"], ["?", "this list"], ["Esc", "leave a field"]];
 
@@ -86,7 +87,7 @@ function head(parts) {
   top_.replaceChildren(
     h("a", {class: "brand", href: "#/"}, "lmgym"),
     h("span", {class: "run-name", title: runs[number]?.folder}, runs[number]?.name ?? ""),
-    h("nav", {}, tab("#/", "curves", !parts.length), tab(`${here}/held-out`, "held-out", ["held-out", "prompt"].includes(parts[2])), tab(`${here}/search`, "search", parts[2] === "search"), tab(`${here}/notes`, "notes", parts[2] === "notes"), runs.length > 1 ? tab("#/pair/0/1", "two runs", parts[0] === "pair") : null),
+    h("nav", {}, tab("#/", "curves", !parts.length), tab(`${here}/about`, "overview", parts[2] === "about"), tab(`${here}/held-out`, "held-out", ["held-out", "prompt"].includes(parts[2])), tab(`${here}/search`, "search", parts[2] === "search"), tab(`${here}/notes`, "notes", parts[2] === "notes"), runs.length > 1 ? tab("#/pair/0/1", "two runs", parts[0] === "pair") : null),
     live, h("button", {class: "plain", onclick: theme, title: "light or dark"}, "◐"), h("button", {class: "plain", onclick: help, title: "keys (?)"}, "?"));
   if (!parts.length) main.prepend(...[runsBar(runs), isFile ? h("p", {class: "warning"}, leftOut) : null].filter(Boolean));
 }

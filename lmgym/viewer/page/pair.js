@@ -1,7 +1,7 @@
 // Two runs: how their recipes differ, the paired numbers of the newest evaluation, and the prompts whose answers changed.
 
 import {difference, differenceBlock} from "./diff.js";
-import {count, h, number, promptText, textBlock} from "./dom.js";
+import {count, counted, h, number, promptText, textBlock} from "./dom.js";
 import {get} from "./source.js";
 
 export async function pairView({runs, parts, go}) {
@@ -24,7 +24,7 @@ export async function pairView({runs, parts, go}) {
     [...items.children].forEach((element, place) => element.classList.toggle("selected", place === selected));
     items.children[selected]?.scrollIntoView({block: "nearest"});
   };
-  const place = (side) => `stage ${tree.places[side][0]} step ${tree.places[side][1]}`;
+  const place = (side) => `stage ${counted(tree.places[side][0])} after step ${tree.places[side][1]}`;
   return {
     title: "two runs", parent: "#/",
     node: h("section", {}, heading,

@@ -1,6 +1,6 @@
 // Looking for answers through all steps: numbers and a regular expression, in the background.
 
-import {count, h, link, number, say} from "./dom.js";
+import {count, counted, h, link, number, say} from "./dom.js";
 import {HELP, parseFilters} from "./filter.js";
 import {virtualList} from "./list.js";
 import {get, isFile, leftOut, post, remove} from "./source.js";
@@ -24,7 +24,7 @@ export async function searchView({run, query, go, setQuery}) {
   function element(place) {
     const own = found[place];
     const text = own.found ? [own.found[0], h("mark", {}, own.found[1]), own.found[2]] : [own.kept ? "" : "its text was not kept"];
-    return h("div", {class: "group-row short"}, h("span", {class: "id"}, `${own.stage}/${own.step}`), h("span", {class: "prompt", dir: "auto"}, text), h("b", {class: "n"}, number(own.score)), h("span", {class: "prompt"}, `answer ${own.index}, ${count(own.length, "token")}`));
+    return h("div", {class: "group-row short"}, h("span", {class: "id"}, `${counted(own.stage)}/${counted(own.step)}`), h("span", {class: "prompt", dir: "auto"}, text), h("b", {class: "n"}, number(own.score)), h("span", {class: "prompt"}, `answer ${own.index}, ${count(own.length, "token")}`));
   }
 
   function open(place) {
