@@ -1,8 +1,11 @@
 """`lmgym view`: a page over runs: curves, steps, groups, answers with their tokens; as one file; or in a terminal."""
 
 import argparse
-from contextlib import suppress
+import os
+import webbrowser
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 PORT = 8642
 
@@ -38,12 +41,22 @@ def run(given: argparse.Namespace) -> None:
         return
     from lmgym.viewer.server import serve
 
-    def say(address: str) -> None:
-        print(f"{address}\nCtrl-C ends it; whoever has this address can read the runs", flush=True)
-        if given.open:
-            import webbrowser
+    with ExitStack() as until_the_end, suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
 
-            webbrowser.open(address)
+        def say(address: str) -> None:
+            print(f"{address}\nCtrl-C ends it; whoever has this address can read the runs", flush=True)
+            if given.open:
+                folder = until_the_end.enter_context(TemporaryDirectory(prefix="lmgym-view-"))
+                webbrowser.open(write_redirection(Path(folder), address).as_uri())
 
-    with suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
         serve(runs, given.port, say)
+
+
+def write_redirection(folder: Path, address: str) -> Path:
+    """Write a page that leads to an address, which only this user can read. All users of a machine can read the command
+    line with which a browser is started, so the address itself, which holds the token, must not be in it."""
+    path = folder / "open.html"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="ascii") as file:
+        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}"><title>lmgym view</title>')
+    return path

@@ -2,6 +2,8 @@
 
 runs                                          the runs
 changes                                       the state of their files, which changes while they train
+runs/0/overview                               its recipe, its stages, the first and the newest evaluation
+runs/0/findings                               what the doctor says of it
 runs/0/curves                                 all numbers of a run
 runs/0/steps/1/40                             a step (stage 1, step 40): its answers as columns of numbers
 runs/0/groups/1/40/2                          group 2 of it: its answers side by side
@@ -17,12 +19,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, describe
 from lmgym.viewer.evaluations import pair_tree, prompt_tree, prompts_tree
 from lmgym.viewer.notes import read_notes
+from lmgym.viewer.overview import findings_tree, overview_tree
 from lmgym.viewer.rollouts import Moment
 from lmgym.viewer.runs import RunRecords
-from lmgym.viewer.views import answer_tree, group_tree, runs_tree, step_tree
+from lmgym.viewer.views import answer_tree, curves_tree, group_tree, runs_tree, step_tree
 
 LONGEST_NUMBER = 12  # digits
 
@@ -33,10 +36,19 @@ class UnknownAddress(LmgymError):
 
 def tree_at(runs: Sequence[RunRecords], address: str) -> Any:
     """What lies at an address, as JSON can hold it. Raises UnknownAddress, and LmgymError for records that cannot be
-    read or were not kept.
+    read, make no sense or were not kept.
 
     Example: tree_at(runs, "runs/0/steps/1/40")["columns"]["score"] -> [0.0, 1.0, ...]
     """
+    try:
+        return _tree_at(runs, address)
+    except LmgymError:
+        raise
+    except Exception as error:  # records of someone else's making; all other addresses must go on
+        raise LmgymError(f"these records cannot be made sense of: {describe(error)}") from error
+
+
+def _tree_at(runs: Sequence[RunRecords], address: str) -> Any:
     match address.split("/"):
         case ["runs"]:
             return runs_tree(runs)
@@ -44,6 +56,8 @@ def tree_at(runs: Sequence[RunRecords], address: str) -> Any:
             return [run.state() for run in runs]
         case ["pairs", first, second]:
             return pair_tree(run_of(runs, first), run_of(runs, second))
+        case ["runs", number, "findings"]:  # reads all records anew, so nobody waits for it
+            return findings_tree(run_of(runs, number))
         case ["runs", number, *rest]:
             run = run_of(runs, number)
             with run.lock:  # what is read of it must not grow meanwhile
@@ -53,8 +67,10 @@ def tree_at(runs: Sequence[RunRecords], address: str) -> Any:
 
 def _of_run(run: RunRecords, rest: Sequence[str], address: str) -> Any:
     match rest:
+        case ["overview"]:
+            return overview_tree(run)
         case ["curves"]:
-            return run.curves.tree()
+            return curves_tree(run)
         case ["notes"]:
             return read_notes(run.folder)
         case ["steps", stage, step]:

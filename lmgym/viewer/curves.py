@@ -13,9 +13,12 @@ import numpy as np
 from lmgym.core.errors import LmgymError
 from lmgym.logs.records import rename_record
 from lmgym.logs.writer import METRICS, StepClock
+from lmgym.viewer.rollouts import add_problem, no_record, place_of
 from lmgym.viewer.tail import Tail, inside
 
 MOST_POINTS = 500  # of a curve, as a screen can show
+MOST_NAMES, MOST_TABLES, MOST_RESUMES = 1000, 50, 200
+MOST_NUMBERS = 200_000  # of all curves: with many names, each has fewer points
 ENDS = ("/low", "/high")  # of an evaluated metric's name: the keys of its interval
 
 
@@ -65,25 +68,30 @@ class Curves:
         self.steps: dict[tuple[int, int], int] = {}  # (stage, step) of each train record: its row
         self.resumed: list[dict[str, Any]] = []
         self.problems: list[str] = []
+        self.names = 0  # of numbers, in all tables
 
     def update(self) -> None:
         """Read the records that are new."""
         for _, line in self._tail.lines():
             try:
                 record = rename_record(json.loads(line), METRICS)
-                place = (int(record["stage"]), int(record["step"]))
-                self._add(record, *place)
+                self._add(record, *place_of(record))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                self.problems.append(f"{METRICS} line {self._tail.number} is no record with kind, stage and step")
+                add_problem(self.problems, no_record(METRICS, self._tail.number))
 
     def _add(self, record: Mapping[str, Any], stage: int, step: int) -> None:
         kind = record["kind"]
         position = self.clock.position(dict(record))
         self.stages.setdefault(stage, str(record.get("stage_name", stage)))
         if kind == "resume":
-            self.resumed.append({"x": position, "changed": record.get("changed", []) + record.get("missing", [])})
+            changed = [str(what) for key in ("changed", "missing") for what in record.get(key, [])]
+            if len(self.resumed) < MOST_RESUMES:
+                self.resumed.append({"x": position, "changed": changed})
             return
         name = "train" if kind == "train" else f"evaluation/{record.get('split', '')}"
+        if name not in self.tables and len(self.tables) >= MOST_TABLES:
+            add_problem(self.problems, f"{METRICS} has more than {MOST_TABLES} splits; the later ones are left out")
+            return
         table = self.tables.setdefault(name, Table())
         if kind == "train":
             self.steps[stage, step] = len(table.places)
@@ -92,12 +100,18 @@ class Curves:
             for key, value in record.items()
             if type(value) in (int, float) and key not in ("stage", "step") and abs(value) < 1e300
         }
+        new = [key for key in numbers if key not in table.columns]
+        for key in new[max(0, MOST_NAMES - self.names) :]:  # of someone else's making; all would stop the browser
+            add_problem(self.problems, f"{METRICS} has more than {MOST_NAMES:,} names; the later ones are left out")
+            del numbers[key]
+        self.names = min(MOST_NAMES, self.names + len(new))
         table.add(position, stage, step, numbers)
 
     def tree(self, most: int = MOST_POINTS) -> dict[str, Any]:
         """The curves as JSON can hold them. A table of more than `most` records becomes as many runs of neighbours,
         each the mean of its numbers, with the smallest and the largest as `low` and `high`."""
         tables = {}
+        most = max(50, min(most, MOST_NUMBERS // max(1, self.names)))
         for name, table in self.tables.items():
             if not table.places:
                 continue
@@ -115,7 +129,7 @@ class Curves:
             {"stage": stage, "name": name, "start": self.clock.start(stage), "steps": self.clock.lengths.get(stage, 0)}
             for stage, name in sorted(self.stages.items())
         ]
-        return {"tables": tables, "stages": stages, "resumed": self.resumed, "problems": self.problems[:20]}
+        return {"tables": tables, "stages": stages, "resumed": self.resumed, "problems": list(self.problems)}
 
     def record(self, stage: int, step: int) -> dict[str, float]:
         """The numbers of one step's train record; none if there is none."""

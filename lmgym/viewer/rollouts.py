@@ -4,20 +4,23 @@ it is looked at."""
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.files import open_regular
 from lmgym.logs.records import rename_record
-from lmgym.logs.writer import ROLLOUTS
+from lmgym.logs.timings import PARTS
+from lmgym.logs.writer import ROLLOUTS, TIMINGS
 from lmgym.viewer.tail import Tail, inside
 
 # The keys that every record begins with (training/loop.py): read without the rest of a line, which may be long.
 BEGINNING = re.compile(
-    rb'\{"kind": "(train|evaluation)", "stage": (\d+), "stage_name": "(?:[^"\\]|\\.)*", "step": (\d+)'
+    rb'\{"kind": "(train|evaluation)", "stage": (\d{1,9}), "stage_name": "(?:[^"\\]|\\.)*", "step": (\d{1,9})(?=[,}])'
 )
+MOST_PROBLEMS = 20  # that are kept to be shown
+LARGEST = 10**9  # stage, step or index; ids are below 2^31
 Span = tuple[int, int]  # begin and end of some lines, in bytes
 
 
@@ -50,13 +53,17 @@ class Rollouts:
         self._sorted: list[Moment] = []
 
     def update(self) -> None:
-        """Look at the lines that are new."""
+        """Look at the lines that are new. A file that cannot be read counts as empty, and `problems` says why."""
+        try:
+            self._look()
+        except LmgymError as error:
+            add_problem(self.problems, str(error))
+
+    def _look(self) -> None:
         for begin, line in self._tail.lines():
             moment = _moment(line)
             if moment is None:
-                self.problems.append(
-                    f"{self.path.name} line {self._tail.number} is no record with kind, stage and step"
-                )
+                add_problem(self.problems, no_record(self.path.name, self._tail.number))
                 continue
             spans = self.spans.setdefault(moment, [])
             if spans and spans[-1][1] == begin:
@@ -77,15 +84,20 @@ class Rollouts:
         lines that name it are made sense of."""
         spans = [(begin, end) for begin, end in self.spans.get(moment, [])]
         name = "" if example is None else json.dumps(example, ensure_ascii=False)
-        return read_spans(self.path, spans, name.encode(errors="ignore"))
-
-
-def read_spans(path: Path, spans: Sequence[Span], holding: bytes = b"") -> list[dict[str, Any]]:
-    """The records in these parts of a rollouts.jsonl whose lines hold some bytes; a line that is no record is left out.
-    Raises LmgymError if the file cannot be read."""
-    records: list[dict[str, Any]] = []
-    if not spans:  # older folders lack timings.jsonl
+        records, damaged = read_spans(self.path, spans, name.encode(errors="ignore"))
+        if damaged:
+            where = f"{moment.kind} records of stage {moment.stage}, step {moment.step}"
+            add_problem(self.problems, f"{self.path.name}: {damaged} of the {where} cannot be made sense of")
         return records
+
+
+def read_spans(path: Path, spans: Sequence[Span], holding: bytes = b"") -> tuple[list[dict[str, Any]], int]:
+    """The records in these parts of a rollouts.jsonl or timings.jsonl whose lines hold some bytes; a line that is no
+    record of that file is left out and counted. Raises LmgymError if the file cannot be read."""
+    records: list[dict[str, Any]] = []
+    damaged, is_whole = 0, is_timing if path.name == TIMINGS else is_rollout
+    if not spans:  # older folders lack timings.jsonl
+        return records, damaged
     try:
         with open_regular(path) as file:
             for begin, end in spans:
@@ -94,12 +106,69 @@ def read_spans(path: Path, spans: Sequence[Span], holding: bytes = b"") -> list[
                     if not line or holding not in line:
                         continue
                     try:
-                        records.append(rename_record(json.loads(line), path.name))
-                    except (ValueError, RecursionError):  # cut off since: the run was resumed
-                        continue
+                        record = rename_record(json.loads(line), path.name)
+                        whole = is_whole(record)
+                    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+                        whole = False  # or it was cut off since: the run was resumed
+                    records += [record] if whole else []
+                    damaged += not whole
     except OSError as error:
         raise LmgymError(f"cannot read {path}: {error.strerror or error}") from error
-    return records
+    return records, damaged
+
+
+def is_rollout(record: Mapping[str, Any]) -> bool:
+    """Whether a record of rollouts.jsonl has all that a view makes sense of. Raises KeyError, TypeError or
+    AttributeError for what lacks a part, or has one of another kind."""
+    rewards = record.get("reward_components", {}).values()
+    texts = [record.get("error", ""), *(turn.get(name, "") for turn in record["turns"] for name in ("text", "given"))]
+    return (
+        all(_is_index(record[name]) for name in ("index", "group"))
+        and _are_numbers([record.get("score"), *rewards])
+        and all(isinstance(text, str) for text in texts)
+        and all(_is_turn(turn) for turn in record["turns"])
+    )
+
+
+def _is_turn(turn: Mapping[str, Any]) -> bool:
+    ids = [*turn["prompt_ids"], *turn["action_ids"], *(turn.get("source_ids") or [])]
+    numbers = [turn.get("reward"), *(turn.get("logprobs") or []), *(turn.get("token_rewards") or [])]
+    return all(type(id) is int and 0 <= id < 2**31 for id in ids) and _are_numbers(numbers)
+
+
+def is_timing(record: Mapping[str, Any]) -> bool:
+    """Whether a record of timings.jsonl has all that a view makes sense of; raises as `is_rollout` does."""
+    columns = [*(record.get(part) for part in PARTS), *record.get("rewards", {}).values()]
+    answers = [own for column in columns for own in (column if isinstance(column, list) else [column])]
+    return _are_numbers([one for own in answers for one in (own if isinstance(own, list) else [own])])
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    """Whether each is a number of a sensible size, NaN, or None."""
+    return all(one is None or (type(one) in (int, float) and not abs(one) > 1e300) or one != one for one in values)
+
+
+def _is_index(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST
+
+
+def place_of(record: Mapping[str, Any]) -> tuple[int, int]:
+    """Stage and step of a record. Raises ValueError if one is no whole number from 0 to a thousand million."""
+    place = (record["stage"], record["step"])
+    if not all(_is_index(number) for number in place):
+        raise ValueError("a stage or a step is no whole number")
+    return place
+
+
+def no_record(name: str, line: int) -> str:
+    """A sentence on a line."""
+    return f"{name} line {line} is no record with kind, stage and step"
+
+
+def add_problem(problems: list[str], sentence: str) -> None:
+    """Keep a sentence, unless it is known or there are many already."""
+    if sentence not in problems and len(problems) < MOST_PROBLEMS:
+        problems.append(sentence)
 
 
 def _moment(line: bytes) -> Moment | None:
@@ -107,6 +176,6 @@ def _moment(line: bytes) -> Moment | None:
         return Moment(found[1].decode(), int(found[2]), int(found[3]))
     try:  # other order of keys, of an older version
         record = json.loads(line)
-        return Moment(str(record["kind"]), int(record["stage"]), int(record["step"]))
+        return Moment(str(record["kind"]), *place_of(record))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -1,5 +1,6 @@
 """The runs that a page shows: their records, read when they are looked at, and read on while a run trains."""
 
+import re
 import threading
 import time
 from collections.abc import Collection, Sequence
@@ -56,6 +57,10 @@ class RunRecords:
             self._timings.update()
             return self._timings
 
+    def problems(self) -> list[str]:
+        """What is wrong with rollouts.jsonl and timings.jsonl, as far as they were read."""
+        return [*self._rollouts.problems, *self._timings.problems]
+
     def timing(self, stage: int, step: int) -> dict[str, Any]:
         """What timings.jsonl says of a step; empty if it says nothing."""
         records = self.timings.records(Moment("train", stage, step))
@@ -63,11 +68,7 @@ class RunRecords:
 
     def trace(self, stage: int, step: int) -> TraceStep | None:
         """The table that traces/ has of a step; None if it has nothing. Raises LmgymError if it is damaged."""
-        folder = inside(self.folder, TRACES)
-        names = (shard_name(stage, step), pack_name(stage, step))
-        if not any(inside(folder, name).exists() for name in names):
-            return None
-        return traces.read_step(self.folder, stage, step)
+        return traces.read_step(self.folder, stage, step) if has_trace(self.folder, stage, step) else None
 
     def answers(
         self, moment: Moment, wanted: Collection[int], trace: TraceStep | None, split: str | None = None
@@ -99,9 +100,10 @@ class RunRecords:
     def recipe(self) -> dict[str, Any]:
         """The resolved recipe; empty if it cannot be read."""
         try:
-            return read_yaml(inside(self.folder, "recipe.yaml"))
+            recipe = read_yaml(inside(self.folder, "recipe.yaml"))
         except LmgymError:
             return {}
+        return recipe if isinstance(recipe, dict) else {}
 
     def token_limit(self, stage: int) -> float | None:
         """The stage's sampling.max_new_tokens, as the recipe says; None if it does not."""
@@ -145,6 +147,22 @@ class RunRecords:
         return {"sizes": sizes, "age": max(0.0, time.time() - newest)}
 
 
+def has_trace(folder: Path, stage: int, step: int) -> bool:
+    """Whether traces/ of a run folder has a step. Raises LmgymError if what it has is a link that leads out."""
+    inside(folder, TRACES)
+    return any(inside(folder, TRACES, name(stage, step)).exists() for name in (shard_name, pack_name))
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A key for sorting names as people do, with numbers by their size.
+
+    Example:
+        >>> sorted(["seed-10", "seed-2", "seed-1"], key=natural)
+        ['seed-1', 'seed-2', 'seed-10']
+    """
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]{1,18})", name)]
+
+
 def open_runs(folders: Sequence[Path]) -> list[RunRecords]:
     """The runs of some folders, in order; of a folder of runs (several seeds or settings) all of them.
 
@@ -157,7 +175,7 @@ def open_runs(folders: Sequence[Path]) -> list[RunRecords]:
         if not folder.is_dir():
             raise LmgymError(f"there is no run folder {folder}")
         name = folder.resolve().name
-        members = sorted(path.parent for path in folder.glob(f"*/{METRICS}"))
+        members = sorted((path.parent for path in folder.glob(f"*/{METRICS}")), key=lambda path: natural(path.name))
         if (folder / METRICS).is_file() or not members:
             runs.append(RunRecords(folder, name))
         else:

@@ -19,12 +19,12 @@ import numpy as np
 from lmgym.core.errors import LmgymError
 from lmgym.logs import traces
 from lmgym.logs.timings import timing_columns
-from lmgym.logs.trace_files import EPISODES, open_shard, read_member
+from lmgym.logs.trace_files import EPISODES, TRACES, open_shard, read_member
 from lmgym.logs.writer import ROLLOUTS, TIMINGS
 from lmgym.processes.pool import Failure, ProcessPool
 from lmgym.viewer.episodes import episode_of_record, turn_texts
 from lmgym.viewer.rollouts import Moment, read_spans
-from lmgym.viewer.runs import RunRecords
+from lmgym.viewer.runs import RunRecords, has_trace
 from lmgym.viewer.tail import inside
 from lmgym.viewer.views import step_columns
 
@@ -95,16 +95,16 @@ def search_step(job: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     folder, stage, step = Path(job["folder"]), job["stage"], job["step"]
     filters, pattern = [tuple(one) for one in job["filters"]], re.compile(job["pattern"])
-    if job["traced"]:
+    if job["traced"] and has_trace(folder, stage, step):
         columns: Mapping[str, Any] = traces.read_step(folder, stage, step).episodes
         if any(name.startswith("seconds/") for name, *_ in filters):
-            for timing in read_spans(inside(folder, TIMINGS), job["timings"])[-1:]:
+            for timing in read_spans(inside(folder, TIMINGS), job["timings"])[0][-1:]:
                 columns = {**columns, **timing_columns(timing, len(columns["index"]))}
         rows = np.flatnonzero(matching(columns, filters)).tolist()
         wanted = [columns["index"][row] for row in rows if columns["kept"][row] and job["pattern"]]
         texts = _texts_of_shard(folder, stage, step, wanted)
     else:
-        records = read_spans(inside(folder, ROLLOUTS), job["spans"])
+        records, _ = read_spans(inside(folder, ROLLOUTS), job["spans"])
         columns = step_columns(records)
         rows = np.flatnonzero(matching(columns, filters)).tolist()
         texts = {records[row]["index"]: turn_texts(episode_of_record(records[row])) for row in rows}
@@ -210,7 +210,9 @@ class Search:
 
 
 def _jobs(run: RunRecords, pattern: str, filters: Sequence[Filter]) -> list[dict[str, Any]]:
-    """A job for each step that has answers, the newest first."""
+    """A job for each step that has answers, the newest first. Raises LmgymError if traces/ cannot be read or is a link
+    that leads out of the run folder."""
+    inside(run.folder, TRACES)
     traced, rollouts = set(traces.shards(run.folder)), run.rollouts
     spans = {(one.stage, one.step): rollouts.spans[one] for one in rollouts.moments("train")}
     timed = run.timings.spans

@@ -1,5 +1,6 @@
 """The server of `lmgym view`: the page, its data, searches in the background, and notes. Loopback only."""
 
+import asyncio
 import json
 import socket
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".s
 LARGEST_REQUEST = 2**17  # bytes
 MOST_SEARCHES = 4
 LONGEST_SEARCH = 600.0  # seconds
+MOST_CONNECTIONS = 100  # open at once; a browser has six
+SILENT_SECONDS = 10.0  # that a new connection may take to say anything
 NEEDED = "`lmgym view` needs the libraries starlette and uvicorn; pip install 'lmgym[view]'"
 
 
@@ -139,15 +142,55 @@ def serve(runs: Sequence[RunRecords], port: int, say: Any) -> None:
 
     Raises LmgymError if the libraries are not installed, or no port can be had.
     """
+    with bound(port) as listening:
+        guard = Guard(application(runs), listening.getsockname()[1])
+        serving = server_of(guard)
+        say(guard.address)
+        serving.run(sockets=[listening])
+
+
+def server_of(guard: Guard) -> Any:
+    """The uvicorn server of a guarded application. Raises LmgymError if uvicorn is not installed."""
     try:
         import uvicorn
+        from uvicorn.protocols.http.h11_impl import H11Protocol
     except ImportError as error:
         raise LmgymError(NEEDED) from error
-    listening = bound(port)
-    guard = Guard(application(runs), listening.getsockname()[1])
-    settings = uvicorn.Config(guard, log_level="warning", access_log=False, lifespan="off", server_header=False)
-    say(guard.address)
-    uvicorn.Server(settings).run(sockets=[listening])
+    return uvicorn.Server(
+        uvicorn.Config(
+            guard, http=bounded(H11Protocol), ws="none", log_level="warning", access_log=False, lifespan="off",
+            server_header=False,
+        )
+    )  # fmt: skip
+
+
+def bounded(protocol: type) -> type:
+    """An asyncio protocol of which at most MOST_CONNECTIONS are open: one more closes that which has said nothing for
+    longest. So another user of the machine cannot use up this process's files with connections that stay silent."""
+    transports = dict[Any, None]()  # the one that has said nothing for longest is the first
+
+    class Bounded(protocol):  # type: ignore[misc]
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            transports[transport] = None
+            self.waiting = asyncio.get_running_loop().call_later(SILENT_SECONDS, transport.close)
+            if len(transports) > MOST_CONNECTIONS:
+                silent = next(iter(transports))
+                del transports[silent]
+                silent.abort()
+
+        def data_received(self, data: bytes) -> None:
+            self.waiting.cancel()
+            transports.pop(self.transport, None)
+            transports[self.transport] = None
+            super().data_received(data)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.waiting.cancel()
+            transports.pop(self.transport, None)
+            super().connection_lost(exc)
+
+    return Bounded
 
 
 def bound(port: int) -> socket.socket:

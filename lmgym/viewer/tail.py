@@ -52,6 +52,10 @@ def inside(folder: Path, *names: str) -> Path:
     """The path of a file of a run. Raises LmgymError if a link in the folder leads out of it, as in a run of someone
     else's: what it leads to is not the run's to show."""
     path = folder.joinpath(*names)
-    if not path.resolve().is_relative_to(folder.resolve()):
+    try:
+        within = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links that lead to each other (Python < 3.13)
+        raise LmgymError(f"{path} cannot be read: it is a link that leads nowhere") from error
+    if not within:
         raise LmgymError(f"{path} is a link that leads out of the run folder; it is not read")
     return path

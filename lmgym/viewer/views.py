@@ -6,11 +6,14 @@ Each function reads only what it returns: a step is the list of its answers' num
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from lmgym.core.errors import LmgymError
 from lmgym.logs.timings import PARTS, timing_columns, timing_of
 from lmgym.logs.traces import TraceEpisode, TraceStep
 from lmgym.viewer.episodes import episode_of_record, mean_advantage, row_tree, turn_texts
 from lmgym.viewer.explain import explanation
+from lmgym.viewer.formulas import FAMILIES, PAIRS
 from lmgym.viewer.rollouts import Moment
 from lmgym.viewer.runs import RunRecords
 
@@ -24,7 +27,8 @@ def runs_tree(runs: Sequence[RunRecords]) -> list[dict[str, Any]]:
     """The runs by number, with what heads their pages."""
     trees = []
     for number, run in enumerate(runs):
-        stages = run.recipe.get("stages") or [run.recipe]
+        stages = run.recipe.get("stages")
+        stages = stages if isinstance(stages, list) else [run.recipe]
         algorithms = dict.fromkeys(_name(stage.get("algorithm", "")) for stage in stages if isinstance(stage, Mapping))
         policy = run.recipe.get("policy")
         model = policy.get("model", "") if isinstance(policy, Mapping) else ""
@@ -35,6 +39,13 @@ def runs_tree(runs: Sequence[RunRecords]) -> list[dict[str, Any]]:
 
 def _name(section: Any) -> str:
     return str(section.get("name", "")) if isinstance(section, Mapping) else str(section)
+
+
+def curves_tree(run: RunRecords) -> dict[str, Any]:
+    """All numbers of a run as curves, and what is wrong with its files as far as they were read."""
+    tree = run.curves.tree()
+    tree["problems"] += run.problems()
+    return tree
 
 
 def step_tree(run: RunRecords, stage: int, step: int) -> dict[str, Any]:
@@ -48,7 +59,8 @@ def step_tree(run: RunRecords, stage: int, step: int) -> dict[str, Any]:
         return tree | {"algorithm": trace.algorithm, "columns": trace.episodes | seconds}
     records = run.rollouts.records(Moment("train", stage, step))
     if not records:
-        raise LmgymError(f"{run.name} has no answers of stage {stage} step {step}{problem and f': {problem}'}")
+        why = "; ".join(filter(None, [problem, *run.rollouts.problems]))
+        raise LmgymError(f"{run.name} has no answers of stage {stage} step {step}{why and f': {why}'}")
     return tree | {"algorithm": "", "columns": step_columns(records), "note": problem or NO_TRACES}
 
 
@@ -84,10 +96,41 @@ def group_tree(run: RunRecords, stage: int, step: int, group: int) -> dict[str, 
     if not rows:
         raise LmgymError(f"{run.name} has no group {group} in stage {stage} step {step}")
     wanted = [columns["index"][row] for row in rows]
-    episodes = run.answers(Moment("train", stage, step), wanted, _trace(run, stage, step)[0])
+    trace = _trace(run, stage, step)[0]
+    episodes = run.answers(Moment("train", stage, step), wanted, trace)
     example = next((dict(episode.example) for episode in episodes.values()), {"id": columns["example"][rows[0]]})
     answers = [_answer_of_group(columns, row, episodes.get(columns["index"][row])) for row in rows]
-    return {"stage": stage, "step": step, "group": group, "example": example, "answers": answers}
+    tree = {"stage": stage, "step": step, "group": group, "example": example, "answers": answers, "pair": None}
+    if trace is not None and FAMILIES.get(trace.algorithm) is PAIRS:
+        tree["pair"] = pair_of(columns, rows, episodes, bool(trace.fields.get("length_norm")))
+    return tree
+
+
+def pair_of(
+    columns: Mapping[str, Any], rows: Sequence[int], episodes: Mapping[int, TraceEpisode], length_norm: bool
+) -> dict[str, Any] | None:
+    """Of a group that trains as a pair: the index of the chosen and of the rejected answer, what the policy gave each
+    (the log-probability of its tokens less the reference's if there is one; their mean with `length_norm`), and the
+    margin; None where all scores are equal.
+
+    Example: pair_of(...) -> {"chosen": 0, "rejected": 1, "scores": {0: 1.5, 1: 0.25}, "margin": 1.25}
+    """
+    rated = [(columns["score"][row], columns["index"][row]) for row in rows if columns["score"][row] is not None]
+    if len({score for score, _ in rated}) < 2:
+        return None
+    chosen, rejected = (choose(rated, key=lambda one: one[0])[1] for choose in (max, min))  # of equal ones the first
+    scores = {index: _log_ratio(episodes[index], length_norm) for index in (chosen, rejected) if index in episodes}
+    known = [scores.get(index) for index in (chosen, rejected)]
+    margin = None if known[0] is None or known[1] is None else known[0] - known[1]
+    return {"chosen": chosen, "rejected": rejected, "scores": scores, "margin": margin}
+
+
+def _log_ratio(episode: TraceEpisode, mean: bool) -> float | None:
+    rows = [row.columns for row in episode.rows]
+    if not rows or not all("logprobs" in row for row in rows):
+        return None
+    each = np.concatenate([row["logprobs"] - row.get("logprobs_ref", np.float32(0)) for row in rows]).astype(float)
+    return float(each.mean() if mean else each.sum()) if len(each) and np.isfinite(each).all() else None
 
 
 def _answer_of_group(columns: Mapping[str, Any], row: int, episode: TraceEpisode | None) -> dict[str, Any]:

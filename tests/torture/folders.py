@@ -18,6 +18,7 @@ from tests import runs
 from tests.torture.damage import change_bytes, change_tree, odd_value
 
 VERBS = ("resume",) * 6 + ("eval", "eval", "compare", "export", "export", "generate", "check")
+VERBS += ("view", "view", "doctor", "doctor")
 ODD_NAMES = ("{} (copy)", "{}.bak", ".saving-{}", ".old-{}", "{}-1", "é{}", "stage-x-step-y", "stage-9-step-000009")
 ODD_NAMES += ("stage-0-step-99999999999", "stage-0-step--1", "stage--1-step-000001", "stage-0-step-000002-x")
 SPECIAL = ("a folder", "a dangling link", "a link to itself", "a link to /dev/null", "a pipe", "no permission")
@@ -35,7 +36,7 @@ class FolderMutant:
 
 def make_bases(folder: Path) -> dict[str, Path]:
     """Real runs: GRPO with a reference model and the best model kept; PPO with a critic, in two stages."""
-    common = {"steps": 4, "checkpoint": {"every": 2, "keep": 2}, "logs": {"samples": 0}}
+    common = {"steps": 4, "checkpoint": {"every": 2, "keep": 2}, "logs": {"samples": 2}}
     evaluation = {"every": 2, "examples": 4}
     grpo = {"algorithm": {"name": "grpo", "group_size": 2, "kl_coefficient": 0.1}}
     grpo |= {"evaluation": {**evaluation, "keep_best": "length"}}

@@ -249,6 +249,7 @@ def command(mutant: Mutant, path: Path) -> list[str]:
             "export": ["--to", str(path.parent / "exported")],
             "generate": ["--prompt", "2 + 2"],
             "resume": ["steps=5"],
+            "view": ["--html", str(path.parent / "page.html")],
         }.get(mutant.verb, [])
         first = str(path / "recipe.yaml") if mutant.verb == "compare" else str(path)
         return [{"resume": "train"}.get(mutant.verb, mutant.verb), first, *more]

@@ -52,7 +52,8 @@ def sample_run(folder: Path, steps: int = 12, groups: int = 3, texts: Sequence[s
     tokenizer = byte_tokenizer()
     (folder / "tokenizer").mkdir()
     tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
-    (folder / "recipe.yaml").write_text(f"seed: {seed}\nalgorithm: {{name: grpo}}\npolicy: {{model: made up}}\n")
+    stage = "{name: rl, algorithm: {name: grpo}, optimizer: {learning_rate: 0.001}}"
+    (folder / "recipe.yaml").write_text(f"seed: {seed}\npolicy: {{model: made up}}\nstages: [{stage}]\n")
     for step in range(steps):
         add_step(folder, tokenizer, step, groups, texts, seed)
         if step % 4 == 0:

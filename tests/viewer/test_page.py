@@ -1,5 +1,6 @@
 """The page in a real browser: from a curve to a token, by mouse and by keyboard, narrow and wide, live, as a file."""
 
+import http.server
 import json
 import shutil
 import threading
@@ -14,9 +15,9 @@ import pytest
 
 from lmgym.viewer.guard import Guard
 from lmgym.viewer.runs import open_runs
-from lmgym.viewer.server import application, bound
+from lmgym.viewer.server import application, bound, server_of
 from lmgym.viewer.single_file import write_file
-from tests.viewer.sample_runs import FORMULAS, HOSTILE, add_step, byte_tokenizer, many_steps, sample_run
+from tests.viewer.sample_runs import FORMULAS, HOSTILE, add_step, append, byte_tokenizer, many_steps, sample_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -31,6 +32,8 @@ class Page:
         self.base = ""
 
     def open(self, address: str) -> None:
+        if address != self.address:
+            self.script("document.getElementById('view')?.removeAttribute('data-shown')")
         self.driver.get(self.base + address)
         self.at(address.split("?")[0])
 
@@ -115,15 +118,26 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "hostile": sample_run(folder / "hostile", steps=2, texts=[HOSTILE, "42"]),
         "many": many_steps(folder / "many", steps=2000, answers=512),
         "formulas": sample_run(folder / "formulas", steps=1, groups=1, texts=[FORMULAS, "42"]),
+        "strange": strange_run(folder / "strange"),
     }
+
+
+def strange_run(folder: Path) -> Path:
+    """A run of someone else's making: 20,000 names, numbers that are hardly apart, names that turn the text around."""
+    sample_run(folder, steps=1, groups=1)
+    names = {f"name {number}": 1.0 for number in range(20_000)}
+    for step, big in ((1, 1e17), (2, 1e17 + 16)):
+        place = {"kind": "train", "stage": 0, "stage_name": "rl\u202e\u200b", "step": step}
+        append(folder / "metrics.jsonl", place | {"big": big, "turned\u202e\u200b": 1, "constructor": 2, "small": step} | names)
+    return folder
 
 
 @pytest.fixture(scope="session")
 def server(folders: dict[str, Path]) -> Iterator[str]:
-    uvicorn = pytest.importorskip("uvicorn", reason="needs lmgym[view]")
+    pytest.importorskip("uvicorn", reason="needs lmgym[view]")
     listening = bound(0)
     guard = Guard(application(open_runs(list(folders.values()))), listening.getsockname()[1])
-    serving = uvicorn.Server(uvicorn.Config(guard, log_level="warning", lifespan="off"))
+    serving = server_of(guard)
     thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     yield guard.address
@@ -135,8 +149,10 @@ def server(folders: dict[str, Path]) -> Iterator[str]:
 def page(browser: Any, server: str) -> Iterator[Page]:
     opened = Page(browser)
     opened.size(1280, 900)
+    browser.get("about:blank")  # so that the page is loaded anew
     browser.get(server)
-    opened.base = server.split("?")[0]
+    opened.base = server.split("#")[0]
+    opened.at("#/")
     opened.problems()
     yield opened
     assert opened.problems() == []
@@ -172,6 +188,39 @@ def test_a_click_leads_from_a_curve_to_a_token_and_back_leads_back(page: Page) -
     page.at("#/run/0/group/0/5/0")
     page.driver.back()
     page.at("#/run/0/step/0/5")
+
+
+def test_the_token_stays_in_the_page_of_its_port(page: Page, server: str) -> None:
+    """A page of another port gets no cookie, cannot read the page's storage, and its requests are refused."""
+    seen: list[str] = []
+
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(str(self.headers))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><title>other</title>")
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        page.driver.get(f"http://127.0.0.1:{other.server_port}/")
+        token = server.split("token=")[1]
+        assert seen and token not in "".join(seen) and page.driver.title == "other"
+        assert token not in page.script("return JSON.stringify([document.cookie, {...localStorage}])")
+        asked = page.driver.execute_async_script(
+            "fetch(arguments[0] + 'data/runs', {credentials: 'include'}).then(() => arguments[1]('read'), () => arguments[1]('no'))",
+            page.base,
+        )
+        assert asked == "no"
+        other.shutdown()
+    page.problems()  # of the refused request
+    page.driver.get(f"{page.base}#/run/constructor")
+    page.see("There is no run constructor")
+    page.open("#/run/0/constructor")
+    page.see("There is no view “constructor”")
 
 
 def test_tokens_have_their_boundaries_and_colours(page: Page) -> None:
@@ -214,7 +263,8 @@ def test_the_keyboard_goes_everywhere(page: Page) -> None:
 
 def test_filters_and_shares_select_groups_and_answers(page: Page) -> None:
     page.open("#/run/0/step/0/5?list=answers&sort=-length")
-    assert page.script("return document.querySelectorAll('.row').length") == 15
+    page.until(lambda: page.script("return document.querySelectorAll('.row').length") == 15)
+    page.see("<tool_call>add(20, 22)</tool_call>")  # what was answered, not only what was asked
     page.click(".chip")
     page.see("3 answers of 15")
     page.see("truncated 20 %")
@@ -225,6 +275,7 @@ def test_filters_and_shares_select_groups_and_answers(page: Page) -> None:
 
 
 def test_a_million_answers_are_one_step_at_a_time(page: Page) -> None:
+    page.script("performance.clearResourceTimings()")
     page.open("#/run/2/step/0/1500?list=answers")
     page.see("512 answers in 64 groups")
     assert page.script("return document.querySelectorAll('.row').length") < 60
@@ -248,6 +299,124 @@ def test_a_run_is_shown_while_it_trains(page: Page, folders: dict[str, Path]) ->
     page.press("l")
     page.at(f"#/run/0/step/0/{newest + 1}")
     page.see("15 answers in 3 groups")
+
+
+HOVER = """
+    const own = [...document.querySelectorAll('.chart')].find(one => one.innerText.startsWith(arguments[0]));
+    const box = own.querySelector('svg').getBoundingClientRect();
+    for (const [kind, x] of arguments[1]) own.querySelector('svg').dispatchEvent(
+      new PointerEvent(kind, {clientX: box.left + x * box.width, clientY: box.top + 60, bubbles: true}));
+    """
+READOUT = "return [...document.querySelectorAll('.chart')].find(one => one.innerText.startsWith(arguments[0])).querySelector('.readout').innerText"
+
+
+def test_the_pointer_tells_the_step_and_live_numbers_leave_it(page: Page, folders: dict[str, Path]) -> None:
+    page.open("#/?runs=live")
+    page.script(HOVER, "reward", [["pointermove", 0.99]])
+    before = page.script(READOUT, "reward")
+    newest = max(int(path.stem[-6:]) for path in (folders["live"] / "traces").iterdir())
+    assert before.split("\n")[0] == f"step {newest + 1}"  # counted from 1, as the log does
+    card = page.script("return document.querySelector('.chart')")
+    add_step(folders["live"], byte_tokenizer(), newest + 1)
+    page.until(lambda: page.script(HOVER, "entropy", [["pointermove", 0.99]]) or f"step {newest + 2}" in page.script(READOUT, "entropy"))
+    assert page.script("return document.querySelector('.chart') === arguments[0]", card)  # the same, with its readout
+    page.script(HOVER, "reward", [["pointermove", 0.2]])
+    early = page.script(READOUT, "reward")
+    add_step(folders["live"], byte_tokenizer(), newest + 2)
+    last = "return document.querySelector('.chart .line').getAttribute('d').split('L').length"
+    amount = page.script(last)
+    page.until(lambda: page.script(last) > amount)
+    assert early.startswith("step ") and page.script(READOUT, "reward").startswith("step ")
+
+
+def test_steps_are_chosen_by_dragging_and_axes_are_logarithmic(page: Page) -> None:
+    page.open("#/?runs=many")
+    ticks = "return [...document.querySelectorAll('.chart .middle')].map(one => one.textContent)"
+    assert "1500" in page.script(ticks)
+    page.script(HOVER, "reward", [["pointerdown", 0.4], ["pointermove", 0.6], ["click", 0.6]])
+    assert page.address.startswith("#/?runs=many&from=") and "1500" not in page.script(ticks)
+    page.press("\ue00c")  # Escape
+    assert page.address == "#/?runs=many" and "1500" in page.script(ticks)
+    page.open("#/?runs=live&metric=entropy&log=1")
+    marks = page.script("return [...document.querySelectorAll('.chart .end')].map(one => Number(one.textContent))")
+    assert marks == [0.1, 1] or all(round(later / earlier) in (2, 2.5, 5, 10) for earlier, later in pairwise(marks))
+
+
+def test_many_runs_have_a_filter_and_a_mean(page: Page) -> None:
+    page.open("#/?metric=entropy")
+    lines = "return document.querySelectorAll('.chart > svg > svg path.line').length"
+    assert page.script(lines) == 5
+    page.write("input[placeholder=runs]", "li")
+    assert page.script(lines) == 1
+    page.write("input[placeholder=runs]", "")
+    page.click(".bar button:nth-of-type(2)")
+    assert page.script("return document.querySelectorAll('.chart .average.line').length") == 1
+    assert "mean=1" in page.address
+    colours = page.driver.execute_async_script(
+        "import('/page/curves.js').then(({colourOf}) => arguments[0]([...Array(50).keys()].map(n => JSON.stringify(colourOf(n)))))"
+    )
+    assert len(set(colours)) == 50
+
+
+def test_a_run_of_someone_else_freezes_nothing_and_names_what_is_hidden(page: Page) -> None:
+    page.open("#/?runs=strange")
+    charts = "return document.querySelectorAll('.chart').length"
+    assert page.script(charts) == 9
+    page.see("more than 1,000 names")
+    page.click("#view p > button")
+    assert page.script(charts) == 69
+    page.write("input[type=search]", "big")
+    assert page.script(charts) == 1
+    page.write("input[type=search]", "turned")
+    page.see("turnedU+202EU+200B")
+    page.write("input[type=search]", "constructor")
+    assert page.script(charts) == 1
+    began = time.monotonic()
+    found = page.driver.execute_async_script(
+        "import('/page/chart.js').then(({ticks}) => arguments[0]([[1e17, 1e17 + 16, 4], [-1e300, 1e300, 4], [0, 5e-324, 4],"
+        "[1, 1, 4], [0, 40, 5]].map(one => ticks(...one))))"
+    )
+    assert time.monotonic() - began < 5 and found[-1] == [0, 10, 20, 30, 40] and all(len(one) <= 6 for one in found)
+
+
+def test_hidden_characters_are_named_in_every_place(page: Page, folders: dict[str, Path]) -> None:
+    page.open("#/run/1/answer/train/0/1/0")
+    page.click(".token.sampled .hidden-character")
+    page.see("U+202E")
+    assert "U+202E" in page.script("return document.querySelector('.panel h2').innerText")
+    found = page.driver.execute_async_script(
+        "const [texts, done] = arguments;"
+        "import('/page/dom.js').then(({h, plain, svg}) => done(texts.map(text => [plain(text), h('b', {title: text}, text).title,"
+        "h('b', {}, text).textContent, svg('text', {}, text).textContent])))",
+        list(hidden := {
+            "a\u200db": "aU+200Db", "\u200d": "U+200D", "\U0001f469\u200d\U0001f469": "\U0001f469\u200d\U0001f469",
+            "\u2764\ufe0f 1\ufe0f\u20e3 a\ufe0f": "\u2764\ufe0f 1\ufe0f\u20e3 aU+FE0F", "\x1b[2J\x9b": "U+001B[2JU+009B",
+            "\U000e0041\u3164\u034f": "U+E0041U+3164U+034F", "a\tb\nc": "a\tb\nc", "\ufffe": "U+FFFE",
+            "\u0645\u06cc\u200c\u062e": "\u0645\u06cc\u200c\u062e", "\u0645\u200c\u200c\u062e": "\u0645U+200CU+200C\u062e",
+        }),
+    )  # fmt: skip
+    assert found == [[expected] * 4 for expected in hidden.values()]
+
+
+def test_a_run_is_told_on_one_page(page: Page) -> None:
+    page.open("#/run/0/about")
+    page.see("what the doctor says")
+    page.see("algorithm: {name: grpo}")
+    rows = page.script("return [...document.querySelectorAll('tbody tr')].map(row => row.innerText)")
+    assert rows[0].startswith("final_answer\t0.2 [0.1, 0.3]\t") and len(rows) == 1
+    page.until(lambda: "unfinished" in page.text)
+
+
+def test_a_note_that_was_not_saved_is_there_when_one_comes_back(page: Page) -> None:
+    page.open("#/run/1/answer/train/0/0/0")
+    page.write("textarea", "half a thought")
+    page.see("not saved yet")
+    page.open("#/run/1/answer/train/0/0/1")
+    assert page.script("return document.querySelector('textarea').value") == ""
+    page.open("#/run/1/answer/train/0/0/0")
+    assert page.script("return document.querySelector('textarea').value") == "half a thought"
+    page.click(".notes button")
+    page.see("saved in notes.jsonl")
 
 
 def test_hostile_texts_stay_texts(page: Page) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from lmgym.logs.rewind import rewind
 from lmgym.viewer.addresses import UnknownAddress, json_bytes, tree_at
 from lmgym.viewer.curves import Table, _cuts, _each
 from lmgym.viewer.runs import RunRecords, open_runs
+from lmgym.viewer.views import pair_of
 from tests.viewer.sample_runs import add_evaluation, add_step, append, byte_tokenizer, sample_run
 
 
@@ -98,6 +100,8 @@ def test_a_damaged_step_falls_back_and_damaged_lines_are_named(tmp_path: Path) -
     assert [problem.split(" is no record")[0] for problem in problems] == [
         "metrics.jsonl line 4",
         "metrics.jsonl line 5",
+        "rollouts.jsonl line 13",
+        "rollouts.jsonl line 14",
     ]
 
 
@@ -153,3 +157,36 @@ def test_a_link_that_leads_out_of_the_folder_is_not_followed(tmp_path: Path) -> 
         os.symlink(secret, folder / name)
     with pytest.raises(LmgymError, match="leads out of the run folder"):
         RunRecords(folder, "linked")
+
+
+def test_a_pair_has_a_chosen_and_a_rejected_side_and_a_margin() -> None:
+    def episode(logprobs: list[float], reference: list[float] | None) -> Any:
+        columns = {"logprobs": np.float32(logprobs)} | ({} if reference is None else {"logprobs_ref": np.float32(reference)})
+        return SimpleNamespace(rows=[SimpleNamespace(columns=columns)])
+
+    columns = {"score": [0.0, 1.0, None, 1.0], "index": [7, 8, 9, 10]}
+    episodes = {7: episode([-2, -1], [-1, -1]), 8: episode([-1, -1, -1], [-2, -1, -1.5])}
+    found = pair_of(columns, range(4), episodes, length_norm=False)
+    assert found == {"chosen": 8, "rejected": 7, "scores": {8: 1.5, 7: -1.0}, "margin": 2.5}
+    assert pair_of(columns, range(4), episodes, length_norm=True)["margin"] == 0.5 + 0.5
+    assert pair_of(columns, range(4), {8: episode([-1], None)}, length_norm=False) == {
+        "chosen": 8, "rejected": 7, "scores": {8: -1.0}, "margin": None,
+    }  # fmt: skip
+    assert pair_of({"score": [1.0, 1.0], "index": [0, 1]}, range(2), {}, length_norm=False) is None
+
+
+def test_runs_of_a_folder_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for number in (1, 10, 2):
+        sample_run(tmp_path / "sweep" / f"seed-{number}", steps=1)
+    assert [run.name for run in open_runs([tmp_path / "sweep"])] == ["sweep/seed-1", "sweep/seed-2", "sweep/seed-10"]
+
+
+def test_the_overview_has_the_first_and_the_newest_evaluation(tmp_path: Path) -> None:
+    run = RunRecords(sample_run(tmp_path / "run", steps=9), "run")
+    tree = at(run, "runs/0/overview")
+    assert tree["stages"] == [{"name": "rl", "steps": 9, "planned": None}] and tree["recipe"].startswith("seed: 0")
+    (metric,) = tree["evaluations"]["validation"]["metrics"]
+    assert metric["name"] == "final_answer" and metric["first"] == pytest.approx([0.2, 0.1, 0.3])
+    assert metric["newest"] == pytest.approx([0.3, 0.2, 0.4])
+    assert tree["evaluations"]["validation"]["places"] == {"first": [0, 0], "newest": [0, 8]}
+    assert at(run, "runs/0/findings")["state"] == "unfinished"

@@ -2,19 +2,26 @@
 
 import asyncio
 import json
+import shutil
+import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from lmgym.cli.main import main
 from lmgym.core.errors import LmgymError
-from lmgym.viewer.guard import Guard
+from lmgym.viewer.guard import TOKEN, Guard
 from lmgym.viewer.notes import NOTES, read_notes
 from lmgym.viewer.runs import RunRecords, open_runs
 from lmgym.viewer.search import Search, matching
-from lmgym.viewer.server import application, bound, serve
+from lmgym.viewer import server
+from lmgym.viewer.server import application, bound, serve, server_of
 from tests.viewer.sample_runs import ANSWERS, append, sample_run
 
 PORT = 8642
@@ -26,7 +33,7 @@ class Client:
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
-        self.cookie = {"cookie": f"other=1; {guard.cookie}={guard.token}"}
+        self.token = {TOKEN: guard.token}
 
     def ask(
         self, path: str, headers: dict[str, str], method: str = "GET", body: bytes = b""
@@ -51,11 +58,11 @@ class Client:
         return start["status"], answered, b"".join(part.get("body", b"") for part in rest)
 
     def get(self, path: str) -> Any:
-        return json.loads(self.ask(path, OWN | self.cookie)[2])
+        return json.loads(self.ask(path, OWN | self.token)[2])
 
     def post(self, path: str, tree: Any) -> tuple[int, Any]:
         origin = {"origin": f"http://127.0.0.1:{PORT}"}
-        status, _, body = self.ask(path, OWN | self.cookie | origin, "POST", json.dumps(tree).encode())
+        status, _, body = self.ask(path, OWN | self.token | origin, "POST", json.dumps(tree).encode())
         return status, json.loads(body)
 
 
@@ -70,24 +77,27 @@ def client(run: RunRecords) -> Client:
     return Client(Guard(application([run]), PORT))
 
 
-def test_the_first_address_gives_a_cookie_and_hides_the_token(client: Client) -> None:
-    path = client.guard.address.removeprefix(f"http://127.0.0.1:{PORT}")
-    status, headers, _ = client.ask(path, OWN)
-    assert status == 303 and headers["location"] == "/"
-    assert all(word in headers["set-cookie"] for word in (client.guard.token, "HttpOnly", "SameSite=Strict"))
-    status, headers, page = client.ask("/", OWN | client.cookie)
-    assert status == 200 and page.startswith(b"<!doctype html>")
-    policy = headers["content-security-policy"]
+def test_the_page_has_no_secret_and_its_address_is_one_that_browsers_send_to_no_server(client: Client) -> None:
+    assert client.guard.address == f"http://127.0.0.1:{PORT}/#token={client.guard.token}"
+    for headers in (OWN, OWN | {"sec-fetch-site": "cross-site"}):  # as from the file that --open writes
+        status, answered, page = client.ask("/", headers)
+        assert status == 200 and page.startswith(b"<!doctype html>") and client.guard.token.encode() not in page
+    # A cookie would go to all ports of this machine.
+    assert "set-cookie" not in answered | client.ask("/data/runs", OWN | client.token)[1]
+    policy = answered["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
-    assert headers["cache-control"] == "no-store" and headers["x-content-type-options"] == "nosniff"
+    assert answered["cache-control"] == "no-store" and answered["x-content-type-options"] == "nosniff"
 
 
 @pytest.mark.parametrize(
     ("path", "headers", "known"),
     [
         ("/data/runs", OWN, False),
-        ("/?token=wrong", OWN, False),
-        ("/data/runs?token={token}", OWN, False),  # the token opens the page, and only that
+        ("/data/runs", OWN | {TOKEN: "wrong"}, False),
+        ("/data/runs", OWN | {TOKEN: ""}, False),
+        ("/data/runs?token={token}", OWN, False),
+        ("/data/runs", OWN | {"cookie": "x-lmgym-token={token}"}, False),
+        ("/page/../data/runs", OWN, False),
         ("/", {"host": "evil.example:8642"}, True),
         ("/", {"host": "127.0.0.1.evil.example"}, True),
         ("/", {}, True),
@@ -95,23 +105,22 @@ def test_the_first_address_gives_a_cookie_and_hides_the_token(client: Client) ->
         ("/data/runs", OWN | {"origin": "http://127.0.0.1:9999"}, True),
         ("/data/runs", OWN | {"origin": "null"}, True),
         ("/data/runs", OWN | {"sec-fetch-site": "cross-site"}, True),
-        ("/data/runs", OWN | {"cookie": "lmgym-view-8642=; lmgym-view-8642="}, False),
     ],
 )
 def test_requests_of_others_are_refused(client: Client, path: str, headers: dict[str, str], known: bool) -> None:
-    path = path.format(token=client.guard.token)
-    status, answered, body = client.ask(path, headers | (client.cookie if known else {}))
-    assert status == 403 and b"sample" not in body and "set-cookie" not in answered
+    path, headers = (json.loads(json.dumps(one).replace("{token}", client.guard.token)) for one in (path, headers))
+    status, answered, body = client.ask(path, headers | (client.token if known else {}))
+    assert status == (404 if path.startswith("/page/") else 403) and b"sample" not in body and "set-cookie" not in answered
     assert "default-src 'none'" in answered["content-security-policy"]
 
 
 def test_a_change_needs_an_origin(client: Client) -> None:
-    assert client.ask("/data/searches", OWN | client.cookie, "POST", b"{}")[0] == 403
+    assert client.ask("/data/searches", OWN | client.token, "POST", b"{}")[0] == 403
 
 
 @pytest.mark.parametrize("name", ["../server.py", "%2e%2e/server.py", "nothing.js", "style.css/.."])
 def test_only_files_of_the_page_are_served(client: Client, name: str) -> None:
-    assert client.ask(f"/page/{name}", OWN | client.cookie)[0] == 404
+    assert client.ask(f"/page/{name}", OWN | client.token)[0] == 404
 
 
 def test_what_cannot_be_shown_is_one_sentence(client: Client) -> None:
@@ -128,7 +137,8 @@ def test_records_that_make_no_sense_are_one_sentence_too(client: Client, tmp_pat
     folder = sample_run(tmp_path / "odd", steps=1)
     append(folder / "rollouts.jsonl", {"kind": "train", "stage": 0, "stage_name": "rl", "step": 7, "turns": 3})
     odd = Client(Guard(application(open_runs([folder])), PORT))
-    assert odd.get("/data/runs/0/steps/0/7")["error"].startswith("these records cannot be made sense of: TypeError")
+    said = odd.get("/data/runs/0/steps/0/7")["error"]
+    assert said.endswith("rollouts.jsonl: 1 of the train records of stage 0, step 7 cannot be made sense of")
     assert "columns" in odd.get("/data/runs/0/steps/0/0")
 
 
@@ -200,9 +210,90 @@ def test_a_search_finds_texts_by_an_expression_and_ends_one_that_never_would(
     assert tree["searched"] < 12 and tree["sentence"].startswith("cancelled after")
 
 
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_search_follows_no_link_out_of_the_run(run: RunRecords, tmp_path: Path) -> None:
+    linked = sample_run(tmp_path / "linked", steps=1, texts=["17"])
+    shutil.rmtree(linked / "traces")
+    (linked / "traces").symlink_to(run.folder / "traces")  # the whole folder, of somebody else
+    tree = finished(Search(RunRecords(linked, "linked"), "42", [], seconds=50))
+    assert tree["found"] == [] and "is a link that leads out of the run folder" in tree["sentence"]
+    mixed = sample_run(tmp_path / "mixed", steps=2, texts=["17"])
+    shard = next((mixed / "traces").glob("*000001*"))
+    shard.unlink()
+    shard.symlink_to(next((run.folder / "traces").glob("*000001*")))
+    tree = finished(Search(RunRecords(mixed, "mixed"), "", [], seconds=50))
+    assert {one["step"] for one in tree["found"]} == {0} and "is a link that leads out" in tree["sentence"]
+
+
 def test_a_taken_port_is_replaced_and_a_missing_library_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with bound(0) as one, bound(one.getsockname()[1]) as other:
         assert one.getsockname()[1] != other.getsockname()[1] and other.getsockname()[0] == "127.0.0.1"
     monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
     with pytest.raises(LmgymError, match=r"pip install 'lmgym\[view\]'"):
         serve([], 0, print)
+
+
+@pytest.fixture
+def port(run: RunRecords) -> Iterator[int]:
+    """The port of a server in a thread."""
+    pytest.importorskip("uvicorn", reason="needs lmgym[view]")
+    with bound(0) as listening:
+        serving = server_of(Guard(application([run]), listening.getsockname()[1]))
+        thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        yield listening.getsockname()[1]
+        serving.should_exit = True
+        thread.join(10)
+
+
+def status_of(port: int, more: str = "") -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as one:
+        one.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{more}Connection: close\r\n\r\n".encode())
+        return one.recv(100).split(b"\r\n")[0]
+
+
+def test_connections_that_stay_silent_are_closed_and_stop_nobody(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 5)
+    monkeypatch.setattr(server, "SILENT_SECONDS", 0.3)
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10)) for _ in range(8)]
+        for one in silent:
+            one.sendall(b"GET / HTTP/1.1\r\n")  # never a whole request
+        assert status_of(port) == b"HTTP/1.1 200 OK"
+        closed = []
+        for one in silent[:4]:
+            with suppress(ConnectionResetError):  # closed with bytes that nobody has read
+                assert one.recv(1) == b""
+            closed.append(one)
+        assert len(closed) == 4
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as one:
+        began = time.monotonic()
+        assert one.recv(1) == b"" and time.monotonic() - began < 5  # said nothing at all
+
+
+def test_an_upgrade_to_a_websocket_is_answered_as_any_request(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    upgrade = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n"
+    assert status_of(port, upgrade) == b"HTTP/1.1 200 OK"
+    assert "Traceback" not in caplog.text and server_of(Guard(None, port)).config.ws == "none"
+
+
+def test_open_puts_the_token_into_no_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    seen: list[tuple[int, str]] = []
+
+    def record(address: str) -> bool:
+        path = Path(address.removeprefix("file://"))
+        opened.append(address)
+        seen.append((path.stat().st_mode & 0o777, path.read_text()))
+        return True
+
+    monkeypatch.setattr("webbrowser.open", record)
+    monkeypatch.setattr(server, "server_of", lambda guard: type("Ended", (), {"run": lambda self, sockets: None})())
+    folder = sample_run(tmp_path / "run", steps=1)
+    assert main(["view", str(folder), "--port", "0", "--open"]) == 0
+    (mode, text), (address,) = seen[0], opened
+    assert "token" not in address and mode == 0o600 and "url=http://127.0.0.1:" in text and "/#token=" in text
+    assert not Path(address.removeprefix("file://")).exists()

@@ -4,6 +4,7 @@ import {number} from "./dom.js";
 
 const PREFERRED = ["probability", "advantages", "push", "ratio/mean", "ratio/clipped", "entropy", "token_rewards"];
 const MEANING = {
+  __proto__: null,
   probability: "probability with which it was sampled: the weaker the colour, the surer",
   advantages: "advantage: above 0 the update makes it likelier",
   push: "how hard the update pushes its log-probability, weights included",

@@ -52,7 +52,7 @@ export function differenceBlock(before, after) {
     return block;
   }
   for (const [kind, text] of pieces) {
-    block.append(kind === "same" ? h("span", {}, shown(text)) : h(kind === "gone" ? "del" : "ins", {}, shown(text)));
+    block.append(kind === "same" ? h("span", {}, text) : h(kind === "gone" ? "del" : "ins", {}, text));
   }
   return block;
 }

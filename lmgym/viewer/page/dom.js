@@ -1,8 +1,9 @@
 // Elements, numbers and texts. All text of a run becomes text nodes: nothing of it is ever read as HTML.
 
 // Characters that cannot be seen or that turn the text around them: shown by name, so that they change nothing.
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/gu;
-const JOINERS = "\u200c\u200d"; // invisible, but needed in some scripts and emoji
+const HIDDEN = /[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\p{Noncharacter_Code_Point}\ufff9-\ufffb]/gu;
+// Of them, those that stay where they belong: joiners in some scripts and emoji, and the choice of an emoji's picture.
+const BELONGS = /(?<=[^\0-\x7f\u200c\u200d])[\u200c\u200d](?=[^\0-\x7f\u200c\u200d])|(?<=[^\0-\x7f\ufe0e\ufe0f])[\ufe0e\ufe0f]|\ufe0f(?=\u20e3)/uy;
 
 // An element: h("p", {class: "note"}, "text", other). on... are listeners; null and false children are left out.
 export function h(name, properties = {}, ...children) {
@@ -16,19 +17,24 @@ export function svg(name, properties = {}, ...children) {
 
 // The same for MathML.
 export function mathml(name, properties = {}, ...children) {
-  return filled(document.createElementNS("http://www.w3.org/1998/Math/MathML", name), properties, children);
+  return filled(document.createElementNS(MATHML, name), properties, children);
 }
+
+const HTML = document.documentElement.namespaceURI;
+const MATHML = "http://www.w3.org/1998/Math/MathML";
 
 function filled(element, properties, children) {
   // Children first: in an element with dir="auto" each one that is added makes the browser read all of them again.
   for (const child of children.flat(Infinity)) {
-    if (child !== null && child !== undefined && child !== false) element.append(child);
+    if (child === null || child === undefined || child === false) continue;
+    if (child instanceof Node || element.namespaceURI === MATHML) element.append(child); // latex.js looks at its texts itself
+    else element.append(...(element.namespaceURI === HTML ? shown(child) : [plain(child)])); // so no place can forget it
   }
   for (const [key, value] of Object.entries(properties)) {
     if (value === null || value === undefined || value === false) continue;
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
     else if (key === "style") for (const [name, own] of Object.entries(value)) element.style.setProperty(name, own);
-    else element.setAttribute(key, value === true ? "" : String(value));
+    else element.setAttribute(key, value === true ? "" : key === "value" || key === "href" ? String(value) : plain(value));
   }
   return element;
 }
@@ -38,27 +44,46 @@ export function link(address, ...children) {
   return h("a", {href: address}, ...children);
 }
 
-// Text of a model, a data set or a user, as nodes: hidden characters stand as their names.
+// Text of a model, a data set or a user, as nodes: hidden characters stand as their names. All texts in h(...) are.
 export function shown(text) {
-  const nodes = [];
+  return pieces(text).map(([piece, hidden]) => (hidden ? hiddenCharacter(piece) : piece));
+}
+
+// The same as one text, where there are no elements: titles, labels, drawings.
+export function plain(text) {
+  return pieces(text).map(([piece, hidden]) => (hidden ? nameOf(piece) : piece)).join("");
+}
+
+// Replace what an element holds by a text.
+export function say(element, text) {
+  element.replaceChildren(...shown(text));
+}
+
+function pieces(text) {
+  const whole = String(text ?? "");
+  const found = [];
   let end = 0;
-  for (const match of String(text ?? "").matchAll(HIDDEN)) {
-    if (JOINERS.includes(match[0])) continue;
-    nodes.push(text.slice(end, match.index), hiddenCharacter(match[0]));
+  for (const match of whole.matchAll(HIDDEN)) {
+    BELONGS.lastIndex = match.index;
+    if (match[0] === "\n" || match[0] === "\t" || BELONGS.test(whole)) continue;
+    found.push([whole.slice(end, match.index), false], [match[0], true]);
     end = match.index + match[0].length;
   }
-  nodes.push(String(text ?? "").slice(end));
-  return nodes.filter((node) => node !== "");
+  found.push([whole.slice(end), false]);
+  return found.filter(([piece]) => piece !== "");
+}
+
+function nameOf(character) {
+  return "U+" + character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
 }
 
 function hiddenCharacter(character) {
-  const name = "U+" + character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
-  return h("span", {class: "hidden-character", title: "a character that cannot be seen"}, name);
+  return h("span", {class: "hidden-character", title: "a character that cannot be seen"}, nameOf(character));
 }
 
 // A text block of its own: its direction does not leak into the page.
 export function textBlock(text, properties = {}) {
-  return h("div", {dir: "auto", ...properties, class: "text " + (properties.class ?? "")}, shown(text));
+  return h("div", {dir: "auto", ...properties, class: "text " + (properties.class ?? "")}, String(text ?? ""));
 }
 
 // A number with four significant digits: 0.1235, 12.35, 1.235e-6; "–" for none.
@@ -85,6 +110,16 @@ export function mean(values) {
 // "1 answer", "2 answers".
 export function count(amount, noun) {
   return amount.toLocaleString("en") + " " + noun + (amount === 1 ? "" : "s");
+}
+
+// A stage or a step for people, who count from 1; files and addresses count from 0.
+export function counted(number) {
+  return String(Number(number) + 1);
+}
+
+// The beginning of a text, as one line of a list.
+export function oneLine(text) {
+  return text.slice(0, 400).replaceAll(/\s+/g, " ").slice(0, 200);
 }
 
 export function clamp(value, low, high) {

@@ -27,7 +27,7 @@ export function parseFilters(text, names) {
 
 // The numbers of all answers of a step by name, from its columns.
 export function numbersOf(columns) {
-  const numbers = {};
+  const numbers = Object.create(null);
   for (const [name, column] of Object.entries(columns)) {
     if (name === "reward_components") {
       for (const [own, values] of Object.entries(column)) numbers["reward/" + own] = values;

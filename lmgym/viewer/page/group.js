@@ -1,6 +1,6 @@
 // A group side by side: the answers to one prompt by reward, with advantages, rewards, lengths, and what was left out.
 
-import {count, h, link, mean, number, promptText, textBlock} from "./dom.js";
+import {count, counted, h, link, mean, number, promptText, textBlock} from "./dom.js";
 import {formulasButton, readingBlock} from "./formulas.js";
 import {get} from "./source.js";
 
@@ -47,9 +47,10 @@ export async function groupView({run, parts, query, go, setQuery}) {
       h("header", {},
         h("b", {class: answer.score === best ? "score best" : "score"}, number(answer.score)),
         h("span", {class: "quiet"}, link(address, `answer ${answer.index}`), twins.length > 1 ? h("span", {class: "times"}, ` ×${twins.length}`) : ""),
+        side(answer),
         answer.truncated ? h("span", {class: "flag"}, "truncated") : null,
         answer.error ? h("span", {class: "flag"}, "error") : null),
-      bar(answer.advantage, most),
+      tree.pair ? null : bar(answer.advantage, most),
       h("dl", {class: "parts"},
         Object.entries(answer.reward_components).map(([name, value]) => [h("dt", {}, name), h("dd", {}, number(value))]),
         h("dt", {}, "length"), h("dd", {}, count(answer.length, "token")),
@@ -60,6 +61,12 @@ export async function groupView({run, parts, query, go, setQuery}) {
       answer.error ? textBlock(answer.error, {class: "reason"}) : null,
       answer.texts ? answer.texts.map((text) => block(text, {class: "answer"})) : h("p", {class: "quiet"}, "Its text was not kept (logs.traces in the recipe)."),
       others.length ? h("p", {class: "quiet"}, "the same text: ", others.map((twin) => [link(answerAddress(twin), `answer ${twin.index}`), " "])) : null);
+  }
+
+  // Of a pair: which side an answer is, and what the policy gives it.
+  function side({index}) {
+    const name = ["chosen", "rejected"].find((own) => tree.pair?.[own] === index);
+    return name ? h("b", {class: "side " + name, title: "log-probability, less the reference's if there is one"}, `${name} ${number(tree.pair.scores[index])}`) : null;
   }
 
   function answerAddress(answer) {
@@ -85,15 +92,16 @@ export async function groupView({run, parts, query, go, setQuery}) {
   const deviation = scores.length > 1 ? Math.sqrt(scores.reduce((sum, score) => sum + (score - center) ** 2, 0) / (scores.length - 1)) : null;
   const references = tree.example.references ?? [];
   const node = h("section", {},
-    h("h1", {}, `group ${group} `, h("span", {class: "quiet"}, "of ", link(`#/run/${run.number}/step/${stage}/${step}`, `step ${step}`))),
+    h("h1", {}, `group ${group} `, h("span", {class: "quiet"}, "of ", link(`#/run/${run.number}/step/${stage}/${step}`, `step ${counted(step)}`))),
     h("p", {class: "facts"},
       h("span", {}, count(tree.answers.length, "answer")), h("span", {}, "different ", h("b", {}, String(folded.length))),
       h("span", {}, "mean score ", h("b", {}, number(center))), h("span", {}, "deviation ", h("b", {}, number(deviation))),
+      tree.pair ? h("span", {title: "what the policy gives the chosen answer less what it gives the rejected one, in nats"}, "margin ", h("b", {}, number(tree.pair.margin))) : null,
       h("span", {}, "left out ", h("b", {}, String(tree.answers.filter((answer) => answer.selected === false).length))),
       h("span", {class: "quiet"}, String(tree.example.id ?? ""))),
     "prompt" in tree.example ? h("details", {class: "prompt-box", open: true}, h("summary", {}, "prompt"), prompt) : null,
     references.length ? h("details", {class: "prompt-box", open: references.join("").length < 400}, h("summary", {}, count(references.length, "reference")), references.map((reference) => textBlock(reference))) : null,
-    h("div", {class: "bar"}, sort, toggle, h("span", {class: "quiet"}, "bars are mean advantages; equal texts are one card")), cards);
+    h("div", {class: "bar"}, sort, toggle, h("span", {class: "quiet"}, tree.pair ? "the loss compares the best and the worst" : "bars are mean advantages; equal texts are one card")), cards);
   read(Boolean(query.get("formulas")));
   return {
     title: `group ${group}`, node, parent: `#/run/${run.number}/step/${stage}/${step}`,

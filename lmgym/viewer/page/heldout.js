@@ -1,7 +1,7 @@
 // The same held-out prompts through training.
 
 import {differenceBlock} from "./diff.js";
-import {count, h, link, number, promptText, shown, textBlock} from "./dom.js";
+import {count, counted, h, link, number, oneLine, promptText, textBlock} from "./dom.js";
 import {virtualList} from "./list.js";
 import {get} from "./source.js";
 
@@ -14,8 +14,8 @@ export async function heldOutView({run, parts, go}) {
 
   function element(place) {
     const own = tree.prompts[place];
-    return h("div", {class: "group-row short"}, h("span", {class: "id"}, String(own.index)), h("span", {class: "prompt", dir: "auto"}, shown(promptText(own.example.prompt).replaceAll(/\s+/g, " ").slice(0, 200))),
-      h("b", {class: "n"}, number(own.score)), h("span", {class: "prompt", dir: "auto"}, shown((own.texts.at(-1) ?? "").replaceAll(/\s+/g, " ").slice(0, 200))));
+    return h("div", {class: "group-row short"}, h("span", {class: "id"}, String(own.index)), h("span", {class: "prompt", dir: "auto"}, oneLine(promptText(own.example.prompt))),
+      h("b", {class: "n"}, number(own.score)), h("span", {class: "prompt", dir: "auto"}, oneLine(own.texts.at(-1) ?? "")));
   }
 
   function open(place) {
@@ -24,7 +24,7 @@ export async function heldOutView({run, parts, go}) {
 
   function refresh() {
     const at = tree.moments.at(-1);
-    said.replaceChildren(h("span", {}, `${count(tree.moments.length, "evaluation")}, the newest after step ${at.step} of stage ${at.stage}`), h("span", {}, count(tree.prompts.length, "prompt")),
+    said.replaceChildren(h("span", {}, `${count(tree.moments.length, "evaluation")}, the newest after step ${at.step} of stage ${counted(at.stage)}`), h("span", {}, count(tree.prompts.length, "prompt")),
       ...tree.splits.map((name) => (name === tree.split ? h("b", {}, name) : link(`#/run/${run.number}/held-out/${name}`, name))));
     list.show(tree.prompts.length);
   }
@@ -58,7 +58,7 @@ export async function promptView({run, parts, query, setQuery}) {
       repeats = same ? repeats + 1 : 0;
       const to = `#/run/${run.number}/answer/evaluation/${answer.stage}/${answer.step}/${answer.index}/${split}`;
       items.push(h("article", {class: same ? "moment same" : "moment"},
-        h("header", {}, link(to, `stage ${answer.stage} step ${answer.step}`), h("b", {class: "score"}, number(answer.score)),
+        h("header", {}, link(to, `stage ${counted(answer.stage)}, after step ${answer.step}`), h("b", {class: "score"}, number(answer.score)),
           Object.entries(answer.reward_components).map(([name, value]) => h("span", {class: "quiet"}, `${name} ${number(value)}`)), h("span", {class: "quiet"}, answer.stops.at(-1) ?? "")),
         same ? h("p", {class: "quiet"}, "the same text") : differenceBlock(earlier, whole(answer))));
     });

@@ -1,17 +1,18 @@
 // The page: from an address (#/run/0/step/1/40) to a view, the keyboard, and what is new while a run trains.
 
+import {aboutView} from "./about.js";
 import {answerView} from "./answer.js";
 import {curvesView, runsBar} from "./curves.js";
-import {h, link} from "./dom.js";
+import {h, link, plain, say} from "./dom.js";
 import {groupView} from "./group.js";
 import {heldOutView, promptView} from "./heldout.js";
 import {notesView} from "./notes.js";
 import {pairView} from "./pair.js";
 import {searchView} from "./search.js";
-import {get, isFile, leftOut} from "./source.js";
+import {get, isFile, leftOut, takeToken} from "./source.js";
 import {stepView} from "./step.js";
 
-const VIEWS = {"step": stepView, "group": groupView, "answer": answerView, "held-out": heldOutView, "prompt": promptView, "search": searchView, "notes": notesView};
+const VIEWS = {"about": aboutView, "step": stepView, "group": groupView, "answer": answerView, "held-out": heldOutView, "prompt": promptView, "search": searchView, "notes": notesView};
 const LIVE = 2000; // ms between two looks for what is new
 const KEYS = [["h", "back up"], ["/", "filter or search"], ["?", "this list"], ["Esc", "leave a field"]];
 
@@ -60,7 +61,7 @@ async function show() {
   view.leave?.();
   view = next;
   shownAddress = location.hash === address ? address : location.hash;
-  document.title = `${view.title} · ${runs[Number(parts[1])]?.name ?? runs[0]?.name ?? ""} · lmgym`;
+  document.title = plain(`${view.title} · ${runs[Number(parts[1])]?.name ?? runs[0]?.name ?? ""} · lmgym`);
   main.replaceChildren(view.node);
   head(parts);
   window.scrollTo(0, 0);
@@ -75,7 +76,7 @@ async function made(parts, query, setQuery) {
   if (where !== "run") return curvesView({runs, go, query, setQuery});
   const run = runs[Number(number)];
   if (!run) throw new Error(`There is no run ${number}.`);
-  if (!VIEWS[what]) throw new Error(`There is no view “${what}”.`);
+  if (!Object.hasOwn(VIEWS, what ?? "")) throw new Error(`There is no view “${what}”.`);
   return VIEWS[what]({run, runs, parts: rest, query, go, setQuery});
 }
 
@@ -86,7 +87,7 @@ function head(parts) {
   top_.replaceChildren(
     h("a", {class: "brand", href: "#/"}, "lmgym"),
     h("span", {class: "run-name", title: runs[number]?.folder}, runs[number]?.name ?? ""),
-    h("nav", {}, tab("#/", "curves", !parts.length), tab(`${here}/held-out`, "held-out", ["held-out", "prompt"].includes(parts[2])), tab(`${here}/search`, "search", parts[2] === "search"), tab(`${here}/notes`, "notes", parts[2] === "notes"), runs.length > 1 ? tab("#/pair/0/1", "two runs", parts[0] === "pair") : null),
+    h("nav", {}, tab("#/", "curves", !parts.length), tab(`${here}/about`, "overview", parts[2] === "about"), tab(`${here}/held-out`, "held-out", ["held-out", "prompt"].includes(parts[2])), tab(`${here}/search`, "search", parts[2] === "search"), tab(`${here}/notes`, "notes", parts[2] === "notes"), runs.length > 1 ? tab("#/pair/0/1", "two runs", parts[0] === "pair") : null),
     live, h("button", {class: "plain", onclick: theme, title: "light or dark"}, "◐"), h("button", {class: "plain", onclick: help, title: "keys (?)"}, "?"));
   if (!parts.length) main.prepend(...[runsBar(runs), isFile ? h("p", {class: "warning"}, leftOut) : null].filter(Boolean));
 }
@@ -132,14 +133,15 @@ async function watch() {
     seen = sizes;
     if (changed) await view.update?.();
   } catch (error) {
-    live.textContent = error.message;
+    say(live, error.message);
   }
 }
 
 try { document.documentElement.dataset.theme = localStorage.getItem("lmgym-theme") ?? ""; } catch { /* as above */ }
+takeToken();
+window.addEventListener("hashchange", () => (takeToken() ? location.reload() : show())); // another server's address was pasted
 try {
   runs = await get("runs");
-  window.addEventListener("hashchange", show);
   if (!isFile) await watch(); // before the first view, so that nothing written since is missed
   await show();
   if (!isFile) setInterval(watch, LIVE);

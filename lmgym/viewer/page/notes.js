@@ -1,7 +1,11 @@
 // Notes and tags on answers, kept in notes.jsonl of the run folder.
 
-import {count, h, link, number, textBlock} from "./dom.js";
+import {count, counted, h, link, number, say, textBlock} from "./dom.js";
 import {get, isFile, post} from "./source.js";
+
+const drafts = new Map(); // notes that were begun and not saved, by run and answer
+
+window.addEventListener("beforeunload", (event) => { if (drafts.size) event.preventDefault(); });
 
 // The form below an answer; `address` is the answer's, as "train/0/12/3".
 export function notesForm(run, address) {
@@ -9,25 +13,37 @@ export function notesForm(run, address) {
   const tags = h("input", {placeholder: "tags, separated by commas", "aria-label": "tags"});
   const said = h("span", {class: "quiet", role: "status"});
   const save = h("button", {type: "submit"}, "Save");
-  const form = h("form", {class: "notes", onsubmit: send}, text, h("div", {class: "bar"}, tags, save, said));
+  const key = `${run.number}/${address}`;
+  const form = h("form", {class: "notes", onsubmit: send, oninput: keep}, text, h("div", {class: "bar"}, tags, save, said));
 
   async function send(event) {
     event.preventDefault();
     save.disabled = true;
     try {
       await post(`runs/${run.number}/notes`, {answer: address, note: text.value, tags: tags.value.split(",")});
-      said.textContent = "saved in notes.jsonl";
+      drafts.delete(key);
+      say(said, "saved in notes.jsonl");
     } catch (error) {
-      said.textContent = error.message;
+      say(said, error.message);
     }
     save.disabled = false;
   }
 
+  function keep() {
+    drafts.set(key, [text.value, tags.value]);
+    say(said, "not saved yet");
+  }
+
+  if (drafts.has(key)) {
+    [text.value, tags.value] = drafts.get(key);
+    say(said, "not saved yet");
+  }
   get(`runs/${run.number}/notes`).then((notes) => {
+    if (drafts.has(key)) return;
     const own = notes.find((note) => addressOf(note) === address);
     text.value ||= own?.note ?? "";
     tags.value ||= (own?.tags ?? []).join(", ");
-  }, (error) => { said.textContent = error.message; });
+  }, (error) => { say(said, error.message); });
   if (isFile) {
     for (const field of [text, tags]) field.readOnly = true;
     save.hidden = true;
@@ -46,7 +62,7 @@ export async function notesView({run}) {
 
   function refresh() {
     items.replaceChildren(...notes.map((note) => h("article", {class: "moment"},
-      h("header", {}, link(`#/run/${run.number}/answer/${addressOf(note)}`, `${note.kind === "train" ? "step" : "evaluation"} ${note.step} of stage ${note.stage}, answer ${note.index}`), h("b", {class: "score"}, number(note.score)), note.tags.map((tag) => h("span", {class: "flag"}, tag))),
+      h("header", {}, link(`#/run/${run.number}/answer/${addressOf(note)}`, `${note.kind === "train" ? `step ${counted(note.step)}` : `evaluation after step ${note.step}`} of stage ${counted(note.stage)}, answer ${note.index}`), h("b", {class: "score"}, number(note.score)), note.tags.map((tag) => h("span", {class: "flag"}, tag))),
       note.note ? textBlock(note.note) : null, textBlock(note.answer, {class: "answer"}))));
   }
 

@@ -1,7 +1,7 @@
 // Two runs: how their recipes differ, the paired numbers of the newest evaluation, and the prompts whose answers changed.
 
 import {difference, differenceBlock} from "./diff.js";
-import {count, h, number, promptText, textBlock} from "./dom.js";
+import {count, counted, h, number, promptText, textBlock} from "./dom.js";
 import {get} from "./source.js";
 
 export async function pairView({runs, parts, go}) {
@@ -10,7 +10,7 @@ export async function pairView({runs, parts, go}) {
     runs.map((run) => h("option", {value: run.number, selected: run.number === value}, run.name)));
   const heading = [h("h1", {}, "two runs"), h("div", {class: "bar"}, choose("first", first), "and", choose("second", second))];
   if (first === second) return {title: "two runs", parent: "#/", node: h("section", {}, heading, h("p", {}, "Choose two different runs."))};
-  const tree = await get(`pairs/${first}/${second}`);
+  const tree = first < second ? await get(`pairs/${first}/${second}`) : turned(await get(`pairs/${second}/${first}`));
   const said = (side) => side.texts.join("\n");
   const changed = tree.prompts.filter((row) => said(row.first) !== said(row.second) || row.first.score !== row.second.score);
   changed.sort((one, other) => gap(other) - gap(one));
@@ -24,7 +24,7 @@ export async function pairView({runs, parts, go}) {
     [...items.children].forEach((element, place) => element.classList.toggle("selected", place === selected));
     items.children[selected]?.scrollIntoView({block: "nearest"});
   };
-  const place = (side) => `stage ${tree.places[side][0]} step ${tree.places[side][1]}`;
+  const place = (side) => `stage ${counted(tree.places[side][0])} after step ${tree.places[side][1]}`;
   return {
     title: "two runs", parent: "#/",
     node: h("section", {}, heading,
@@ -35,6 +35,14 @@ export async function pairView({runs, parts, go}) {
       h("h2", {}, `${count(changed.length, "answer")} changed`), items),
     keys: {j: () => move(1), k: () => move(-1)}, help: [["j k", "next, previous change"]],
   };
+}
+
+// The same two runs in the other order.
+function turned(tree) {
+  const swapped = (rows) => rows.map((row) => ({...row, first: row.second, second: row.first}));
+  const minus = (value) => (value === null ? null : -value);
+  const metrics = swapped(tree.metrics).map((row) => ({...row, difference: minus(row.difference), low: minus(row.high), high: minus(row.low)}));
+  return {...tree, metrics, places: tree.places.toReversed(), recipe: swapped(tree.recipe), prompts: swapped(tree.prompts)};
 }
 
 function gap(row) {

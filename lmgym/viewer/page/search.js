@@ -1,6 +1,6 @@
 // Looking for answers through all steps: numbers and a regular expression, in the background.
 
-import {count, h, link, number, shown} from "./dom.js";
+import {count, counted, h, link, number, say} from "./dom.js";
 import {HELP, parseFilters} from "./filter.js";
 import {virtualList} from "./list.js";
 import {get, isFile, leftOut, post, remove} from "./source.js";
@@ -23,8 +23,8 @@ export async function searchView({run, query, go, setQuery}) {
 
   function element(place) {
     const own = found[place];
-    const text = own.found ? [shown(own.found[0]), h("mark", {}, shown(own.found[1])), shown(own.found[2])] : [own.kept ? "" : "its text was not kept"];
-    return h("div", {class: "group-row short"}, h("span", {class: "id"}, `${own.stage}/${own.step}`), h("span", {class: "prompt", dir: "auto"}, text), h("b", {class: "n"}, number(own.score)), h("span", {class: "prompt"}, `answer ${own.index}, ${count(own.length, "token")}`));
+    const text = own.found ? [own.found[0], h("mark", {}, own.found[1]), own.found[2]] : [own.kept ? "" : "its text was not kept"];
+    return h("div", {class: "group-row short"}, h("span", {class: "id"}, `${counted(own.stage)}/${counted(own.step)}`), h("span", {class: "prompt", dir: "auto"}, text), h("b", {class: "n"}, number(own.score)), h("span", {class: "prompt"}, `answer ${own.index}, ${count(own.length, "token")}`));
   }
 
   function open(place) {
@@ -44,7 +44,7 @@ export async function searchView({run, query, go, setQuery}) {
       said.classList.remove("warning");
       look(tree);
     } catch (error) {
-      said.textContent = error.message;
+      say(said, error.message);
       said.classList.add("warning");
     }
   }
@@ -54,7 +54,7 @@ export async function searchView({run, query, go, setQuery}) {
     found = tree.found;
     if (more) list.show(found.length); // else a click just now would miss its row
     const far = tree.steps ? `${tree.searched.toLocaleString("en")} of ${count(tree.steps, "step")} searched` : "looking";
-    said.textContent = `${count(found.length, "answer")} found, ${far}${tree.sentence ? "; " + tree.sentence : ""}`;
+    say(said, `${count(found.length, "answer")} found, ${far}${tree.sentence ? "; " + tree.sentence : ""}`);
     stop.hidden = tree.done;
     if (!tree.done) timer = setTimeout(async () => { if (key) look(await get(`searches/${key}`)); }, PAUSE);
   }

@@ -5,13 +5,29 @@ const embedded = block ? JSON.parse(block.textContent) : null;
 const known = new Map(); // answers of the server that do not change
 const MOST_KNOWN = 50; // of them
 
+const TOKEN = "lmgym-token"; // in the storage of this origin, which other ports of the machine cannot read
+let token = "";
+
 export const isFile = embedded !== null;
 export const leftOut = embedded?.left_out ?? "";
+
+// The first address has #token=; it is kept, and leaves the address and the history. Returns whether there was one.
+export function takeToken() {
+  if (isFile || !location.hash.startsWith("#token=")) return false;
+  token = location.hash.slice("#token=".length);
+  try { localStorage.setItem(TOKEN, token); } catch { /* then only this tab knows it */ }
+  history.replaceState(null, "", "#/");
+  return true;
+}
+
+function knownToken() {
+  try { return localStorage.getItem(TOKEN) || token; } catch { return token; }
+}
 
 // What lies at an address (addresses.py). `keep`: it does not change, so it is asked for once.
 export async function get(address, keep = false) {
   if (embedded) {
-    if (address in embedded.data) return embedded.data[address];
+    if (Object.hasOwn(embedded.data, address)) return embedded.data[address];
     throw new Error(`This is not in the file. ${leftOut}`);
   }
   if (known.has(address)) return known.get(address);
@@ -35,7 +51,7 @@ async function ask(method, address, body) {
   const path = address.split("/").map(encodeURIComponent).join("/");
   let answer;
   try {
-    answer = await fetch("/data/" + path, {method, body: body && JSON.stringify(body)});
+    answer = await fetch("/data/" + path, {method, body: body && JSON.stringify(body), headers: {"x-lmgym-token": knownToken()}});
   } catch {
     throw new Error("The server does not answer; is `lmgym view` still running?");
   }

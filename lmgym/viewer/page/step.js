@@ -1,6 +1,6 @@
 // A step: its groups or its answers, to be filtered and sorted; shares of what is often wrong.
 
-import {count, h, link, mean, number, percent, promptText, shown} from "./dom.js";
+import {count, counted, h, link, mean, number, oneLine, percent, promptText, say} from "./dom.js";
 import {HELP, groupsOf, matching, numbersOf, parseFilters} from "./filter.js";
 import {virtualList} from "./list.js";
 import {get} from "./source.js";
@@ -23,6 +23,7 @@ export async function stepView({run, parts, query, go, setQuery}) {
   const heads = h("div", {class: "heads"});
   let rows = []; // of the list: groups as lists of rows, or rows
   const prompts = new Map(); // of groups whose answers were kept
+  const texts = new Map(); // of answers, by their index
   const list = virtualList({height: 54, row: element, open, seen: readPrompts, label: "groups or answers of the step"});
   const names = Object.keys(numbers).filter((name) => !["index", "group", "kept"].includes(name) && numbers[name].some((value) => value !== null));
 
@@ -45,7 +46,7 @@ export async function stepView({run, parts, query, go, setQuery}) {
     try {
       filters = parseFilters(box.value, Object.keys(numbers));
     } catch (error) {
-      said.textContent = error.message;
+      say(said, error.message);
       said.classList.add("warning");
       return;
     }
@@ -89,7 +90,7 @@ export async function stepView({run, parts, query, go, setQuery}) {
     ];
     return h("div", {class: "group-row"},
       h("span", {class: "id"}, `#${group}`, own.some((row) => tree.columns.kept[row]) ? h("i", {title: "its texts were kept"}, " ●") : ""),
-      h("span", {class: "prompt", dir: "auto"}, shown(prompt || tree.columns.example[own[0]])),
+      h("span", {class: "prompt", dir: "auto"}, prompt || tree.columns.example[own[0]]),
       scoreDots(of("score")), h("b", {class: "n"}, number(mean(of("score")))), h("span", {class: "n"}, number(mean(of("length")))),
       h("span", {class: "n"}, number(mean(of("surprise")))), h("span", {class: "flags"}, flags));
   }
@@ -99,7 +100,7 @@ export async function stepView({run, parts, query, go, setQuery}) {
     const flags = [own("truncated") ? flag("truncated") : null, own("error") ? flag("error") : null, own("selected") === false ? flag(own("reason") || "not trained on") : null];
     return h("div", {class: "group-row"},
       h("span", {class: "id"}, `${own("index")}`, own("kept") ? h("i", {title: "its text was kept"}, " ●") : ""),
-      h("span", {class: "prompt", dir: "auto"}, `group #${own("group")} · `, shown(prompts.get(own("group")) ?? own("example"))),
+      h("span", {class: "two"}, h("span", {class: "prompt quiet", dir: "auto"}, `#${own("group")} `, prompts.get(own("group")) || own("example")), h("span", {class: "prompt", dir: "auto"}, texts.get(own("index")) ?? (own("kept") ? "…" : "its text was not kept"))),
       scoreDots([own("score")]), h("b", {class: "n"}, number(own("score"))), h("span", {class: "n"}, number(own("length"))),
       h("span", {class: "n"}, number(own("surprise"))), h("span", {class: "flags"}, flags));
   }
@@ -125,8 +126,9 @@ export async function stepView({run, parts, query, go, setQuery}) {
         if (prompts.has(group)) continue;
         prompts.set(group, "");
         try {
-          const answer = await get(`runs/${run.number}/answers/train/${stage}/${step}/${tree.columns.index[row]}`, true);
-          prompts.set(group, promptText(answer.example.prompt).replaceAll(/\s+/g, " ").slice(0, 200));
+          const whole = await get(`runs/${run.number}/groups/${stage}/${step}/${group}`, true);
+          prompts.set(group, oneLine(promptText(whole.example.prompt)));
+          for (const answer of whole.answers) if (answer.texts) texts.set(answer.index, oneLine(answer.texts.join(" ⏎ ")));
         } catch { continue; } // not in a file that was made with a limit
       }
       if (wanted.size) list.redraw();
@@ -142,7 +144,7 @@ export async function stepView({run, parts, query, go, setQuery}) {
   let [before, after] = tree.neighbours;
   const heading = h("h1");
   const around = (place, sign) => (place ? link(`${here}/step/${place.join("/")}`, sign) : h("span", {class: "quiet"}, sign));
-  const head = () => heading.replaceChildren(around(before, "‹"), ` step ${step} of ${tree.stage_name || `stage ${stage}`} `, around(after, "›"));
+  const head = () => heading.replaceChildren(around(before, "‹"), ` step ${counted(step)} of ${tree.stage_name || `stage ${counted(stage)}`} `, around(after, "›"));
   const node = h("section", {class: "filling"},
     heading,
     h("p", {class: "facts"}, SUMMARY.filter((name) => name in tree.metrics).map((name) => h("span", {}, `${name} `, h("b", {}, number(tree.metrics[name]))))),
@@ -159,7 +161,7 @@ export async function stepView({run, parts, query, go, setQuery}) {
   }
 
   return {
-    title: `step ${step}`, node, parent: "#/", place: list.place, restore: list.restore,
+    title: `step ${counted(step)}`, node, parent: "#/", place: list.place, restore: list.restore,
     keys: {...list.keys, "/": () => box.focus(), "[": () => before && go(`${here}/step/${before.join("/")}`), "]": () => after && go(`${here}/step/${after.join("/")}`)},
     help: [["j k", "next, previous row"], ["l", "open it"], ["[ ]", "previous, next step"], ["/", "filter"]],
     update: async () => { // the next step may be there by now
@@ -182,11 +184,11 @@ function groupHeads() {
 }
 
 function answerHeads() {
-  return ["answer", "prompt", "", "score", "length", "surprise", ""].map((name) => h("span", {}, name));
+  return ["number", "prompt and answer", "", "score", "length", "surprise", ""].map((name) => h("span", {}, name));
 }
 
 function flag(text) {
-  return h("span", {class: "flag"}, text);
+  return h("span", {class: "flag", title: text}, text);
 }
 
 function sum(values) {

@@ -60,12 +60,13 @@ function sourceElement(source, body) {
 
 // The parts of a row as details; bodyOf(part) makes what stands in them.
 function partElements(row, turns, bodyOf) {
+  const first = row.turn[0] ?? 0; // of the row: another row begins where the conversation before was cut
   return partsOf(row).map((part) => {
     const size = count(part.to - part.from, "token");
     const body = bodyOf(part);
     if (!part.sampled) {
       const text = row.pieces.slice(part.from, part.to).join("");
-      const name = part.from === 0 ? "prompt" : "environment";
+      const name = part.from > 0 ? "observation" : row.source ? "decoder's start" : first > 0 ? `prompt of turn ${first + 1}` : "prompt";
       return h("details", {class: "part given", open: text.length <= LONG || part.from > 0}, h("summary", {}, h("b", {}, name), ` ${size}, not seen by the loss`), body);
     }
     const turn = turns[part.turn] ?? {};

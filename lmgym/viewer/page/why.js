@@ -2,7 +2,7 @@
 
 import {h, number} from "./dom.js";
 
-const SIGNS = {log_pi: "log π", log_ref: "log π_ref", beta: "β", tau: "τ"};
+const SIGNS = {__proto__: null, log_pi: "log π", log_ref: "log π_ref", beta: "β", tau: "τ"};
 
 // In a sentence. `answer` is the tree of the answer, `row` a row's number, `action` the token's place among its actions.
 export function inShort(answer, row, action) {
