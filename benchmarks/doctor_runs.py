@@ -5,7 +5,6 @@ Most go on from the quickstart's warm start: a tiny model that is right in about
 
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lmgym.algorithms.grpo import GRPO
@@ -23,11 +22,12 @@ SUMS: Tree = {
     "rewards": {"final_answer": 1.0},
     "policy": {"model": START, "device": "cpu"},
     "sampling": {"max_new_tokens": 12},
-    "evaluation": {"split": "validation", "examples": 128, "temperature": 1.0, "every": 15},
+    "evaluation": {"split": "validation", "examples": 64, "temperature": 1.0, "every": 15},
     "algorithm": {"name": "grpo", "group_size": 8},
     "optimizer": {"learning_rate": 3e-4},
     "checkpoint": {"every": 0},
-    "prompts_per_step": 16,
+    "logs": {"traces": "none", "samples": 0},
+    "prompts_per_step": 8,
     "steps": 45,
     "threads": 1,
 }
@@ -41,12 +41,13 @@ COUNT: Tree = {  # recipe increasing_numbers, smaller
     "optimizer": {"learning_rate": 1e-3},
     "evaluation": {"split": "validation", "every": 10, "examples": 10, "samples": 16, "temperature": 1.0},
     "checkpoint": {"every": 0},
+    "logs": {"traces": "none", "samples": 0},
     "prompts_per_step": 32,
     "steps": 55,
     "threads": 1,
 }  # fmt: skip
-LIKE_GRPO, GROUPS = {"prompts_per_step": 16}, {"group_size": 8}
-ONE_EACH = {"prompts_per_step": 128}
+LIKE_GRPO, GROUPS = {"prompts_per_step": 8}, {"group_size": 8}
+ONE_EACH = {"prompts_per_step": 64}
 
 
 @dataclass(frozen=True)
@@ -68,16 +69,41 @@ def by(name: str, **fields: Any) -> Tree:
 
 
 HEALTHY: dict[str, Healthy] = {
-    "quickstart": Healthy("quickstart", ("threads=1", "stages.rl.steps=60", "checkpoint.every=0"), seeds=4),
-    "increasing_numbers": Healthy("increasing_numbers", ("steps=60", "checkpoint.every=0"), seeds=3),
-    "frozen_lake": Healthy("frozen_lake", ("stages.rl.steps=60", "checkpoint.every=0"), seeds=2),
+    "quickstart": Healthy(
+        "quickstart",
+        (
+            "threads=1",
+            "stages.rl.steps=45",
+            "stages.rl.prompts_per_step=16",
+            "evaluation.examples=128",
+            "checkpoint.every=0",
+            "logs.traces=none",
+        ),
+        seeds=4,
+    ),
+    "increasing_numbers": Healthy(
+        "increasing_numbers", ("steps=45", "prompts_per_step=64", "checkpoint.every=0", "logs.traces=none"), seeds=3
+    ),
+    "frozen_lake": Healthy("frozen_lake", ("stages.rl.steps=45", "checkpoint.every=0", "logs.traces=none"), seeds=2),
     "blackjack": Healthy(
         "blackjack",
-        ("stages.rl.steps=40", "stages.rl.prompts_per_step=512", "evaluation.examples=512", "evaluation.every=20",
-         "checkpoint.every=0"),
+        (
+            "stages.rl.steps=40",
+            "stages.rl.prompts_per_step=256",
+            "evaluation.examples=512",
+            "evaluation.every=20",
+            "checkpoint.every=0",
+            "logs.traces=none",
+        ),
         seeds=2,
     ),
-    "chain_pairs": Healthy("chain_pairs", ("checkpoint.every=0",)),
+    "chain_pairs": Healthy(
+        "chain_pairs",
+        (
+            "checkpoint.every=0",
+            "logs.traces=none",
+        ),
+    ),
     "distill_teacher": Healthy("distill_miniature", ("stages=[{name: teacher, steps: 200}]",)),
     "sums_grpo": Healthy(sums(), seeds=3),
     "sums_dapo": Healthy(by("dapo", **GROUPS)),
@@ -226,62 +252,148 @@ PLANTED: dict[str, Planted] = {
     "rate_100_times": planted("a learning rate 100 times too high", TOO_HIGH, optimizer=rate(3e-2)),
     "rate_30_times": planted("a learning rate 30 times too high", TOO_HIGH, optimizer=rate(1e-2)),
     "count_rate_100_times": planted("PPO, a learning rate 100 times too high", TOO_HIGH, COUNT, optimizer=rate(0.1)),
-    "rate_zero": planted("a learning rate of 0", "learning_rate_too_low", optimizer=rate(0.0), prompts_per_step=4,
-                         steps=130),
-    "rate_too_low": planted("a learning rate 100,000 times too low", "learning_rate_too_low", COUNT,
-                            optimizer=rate(1e-8), prompts_per_step=8, steps=130),
+    "rate_zero": planted(
+        "a learning rate of 0", "learning_rate_too_low", optimizer=rate(0.0), prompts_per_step=4, steps=130
+    ),
+    "rate_too_low": planted(
+        "a learning rate 100,000 times too low",
+        "learning_rate_too_low",
+        COUNT,
+        optimizer=rate(1e-8),
+        prompts_per_step=8,
+        steps=130,
+    ),
     "never": planted("the reward looks for a mark that no answer has", NO_SIGNAL, rewards={f"{HERE}:never": 1.0}),
     "always": planted("the reward is 1 for every answer", NO_SIGNAL, rewards={f"{HERE}:always": 1.0}),
-    "of_the_prompt": planted("the reward depends on the prompt alone", NO_SIGNAL,
-                             rewards={f"{HERE}:of_the_prompt": 1.0}),
-    "too_hard": planted("numbers to 5,000, in three steps", NO_SIGNAL,
-                        task={**SUMS["task"], "largest": 5000, "steps": 3}),
-    "too_hard_ppo": planted("the same without groups", NO_SIGNAL, algorithm={"name": "ppo"}, prompts_per_step=64,
-                            task={**SUMS["task"], "largest": 5000, "steps": 3}),
-    "no_warm_start": planted("a random model on word problems", f"{NO_SIGNAL} truncation",
-                             policy={"model": "builtin:tiny", "device": "cpu"}),
-    "tiny_groups": planted("groups of 2 from a model that is rarely right", NO_SIGNAL,
-                           task={**SUMS["task"], "largest": 400}, algorithm={"name": "grpo", "group_size": 2}),
-    "three_tokens": planted("3 new tokens, where an answer needs 8", f"{NO_SIGNAL} truncation",
-                            sampling={"max_new_tokens": 3}),
-    "seven_tokens": planted("6 new tokens, too few for most answers", "truncation rarely_earned",
-                            sampling={"max_new_tokens": 6}),
-    "stops_at_plus": planted("a stop text that ends answers before their result", NO_SIGNAL,
-                             sampling={"max_new_tokens": 12, "stop": ["="]}),
-    "pays_length": planted("the reward pays length, the goal is only measured",
-                           "reward_hacking length_drift repeated_phrases truncation",
-                           rewards={f"{HERE}:long": 1.0}, evaluation=GOAL, sampling={"max_new_tokens": 40},
-                           optimizer=rate(1e-3)),
-    "pays_brevity": planted("the reward pays brevity, the goal is only measured", "reward_hacking length_drift",
-                            rewards={f"{HERE}:short": 1.0}, evaluation=GOAL, optimizer=rate(1e-3)),
-    "pays_digits": planted("the reward pays digits, the goal is only measured", "reward_hacking length_drift",
-                           rewards={f"{HERE}:digits": 1.0}, evaluation=GOAL, optimizer=rate(1e-3)),
-    "pays_one_letter": planted("the reward counts a letter", "repeated_phrases",
-                               rewards={f"{HERE}:one_letter": 1.0},
-                               sampling={"max_new_tokens": 32, "min_new_tokens": 32}, optimizer=rate(3e-3),
-                               prompts_per_step=8),
-    "negative_weight": planted("the reward's weight has the wrong sign", "reward_hacking one_component",
-                               rewards={"final_answer": -1.0}, evaluation=GOAL),
-    "backwards": planted("advantages of the wrong sign", "reward_collapse " + TOO_HIGH,
-                         algorithm={"name": f"{HERE}:Backwards", "group_size": 8}),
-    "easy_component": planted("an easy component is earned, the goal is not", "one_component rarely_earned",
-                              rewards={f"{HERE}:never": 1.0, f"{HERE}:digits": 0.5}, optimizer=rate(1e-3)),
-    "eight_problems": planted("eight problems to train on", "overfitting",
-                              task={**SUMS["task"], "size": 8}, prompts_per_step=8, optimizer=rate(1e-3), steps=80),
-    "wrong_references": planted("nearly all references to train on are wrong", "overfitting rarely_earned",
-                                task={**SUMS["task"], "mistakes": 1.0}, optimizer=rate(1e-3), steps=100),
-    "chance": planted("the reward is as good as random, at a high rate", "kl_blow_up " + TOO_HIGH,
-                      rewards={f"{HERE}:noise": 1.0}, optimizer=rate(3e-3),
-                      algorithm={"name": "grpo", "group_size": 8, "kl_coefficient": 1e-6}),
-    "entropy_bonus": planted("an entropy bonus that outweighs the reward", "entropy_growth reward_collapse",
-                             algorithm={"name": "ppo", "entropy_coefficient": 1.0}, prompts_per_step=64,
-                             optimizer=rate(1e-3)),
-    "many_epochs": planted("16 epochs on each batch at three times the rate", TOO_HIGH,
-                           algorithm={"name": "ppo", "epochs": 16}, prompts_per_step=32, optimizer=rate(1e-3)),
-    "growing_reward": planted("the reward's scale doubles with every second call", TOO_HIGH,
-                              rewards={f"{HERE}:growing": 1.0}),
-    "dead_critic": planted("a value function that never trains", "dead_critic", COUNT,
-                           algorithm={**COUNT["algorithm"], "value_coefficient": 0.0}, prompts_per_step=32),
-    "failing_environment": planted("an environment that fails for every fifth problem", "environment_errors",
-                                   env=f"{HERE}:Unreliable", rewards=None, prompts_per_step=10),
+    "of_the_prompt": planted(
+        "the reward depends on the prompt alone", NO_SIGNAL, rewards={f"{HERE}:of_the_prompt": 1.0}
+    ),
+    "too_hard": planted(
+        "numbers to 5,000, in three steps", NO_SIGNAL, task={**SUMS["task"], "largest": 5000, "steps": 3}
+    ),
+    "too_hard_ppo": planted(
+        "the same without groups",
+        NO_SIGNAL,
+        algorithm={"name": "ppo"},
+        prompts_per_step=64,
+        task={**SUMS["task"], "largest": 5000, "steps": 3},
+    ),
+    "no_warm_start": planted(
+        "a random model on word problems", f"{NO_SIGNAL} truncation", policy={"model": "builtin:tiny", "device": "cpu"}
+    ),
+    "tiny_groups": planted(
+        "groups of 2 from a model that is rarely right",
+        NO_SIGNAL,
+        task={**SUMS["task"], "largest": 400},
+        algorithm={"name": "grpo", "group_size": 2},
+    ),
+    "three_tokens": planted(
+        "3 new tokens, where an answer needs 8", f"{NO_SIGNAL} truncation", sampling={"max_new_tokens": 3}
+    ),
+    "seven_tokens": planted(
+        "6 new tokens, too few for most answers", "truncation rarely_earned", sampling={"max_new_tokens": 6}
+    ),
+    "stops_at_plus": planted(
+        "a stop text that ends answers before their result", NO_SIGNAL, sampling={"max_new_tokens": 12, "stop": ["="]}
+    ),
+    "pays_length": planted(
+        "the reward pays length, the goal is only measured",
+        "reward_hacking length_drift repeated_phrases truncation",
+        rewards={f"{HERE}:long": 1.0},
+        evaluation=GOAL,
+        sampling={"max_new_tokens": 40},
+        optimizer=rate(1e-3),
+    ),
+    "pays_brevity": planted(
+        "the reward pays brevity, the goal is only measured",
+        "reward_hacking length_drift",
+        rewards={f"{HERE}:short": 1.0},
+        evaluation=GOAL,
+        optimizer=rate(1e-3),
+    ),
+    "pays_digits": planted(
+        "the reward pays digits, the goal is only measured",
+        "reward_hacking length_drift",
+        rewards={f"{HERE}:digits": 1.0},
+        evaluation=GOAL,
+        optimizer=rate(1e-3),
+    ),
+    "pays_one_letter": planted(
+        "the reward counts a letter",
+        "repeated_phrases",
+        rewards={f"{HERE}:one_letter": 1.0},
+        sampling={"max_new_tokens": 32, "min_new_tokens": 32},
+        optimizer=rate(3e-3),
+        prompts_per_step=8,
+    ),
+    "negative_weight": planted(
+        "the reward's weight has the wrong sign",
+        "reward_hacking one_component",
+        rewards={"final_answer": -1.0},
+        evaluation=GOAL,
+    ),
+    "backwards": planted(
+        "advantages of the wrong sign",
+        "reward_collapse " + TOO_HIGH,
+        algorithm={"name": f"{HERE}:Backwards", "group_size": 8},
+    ),
+    "easy_component": planted(
+        "an easy component is earned, the goal is not",
+        "one_component rarely_earned",
+        rewards={f"{HERE}:never": 1.0, f"{HERE}:digits": 0.5},
+        optimizer=rate(1e-3),
+    ),
+    "eight_problems": planted(
+        "eight problems to train on",
+        "overfitting",
+        task={**SUMS["task"], "size": 8},
+        prompts_per_step=8,
+        optimizer=rate(1e-3),
+        steps=80,
+    ),
+    "wrong_references": planted(
+        "nearly all references to train on are wrong",
+        "overfitting rarely_earned",
+        task={**SUMS["task"], "mistakes": 1.0},
+        optimizer=rate(1e-3),
+        steps=100,
+    ),
+    "chance": planted(
+        "the reward is as good as random, at a high rate",
+        "kl_blow_up " + TOO_HIGH,
+        rewards={f"{HERE}:noise": 1.0},
+        optimizer=rate(3e-3),
+        algorithm={"name": "grpo", "group_size": 8, "kl_coefficient": 1e-6},
+    ),
+    "entropy_bonus": planted(
+        "an entropy bonus that outweighs the reward",
+        "entropy_growth reward_collapse",
+        algorithm={"name": "ppo", "entropy_coefficient": 1.0},
+        prompts_per_step=64,
+        optimizer=rate(1e-3),
+    ),
+    "many_epochs": planted(
+        "16 epochs on each batch at three times the rate",
+        TOO_HIGH,
+        algorithm={"name": "ppo", "epochs": 16},
+        prompts_per_step=32,
+        optimizer=rate(1e-3),
+    ),
+    "growing_reward": planted(
+        "the reward's scale doubles with every second call", TOO_HIGH, rewards={f"{HERE}:growing": 1.0}
+    ),
+    "dead_critic": planted(
+        "a value function that never trains",
+        "dead_critic",
+        COUNT,
+        algorithm={**COUNT["algorithm"], "value_coefficient": 0.0},
+        prompts_per_step=32,
+    ),
+    "failing_environment": planted(
+        "an environment that fails for every fifth problem",
+        "environment_errors",
+        env=f"{HERE}:Unreliable",
+        rewards=None,
+        prompts_per_step=10,
+    ),
 }

@@ -185,8 +185,8 @@ class Watch:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `examine` has found in a run folder; `histories` has the numbers of each stage, `unjudged` for each stage the
-    rules that had too little to judge it, by what they lack.
+    """What `examine` has found in a run folder; `histories` has the numbers of each stage, `unjudged` for each stage
+    the rules that had too little to judge it, by what they lack.
 
     `state` is "finished", "running" (another process trains in it now) or "unfinished". `seconds` has for each stage
     the mean of a step and of its parts.

@@ -237,7 +237,7 @@ def test_what_the_newest_evaluation_refutes_is_minor_and_says_so() -> None:
 RARE = [(1, 64), (0, 64)]  # in turn
 
 
-@pytest.mark.parametrize(("earned", "found"), [(RARE, True), ([(0, 64)], True), ([(4, 256)], False), ([(4, 64)], False)])
+@pytest.mark.parametrize(("earned", "found"), [(RARE, True), ([(0, 9)], True), ([(4, 256)], False), ([(4, 64)], False)])
 def test_a_main_reward_that_hardly_any_answer_earns_is_found_after_ten_steps(
     earned: list[tuple[int, int]], found: bool
 ) -> None:
@@ -253,14 +253,19 @@ def test_a_main_reward_that_hardly_any_answer_earns_is_found_after_ten_steps(
 def test_rules_that_had_too_little_to_judge_are_named_with_what_they_lack() -> None:
     numbers = {"reward": 0.5, "entropy": 1.0, "value/explained_variance": 0.5, "answers": 8}
     evaluation = {"reward": 0.5, "reward/low": 0.4, "reward/high": 0.6}
-    short, alone = watched([(numbers, [], None)] * 12), watched([(numbers, [], evaluation), *[(numbers, [], None)] * 60])
+    plain: list[Any] = [(numbers, [], None)]
+    short, alone = watched(plain * 12), watched([(numbers, [], evaluation), *plain * 60])
     lacking = short.unjudged()
     assert {"entropy_collapse", "overfitting"} <= set(lacking["needs 20 steps"])
     assert lacking["needs 50 steps"] == ["dead_critic"]
     assert "kl_blow_up" not in str(lacking)  # there is no reference
     needs = "needs a held-out metric that is no part of the reward: name one in evaluation.metrics"
-    expected = {needs: ["reward_hacking"], "needs 100 steps": ["learning_rate_too_low"]}
-    assert alone.unjudged() == {"needs two evaluations of several prompts, some 15 steps apart": ["overfitting"]} | expected
+    twice = "needs two evaluations of several prompts, some 15 steps apart"
+    assert alone.unjudged() == {
+        twice: ["overfitting"],
+        needs: ["reward_hacking"],
+        "needs 100 steps": ["learning_rate_too_low"],
+    }
 
 
 @given(some.lists(STEPS, min_size=1, max_size=6), some.integers(2, 20))

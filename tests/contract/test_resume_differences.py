@@ -265,7 +265,7 @@ def test_odd_names_and_an_empty_manifest_on_the_command_line(
     (runs.newest(folder).parent / "stage-0-step-000002" / "manifest.json").write_text("{}")
     said = resume(capsys, folder)
     assert "stage-0-step-000002 (copy) is no checkpoint of this run and is ignored" in said
-    assert "is damaged (manifest.json names no files); falling back" in said and "in stage 1, after 1 steps" in said
+    assert "is damaged (manifest.json names no files); falling back" in said and "in stage 1, after step 1" in said
     shutil.rmtree(folder / "checkpoints" / "stage-0-step-000002 (copy)")
     runs.assert_equal_runs(done, folder)
 
