@@ -142,7 +142,7 @@ FAILING = {
     ),
     "impossible_task": Failing(
         "a reward that no answer earns",
-        {"equal_groups", "truncation"},
+        {"equal_groups", "rarely_earned", "truncation"},
         {"rewards": {f"{HERE}:never": 1.0}},
     ),
     "cut_answers": Failing(
@@ -187,7 +187,7 @@ FAILING = {
     ),
     "easy_component": Failing(
         "digits are easy to earn, the main component never is",
-        {"one_component"},
+        {"one_component", "rarely_earned"},
         {"rewards": {f"{HERE}:never": 1.0, f"{HERE}:digits": 0.5}, "steps": 30},
     ),
     "other_prompts": Failing(

@@ -15,8 +15,8 @@ from typing import Any
 from lmgym.core.errors import LmgymError
 from lmgym.logs import rules_policy as policy
 from lmgym.logs import rules_reward as reward
-from lmgym.logs.doctor_facts import Answer, Facts, Record, answer_of_record, facts_of
-from lmgym.logs.history import History, Level, Sign, mean
+from lmgym.logs.doctor_facts import Answer, Facts, Record, answer_of_record, bounded, facts_of
+from lmgym.logs.history import WINDOW, History, Level, Sign, mean
 from lmgym.logs.writer import METRICS, ROLLOUTS, at_once, read_records
 
 LEVELS: tuple[Level, ...] = ("severe", "moderate", "minor")
@@ -24,33 +24,58 @@ LEVELS: tuple[Level, ...] = ("severe", "moderate", "minor")
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule and its name. `live`: training warns of it; of the others the loop itself warns.
+    """A rule and its name. It judges the stages that it is `about`, from so many `steps` on; one that compares
+    evaluations, those of the metric that `held_out` names. `live`: training warns of it; of the others the loop itself
+    warns.
     Example: next(rule for rule in RULES if rule.name == "entropy_collapse").check(history)"""
 
     name: str
     check: Callable[[History], Sign | None]
+    about: Callable[[History], bool]
+    steps: int = 2 * WINDOW
+    held_out: Callable[[History], str | None] | None = None
     live: bool = True
+
+    def lacks(self, history: History) -> str:
+        """What the rule lacks to judge a stage; empty if it has enough, or if it is about what the stage has not."""
+        if not self.about(history):
+            return ""
+        if len(history) < self.steps:
+            return f"needs {self.steps} steps"
+        if self.held_out is None:
+            return ""
+        metric = self.held_out(history)
+        if metric is None and history.evaluations:
+            return "needs a held-out metric that is no part of the reward: name one in evaluation.metrics"
+        compared = metric and reward.held_out_change(history, metric) and history.then_and_now("reward")[0]
+        return "" if compared else "needs two evaluations of several prompts, some 15 steps apart"
+
+
+def has(*columns: str) -> Callable[[History], bool]:
+    """Whether the records of a stage have one of these metrics."""
+    return lambda history: any(column in history.columns for column in columns)
 
 
 RULES = (
-    Rule("entropy_collapse", policy.entropy_collapse),
-    Rule("entropy_growth", policy.entropy_growth),
-    Rule("reward_collapse", reward.reward_collapse),
-    Rule("overfitting", reward.overfitting),
-    Rule("reward_hacking", reward.reward_hacking),
-    Rule("repeated_phrases", reward.repeated_phrases),
-    Rule("equal_groups", reward.equal_groups),
-    Rule("truncation", reward.truncation),
-    Rule("length_drift", reward.length_drift),
-    Rule("kl_blow_up", policy.kl_blow_up),
-    Rule("sampler_gap", policy.sampler_gap, live=False),
-    Rule("one_component", reward.one_component),
-    Rule("dead_critic", policy.dead_critic),
-    Rule("learning_rate_too_high", policy.learning_rate_too_high),
-    Rule("learning_rate_too_low", policy.learning_rate_too_low),
-    Rule("stale_rollouts", policy.stale_rollouts),
-    Rule("slow_part", policy.slow_part),
-    Rule("environment_errors", policy.environment_errors, live=False),
+    Rule("entropy_collapse", policy.entropy_collapse, has("entropy")),
+    Rule("entropy_growth", policy.entropy_growth, has("entropy")),
+    Rule("reward_collapse", reward.reward_collapse, has("reward"), WINDOW + 1),
+    Rule("rarely_earned", reward.rarely_earned, has("reward"), WINDOW),
+    Rule("overfitting", reward.overfitting, has("reward"), held_out=lambda _: "reward"),
+    Rule("reward_hacking", reward.reward_hacking, has("reward"), held_out=reward.goal_metric),
+    Rule("repeated_phrases", reward.repeated_phrases, has("repeated")),
+    Rule("equal_groups", reward.equal_groups, has("zero_variance_groups"), WINDOW),
+    Rule("truncation", reward.truncation, has("truncated"), WINDOW),
+    Rule("length_drift", reward.length_drift, has("length/mean")),
+    Rule("kl_blow_up", policy.kl_blow_up, has("kl/reference")),
+    Rule("sampler_gap", policy.sampler_gap, has("sampler_logprob_gap"), WINDOW, live=False),
+    Rule("one_component", reward.one_component, lambda history: len(history.facts.weights) > 1),
+    Rule("dead_critic", policy.dead_critic, has("value/explained_variance"), policy.CRITIC_STEPS),
+    Rule("learning_rate_too_high", policy.learning_rate_too_high, has(*policy.TOO_HIGH), WINDOW),
+    Rule("learning_rate_too_low", policy.learning_rate_too_low, has("reward"), policy.STILL_STEPS),
+    Rule("stale_rollouts", policy.stale_rollouts, has("version_lag"), WINDOW),
+    Rule("slow_part", policy.slow_part, has("seconds"), WINDOW),
+    Rule("environment_errors", policy.environment_errors, has("environment_errors"), 1, live=False),
 )
 LIVE = frozenset(rule.name for rule in RULES if rule.live)
 
@@ -58,7 +83,8 @@ LIVE = frozenset(rule.name for rule in RULES if rule.live)
 @dataclass(frozen=True)
 class Finding:
     """What a rule has found in a stage: the `step` of the stage (counted from 0) where it showed first, its `sign` at
-    its worst, at `sign_step`, and the last step where it still showed. `held`: that was at the end of the stage.
+    its worst, at `sign_step`, and the last step where it still showed. `held`: that was at the end of the stage; else
+    `end_value` is what the sign's metric was in the end.
 
     Example: [(finding.rule, finding.step, finding.sign.what) for finding in examine(Path("runs/a"), recipe).findings]
     """
@@ -71,6 +97,7 @@ class Finding:
     sign_step: int
     last_step: int
     held: bool = True
+    end_value: float | None = None
 
     @property
     def title(self) -> str:
@@ -78,7 +105,10 @@ class Finding:
 
     @property
     def level(self) -> Level:
-        """The sign's; one less for what was over before the end."""
+        """The sign's; one less for what was over before the end. What compares evaluations is about the outcome, so the
+        last of them refutes it: minor."""
+        if self.sign.held_out and not self.held:
+            return "minor"
         place = LEVELS.index(self.sign.level) + (not self.held)
         return LEVELS[min(place, len(LEVELS) - 1)]
 
@@ -87,7 +117,7 @@ class Finding:
         named = {"rule": self.rule, "level": self.level, "stage": self.stage, "stage_name": self.stage_name}
         steps = {"step": self.step, "last_step": self.last_step, "held_to_the_end": self.held}
         shown = {key: value for key, value in vars(self.sign).items() if key != "level"}
-        return named | steps | shown | {"value_step": self.sign_step}
+        return named | steps | shown | {"value_step": self.sign_step, "end_value": self.end_value}
 
 
 class Watch:
@@ -114,9 +144,28 @@ class Watch:
         self.history.add_evaluation(record)
 
     def close(self) -> None:
-        """Ask the rules once more, of the last step and of the evaluation after it."""
+        """Ask the rules once more, of the last step and of the evaluation after it; what no longer holds is noted with
+        the number of the end."""
         if len(self.history):
             self._ask()
+        for name, known in self.findings.items():
+            if not known.held:
+                self.findings[name] = replace(known, end_value=self._newest(known.sign))
+
+    def unjudged(self) -> dict[str, list[str]]:
+        """The rules that had too little to judge the stage, by what they lack."""
+        found: dict[str, list[str]] = {}
+        for rule in RULES:
+            if rule.name not in self.findings and (lacks := rule.lacks(self.history)):
+                found.setdefault(lacks, []).append(rule.name)
+        return found
+
+    def _newest(self, sign: Sign) -> float | None:
+        """The newest number of a sign's metric."""
+        if sign.held_out:
+            return bounded(self.history.evaluations[-1].get(sign.metric))
+        recent = self.history.recent(sign.metric)
+        return mean(recent) if recent else None
 
     def _ask(self) -> list[Finding]:
         facts, step, new = self.history.facts, self.history.steps[-1], []
@@ -136,7 +185,8 @@ class Watch:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `examine` has found in a run folder; `histories` has the numbers of each stage.
+    """What `examine` has found in a run folder; `histories` has the numbers of each stage, `unjudged` for each stage
+    the rules that had too little to judge it, by what they lack.
 
     `state` is "finished", "running" (another process trains in it now) or "unfinished". `seconds` has for each stage
     the mean of a step and of its parts.
@@ -147,6 +197,7 @@ class Diagnosis:
     findings: list[Finding]
     histories: list[History]
     seconds: dict[str, dict[str, float]]
+    unjudged: dict[str, dict[str, list[str]]]
 
     @property
     def steps(self) -> int:
@@ -160,6 +211,7 @@ class Diagnosis:
             "state": self.state,
             "steps": self.steps,
             "seconds": self.seconds,
+            "unjudged": self.unjudged,
             "findings": found,
         }
 
@@ -188,7 +240,9 @@ def examine(folder: Path, recipe: Mapping[str, Any]) -> Diagnosis:
     if state == "unfinished" and (early := _ended_early(folder, recipe, histories)):
         findings.append(early)
     findings.sort(key=lambda found: (LEVELS.index(found.level), not found.held, found.stage, found.step))
-    return Diagnosis(folder, state, findings, histories, {_name(one): _seconds(one) for one in histories if len(one)})
+    seconds = {_name(one): _seconds(one) for one in histories if len(one)}
+    unjudged = {_name(watch.history): watch.unjudged() for _, watch in sorted(watches.items())}
+    return Diagnosis(folder, state, findings, histories, seconds, unjudged)
 
 
 def _tracked_answers(folder: Path) -> dict[tuple[int, int], list[Answer]]:
@@ -268,7 +322,7 @@ def _seconds(history: History) -> dict[str, float]:
 
 
 def _name(history: History) -> str:
-    return history.facts.name or f"stage {history.facts.stage}"
+    return history.facts.name or f"stage {history.facts.stage + 1}"
 
 
 def check_is_run(folder: Path) -> None:

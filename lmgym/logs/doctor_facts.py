@@ -33,6 +33,8 @@ class Facts:
     updates: int | None = None
     replays: bool = False
     """Answers of older weights are trained on by design."""
+    rewarded: bool = True
+    """False where a teacher is learned from, and rewards are metrics only."""
     clips_tokens: bool = True
     """False where most tokens may lie outside of the bounds in a healthy run, or keep their gradient there."""
 
@@ -70,6 +72,7 @@ def _facts(recipe: Record, section: Record, stage: int, compute: str) -> Facts:
         gap_limit=None if other_cause else float(usual if limit is None else limit),
         updates=algorithm["epochs"] * algorithm["minibatches"] if algorithm.get("target_kl") else None,
         replays=replays,
+        rewarded="teacher" not in algorithm,
         clips_tokens=surrogate["name"] == "clip" and surrogate["ratio"] == "token",
     )
 
@@ -93,7 +96,7 @@ def answer_of_record(record: Record) -> Answer:
         ids = list(chain.from_iterable(turn["action_ids"] for turn in turns))
         return _answer(record["score"], record["reward_components"], cut, ids)
     except (LookupError, TypeError, AttributeError) as error:
-        place = f"stage {record['stage']}, step {record['step']}"
+        place = f"stage {record['stage'] + 1}, step {record['step'] + 1}"
         raise LmgymError(
             f"rollouts.jsonl: an answer of {place} is not as lmgym writes it ({type(error).__name__}: {error}); remove "
             "the line, or the file"

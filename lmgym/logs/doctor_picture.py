@@ -72,7 +72,7 @@ def _draw(finding: Finding, history: History, axes: "Axes") -> None:
     if sign.held_out:
         end = begin = max(points[points <= finding.sign_step + 1], default=0.0)
     else:
-        begin, end = max(finding.sign_step - sign.steps + 1, 0), finding.sign_step
+        begin, end = max(finding.sign_step - sign.steps + 2, 1), finding.sign_step + 1
     axes.axvline(end, color=ORANGE, linewidth=1)
     axes.plot([begin, end], [sign.value] * 2, color=ORANGE, linewidth=3, marker="o" if begin == end else "", zorder=4)
     left = end > 0.55 * max(steps.max(initial=1.0), 1.0)  # the side of the line that has room
@@ -93,8 +93,8 @@ def _draw(finding: Finding, history: History, axes: "Axes") -> None:
 
 
 def _curve(history: History, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """The steps and values of a train metric; NaN where a step has none."""
-    steps, column = np.array(history.steps, dtype=float), np.full(len(history), np.nan)
+    """The steps, counted from 1, and the values of a train metric; NaN where a step has none."""
+    steps, column = np.array(history.steps, dtype=float) + 1, np.full(len(history), np.nan)
     if metric in history.columns:
         column[: len(history.columns[metric])] = history.columns[metric]
     return steps, column

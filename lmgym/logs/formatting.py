@@ -20,14 +20,15 @@ def status(
     seconds_left: float | None,
     held_out: tuple[str, float] | None = None,
 ) -> list[str]:
-    """The words of the live line: step, reward (or loss), accuracy, tokens/s, time left, truncated share.
+    """The words of the live line: step, the step's reward (or loss), accuracy, tokens/s, time left, truncated share.
 
-    Accuracy is the first metric of the last evaluation (`held_out`: its name and mean). Before the first evaluation it
-    is the first component of the train reward, with the label "train". The first five words fit into 80 columns.
+    Accuracy is the first metric of the last evaluation (`held_out`: its name and mean), and is called held-out: the
+    step's own reward stands beside it. Before the first evaluation it is the first component of the train reward, with
+    the label "train". The first five words fit into 80 columns.
 
     Example:
         >>> status({"reward": 0.5, "tokens_per_second/rollout": 12e3}, 12, 200, 151.0, ("final_answer", 0.61))
-        ['step  13/200', 'reward 0.500', 'accuracy 0.610', '12.0k tokens/s', '02:31 left']
+        ['step  13/200', 'reward 0.500', 'held-out accuracy 0.610', '12.0k tokens/s', '02:31 left']
     """
     words = [f"step {step + 1:>{len(str(steps))}}/{steps}"]
     losses = [name for name in record if name == "loss" or name.startswith("loss/")]
@@ -37,8 +38,7 @@ def status(
         words.append(f"loss {decimal(number(record, losses[0]))}")
     components = [name for name in record if name.startswith("reward/")]
     if held_out:
-        label = "held-out reward" if held_out[0] == "reward" else _label(held_out[0])
-        words.append(f"{label} {decimal(held_out[1])}")
+        words.append(f"held-out {_label(held_out[0])} {decimal(held_out[1])}")
     elif components:
         name = _label(components[0].removeprefix("reward/"))
         words.append(f"train {name} {decimal(number(record, components[0]))}")

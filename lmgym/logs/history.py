@@ -6,6 +6,7 @@ in their order; so both see the same.
 
 import math
 from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,6 +112,15 @@ class History:
     def recent(self, name: str) -> list[float]:
         """The numbers of the newest window."""
         return self._window(name, len(self.steps) - WINDOW)
+
+    def then_and_now(self, name: str) -> tuple[list[float], list[float]]:
+        """The numbers around the first evaluation and around the newest, half of each window before it; near an end of
+        the run those of the first or the newest window. Both are empty if they have a step in common."""
+        if not self.evaluations or len(self.steps) < WINDOW:
+            return [], []
+        places = (bisect_left(self.steps, int(self.evaluations[end]["step"])) - WINDOW // 2 for end in (0, -1))
+        first, newest = (max(0, min(place, len(self.steps) - WINDOW)) for place in places)
+        return (self._window(name, first), self._window(name, newest)) if newest - first >= WINDOW else ([], [])
 
     @property
     def two_windows(self) -> bool:

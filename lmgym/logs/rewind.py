@@ -81,7 +81,7 @@ def _missing(name: str, lacking: int, expected: int | None, gaps: list[str]) -> 
 
 
 def _gaps(seen: set[tuple[int, int]], stage: int, step: int) -> list[str]:
-    """The steps without a train record, stage by stage, as words: "stage 0 steps 3 to 5"."""
+    """The steps without a train record, stage by stage, counted from 1, as words: "stage 1 steps 3 to 5"."""
     # An earlier stage may have stopped early: it has ended where its records end.
     ends = {own: max((at for where, at in seen if where == own), default=-1) + 1 for own in range(stage)}
     ends[stage] = step
@@ -94,5 +94,5 @@ def _gaps(seen: set[tuple[int, int]], stage: int, step: int) -> list[str]:
                 runs[-1][1] = at
             else:
                 runs.append([at, at])
-        words += [f"stage {own} step {a}" if a == b else f"stage {own} steps {a} to {b}" for a, b in runs]
+        words += [f"stage {own + 1} step{'s' * (a < b)} {a + 1}{f' to {b + 1}' * (a < b)}" for a, b in runs]
     return words if len(words) <= 5 else [*words[:5], f"{len(words) - 5} more gaps"]

@@ -1,7 +1,7 @@
 """The doctor's rules about the policy, its updates and the time that they take (see doctor.py)."""
 
 from lmgym.logs.history import History, Sign, errors_apart, mean, median, rose
-from lmgym.logs.rules_reward import EQUAL_GROUPS
+from lmgym.logs.rules_reward import EQUAL_GROUPS, held_out_change
 
 ENTROPY_LEFT, ENTROPY_GONE = 0.1, 1e-3
 """Share of the first entropy; a fall is normal if it is paid for with reward (arXiv 2505.22617). Nats per token, at
@@ -23,6 +23,8 @@ CRITIC_STEPS, EXPLAINED, HARMFUL = 50, 0.02, -0.5
 STILL_STEPS, STILL, AWAY = 100, 0.05, 1e-3
 """Steps after the warm-up, the relative change in entropy and length, and the nats per token from another policy, below
 which a policy stands still."""
+TOO_HIGH = ("kl/old", "ratio/clipped", "updates", "gradient_norm")
+"""The metrics that show a learning rate that is too high."""
 STALE, APART = 8.0, 0.1
 """Updates: prime-rl drops older answers. Nats per token between the two policies, below which age does no harm."""
 SLOW_SHARE, SLOW_STEP = 0.9, 1.0
@@ -128,8 +130,7 @@ def dead_critic(history: History) -> Sign | None:
 def learning_rate_too_high(history: History) -> Sign | None:
     """The policy moves too far in a step: by its KL, by the share of clipped tokens, by what target_kl leaves out, or
     by a gradient that grows without any gain."""
-    columns = ("kl/old", "ratio/clipped", "updates", "gradient_norm")
-    kl, clipped, updates, norm = (history.recent(name) for name in columns)
+    kl, clipped, updates, norm = (history.recent(name) for name in TOO_HIGH)
     planned, first = history.facts.updates, history.first("gradient_norm")
     remedy = "lower optimizer.learning_rate, or take fewer algorithm.epochs or algorithm.minibatches"
     # trpo steps as far as its delta says; of replayed answers both numbers tell the age as well.
@@ -161,9 +162,13 @@ def learning_rate_too_low(history: History) -> Sign | None:
         return None
     signal = norms and median(norms) > 0 and mean(equal or [0.0]) < EQUAL_GROUPS
     away = max(abs(mean(history.recent(name) or [0.0])) for name in ("kl/old", "kl/reference"))
-    still = away < AWAY and all(abs(errors_apart(*pair)) < 2 for pair in windows)
+    apart = [abs(errors_apart(*pair)) for pair in windows]
     changes = [abs(mean(recent) - mean(first)) / (abs(mean(first)) or 1.0) for first, recent in windows[1:]]
-    if not (signal and still and max(changes) < STILL):
+    # A policy that stands still answers the same prompts with the same words; of a few answers a step, chance moves
+    # entropy and length.
+    held_out = [held_out_change(history, name) for name in ("reward", "length/mean")]
+    frozen = apart[0] < 2 and all(pair is not None and pair[0] == pair[1] for pair in held_out)
+    if not (signal and away < AWAY and (frozen or (max(apart) < 2 and max(changes) < STILL))):
         return None
     (reward, newest), (entropy, present), _ = ((mean(first), mean(recent)) for first, recent in windows)
     return Sign(

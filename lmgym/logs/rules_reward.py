@@ -19,6 +19,9 @@ CARRIED = 0.9
 GAIN, FOLLOWS = 0.1, 0.5
 """Least gain in reward, as a share of the range of scores, that a held-out metric is compared with; the share of it
 that the metric must be able to have gained within its interval."""
+RARELY, FEW = 0.02, 2.0
+"""Share of the answers that earn a reward, and their number in a step, below both of which there is hardly anything to
+learn from. frozen_lake begins at 0.014 of 256, which is 3.6, and learns."""
 REPEATED = 0.5
 """Share of repeated runs of four tokens: human text is below 0.01, degenerate text above 0.4 (arXiv 1908.04319)."""
 ALWAYS_EVALUATED = ("reward", "length/mean", "truncated", "environment_errors", "reference_nll")
@@ -37,7 +40,7 @@ def reward_collapse(history: History) -> Sign | None:
         return None
     return Sign(
         "severe",
-        f"the reward has fallen to {mean(recent):.3g}; it was {best:.3g} in the steps up to step {step}",
+        f"the reward has fallen to {mean(recent):.3g}; it was {best:.3g} in the steps up to step {step + 1}",
         "begin anew from a checkpoint before it (policy.model) with a lower optimizer.learning_rate or "
         "algorithm.entropy_coefficient; checkpoint.keep keeps more of them",
         "reward",
@@ -47,17 +50,18 @@ def reward_collapse(history: History) -> Sign | None:
 
 
 def overfitting(history: History) -> Sign | None:
-    """The training reward has risen, and the held-out reward has risen by less than half of that, and lies below it."""
-    first, recent, (low, high) = history.first("reward"), history.recent("reward"), history.ranges.get("", (0.0, 0.0))
+    """From the first evaluation to the newest the training reward has risen, and the held-out reward has risen by less
+    than half of that, and lies below it."""
+    low, high = history.ranges.get("", (0.0, 0.0))
     gain, change = relative_gain(history), held_out_change(history, "reward")
     if gain is None or change is None:
         return None
-    before, after = change
-    if after[2] - before[1] >= FOLLOWS * gain * (high - low) or mean(recent) <= after[2]:
+    (then, now), (before, after) = history.then_and_now("reward"), change
+    if after[2] - before[1] >= FOLLOWS * gain * (high - low) or mean(now) <= after[2]:
         return None
     return Sign(
         "severe",
-        f"the training reward has risen from {mean(first):.3g} to {mean(recent):.3g}, the held-out reward went from "
+        f"the training reward has risen from {mean(then):.3g} to {mean(now):.3g}, the held-out reward went from "
         f"{before[0]:.3g} to {after[0]:.3g}",
         "train on more or other prompts (task), for fewer steps, or with early_stop on a held-out metric",
         "reward",
@@ -67,11 +71,12 @@ def overfitting(history: History) -> Sign | None:
 
 
 def reward_hacking(history: History) -> Sign | None:
-    """The training reward has risen, by however little, and the first held-out metric that is no part of it is lower;
-    or the reward has risen by much, and that metric, if it lies between 0 and 1, by less than half as much."""
+    """From the first evaluation to the newest the training reward has risen, by however little, and the first held-out
+    metric that is no part of it is lower; or the reward has risen by much, and that metric, if it lies between 0 and 1,
+    by less than half as much."""
     gain, name = relative_gain(history), goal_metric(history)
     change = held_out_change(history, name) if name else None
-    if not (history.two_windows and history.gained) or name is None or change is None:
+    if name is None or change is None or not rose(*history.then_and_now("reward")):
         return None
     before, after = change
     lower, share = after[2] < before[1], all(0 <= bound <= 1 for bound in (*before, *after))
@@ -196,12 +201,45 @@ def one_component(history: History) -> Sign | None:
     return None
 
 
-def relative_gain(history: History) -> float | None:
-    """By how much of the range of scores the training reward has risen; None if it has not, or by less than a tenth."""
-    low, high = history.ranges.get("", (0.0, 0.0))
-    if not (history.two_windows and high > low and history.gained):
+def rarely_earned(history: History) -> Sign | None:
+    """Hardly any answer earns the reward of the largest weight (or the environment's), and not more and more do."""
+    weights = {name: weight for name, weight in history.facts.weights.items() if weight}
+    heaviest, answers = max(weights, key=lambda name: weights[name], default=""), history.recent("answers")
+    column = f"reward/{heaviest}" if heaviest else "reward"
+    first, recent, (low, high) = history.first(column), history.recent(column), history.ranges.get(heaviest, (0.0, 0.0))
+    if not (recent and answers and history.facts.rewarded) or (heaviest and weights[heaviest] <= 0):
         return None
-    gain = (mean(history.recent("reward")) - mean(history.first("reward"))) / (high - low)
+    # Where all tracked answers earned the same, that is nothing, or there is no telling what more would be.
+    if low == high and low > 0:
+        return None
+    share = (mean(recent) - low) / (high - low if high > low else max(1.0, -low))
+    half = len(recent) // 2
+    if share >= RARELY or share * mean(answers) >= FEW or rose(first, recent) or rose(recent[:half], recent[half:]):
+        return None
+    metric = heaviest or "reward"
+    held_out = [bounded(record.get(metric)) for record in history.evaluations[-1:]]
+    also = "" if held_out in ([], [None]) else f"; held-out {metric} is {held_out[0]:.3g}"
+    named = f"the reward {heaviest}, which has the largest weight," if len(weights) > 1 else "the reward"
+    return Sign(
+        "severe" if mean(recent) <= low else "moderate",
+        f"{named} is hardly ever earned: its mean is {mean(recent):.3g}, as if {share * mean(answers):.2g} of "
+        f"{mean(answers):.0f} answers in a step had the best{also}",
+        "choose easier prompts (task), begin with a supervised stage, let the reward pay what is nearly right, or take "
+        "more answers to a prompt (algorithm.group_size)",
+        column,
+        mean(recent),
+        low + RARELY * (high - low if high > low else max(1.0, -low)),
+    )
+
+
+def relative_gain(history: History) -> float | None:
+    """By how much of the range of scores the training reward has risen from the first evaluation to the newest; None if
+    it has not, or by less than a tenth."""
+    low, high = history.ranges.get("", (0.0, 0.0))
+    then, now = history.then_and_now("reward")
+    if not (high > low and rose(then, now)):
+        return None
+    gain = (mean(now) - mean(then)) / (high - low)
     return gain if gain >= GAIN else None
 
 

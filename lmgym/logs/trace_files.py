@@ -107,7 +107,9 @@ def open_shard(folder: Path, stage: int, step: int) -> Iterator[ZipFile]:
                 found = stack.enter_context(ZipFile(stored(found, inner))) if inner else None
             break
         if found is None:
-            raise LmgymError(f"{traces} holds nothing of stage {stage}, step {step}; logs.traces says what a run keeps")
+            raise LmgymError(
+                f"{traces} holds nothing of stage {stage + 1}, step {step + 1}; logs.traces says what a run keeps"
+            )
         yield found
 
 

@@ -133,8 +133,8 @@ def read_step(folder: Path, stage: int, step: int) -> TraceStep:
         tree = json.loads(read_member(shard, STEP))
         if tree["format"] != FORMAT:
             raise LmgymError(
-                f"{folder / TRACES} has format {tree['format']} in stage {stage}, step {step}, and this lmgym reads "
-                f"format {FORMAT}; update lmgym"
+                f"{folder / TRACES} has format {tree['format']} in stage {stage + 1}, step {step + 1}, and this lmgym "
+                f"reads format {FORMAT}; update lmgym"
             )
         return _built(TraceStep, tree)
 
@@ -145,8 +145,8 @@ def read_episode(folder: Path, stage: int, step: int, index: int) -> TraceEpisod
     with open_shard(folder, stage, step) as shard:
         if _member(index) not in shard.namelist():
             raise LmgymError(
-                f"{folder / TRACES} has no whole record of answer {index} in stage {stage}, step {step}; logs.traces "
-                "and logs.traces_gib say what a run keeps"
+                f"{folder / TRACES} has no whole record of answer {index} in stage {stage + 1}, step {step + 1}; "
+                "logs.traces and logs.traces_gib say what a run keeps"
             )
         tree = json.loads(read_member(shard, _member(index)))
         tree["turns"] = [_built(TraceTurn, turn) for turn in tree["turns"]]

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
 
-from lmgym.core.errors import LmgymError, warn
+from lmgym.core.errors import LmgymError, describe, place, warn
 from lmgym.core.registry import suggest
 from lmgym.rewards.reasoning_gym_entries import TAGGED, entry_of
 from lmgym.types import Episode, Example
@@ -126,8 +126,14 @@ def from_trl(function: Callable[..., Any], name: str = "") -> EpisodeReward:
     def reward(episodes: list[Episode]) -> list[float]:
         columns = _columns(episodes, called, needed)
         given = {**columns, **logs, **_answers(episodes)}
-        values: Any = function(**{key: value for key, value in given.items() if everything or key in named})
-        values = _awaited([values])[0] if inspect.isawaitable(values) else values
+        try:
+            values: Any = function(**{key: value for key, value in given.items() if everything or key in named})
+            values = _awaited([values])[0] if inspect.isawaitable(values) else values
+        except (LookupError, TypeError, AttributeError) as error:
+            if hint := _hint(error, columns, episodes):
+                where = place(error, __file__)
+                raise LmgymError(f"reward '{called}' raised {describe(error)}{where}; {hint}") from error
+            raise
         if isinstance(values, Sequence) and not isinstance(values, str):
             return [0.0 if value is None else value for value in values]
         return values  # base.call_guarded accepts an array, and refuses anything else with a clear message
@@ -233,6 +239,31 @@ def _columns(episodes: Sequence[Episode], called: str, needed: Iterable[str]) ->
     return columns
 
 
+def _hint(error: Exception, columns: Mapping[str, Any], episodes: Sequence[Episode]) -> str:
+    """What in lmgym's recipe may have caused an error of a function written for TRL; empty if nothing is known."""
+    missing = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if isinstance(missing, str) and missing not in columns and missing not in TRL:
+        return f"the examples have no column '{missing}'{_taken(episode.example for episode in episodes)}"
+    if not isinstance(error, LookupError) and any(not isinstance(one.example.prompt, str) for one in episodes):
+        return (
+            "completions are lists of one message here, and no texts, as in TRL's chats: the prompts are messages, by "
+            "the data, task.system_prompt or task.few_shot; read completion[0]['content']"
+        )
+    if isinstance(error, TypeError) and "string ind" in str(error):
+        return "completions are texts here, and no lists of messages, since the prompts are texts"
+    return ""
+
+
+def _taken(examples: Iterable[Example]) -> str:
+    """Which columns of a file are none for a reward, if the examples have references, which a column became."""
+    if not any(example.references for example in examples):
+        return ""
+    return (
+        "; they have references, and the column that became them (task.references) is called so here: take "
+        "'references', a list of texts for each answer"
+    )
+
+
 def _answers(episodes: Sequence[Episode]) -> dict[str, Any]:
     """TRL's arguments that are no columns. A chat's completion is a list of one message."""
     return {
@@ -318,11 +349,12 @@ def _finished(reward: EpisodeReward, called: str, library: str, needed: Iterable
 
     def check(examples: Sequence[Example]) -> None:
         columns = {key for example in examples for key in example.meta}
+        taken = _taken(examples) if library == "TRL" else ""
         for key in needed:
             if examples and key not in columns:
                 raise LmgymError(
                     f"reward '{called}', written for {library}, needs '{key}' of each example, and no example has it "
-                    f"in its meta; {suggest(key, columns)}"
+                    f"in its meta; {suggest(key, columns)}{taken}"
                 )
 
     reward.__name__ = called

@@ -93,7 +93,7 @@ class Callbacks:
         for what is no number."""
         found: dict[str, float] = {}
         for name, callback in self.named.items():
-            where = f"callbacks: '{name}' in step {end.step}"
+            where = f"callbacks: '{name}' in step {end.step + 1}"
             own = _call(where, partial(callback.on_step, end)) or {}
             if not isinstance(own, Mapping):
                 raise LmgymError(f"{where}: on_step returned a {type(own).__name__}; return a dictionary of numbers")

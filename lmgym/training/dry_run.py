@@ -5,10 +5,9 @@ fit here, it samples once and reports lengths, stops, rewards, and about how lon
 Findings that would spoil the run are marked with "!". It runs in one process, also for a run of several ranks.
 """
 
-import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,13 +15,8 @@ import torch
 from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.core.output import columns_of
 from lmgym.core.visible import visible
-from lmgym.logs.formatting import table_lines
-from lmgym.models.device import expected_device, memory_here
-from lmgym.models.load import load_tokenizer
 from lmgym.models.policy import Policy
-from lmgym.models.shapes import Shapes, shapes_of
 from lmgym.rewards.base import build_rewards
 from lmgym.rollouts.given_answers import labelled_steps, rated_answers
 from lmgym.rollouts.play import play
@@ -33,10 +27,8 @@ from lmgym.training import checkpoint, fingerprint
 from lmgym.training.callbacks import make_callbacks
 from lmgym.training.engines import check_engine, engine_sentence, make_engine
 from lmgym.training.machine import choose_machine
-from lmgym.training.memory import estimate, resident_bytes, weights_bytes
-from lmgym.training.memory_fit import LESS, Needs, exchange_sentence, fit_sentence, other_form
-from lmgym.training.memory_table import size
-from lmgym.training.preflight import check_fit, check_model, cut_prompts, teacher_section
+from lmgym.training.memory_report import Memory, is_played, teacher_shapes
+from lmgym.training.preflight import check_fit, check_model, cut_prompts
 from lmgym.training.resume import check_resumable, listed
 from lmgym.training.run import Data
 from lmgym.training.setup import (
@@ -98,7 +90,8 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
     data = load_data(config)
     _resumes(report, config, data, folder)
     check_model(config, data.training)
-    fits, backward_fits = _memory(report, config, data, ranks)
+    memory = Memory(config, report, ranks)
+    fits = _memory(memory, config, data, load)
     report.show()
     if load and fits:
         policy = trained_policy(config, folder)
@@ -116,10 +109,14 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
             report.lines.append(f"stage {stage.name}: {type(stage.algorithm).__name__} on {stage.task['name']}")
             verdict = index == 0 or folder is not None
             tried = _stage(report, config, stage, data.training[index], policy, verdict)
-            if backward_fits[index]:
+            if is_played(stage):
+                memory.of_episodes(index, tried.episodes)
+            if memory.backward_fits[index]:
                 _time(report, config, stage, policy, tried, ranks)
             else:
                 report.note("seconds of a step: not measured, since one process has no memory here for a backward pass")
+        if any(map(is_played, config.stages)):
+            memory.fit()
         report.show()
     ready = "looks ready to train" if load and fits else "no model was loaded"
     print(ready if not report.problems else f"{report.problems} thing(s) to look at, marked with !")
@@ -137,75 +134,17 @@ def _resumes(report: Report, config: Config, data: Data, folder: Path | None) ->
             report.note(f"since the checkpoint ({verdict}): {listed(sentences)}")
 
 
-def _memory(report: Report, config: Config, data: Data, ranks: int) -> tuple[bool, list[bool]]:
-    """Report the memory of each stage, and warn if there is less here. Returns whether the weights fit here, and
-    whether a backward pass of one process does, for each stage."""
-    shapes = shapes_of(config.policy)
-    device, compute = expected_device(config.policy.device, config.policy.precision, shapes.parameters)
-    here, on_cpu = memory_here(device), device == "cpu"
-    process = resident_bytes() if on_cpu else 0
-    other = other_form(config) if ranks > 1 else None
-    peaks, other_peaks, backward_fits = list[float](), list[float](), list[bool]()
+def _memory(memory: Memory, config: Config, data: Data, load: bool) -> bool:
+    """Report the memory of each stage, but for those that are to be played first. Returns whether the weights fit."""
+    fits = memory.weights_fit()
     for index, stage in enumerate(config.stages):
-        prompt = _longest_prompt(config, stage, shapes, data.training[index][:EXAMPLES])
-        estimated = partial(
-            estimate, stage=stage, shapes=shapes, prompt=prompt, first=index == 0, compute=compute, on_cpu=on_cpu,
-            teacher=_teacher(config, stage), process=process,
-        )  # fmt: skip
-        found = estimated(config, ranks=ranks)
-        peaks.append(found.peak)
-        other_peaks += [] if other is None else [estimated(other, ranks=ranks).peak]
-        backward_fits.append(here is None or estimated(config).total("update") <= here)
-        each = f" on each of {ranks} ranks" if ranks > 1 else ""
-        report.lines.append(
-            f"memory, estimated for stage {stage.name}: {size(found.peak)} at most{each}, on {device}, with prompts of "
-            f"{prompt} tokens and {shapes.parameters:,} parameters"
-        )
-        head, rows = table_lines(("part", *found.phases), found.rows(), columns_of(sys.stdout))
-        report.lines += [*head[:1], *(line for row in rows for line in row)]
-        if ranks > 1:
-            report.note(exchange_sentence(config, stage, shapes, ranks))
-        elif here is not None and found.peak > here:
-            report.warn(f"that is more than the {size(here)} here; {LESS}")
-    if ranks > 1:
-        sharded = config.distributed.sharding == "fsdp"
-        _fit(report, Needs(ranks, device, here, sharded, max(peaks), max(other_peaks, default=None)))
-    weights = weights_bytes(config, shapes, compute)
-    if here is None or weights <= here:
-        return True, backward_fits
-    report.warn(f"the weights alone take {size(weights)}, and there are {size(here)} here: nothing more can be tried")
-    return False, backward_fits
-
-
-def _longest_prompt(config: Config, stage: Stage, shapes: Shapes, examples: Sequence[Example]) -> int:
-    """Tokens of the longest of these prompts."""
-    if not getattr(registry.get("env", stage.env["name"]), "needs_data", True):
-        # The environment writes the prompts while it plays: assume that they fill the context.
-        return max((shapes.context or 1024) - stage.sampling.max_new_tokens, 1)
-    tokenizer, section = load_tokenizer(config.policy), config.policy
-    read = source_ids if shapes.encoder_decoder else prompt_ids
-    return max(len(read(tokenizer, example.prompt, section.template, section.cut)) for example in examples)
-
-
-def _fit(report: Report, needs: Needs) -> None:
-    """Report whether several ranks fit here."""
-    sentence = fit_sentence(needs)
-    if needs.fits(needs.own):
-        report.lines.append(sentence)
-    else:
-        report.warn(sentence)
-    gpus = torch.cuda.device_count() if needs.device == "cuda" else 0
-    if 0 < gpus < needs.ranks:
-        report.warn(f"{needs.ranks} ranks and {gpus} GPU(s) here: on this machine alone, ranks would share a GPU; on "
-                    f"several machines each needs one of its own")  # fmt: skip
-
-
-def _teacher(config: Config, stage: Stage) -> Shapes | None:
-    """The model that is held beside the policy as its teacher."""
-    teacher = stage.algorithm.requirements.teacher
-    if not teacher or teacher == "self":
-        return None
-    return shapes_of(config.policy if teacher == "initial" else teacher_section(config.policy, teacher))
+        if not is_played(stage):
+            memory.of_examples(index, data.training[index][:EXAMPLES])
+        elif not (load and fits):
+            memory.at_worst(index)
+    if not (load and fits and any(map(is_played, config.stages))):
+        memory.fit()
+    return fits
 
 
 def _model(report: Report, policy: Policy) -> None:
@@ -263,7 +202,7 @@ def _time(report: Report, config: Config, stage: Stage, policy: Policy, tried: S
     except LmgymError as error:
         report.note(f"seconds of a step: not measured ({error})")
         return
-    slower, teacher = crowding(policy, ranks), _teacher(config, stage)
+    slower, teacher = crowding(policy, ranks), teacher_shapes(config, stage)
     size_of_teacher = 0.0
     if stage.algorithm.requirements.teacher == "self":
         size_of_teacher = 1.0
@@ -312,9 +251,15 @@ def _answers(report: Report, stage: Stage, episodes: list[Episode], verdict: boo
     if not verdict:
         report.note("(what follows is of the model before the stages ahead of this one have trained it)")
     count = len(episodes)
-    cut = sum(episode.truncated and not episode.terminated for episode in episodes) / count  # others are moves
+    unended = sum(episode.truncated and not episode.terminated for episode in episodes) / count  # others are moves
     fixed = stage.sampling.min_new_tokens == stage.sampling.max_new_tokens  # then they are meant to be
-    (complain if cut > 0.5 and not fixed else report.note)(f"answers cut off at max_new_tokens: {cut:.0%} of {count}")
+    stops = Counter(turn.stop for episode in episodes for turn in episode.turns)
+    turns, moves = stops.total(), any(episode.terminated for episode in episodes)
+    spoiled = f"; {unended:.0%} of {count} episodes never came to an end" if moves or turns > count else ""
+    for stop, limit in (("length", "max_new_tokens"), ("context", "the context's end")):
+        if stop == "length" or stops[stop]:
+            said = f"answers cut off at {limit}: {stops[stop] / max(turns, 1):.0%} of {turns}{spoiled}"
+            (complain if unended > 0.5 and stops[stop] and not fixed else report.note)(said)
     mean = sum(episode.score for episode in episodes) / count
     values = sorted({round(episode.score, 4) for episode in episodes})
     report.note(f"reward: mean {mean:.3f}, from {values[0]} to {values[-1]}")

@@ -208,7 +208,7 @@ def _stop_early(stage: StageRun, results: dict[str, Interval]) -> None:
     state["stop"] = asdict(stop) if reached or tired else None
     if reached or tired:
         why = f"reached {stop.target}" if reached else f"did not improve {stop.patience} times"
-        stage.run.console.say(f"stage {stage.config.name} ends at step {stage.step}: {stop.metric} {why}")
+        stage.run.console.say(f"stage {stage.config.name} ends after step {stage.step}: {stop.metric} {why}")
 
 
 def _scalars(results: dict[str, dict[str, dict[str, float]]]) -> dict[str, float]:

@@ -138,7 +138,7 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
             break
     if not any(selected):
         raise LmgymError(
-            f"step {step}: the algorithm rejected every group of {config.max_draws} draws; "
+            f"step {step + 1}: the algorithm rejected every group of {config.max_draws} draws; "
             "raise max_draws, or choose prompts of another difficulty"
         )
     if run.config.engine.ahead and algorithm.requirements.answers == "policy" and step + 1 < config.steps:
@@ -276,7 +276,7 @@ def warn_of_failures(stage: StageRun, episodes: list[Episode], step: int) -> Non
     failed = [episode.error for episode in episodes if episode.error]
     if failed:
         count = len(failed)
-        console.warn(f"step {step}: {count} environments failed and were left out; the first one: {failed[0]}")
+        console.warn(f"step {step + 1}: {count} environments failed and were left out; the first one: {failed[0]}")
     # An environment may well take what was cut off: a move of one token is a move.
     unended = sum(episode.truncated and not episode.terminated for episode in episodes)
     if unended > 0.5 * len(episodes) and not sampling.fixed_length:

@@ -30,6 +30,7 @@ def estimate(
     shapes: Shapes,
     prompt: int,
     *,
+    answer: int | None = None,
     first: bool = True,
     compute: int = 4,
     on_cpu: bool = True,
@@ -38,8 +39,9 @@ def estimate(
     ranks: int = 1,
 ) -> Estimate:
     """The memory of a stage in bytes, on each of the `ranks` (on the one that has most to do), with prompts of `prompt`
-    tokens. `compute` is the bytes of a number in the forward pass; `first` says that the adapters have not been trained
-    by an earlier stage, so that the reference is the model without them.
+    tokens and answers of `answer` (default: full length; of several turns, all after the first prompt). `compute` is
+    the bytes of a number in the forward pass; `first` says that the adapters have not been trained by an earlier stage,
+    so that the reference is the model without them.
 
     Example: estimate(config, config.stages[0], shapes_of(config.policy), prompt=200, ranks=8).peak
     """
@@ -49,7 +51,7 @@ def estimate(
     _held(found, config, stage, shapes, first, compute, teacher, parts, on_cpu)
     pairs = stage.algorithm.requirements.answers == "rated"
     answers = stage.prompts_per_step * (2 if pairs else stage.algorithm.group_size)
-    answer = stage.sampling.max_new_tokens
+    answer = stage.sampling.max_new_tokens if answer is None else answer
     if shapes.context is not None and not shapes.encoder_decoder:
         answer = max(min(answer, shapes.context - prompt), 1)
     found.add("batch", answers * (prompt + answer) * COLUMNS)

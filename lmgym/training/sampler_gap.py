@@ -52,7 +52,7 @@ def watch_gap(
     advice = "try policy.compute: float32 or policy.path: plain"
     if not gap <= limits.error:
         raise LmgymError(
-            f"step {step}: sampled and trained log-probabilities differ by {gap:.3g} nats a token, more than "
+            f"step {step + 1}: sampled and trained log-probabilities differ by {gap:.3g} nats a token, more than "
             f"engine.gap_error ({limits.error:.3g}), so the run would learn from wrong ratios; {advice}, or raise it"
         )
     if not gap <= limits.warning:

@@ -261,8 +261,10 @@ def where_it_stands(config: Config, folder: Path, progress: Progress) -> str:
     stage, number = config.stages[progress.stage_index], progress.stage_index + 1
     last, step = number == len(config.stages), progress.step
     if not last or not progress.ended(stage):
-        return f"resuming {folder} at stage {number}, step {step}"
-    why = f"all {step} steps of its last stage are done" if step >= stage.steps else f"it stopped early at step {step}"
+        return f"resuming {folder} in stage {number}, after step {step}"
+    why = (
+        f"all {step} steps of its last stage are done" if step >= stage.steps else f"it stopped early after step {step}"
+    )
     more = f"stages.{stage.name}.steps" if len(config.stages) > 1 else "steps"
     return f"{folder} is finished: {why}. For more, raise {more}; for a new run, choose another out="
 

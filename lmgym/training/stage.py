@@ -241,7 +241,7 @@ def _restore(stage: StageRun, saved: Path) -> None:
     if steps != config.steps and config.optimizer.schedule != "constant":
         stage.run.console.warn(
             f"stage {config.name} now has {config.steps} steps instead of {steps}, so its {config.optimizer.schedule} "
-            f"learning rate jumps to where the new curve stands at step {stage.step}"
+            f"learning rate jumps to where the new curve stands after step {stage.step}"
         )
 
 

@@ -29,7 +29,7 @@ def warn_of_symptoms(stage: StageRun, record: Mapping[str, Any], tracked: Sequen
     for finding in found:
         if finding.rule in LIVE:
             sign = finding.sign
-            run.console.warn(f"step {finding.step}: {sign.what}; {sign.remedy} (`lmgym doctor {run.shown}`)")
+            run.console.warn(f"step {finding.step + 1}: {sign.what}; {sign.remedy} (`lmgym doctor {run.shown}`)")
 
 
 def evaluation_record(kept: Mapping[str, Any]) -> dict[str, Any]:

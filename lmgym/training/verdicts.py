@@ -88,5 +88,5 @@ def _short(value: Any) -> str:
 
 
 def begun(progress: Progress, index: int) -> bool:
-    """True if a stage has taken a step, or is over."""
+    """True if a stage has begun, or is over."""
     return index < progress.stage_index or (index == progress.stage_index and progress.begun)

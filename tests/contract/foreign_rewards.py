@@ -23,6 +23,18 @@ def trl_all(prompts, completions, completion_ids, level=None, **kwargs):  # type
     return [float(len(names) * 100 + len(prompts[n]) * 10 + ids[-1]) for n, ids in enumerate(completion_ids)]
 
 
+def trl_reads_answer(completions: list[str], **columns: Any) -> list[float]:
+    return [float(right in text) for right, text in zip(columns["answer"], completions, strict=True)]
+
+
+def trl_strips(completions: list[str], **columns: Any) -> list[float]:
+    return [float(len(completion.strip())) for completion in completions]
+
+
+def trl_chat(completions: list[list[dict[str, str]]], **columns: Any) -> list[float]:
+    return [float(len(completion[0]["content"])) for completion in completions]
+
+
 async def trl_later(completions: list[str], **kwargs: Any) -> list[float]:
     await asyncio.sleep(0)
     return [float(len(text)) for text in completions]

@@ -700,7 +700,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     assert main(["train", str(folder)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "stage-0-step-000003 is damaged (optimizer.safetensors has 100 bytes instead of" in said
-    assert "falling back to the one before" in said and f"resuming {folder} at stage 1, step 2" in said
+    assert "falling back to the one before" in said and f"resuming {folder} in stage 1, after step 2" in said
     runs.assert_equal_runs(done, folder)
 
 

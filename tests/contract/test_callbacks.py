@@ -100,7 +100,7 @@ def test_a_run_with_callbacks_is_the_run_without_them_and_resumes(tmp_path: Path
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("step", "in step 0 raised ZeroDivisionError: by nothing"),
+        ("step", "in step 1 raised ZeroDivisionError: by nothing"),
         ("evaluation", "in the evaluation after step 0 raised KeyError"),
         ("save", "at the checkpoint stage-0-step-000001 raised OSError: full"),
         ("state", r"state_dict\(\) must be plain JSON, and raised TypeError"),

@@ -235,7 +235,7 @@ def test_check_says_what_would_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     byte_tokenizer().save_pretrained(tmp_path / "seven")
     policy = {"model": str(tmp_path / "seven"), "device": "cuda", "tokens_per_forward": 2048}
     recipe = runs.write(tmp_path / "recipe.yaml", policy=policy)
-    monkeypatch.setattr("lmgym.training.dry_run.memory_here", lambda kind: 80 * GIB)
+    monkeypatch.setattr("lmgym.training.memory_report.memory_here", lambda kind: 80 * GIB)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert main(["check", str(recipe), "--memory", "--ranks", "4"]) == 1
     said = capsys.readouterr().out
@@ -342,6 +342,6 @@ def test_check_says_how_long_a_step_takes(tmp_path: Path, monkeypatch: pytest.Mo
     said = capsys.readouterr().out
     assert said.count("a step takes about ") == 2 and "(from 8 references; a step has 4)" in said
     assert "2 ranks take " in said and said.count("each step the ranks exchange 0 MiB of gradients") == 2
-    monkeypatch.setattr("lmgym.training.dry_run.memory_here", lambda kind: 2**27)
+    monkeypatch.setattr("lmgym.training.memory_report.memory_here", lambda kind: 2**27)
     main(["check", str(recipe)])
     assert "seconds of a step: not measured, since one process has no memory here" in capsys.readouterr().out

@@ -80,7 +80,7 @@ def test_what_was_made_to_fail_is_found_and_warned_of_once(name: str, tmp_path: 
     assert len(console.heard) == len(live)
     for finding in live:
         (said,) = (sentence for sentence in console.heard if finding.sign.remedy in sentence)
-        assert said.startswith(f"step {finding.step}: ") and f"`lmgym doctor {tmp_path / 'run'}`" in said
+        assert said.startswith(f"step {finding.step + 1}: ") and f"`lmgym doctor {tmp_path / 'run'}`" in said
         assert finding.sign_step > finding.step or finding.sign.what in said
 
 
@@ -151,7 +151,7 @@ def test_a_rule_that_fails_ends_no_training(tmp_path: Path, monkeypatch: pytest.
     def broken(history: History) -> Sign | None:
         raise ZeroDivisionError("a mistake of ours")
 
-    monkeypatch.setattr(doctor, "RULES", (Rule("broken", broken),))
+    monkeypatch.setattr(doctor, "RULES", (Rule("broken", broken, lambda _: True),))
     console = Listening()
     fail(tmp_path / "run", "impossible_task", console, steps=2)
     said = "the doctor's rules failed (ZeroDivisionError: a mistake of ours), and are not asked any more"
@@ -204,6 +204,77 @@ def test_a_small_gain_in_reward_is_suspect_if_the_goal_falls(goal: float, found:
         bounds = {"goal": measured, "goal/low": measured - 0.05, "goal/high": measured + 0.05}
         steps.append(({"reward": reward}, answers, bounds if step % WINDOW == 0 else None))
     assert ("reward_hacking" in watched(steps).findings) == found
+
+
+def rising(steps: int, held_out: list[float], every: int = 40) -> Watch:
+    """A training reward from 0.1 to 0.8 in so many steps, and these held-out rewards, give or take 0.05."""
+    answers = [Answer(score, {}, False, math.nan) for score in (0.0, 1.0)]
+    records: list[Any] = []
+    for step in range(steps):
+        bounds = None
+        if step % every == 0:
+            value = held_out[step // every]
+            bounds = {"reward": value, "reward/low": value - 0.05, "reward/high": value + 0.05}
+        records.append(({"reward": 0.1 + 0.7 * step / steps + 0.01 * (-1) ** step}, answers, bounds))
+    return watched(records)
+
+
+@pytest.mark.parametrize(("held_out", "found"), [([0.1, 0.44, 0.76], False), ([0.1, 0.11, 0.12], True)])
+def test_held_out_rewards_are_compared_with_training_at_the_same_moment(held_out: list[float], found: bool) -> None:
+    """A held-out reward that keeps up is no overfitting, though at each step between two evaluations the newest of them
+    lies below the training reward by as much as was gained since."""
+    assert ("overfitting" in rising(82, held_out).findings) == found
+
+
+def test_what_the_newest_evaluation_refutes_is_minor_and_says_so() -> None:
+    watch = rising(121, [0.1, 0.12, 0.13, 0.8])
+    finding = watch.findings["overfitting"]
+    assert (finding.sign.level, finding.held, finding.level, finding.end_value) == ("severe", False, "minor", 0.8)
+    lines = list(report(Diagnosis(Path("run"), "finished", [finding], [watch.history], {}, {})))
+    assert "   Refuted by the newest evaluation: reward is 0.8." in lines
+
+
+RARE = [(1, 64), (0, 64)]  # in turn
+
+
+@pytest.mark.parametrize(("earned", "found"), [(RARE, True), ([(0, 9)], True), ([(4, 256)], False), ([(4, 64)], False)])
+def test_a_main_reward_that_hardly_any_answer_earns_is_found_after_ten_steps(
+    earned: list[tuple[int, int]], found: bool
+) -> None:
+    """The other component is earned by all. 4 of 256 are as many as frozen_lake begins with."""
+    steps: list[Any] = []
+    for step in range(14):
+        count, of = earned[step % len(earned)]
+        record = {"reward": 0.5 + count / of, "reward/a": count / of, "reward/b": -1.0, "answers": of}
+        steps.append((record, [Answer(0.5, {"a": 0.0, "b": -1.0}, False, math.nan)], None))
+    assert ("rarely_earned" in watched(steps).findings) == found
+
+
+def test_rules_that_had_too_little_to_judge_are_named_with_what_they_lack() -> None:
+    numbers = {"reward": 0.5, "entropy": 1.0, "value/explained_variance": 0.5, "answers": 8}
+    evaluation = {"reward": 0.5, "reward/low": 0.4, "reward/high": 0.6}
+    plain: list[Any] = [(numbers, [], None)]
+    short, alone = watched(plain * 12), watched([(numbers, [], evaluation), *plain * 60])
+    lacking = short.unjudged()
+    assert {"entropy_collapse", "overfitting"} <= set(lacking["needs 20 steps"])
+    assert lacking["needs 50 steps"] == ["dead_critic"]
+    assert "kl_blow_up" not in str(lacking)  # there is no reference
+    needs = "needs a held-out metric that is no part of the reward: name one in evaluation.metrics"
+    twice = "needs two evaluations of several prompts, some 15 steps apart"
+    assert alone.unjudged() == {
+        twice: ["overfitting"],
+        needs: ["reward_hacking"],
+        "needs 100 steps": ["learning_rate_too_low"],
+    }
+
+
+@given(some.lists(STEPS, min_size=1, max_size=6), some.integers(2, 20))
+def test_a_rule_that_has_too_little_finds_nothing(steps: list[Any], repeat: int) -> None:
+    """What `Rule.lacks` says of the steps is what the rule asks for itself."""
+    watch = watched(steps, repeat)
+    for rule in RULES:
+        if rule.lacks(watch.history):
+            assert rule.check(watch.history) is None, rule.name
 
 
 @pytest.mark.parametrize(("shares", "found"), [((0.9, 0.4), False), ((0.65, 0.65), True), ((0.4, 0.9), True)])
@@ -262,9 +333,12 @@ def test_the_report_has_the_worst_first_with_number_step_and_remedy(
 ) -> None:
     assert command("doctor", failed, "--out", tmp_path / "new" / "findings.png") == 0
     said = capsys.readouterr().out
-    assert f"{failed}: finished, 12 steps; 2 findings, worst first" in said
-    assert "1. severe: equal groups (step 9 to the end)" in said
-    assert "zero_variance_groups is 1 at step 9, the limit is 0.8." in said
+    assert f"{failed}: finished, 12 steps; 3 findings, worst first" in said
+    assert "1. severe: rarely earned (step 10 to the end)" in said  # as the log counts: the tenth
+    assert "2. severe: equal groups (step 10 to the end)" in said
+    assert "zero_variance_groups is 1 at step 10, the limit is 0.8." in said
+    assert "dead critic" not in said  # there is none
+    assert "length drift (needs 20 steps)" in " ".join(said.split())
     assert "Remedy: choose easier or harder prompts (task)" in said
     assert f"picture: {tmp_path / 'new' / 'findings.png'}" in said
     assert (tmp_path / "new" / "findings.png").read_bytes().startswith(b"\x89PNG")
@@ -279,7 +353,7 @@ def test_json_has_every_number_and_the_picture_is_beside_the_run(
     assert tree["picture"] == str(failed / "doctor.png") and (failed / "doctor.png").is_file()
     assert (tree["state"], tree["steps"]) == ("finished", 12)
     assert set(tree["seconds"]["train"]) == {"seconds", "seconds/rollout", "seconds/update"}
-    first = tree["findings"][0]
+    first = tree["findings"][1]
     assert {key: first[key] for key in ("rule", "level", "step", "metric", "value", "limit")} == {
         "rule": "equal_groups",
         "level": "severe",
@@ -296,7 +370,7 @@ def test_a_picture_that_cannot_be_written_keeps_no_finding_back(
 ) -> None:
     assert command("doctor", failed, "--out", failed / "metrics.jsonl" / "findings.png") == 0
     said = capsys.readouterr().out
-    assert "1. severe: equal groups" in said and "no picture: " in said
+    assert "2. severe: equal groups" in said and "no picture: " in said
 
 
 @pytest.mark.slow
@@ -305,7 +379,8 @@ def test_a_folder_of_an_older_version_is_read(failed: Path, tmp_path: Path) -> N
     recipe = read_yaml(failed / "recipe.yaml")
     (tmp_path / "metrics.jsonl").write_bytes((failed / "metrics.jsonl").read_bytes())
     found = examine(tmp_path, {key: value for key, value in recipe.items() if key != "engine"})
-    assert [finding.rule for finding in found.findings] == ["equal_groups", "truncation", NOT_OF_A_RULE]
+    rules = [finding.rule for finding in found.findings]
+    assert rules == ["rarely_earned", "equal_groups", "truncation", NOT_OF_A_RULE]
 
 
 def test_what_is_no_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,7 +392,7 @@ def test_what_is_no_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "there is no recipe" in complaint(capsys, "doctor", tmp_path / "seed-0")
     (tmp_path / "seed-0" / "recipe.yaml").write_text("stages: []\n")
     assert command("doctor", tmp_path / "seed-0") == 0  # a run that has not begun
-    assert "0 steps; the rules find nothing wrong" in capsys.readouterr().out
+    assert "0 steps; there is nothing to judge yet" in capsys.readouterr().out
     out = complaint(capsys, "doctor", tmp_path / "seed-0", "--out", "findings.pdf")
     assert out == "--out is findings.pdf; its name must end in .png"
     (tmp_path / "seed-0" / "metrics.jsonl").write_text('{"kind": "train", "stage": 0, "step": 0}\n')
@@ -326,7 +401,7 @@ def test_what_is_no_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "line 1: this is no record" in complaint(capsys, "doctor", tmp_path / "seed-0")
     (tmp_path / "seed-0" / "metrics.jsonl").write_text("")
     (tmp_path / "seed-0" / "rollouts.jsonl").write_text('{"kind": "train", "stage": 0, "step": 3, "group": 0}\n')
-    assert "an answer of stage 0, step 3 is not as lmgym" in complaint(capsys, "doctor", tmp_path / "seed-0")
+    assert "an answer of stage 1, step 4 is not as lmgym" in complaint(capsys, "doctor", tmp_path / "seed-0")
 
 
 def test_lines_fit_a_narrow_terminal(failed: Path) -> None:
@@ -362,7 +437,7 @@ def test_facts_are_read_from_a_resolved_recipe() -> None:
         "algorithm": {"name": "ppo", "target_kl": 0.1, "epochs": 4, "minibatches": 2},
     }
     facts = facts_of({"stages": [stage]}, 0, "float32")
-    assert facts == Facts(0, "rl", 0.1, {"a": 2.0, "b": -1.0, "c": 1.0}, 1e-3, 8, False, True)
+    assert facts == Facts(0, "rl", 0.1, {"a": 2.0, "b": -1.0, "c": 1.0}, 1e-3, 8, False, True, True)
     replay = {**stage, "algorithm": {"name": "replay", "replayed": 8, "ratio": "sequence"}}
     facts = facts_of({"stages": [replay], "engine": {"gap_warning": 0.5}}, 0)
     assert (facts.gap_limit, facts.replays, facts.clips_tokens) == (None, True, False)

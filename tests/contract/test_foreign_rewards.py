@@ -55,6 +55,27 @@ def test_a_form_is_recognised_and_called_in_a_worker_as_here(name: str) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("pool", [True, False])
+def test_what_the_recipe_has_made_of_columns_and_completions_is_told(pool: bool) -> None:
+    """`references: answer` takes the column, few_shot and system_prompt make chats of texts; the error says so."""
+    taken = "the column that became them (task.references) is called so here: take 'references', a list of texts for"
+    plain = [replace(one, example=replace(one.example, meta={"level": 1})) for one in answered("4")]
+    with pytest.raises(LmgymError, match=re.escape(taken)):
+        check_examples([foreign("trl_answer", pool=pool)], [one.example for one in plain])
+    for name, episodes, hint in (
+        ("trl_reads_answer", plain, f"'answer'.*; the examples have no column 'answer'; .*{re.escape(taken)}"),
+        ("trl_strips", answered("4", prompt=CHAT), "completions are lists of one message .* or task.few_shot; read"),
+        ("trl_chat", answered("4"), "completions are texts here, and no lists of messages"),
+    ):
+        with pytest.raises(LmgymError, match=rf"{name}' raised \w+: .*foreign_rewards.py:\d+; ") as raised:
+            call_reward(foreign(name, pool=pool), episodes)
+        assert re.search(hint, str(raised.value)), raised.value
+    without = [replace(one, example=replace(one.example, references=())) for one in plain]
+    with pytest.raises(LmgymError, match=r"no column 'answer'$"):
+        call_reward(foreign("trl_reads_answer", pool=pool), without)
+
+
+@pytest.mark.processes
 def test_it_runs_in_a_process_of_its_own() -> None:
     assert call_reward(foreign("process"), answered("4")) != [os.getpid()]
 

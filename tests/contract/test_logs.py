@@ -251,12 +251,12 @@ def test_what_the_checkpoint_counts_is_there_or_is_named(tmp_path: Path) -> None
     path.write_text("".join(line for line in path.read_text().splitlines(True) if '"step": 1' not in line))
     (tmp_path / "rollouts.jsonl").unlink()
     assert rewind(tmp_path, 0, 2, counted) == [
-        "metrics.jsonl lacks 1 of the 3 records that the checkpoint counts (train records of stage 0 step 1); the run "
+        "metrics.jsonl lacks 1 of the 3 records that the checkpoint counts (train records of stage 1 step 2); the run "
         "goes on without them",
         "rollouts.jsonl lacks 4 of the 4 records that the checkpoint counts; the run goes on without them",
     ]
     # A folder of an older version does not count, but its steps are known.
-    gap = "metrics.jsonl lacks train records of stage 0 step 1; the run goes on without them"
+    gap = "metrics.jsonl lacks train records of stage 1 step 2; the run goes on without them"
     assert rewind(tmp_path, 0, 2) == [gap]
     assert rewind(tmp_path / "nowhere", 0, 0, {}) == []
 
@@ -332,7 +332,9 @@ HOSTILE = "[red]x[/red] [/] \x1b[2J\x1b]0;title\x07 \x9b31m \u202eabc \ud800 :sm
 
 def test_the_line_says_step_reward_accuracy_speed_and_time() -> None:
     words = status(RECORD | {"truncated": 0.31}, 12, 200, 151.0, ("final_answer", 0.612))
-    assert "  ".join(words) == ("step  13/200  reward 0.530  accuracy 0.612  12.3k tokens/s  02:31 left  truncated 31%")
+    line = "step  13/200  reward 0.530  held-out accuracy 0.612  12.3k tokens/s  02:31 left"
+    assert "  ".join(words) == f"{line}  truncated 31%" and len(line) <= 80
+    assert status(RECORD, 12, 200, 151.0, ("reward", 0.6))[2] == "held-out reward 0.600"
     assert status(RECORD, 0, 9, None)[2:] == ["train accuracy 0.500", "12.3k tokens/s", "--:-- left"]
     supervised = {"loss/supervised": 1.5, "tokens_per_second/update": 2.5e6}
     assert status(supervised, 8, 9, 0.0) == ["step 9/9", "loss 1.500", "2.5M tokens/s", "00:00 left"]

@@ -654,7 +654,7 @@ def test_check_estimates_a_large_model_from_its_configuration_alone(
 def test_check_stops_where_the_weights_alone_do_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lmgym.training.dry_run.memory_here", lambda kind: 1000)
+    monkeypatch.setattr("lmgym.training.memory_report.memory_here", lambda kind: 1000)
     monkeypatch.setattr("lmgym.training.dry_run.trained_policy", lambda *a: pytest.fail("a model was loaded"))
     assert main(["check", str(runs.write(tmp_path / "recipe.yaml"))]) == 1
     said = capsys.readouterr().out

@@ -257,7 +257,7 @@ def test_missing_records_are_named_and_recorded(folder: Path, capsys: pytest.Cap
     path.write_text("".join(line for line in path.read_text().splitlines(True) if '"step": 0' not in line))
     said = resume(capsys, folder, "steps=3")
     sentence = (
-        "metrics.jsonl lacks 2 of the 4 records that the checkpoint counts (train records of stage 0 step 0); the run "
+        "metrics.jsonl lacks 2 of the 4 records that the checkpoint counts (train records of stage 1 step 1); the run "
         "goes on without them"
     )
     assert f"warning: {sentence}" in said, said
@@ -271,7 +271,7 @@ def test_odd_names_and_an_empty_manifest_on_the_command_line(
     (runs.newest(folder).parent / "stage-0-step-000002" / "manifest.json").write_text("{}")
     said = resume(capsys, folder)
     assert "stage-0-step-000002 (copy) is no checkpoint of this run and is ignored" in said
-    assert "is damaged (manifest.json names no files); falling back" in said and "at stage 1, step 1" in said
+    assert "is damaged (manifest.json names no files); falling back" in said and "in stage 1, after step 1" in said
     shutil.rmtree(folder / "checkpoints" / "stage-0-step-000002 (copy)")
     runs.assert_equal_runs(done, folder)
 

@@ -184,10 +184,10 @@ def test_meta_that_json_cannot_hold_is_described() -> None:
 
 def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     assert shards(tmp_path) == []
-    with pytest.raises(LmgymError, match=r"traces holds nothing of stage 0, step 3; logs.traces says what a run keeps"):
+    with pytest.raises(LmgymError, match=r"traces holds nothing of stage 1, step 4; logs.traces says what a run keeps"):
         read_step(tmp_path, 0, 3)
     write_shard(tmp_path, a_step(), [an_episode(0)])
-    with pytest.raises(LmgymError, match=r"no whole record of answer 1 in stage 0, step 0; logs.traces and"):
+    with pytest.raises(LmgymError, match=r"no whole record of answer 1 in stage 1, step 1; logs.traces and"):
         read_episode(tmp_path, 0, 0, 1)
     (tmp_path / "traces" / "notes.zip").write_text("somebody's own")
     assert shards(tmp_path) == [(0, 0)]
@@ -196,7 +196,7 @@ def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     path = write_shard(tmp_path, a_step(), [])
     path.write_bytes(trace_files.zipped([("step.json", json.dumps({"format": 2}).encode())]))
-    with pytest.raises(LmgymError, match="has format 2 in stage 0, step 0, and this lmgym reads format 1; update"):
+    with pytest.raises(LmgymError, match="has format 2 in stage 1, step 1, and this lmgym reads format 1; update"):
         read_step(tmp_path, 0, 0)
 
 

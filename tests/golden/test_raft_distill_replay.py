@@ -406,7 +406,7 @@ def test_a_teacher_of_other_words_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_picture")
 def test_a_threshold_that_nothing_reaches_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(LmgymError, match="step 0: the algorithm rejected every group of 2 draws; raise max_draws"):
+    with pytest.raises(LmgymError, match="step 1: the algorithm rejected every group of 2 draws; raise max_draws"):
         runs.run(tmp_path / "run", algorithm={"name": "raft", "threshold": 1e9}, max_draws=2)
 
 

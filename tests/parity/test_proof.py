@@ -286,7 +286,7 @@ def test_the_gap_is_watched_while_it_trains(tmp_path: Path) -> None:
     folder = runs.run(tmp_path / "warned", console, engine={"gap_warning": 1e-12, "gap_error": 1.0}, steps=2)
     assert [sentence for sentence in console.heard if "engine.gap_warning (1e-12" in sentence]
     assert (folder / "final").is_dir()
-    with pytest.raises(LmgymError, match=r"step 0: .* more than engine.gap_error \(1e-12\)"):
+    with pytest.raises(LmgymError, match=r"step 1: .* more than engine.gap_error \(1e-12\)"):
         runs.run(tmp_path / "ended", engine={"gap_error": 1e-12}, steps=2)
 
 
