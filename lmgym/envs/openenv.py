@@ -12,9 +12,9 @@ from lmgym.core import registry
 from lmgym.core.constraints import FINITE, PositiveInt
 from lmgym.core.errors import LmgymError, describe
 from lmgym.core.validation import Section
-from lmgym.envs.agent import Agent
+from lmgym.envs.agent import Agent, is_mistake_of_code
 from lmgym.envs.base import Step
-from lmgym.envs.dialogue import Dialogue
+from lmgym.envs.dialogue import Dialogue, validity
 from lmgym.envs.global_random import OwnRandomState
 from lmgym.types import Example, Message
 
@@ -144,8 +144,8 @@ class OpenEnv(Section):
             return self._refuse(str(error))
         self._invalid = 0
         if over:
-            return Step(reward=reward, terminated=True)
-        return self._dialogue.answer(self._dialogue.show(observation), reward, {})
+            return Step(reward=reward, terminated=True, info=validity(""))
+        return self._dialogue.answer(self._dialogue.show(observation), reward, validity(""))
 
     def close(self) -> None:
         self._game.close()
@@ -155,17 +155,19 @@ class OpenEnv(Section):
             return self._agent.extract_action(text)
         except InvalidActionError:
             raise
-        except Exception:
+        except Exception as error:
+            if is_mistake_of_code(error):
+                raise
             raise InvalidActionError("it could not be read") from None
 
     def _refuse(self, reason: str) -> Step:
         """The answer to an invalid action."""
         self._invalid += 1
         if self.on_invalid == "end" or self._invalid >= self.max_invalid:
-            return Step(reward=-self.invalid_penalty, terminated=True, info={"invalid": reason})
+            return Step(reward=-self.invalid_penalty, terminated=True, info=validity(reason))
         reply = self._agent.format_invalid(reason, self._dialogue.shown["content"])
         cost = 0.0 if self.on_invalid == "retry" else -self.invalid_penalty
-        return self._dialogue.answer({"role": "user", "content": reply}, cost, {"invalid": reason})
+        return self._dialogue.answer({"role": "user", "content": reply}, cost, validity(reason))
 
 
 Seen = tuple[dict[str, Any], float, bool]  # observation, reward, whether the episode is over

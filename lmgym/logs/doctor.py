@@ -41,6 +41,7 @@ RULES = (
     Rule("repeated_phrases", reward.repeated_phrases),
     Rule("equal_groups", reward.equal_groups),
     Rule("truncation", reward.truncation),
+    Rule("context_overflow", reward.context_overflow, live=False),
     Rule("length_drift", reward.length_drift),
     Rule("kl_blow_up", policy.kl_blow_up),
     Rule("sampler_gap", policy.sampler_gap, live=False),

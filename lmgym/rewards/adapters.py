@@ -211,7 +211,7 @@ def from_reasoning_gym(function: Callable[..., Any], name: str = "") -> EpisodeR
     def reward(episodes: list[Episode]) -> list[float]:
         answers = [(TAGGED.findall(episode.text) or [episode.text])[-1].strip() for episode in episodes]
         entries = [entry_of(episode.example) for episode in episodes]
-        return [function(answer, entry) for answer, entry in zip(answers, entries, strict=True)]
+        return results_of([function(answer, entry) for answer, entry in zip(answers, entries, strict=True)])
 
     reward.__name__ = called
     return reward

@@ -18,6 +18,7 @@ from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.output import columns_of
 from lmgym.logs.formatting import table_lines
+from lmgym.logs.records import environment_numbers
 from lmgym.models.device import expected_device, memory_here
 from lmgym.models.load import load_tokenizer
 from lmgym.models.policy import Policy
@@ -285,9 +286,19 @@ def _answers(report: Report, stage: Stage, episodes: list[Episode], verdict: boo
     if not verdict:
         report.note("(what follows is of the model before the stages ahead of this one have trained it)")
     count = len(episodes)
-    cut = sum(episode.truncated and not episode.terminated for episode in episodes) / count  # others are moves
+    ended_by_length = [e for e in episodes if any(turn.stop == "length" for turn in e.turns)]
+    cut = sum(not episode.terminated for episode in ended_by_length) / count  # others are moves
     fixed = stage.sampling.min_new_tokens == stage.sampling.max_new_tokens  # then they are meant to be
     (complain if cut > 0.5 and not fixed else report.note)(f"answers cut off at max_new_tokens: {cut:.0%} of {count}")
+    if full := sum(episode.overflowed for episode in episodes):
+        say = complain if full > 0.1 * count else report.note
+        say(f"episodes that filled the model's context: {full} of {count}; fewer turns (env.max_turns), a shorter text of "
+            "the environment or a longer context would help")  # fmt: skip
+    if invalid := environment_numbers(episodes).get("invalid"):
+        valid = sum(number == 0 for number in invalid)
+        notes = [str(turn.info.get("reason")) for e in episodes for turn in e.turns if turn.info.get("invalid")]
+        why = f"; the first that was not: {notes[0]}" if notes else ""
+        (report.note if valid else complain)(f"valid actions: {valid} of {len(invalid)} sampled{why}")
     mean = sum(episode.score for episode in episodes) / count
     values = sorted({round(episode.score, 4) for episode in episodes})
     report.note(f"reward: mean {mean:.3f}, from {values[0]} to {values[-1]}")
