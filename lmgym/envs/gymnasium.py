@@ -15,6 +15,7 @@ from lmgym.envs.agent import Agent, is_mistake_of_code
 from lmgym.envs.base import Step
 from lmgym.envs.dialogue import Dialogue, validity
 from lmgym.envs.spaces import allowed, fitted
+from lmgym.envs.vector import reward_number
 from lmgym.types import Example, Message
 
 
@@ -25,9 +26,10 @@ class Gymnasium(Section):
 
     An answer is invalid if `Agent.extract_action` raises an error that the answer may have caused, or returns a value
     outside of the action space, or one that the `action_mask` in the environment's info forbids. `Step.info` has
-    `invalid` (0 or 1) and the reason. Then `on_invalid` decides: retry - the model is told so and answers again; penalty - the same, and the reward is
-    -`invalid_penalty`; random - a random legal action is taken instead; end - the episode ends with that penalty.
-    After `max_invalid` invalid answers in a row the episode ends with it in any case.
+    `invalid` (0 or 1) and the reason. Then `on_invalid` decides: retry - the model is told so and answers again;
+    penalty - the same, and the reward is -`invalid_penalty`; random - a random legal action is taken instead; end -
+    the episode ends with that penalty. After `max_invalid` invalid answers in a row the episode ends with it in any
+    case.
 
     Example: Gymnasium(id="Blackjack-v1", agent="blackjack")
     """
@@ -88,7 +90,7 @@ class Gymnasium(Section):
             self._invalid = 0
         # A legal action: let the environment take it.
         observation, reward, terminated, truncated, info = self._env.step(action)
-        reward = float(reward)
+        reward = reward_number(reward)
         if terminated or truncated:
             truncated = bool(truncated and not terminated)
             return Step(reward=reward, terminated=bool(terminated), truncated=truncated, info=validity(reason))
@@ -99,8 +101,8 @@ class Gymnasium(Section):
         text = self._agent.demonstrate(self._observation, self._random_action())
         if isinstance(text, str) and (reason := self._action(text)[1]):
             raise ValueError(
-                f"agent '{self.agent}' demonstrates {represent(text)}, which its own extract_action does not take for a "
-                f"legal action ({reason}); let its format_action write what extract_action reads"
+                f"agent '{self.agent}' demonstrates {represent(text)}, which its own extract_action does not take for "
+                f"a legal action ({reason}); let its format_action write what extract_action reads"
             )
         return text
 

@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import time
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from lmgym.envs.global_random import OwnRandomState
 from lmgym.types import Example, Message
 
 FENCED = re.compile(r"\A```(?:json)?\s*\n(.*)\n```\Z", re.DOTALL)
+WAITS = (0.5, 1, 2, 4)  # seconds between attempts to reach a server
 OWN = ("done", "reward", "metadata")  # fields of every observation of OpenEnv; the model does not see them
 
 
@@ -90,7 +92,7 @@ class OpenEnv(Section):
     - `agent`: puts observations into words and reads actions: a registered agent, or "module:Class".
     - `on_invalid`, `invalid_penalty`, `max_invalid`, `memory`, `max_turns`: as in `Gymnasium`.
 
-    Raises LmgymError for a class that cannot be loaded or built, or a server that cannot be reached.
+    Raises LmgymError for a class that cannot be loaded or built, or a server that cannot be reached within 8 seconds.
 
     Example: OpenEnv(environment="my_env.server:MyEnvironment")
     """
@@ -223,15 +225,23 @@ class OnServer:
     """A session on a server of OpenEnv, by the library's own client."""
 
     def __init__(self, url: str) -> None:
+        for wait in (*WAITS, None):  # a server that was killed may be starting again
+            try:
+                return self._connect(url)
+            except (OSError, ValueError, KeyError) as error:
+                if wait is None:
+                    raise LmgymError(
+                        f"key 'env.url': there is no server of OpenEnv at {url}: {describe(error)}"
+                    ) from error
+                time.sleep(wait)
+
+    def _connect(self, url: str) -> None:
         import urllib.request
 
-        try:
-            with urllib.request.urlopen(f"{url.rstrip('/')}/schema", timeout=10) as answer:
-                self.schema = json.load(answer)["action"]
-            self._client = _library().GenericEnvClient(base_url=url).sync()
-            self._client.connect()
-        except (OSError, ValueError, KeyError) as error:
-            raise LmgymError(f"key 'env.url': there is no server of OpenEnv at {url}: {describe(error)}") from error
+        with urllib.request.urlopen(f"{url.rstrip('/')}/schema", timeout=10) as answer:
+            self.schema = json.load(answer)["action"]
+        self._client = _library().GenericEnvClient(base_url=url).sync()
+        self._client.connect()
 
     def reset(self, arguments: Mapping[str, Any]) -> Seen:
         return self._seen(self._client.reset(**arguments))

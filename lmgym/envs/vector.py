@@ -5,12 +5,14 @@ in other processes, with a time limit. Each environment has a number: the index 
 """
 
 import inspect
+import math
 import numbers
+import os
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,6 +23,7 @@ from lmgym.envs.base import Env, Step
 from lmgym.processes.coroutines import results_of
 from lmgym.types import Example, Message
 
+LONGEST_OBSERVATION = 1_000_000  # characters: tokenizing ten times as many took more than a minute
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -129,9 +132,11 @@ class InProcess:
 
     def _answer(self, index: int, call: Callable[[], Any], check: Callable[[Any], Any]) -> Any:
         """The checked answer of one environment, or a coroutine of it."""
-        began = time.perf_counter()
+        began, process = time.perf_counter(), os.getpid()
         with _catching() as failed:
             answer = call()
+            if os.getpid() != process:  # the environment has forked, and this is the child: it is no second trainer
+                os._exit(0)
             if inspect.isawaitable(answer):
                 return self._awaited(index, answer, check, began)
             failed.append(check(answer))
@@ -150,6 +155,7 @@ def opening_of(env: Env, prompt: Any) -> Opening:
     messages."""
     if isinstance(prompt, str):
         check_text(prompt, "the prompt")
+        _check_size(len(prompt))
     else:
         _check_messages(prompt)
     stop, template = tuple(getattr(env, "stop", ())), dict(getattr(env, "template", {}))
@@ -181,10 +187,22 @@ def _can_be_trained_on(value: Any) -> bool:
     return size is not None and bool(size <= LARGEST_REWARD)  # False for nan too
 
 
+def reward_number(reward: Any) -> Any:
+    """The reward; of an array of one number that number. Raises ValueError for a larger array."""
+    if not hasattr(reward, "shape") or reward.shape == ():
+        return reward
+    if math.prod(reward.shape) != 1:
+        raise ValueError(f"the environment paid the reward {represent(reward)}; it must be one number")
+    return reward.item()
+
+
 def check_step(step: Any) -> Step:
-    """The step itself. Raises TypeError or ValueError, with one sentence, for a step that a rollout cannot use."""
+    """The step itself, its reward as a number. Raises TypeError or ValueError, with one sentence, for a step that a
+    rollout cannot use."""
     if not isinstance(step, Step):
         raise TypeError(f"step() returned {type(step).__name__}; it must return a Step")
+    if hasattr(step.reward, "shape"):
+        step = replace(step, reward=reward_number(step.reward))
     if isinstance(step.reward, bool) or not _can_be_trained_on(step.reward):
         raise ValueError(
             f"step() returned the reward {represent(step.reward)}; it must be a finite number within {LARGEST_REWARD:g}"
@@ -197,6 +215,7 @@ def check_step(step: Any) -> Step:
     _check_messages(step.messages)
     if step.continuation is not None:
         check_text(step.continuation, "the continuation")
+        _check_size(len(step.continuation))
     if step.over:
         return step
     # An episode that goes on has either messages or a continuation.
@@ -233,3 +252,12 @@ def _check_messages(messages: Any) -> None:
         if message.get("role") not in ROLES:
             raise ValueError(f"a message has the role {represent(message.get('role'))}; valid: {', '.join(ROLES)}")
         check_text(message["content"], "a message")
+    _check_size(sum(len(message["content"]) for message in messages))
+
+
+def _check_size(characters: int) -> None:
+    if characters > LONGEST_OBSERVATION:
+        raise ValueError(
+            f"the environment wrote {characters:,} characters at once; the limit is {LONGEST_OBSERVATION:,}, more than "
+            "a model's context holds"
+        )

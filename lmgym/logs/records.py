@@ -51,8 +51,8 @@ def rename_evaluations(evaluations: Mapping[str, Any]) -> dict[str, Any]:
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Metrics of the episodes sampled in a step: their number, the mean of the reward and of its components, lengths
     (tokens), mean number of turns (if any episode has several), the shares of truncated and of selected episodes, the
-    shares that filled the model's context and whose environment failed (if any), the means of the numbers in `Turn.info`, and the share of groups with equal
-    scores, from which a group baseline learns nothing.
+    shares that filled the model's context and whose environment failed (if any), the means of the numbers in
+    `Turn.info`, and the share of groups with equal scores, from which a group baseline learns nothing.
 
     Example: {"answers": 256.0, "reward": 0.53, "reward/final_answer": 0.5, "length/mean": 4.2, "length/max": 8.0, ...}
     """

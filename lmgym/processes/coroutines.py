@@ -20,7 +20,10 @@ def results_of(values: Sequence[Any]) -> list[Any]:
         return list(values)
     import asyncio
 
-    future = asyncio.run_coroutine_threadsafe(_together(values), _event_loop(os.getpid()))
+    loop = _event_loop(os.getpid())
+    if asyncio._get_running_loop() is loop:
+        raise RuntimeError("a coroutine called an ordinary function that waits for another one; await it instead")
+    future = asyncio.run_coroutine_threadsafe(_together(values), loop)
     try:
         results = future.result()
     finally:

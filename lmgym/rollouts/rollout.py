@@ -42,8 +42,9 @@ def collect(
     `path` is (seed, ..., step, draw). Environments of one group get the same seed. `envs` are many environments behind
     one call, or a function that builds one; at most `engine.rows` of several turns are alive. A game of several players
     gives an episode for each player that learns, in groups of their own. An environment that fails ends its own episode
-    (`Episode.error`), and so does one whose first prompt does not fit the model. `ended` may be called with an episode as soon as its text is final, while others go on. Raises
-    LmgymError if a prompt of the data does not fit the model, or if nearly all environments fail.
+    (`Episode.error`), and so does one whose first prompt does not fit the model. `ended` may be called with an episode
+    as soon as its text is final, while others go on. Raises LmgymError if a prompt of the data does not fit the model,
+    or if nearly all environments fail.
 
     Example: collect(list(enumerate(examples)), actor, Sampling(), (0, "step", 3, 0), InProcess(HigherOrLower))
     """

@@ -292,8 +292,8 @@ def _answers(report: Report, stage: Stage, episodes: list[Episode], verdict: boo
     (complain if cut > 0.5 and not fixed else report.note)(f"answers cut off at max_new_tokens: {cut:.0%} of {count}")
     if full := sum(episode.overflowed for episode in episodes):
         say = complain if full > 0.1 * count else report.note
-        say(f"episodes that filled the model's context: {full} of {count}; fewer turns (env.max_turns), a shorter text of "
-            "the environment or a longer context would help")  # fmt: skip
+        say(f"episodes that filled the model's context: {full} of {count}; fewer turns (env.max_turns), shorter texts "
+            "of the environment or a longer context would help")  # fmt: skip
     if invalid := environment_numbers(episodes).get("invalid"):
         valid = sum(number == 0 for number in invalid)
         notes = [str(turn.info.get("reason")) for e in episodes for turn in e.turns if turn.info.get("invalid")]

@@ -366,7 +366,7 @@ def test_a_mistake_in_extract_action_is_an_error_and_not_an_invalid_answer(code:
     env = with_space("discrete")
     env._agent = returns(code)()
     if error:
-        with pytest.raises(Exception, match=".") as raised:
+        with pytest.raises((AttributeError, NameError, TypeError)) as raised:
             env.step("1", "eos")
         assert type(raised.value).__name__ == error
     else:  # the usual way to read an answer

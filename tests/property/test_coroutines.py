@@ -166,5 +166,5 @@ def test_a_reward_may_be_a_coroutine_function(unlimited: bool) -> None:
         reward = replace(reward, pooled=None)
     episodes = [Episode(QUESTION, n, n, [Turn([1], [2], text="a" * n)]) for n in (3, 0)]
     assert call_reward(reward, episodes) == [3.0, 0.0]
-    with pytest.raises(LmgymError, match="reward '.*lengths' raised ValueError: too long at .*test_coroutines.py:"):
+    with pytest.raises(LmgymError, match=r"reward '.*lengths' raised ValueError: too long at .*test_coroutines.py:"):
         call_reward(reward, [Episode(QUESTION, 0, 0, [Turn([1], [2], text="a" * 9)])])

@@ -291,7 +291,7 @@ def test_a_first_prompt_that_does_not_fit_costs_its_own_episode() -> None:
     assert not fine.error and fine.turns
     assert re.match(r"a prompt of the environment has 10\d\d tokens, and the model reads \d+ at most", long.error)
     assert not long.turns and not long.selected
-    with pytest.raises(LmgymError, match="every environment of this rollout failed.*a prompt of the environment has"):
+    with pytest.raises(LmgymError, match=r"every environment of this rollout failed.*a prompt of the environment has"):
         failing(TooLong, ["long"])
 
 
