@@ -247,6 +247,11 @@ class Episode:
         """True if any action was cut off by the token limit or the end of the context."""
         return any(turn.stop in ("length", "context") for turn in self.turns)
 
+    @property
+    def overflowed(self) -> bool:
+        """True if the model's context was full, in the middle of an action or before the next one."""
+        return any(turn.stop == "context" for turn in self.turns)
+
     def rows(self) -> list[list[Turn]]:
         """The turns of each token sequence; there is more than one row only if a prompt was rewritten."""
         rows: list[list[Turn]] = []

@@ -113,6 +113,16 @@ class Unreliable(Env):
         return Step([], reward=float("a" in text), terminated=True)
 
 
+class Talkative(Env):
+    """Says so much that the model's context is full after a turn or two."""
+
+    def reset(self, example: Example, key: int) -> list[Message]:
+        return [{"role": "user", "content": str(example.prompt)}]
+
+    def step(self, text: str, stop: str) -> Step:
+        return Step([{"role": "user", "content": "more " * 20}], reward=float("a" in text))
+
+
 BASE: dict[str, Any] = {
     "threads": 1,
     "policy": {"model": "builtin:tiny", "device": "cpu", "architecture": runs.ARCHITECTURE},
@@ -269,6 +279,11 @@ FAILING = {
             "steps": None,
             "algorithm": None,
         },
+    ),
+    "talkative_environment": Failing(
+        "an environment that writes on and on",
+        {"context_overflow"},
+        {"env": f"{HERE}:Talkative", "rewards": None, "steps": 12},
     ),
     "failing_environment": Failing(
         "an environment that fails for some problems",

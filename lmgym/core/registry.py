@@ -42,7 +42,7 @@ def register(kind: str, name: str) -> Callable[[T], T]:
 
     def keep(thing: T) -> T:
         earlier = _registered[kind].get(name)
-        if earlier is not None and _identity(earlier) != _identity(thing):
+        if earlier is not None and _source(earlier) != _source(thing):
             raise LmgymError(f"{kind} '{name}' is already registered by {_identity(earlier)}; choose another name")
         _registered[kind][name] = thing
         return thing
@@ -179,6 +179,13 @@ def _importing(wanted_as: str, module_name: str) -> Iterator[None]:
 def _check_kind(kind: str) -> None:
     if kind not in BUILTIN:
         raise LmgymError(f"unknown kind '{kind}'; {suggest(kind, BUILTIN)}")
+
+
+def _source(thing: Any) -> tuple[str, str]:
+    """File and name of a thing: a file may be a plug-in, and a module that "module:function" names."""
+    module, name = getattr(thing, "__module__", "?"), getattr(thing, "__qualname__", repr(thing))
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return (str(Path(file).resolve()) if file else str(module)), name
 
 
 def _identity(thing: Any) -> str:

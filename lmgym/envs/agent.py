@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmgym.core.registry import register
+from lmgym.envs.spaces import read_action, written_action
 from lmgym.types import Message
 
 COLUMNS = {16: 4, 64: 8, 48: 12}  # by number of fields: FrozenLake-v1, FrozenLake8x8-v1, CliffWalking-v1
@@ -52,23 +53,39 @@ class Agent:
         return f"That is no legal action: {reason}. {observation}"
 
     def extract_action(self, text: str) -> Any:
-        """The action that an answer means. For an answer without a legal action it may raise any error, or return
-        something that is not in the action space.
+        """The action that an answer means. For an answer without a legal action it may return something that is not in
+        the action space, or raise an error (but see `is_mistake_of_code`).
 
-        Default: the first number of the answer if the environment has numbered actions; otherwise all its numbers.
+        Default: the first number of the answer if the environment has numbered actions; JSON for a space of several
+        parts (Dict, Tuple); the text itself for a space of texts; otherwise all its numbers.
         """
         numbers = [float(number) for number in NUMBER.findall(text)]
-        if hasattr(self.action_space, "n"):
-            return int(numbers[0])
-        return numbers
+        return read_action(self.action_space, text, numbers) if self._has_space() else numbers
 
     def format_action(self, action: Any) -> str:
         """An answer that `extract_action` reads as this action. `demonstrate` uses it."""
-        return to_text(action)
+        default = self._has_space() and type(self).extract_action is Agent.extract_action
+        return written_action(self.action_space, action) if default else to_text(action)
 
     def demonstrate(self, observation: Any, random_action: Any) -> str:
         """The answer to imitate in a supervised stage. Default: a random legal action."""
         return self.format_action(random_action)
+
+    def _has_space(self) -> bool:
+        """True for a space of gymnasium; OpenEnv's actions have a JSON schema in its place."""
+        return hasattr(self.action_space, "contains")
+
+
+def is_mistake_of_code(error: Exception) -> bool:
+    """True for an error of `extract_action` that no answer can cause: a name or attribute that does not exist, an
+    import that fails, a method that is not written. Others, and an attribute of None, which `re.match` returns, mean
+    that the answer could not be read.
+
+    Example: is_mistake_of_code(NameError("name 'txet' is not defined")) -> True
+    """
+    if isinstance(error, AttributeError):
+        return error.obj is not None
+    return isinstance(error, NameError | ImportError | NotImplementedError)
 
 
 def to_text(value: Any) -> str:

@@ -40,7 +40,7 @@ class Step:
 
 class Env(Protocol):
     """The environment of one episode. A new one is built for each episode. It must be a pure function of (example,
-    seed, actions).
+    seed, actions). A method may be a coroutine function: those of many environments wait side by side.
 
     Besides the two methods it may have
     - `stop: tuple[str, ...]`, strings that end each turn of the policy, in addition to those of the recipe;

@@ -3,7 +3,7 @@
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from lmgym.envs.base import Step
 from lmgym.envs.tools.mcp import McpServer, Session, mcp_tools
 from lmgym.envs.tools.parsing import parse_calls
 from lmgym.envs.tools.sandbox.runner import Limits, python_within
-from lmgym.envs.tools.schema import Answer, Tool, answer_call, cut, describe_error, prepare, tool
+from lmgym.envs.tools.schema import Answer, Tool, begin_call, cut, describe_error, prepare, tool
 from lmgym.types import Example, Message, RecipeText
 
 HOW_TO_CALL = """You can call tools. To call one, write its name and its arguments as JSON between these tags, then \
@@ -56,6 +56,9 @@ class Conversation:
     - `max_turns`: most turns of the policy; an episode that goes on after the last one is truncated.
     - `max_calls`: most calls in one turn; `max_result_chars`: the length to which each result is cut.
     - `invalid_call_penalty`: subtracted from the reward of the turn for each call that cannot be read or made.
+
+    A tool or user that is a coroutine function is awaited, and `step` then returns a coroutine of the Step. The
+    environments of a rollout wait together (vector.py); within a turn, the calls of such tools come last, one by one.
 
     If a turn was cut off at the token limit, its calls are not made and the episode is truncated. `Step.info` counts
     `calls`, `invalid_calls` and `tool_errors`. Raises LmgymError for invalid arguments.
@@ -138,7 +141,7 @@ class Conversation:
             raise LmgymError(f"example '{example.id}': meta['user'] must be a text, what the model as user is told")
         return [dict(message) for message in messages]
 
-    def step(self, text: str, stop: str) -> Step:
+    def step(self, text: str, stop: str) -> Any:  # Step, or a coroutine of it
         """Answer a turn with the results of its calls, or as the user. If a model plays the user, take its turn too."""
         if self._users_turn:
             return self._pass_to_policy(text)
@@ -150,17 +153,25 @@ class Conversation:
         calls = parse_calls(text, self.max_calls) if self._tools else []
         if not calls:
             return self._answer_as_user()
-        answers = [answer_call(call, self._tools, self._example, self.max_result_chars) for call in calls]
-        penalty = self.invalid_call_penalty * sum(answer.invalid for answer in answers)
         names = [getattr(call, "name", "") for call in calls]
-        return self._go_on(self._results(names, answers), -penalty if penalty else 0.0, _counts(answers))
+        answers = [begin_call(call, self._tools, self._example, self.max_result_chars) for call in calls]
+        waits = any(map(inspect.isawaitable, answers))
+        return self._wait_for_answers(names, answers) if waits else self._answer_calls(names, answers)
 
     def close(self) -> None:
         """End the MCP servers of this episode."""
         for session in self._sessions:
             session.close()
 
-    def _answer_as_user(self) -> Step:
+    async def _wait_for_answers(self, names: Sequence[str], answers: Sequence[Any]) -> Step:
+        known = [await answer if inspect.isawaitable(answer) else answer for answer in answers]
+        return self._answer_calls(names, known)
+
+    def _answer_calls(self, names: Sequence[str], answers: Sequence[Any]) -> Step:
+        penalty = self.invalid_call_penalty * sum(answer.invalid for answer in answers)
+        return self._go_on(self._results(names, answers), -penalty if penalty else 0.0, _counts(answers))
+
+    def _answer_as_user(self) -> Any:
         counts = _counts([])
         # The end of the conversation, for users that say nothing more.
         if self.players == 1 and self._reply is None and not self._lines:
@@ -175,8 +186,22 @@ class Conversation:
         try:
             reply = self._reply([dict(message) for message in self._history], self._example, self._seed)
         except (Exception, SystemExit) as error:
-            problem = f"user '{self.user}' raised {describe_error(error)}"
-            return Step(truncated=True, info={**counts, "error": cut(problem, 500)})
+            return self._fail_as_user(error)
+        return self._wait_for_user(reply) if inspect.isawaitable(reply) else self._say_as_user(reply)
+
+    async def _wait_for_user(self, reply: Awaitable[Any]) -> Step:
+        try:
+            said = await reply
+        except (Exception, SystemExit) as error:
+            return self._fail_as_user(error)
+        return self._say_as_user(said)
+
+    def _fail_as_user(self, error: BaseException) -> Step:
+        problem = f"user '{self.user}' raised {describe_error(error)}"
+        return Step(truncated=True, info={**_counts([]), "error": cut(problem, 500)})
+
+    def _say_as_user(self, reply: Any) -> Step:
+        counts = _counts([])
         if reply is None:
             return Step(terminated=True, info=counts)
         if not isinstance(reply, str) or not reply.strip():

@@ -8,12 +8,14 @@ from typing import Annotated, Any, Literal
 
 from lmgym.core import registry
 from lmgym.core.constraints import FINITE, PositiveInt
-from lmgym.core.errors import LmgymError, describe
+from lmgym.core.errors import LmgymError, describe, represent
 from lmgym.core.registry import suggest
 from lmgym.core.validation import Section
-from lmgym.envs.agent import Agent
+from lmgym.envs.agent import Agent, is_mistake_of_code
 from lmgym.envs.base import Step
-from lmgym.envs.dialogue import Dialogue
+from lmgym.envs.dialogue import Dialogue, validity
+from lmgym.envs.spaces import allowed, fitted
+from lmgym.envs.vector import reward_number
 from lmgym.types import Example, Message
 
 
@@ -22,10 +24,12 @@ from lmgym.types import Example, Message
 class Gymnasium(Section):
     """An episode of gymnasium.make(id, **arguments); an `Agent` translates observations and actions.
 
-    An answer is invalid if `Agent.extract_action` raises, or returns a value outside of the action space. Then
-    `on_invalid` decides: retry - the model is told so and answers again; penalty - the same, and the reward is
-    -`invalid_penalty`; random - a random legal action is taken instead; end - the episode ends with that penalty.
-    After `max_invalid` invalid answers in a row the episode ends with it in any case.
+    An answer is invalid if `Agent.extract_action` raises an error that the answer may have caused, or returns a value
+    outside of the action space, or one that the `action_mask` in the environment's info forbids. `Step.info` has
+    `invalid` (0 or 1) and the reason. Then `on_invalid` decides: retry - the model is told so and answers again;
+    penalty - the same, and the reward is -`invalid_penalty`; random - a random legal action is taken instead; end -
+    the episode ends with that penalty. After `max_invalid` invalid answers in a row the episode ends with it in any
+    case.
 
     Example: Gymnasium(id="Blackjack-v1", agent="blackjack")
     """
@@ -77,44 +81,51 @@ class Gymnasium(Section):
             self._invalid += 1
             cost = 0.0 if self.on_invalid in ("retry", "random") else -self.invalid_penalty
             if self.on_invalid == "end" or self._invalid >= self.max_invalid:
-                return Step(reward=-self.invalid_penalty, terminated=True, info={"invalid": reason})
+                return Step(reward=-self.invalid_penalty, terminated=True, info=validity(reason))
             if self.on_invalid != "random":
                 reply = self._agent.format_invalid(reason, self._dialogue.shown["content"])
-                return self._dialogue.answer({"role": "user", "content": reply}, cost, {"invalid": reason})
+                return self._dialogue.answer({"role": "user", "content": reply}, cost, validity(reason))
             action = self._random_action()
         else:
             self._invalid = 0
         # A legal action: let the environment take it.
         observation, reward, terminated, truncated, info = self._env.step(action)
-        reward = float(reward)
+        reward = reward_number(reward)
         if terminated or truncated:
-            return Step(reward=reward, terminated=bool(terminated), truncated=bool(truncated and not terminated))
+            truncated = bool(truncated and not terminated)
+            return Step(reward=reward, terminated=bool(terminated), truncated=truncated, info=validity(reason))
         self._observation, self._info = observation, info
-        return self._dialogue.answer(self._dialogue.show(observation), reward, {"invalid": reason} if reason else {})
+        return self._dialogue.answer(self._dialogue.show(observation), reward, validity(reason))
 
     def demonstrate(self) -> str:
-        return self._agent.demonstrate(self._observation, self._random_action())
+        text = self._agent.demonstrate(self._observation, self._random_action())
+        if isinstance(text, str) and (reason := self._action(text)[1]):
+            raise ValueError(
+                f"agent '{self.agent}' demonstrates {represent(text)}, which its own extract_action does not take for "
+                f"a legal action ({reason}); let its format_action write what extract_action reads"
+            )
+        return text
 
     def close(self) -> None:
         self._env.close()
 
     def _action(self, text: str) -> tuple[Any, str]:
         """The legal action that a text means, or None and the reason."""
-        try:
-            action = self._agent.extract_action(text)
-        except Exception:
-            return None, "it could not be read"
-        # Spaces of vectors contain arrays of their own dtype, not lists.
         space = self._env.action_space
-        if isinstance(action, list | tuple) and hasattr(space, "dtype"):
-            import numpy as np
-
-            try:
-                action = np.asarray(action, dtype=space.dtype)
-            except (TypeError, ValueError):
-                return None, "it could not be read"
+        try:
+            action = fitted(space, self._agent.extract_action(text))
+        except Exception as error:
+            if is_mistake_of_code(error):
+                raise
+            return None, "it could not be read"
+        if inspect.isawaitable(action):
+            raise TypeError(
+                f"extract_action of agent '{self.agent}' is a coroutine function; it must be an ordinary one"
+            )
         if isinstance(action, bool) or not space.contains(action):
             return None, "it is not one of the actions"
+        if not allowed(space, action, self._info.get("action_mask")):
+            return None, "it is not possible now"
         return action, ""
 
     def _random_action(self) -> Any:

@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import time
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +13,14 @@ from lmgym.core import registry
 from lmgym.core.constraints import FINITE, PositiveInt
 from lmgym.core.errors import LmgymError, describe
 from lmgym.core.validation import Section
-from lmgym.envs.agent import Agent
+from lmgym.envs.agent import Agent, is_mistake_of_code
 from lmgym.envs.base import Step
-from lmgym.envs.dialogue import Dialogue
+from lmgym.envs.dialogue import Dialogue, validity
 from lmgym.envs.global_random import OwnRandomState
 from lmgym.types import Example, Message
 
 FENCED = re.compile(r"\A```(?:json)?\s*\n(.*)\n```\Z", re.DOTALL)
+WAITS = (0.5, 1, 2, 4)  # seconds between attempts to reach a server
 OWN = ("done", "reward", "metadata")  # fields of every observation of OpenEnv; the model does not see them
 
 
@@ -90,7 +92,7 @@ class OpenEnv(Section):
     - `agent`: puts observations into words and reads actions: a registered agent, or "module:Class".
     - `on_invalid`, `invalid_penalty`, `max_invalid`, `memory`, `max_turns`: as in `Gymnasium`.
 
-    Raises LmgymError for a class that cannot be loaded or built, or a server that cannot be reached.
+    Raises LmgymError for a class that cannot be loaded or built, or a server that cannot be reached within 8 seconds.
 
     Example: OpenEnv(environment="my_env.server:MyEnvironment")
     """
@@ -144,8 +146,8 @@ class OpenEnv(Section):
             return self._refuse(str(error))
         self._invalid = 0
         if over:
-            return Step(reward=reward, terminated=True)
-        return self._dialogue.answer(self._dialogue.show(observation), reward, {})
+            return Step(reward=reward, terminated=True, info=validity(""))
+        return self._dialogue.answer(self._dialogue.show(observation), reward, validity(""))
 
     def close(self) -> None:
         self._game.close()
@@ -155,17 +157,19 @@ class OpenEnv(Section):
             return self._agent.extract_action(text)
         except InvalidActionError:
             raise
-        except Exception:
+        except Exception as error:
+            if is_mistake_of_code(error):
+                raise
             raise InvalidActionError("it could not be read") from None
 
     def _refuse(self, reason: str) -> Step:
         """The answer to an invalid action."""
         self._invalid += 1
         if self.on_invalid == "end" or self._invalid >= self.max_invalid:
-            return Step(reward=-self.invalid_penalty, terminated=True, info={"invalid": reason})
+            return Step(reward=-self.invalid_penalty, terminated=True, info=validity(reason))
         reply = self._agent.format_invalid(reason, self._dialogue.shown["content"])
         cost = 0.0 if self.on_invalid == "retry" else -self.invalid_penalty
-        return self._dialogue.answer({"role": "user", "content": reply}, cost, {"invalid": reason})
+        return self._dialogue.answer({"role": "user", "content": reply}, cost, validity(reason))
 
 
 Seen = tuple[dict[str, Any], float, bool]  # observation, reward, whether the episode is over
@@ -221,15 +225,23 @@ class OnServer:
     """A session on a server of OpenEnv, by the library's own client."""
 
     def __init__(self, url: str) -> None:
+        for wait in (*WAITS, None):  # a server that was killed may be starting again
+            try:
+                return self._connect(url)
+            except (OSError, ValueError, KeyError) as error:
+                if wait is None:
+                    raise LmgymError(
+                        f"key 'env.url': there is no server of OpenEnv at {url}: {describe(error)}"
+                    ) from error
+                time.sleep(wait)
+
+    def _connect(self, url: str) -> None:
         import urllib.request
 
-        try:
-            with urllib.request.urlopen(f"{url.rstrip('/')}/schema", timeout=10) as answer:
-                self.schema = json.load(answer)["action"]
-            self._client = _library().GenericEnvClient(base_url=url).sync()
-            self._client.connect()
-        except (OSError, ValueError, KeyError) as error:
-            raise LmgymError(f"key 'env.url': there is no server of OpenEnv at {url}: {describe(error)}") from error
+        with urllib.request.urlopen(f"{url.rstrip('/')}/schema", timeout=10) as answer:
+            self.schema = json.load(answer)["action"]
+        self._client = _library().GenericEnvClient(base_url=url).sync()
+        self._client.connect()
 
     def reset(self, arguments: Mapping[str, Any]) -> Seen:
         return self._seen(self._client.reset(**arguments))

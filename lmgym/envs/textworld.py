@@ -11,6 +11,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.core.validation import Section
 from lmgym.envs.base import Step
+from lmgym.envs.dialogue import validity
 from lmgym.types import Example, Message
 
 INTERPRETER_COMMANDS = {  # commands for the interpreter, not for the game; some of them write files
@@ -66,14 +67,13 @@ class TextWorld(Section):
         self._turns += 1
         command = _command(text)
         if not command:
-            return self._go_on(
-                Step([{"role": "user", "content": "That is no command.\n"}], info={"invalid": text[:20]})
-            )
+            note = validity(f"{text[:20]!r} is no command")
+            return self._go_on(Step([{"role": "user", "content": "That is no command.\n"}], info=note))
         state, score, done = self._env.step(command)
         gained, self._score = (int(score) - self._score) / self._highest, int(score)
         if done:
-            return Step(reward=gained, terminated=True)
-        return self._go_on(Step([self._message(state.feedback, state)], reward=gained))
+            return Step(reward=gained, terminated=True, info=validity(""))
+        return self._go_on(Step([self._message(state.feedback, state)], reward=gained, info=validity("")))
 
     def demonstrate(self) -> str:
         """The first possible command in alphabetical order."""

@@ -1,14 +1,18 @@
 """Many environments behind one call. An environment that fails costs its own episode only.
 
-`InProcess` runs them in this process, one after the other; `EnvProcesses` (env_processes.py) in other processes, with a
-time limit. Each environment has a number: the index of its episode in the rollout.
+`InProcess` runs them in this process, one after the other, coroutines side by side; `EnvProcesses` (env_processes.py)
+in other processes, with a time limit. Each environment has a number: the index of its episode in the rollout.
 """
 
+import inspect
+import math
 import numbers
+import os
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,8 +20,10 @@ from lmgym.core.constraints import LARGEST_REWARD
 from lmgym.core.errors import LmgymError, describe, represent
 from lmgym.core.validation import check_text
 from lmgym.envs.base import Env, Step
+from lmgym.processes.coroutines import results_of
 from lmgym.types import Example, Message
 
+LONGEST_OBSERVATION = 1_000_000  # characters: tokenizing ten times as many took more than a minute
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -75,7 +81,8 @@ class Envs(Protocol):
 class InProcess:
     """Environments in this process, without a time limit: for environments that cannot hang, and for a debugger.
 
-    An exception costs one episode. An LmgymError, a mistake that the user can correct, is raised.
+    An exception costs one episode. An LmgymError, a mistake that the user can correct, is raised. Methods that are
+    coroutine functions are begun in the order of the requests, and wait side by side.
 
     Example: collect(prompts, actor, sampling, path, InProcess(SingleTurn))
     """
@@ -86,42 +93,69 @@ class InProcess:
         self.spent: dict[int, float] = {}
 
     def begin(self, items: Sequence[tuple[int, Example, int]]) -> list[Opening | EnvFailure]:
-        return [self._timed(item[0], partial(self._begin, *item)) for item in items]
+        return self._ask([item[0] for item in items], [partial(self._reset, *item) for item in items], self._opening)
 
     def step(self, items: Sequence[tuple[int, str, str]]) -> list[Step | EnvFailure]:
-        return [self._timed(item[0], partial(self._step, *item)) for item in items]
+        calls = [partial(self._step, *item) for item in items]
+        return self._ask([item[0] for item in items], calls, lambda index, step: check_step(step))
 
     def demonstrate(self, indices: Sequence[int]) -> list[str | EnvFailure]:
-        return [catch_failure(partial(demonstrate_step, self.envs[index])) for index in indices]
+        calls = [partial(demonstrate_step, self.envs[index]) for index in indices]
+        return self._ask(indices, calls, lambda index, text: check_demonstration(text))
 
     def end(self, indices: Sequence[int]) -> None:
+        ended = [(index, self.envs.pop(index, None)) for index in indices]
+        self._ask(indices, [getattr(env, "close", lambda: None) for _, env in ended], lambda index, result: result)
         for index in indices:
-            env = self.envs.pop(index, None)
             self.spent.pop(index, None)
-            catch_failure(getattr(env, "close", lambda: None))
 
     def close(self) -> None:
         self.end(list(self.envs))
 
-    def _timed(self, index: int, call: Callable[[], Any]) -> Any:
-        began = time.perf_counter()
-        answer = catch_failure(call)
-        self.spent[index] = time.perf_counter() - began
-        return answer
-
-    def _step(self, index: int, text: str, stop: str) -> Step:
-        return check_step(self.envs[index].step(text, stop))
-
-    def _begin(self, index: int, example: Example, seed: int) -> Opening:
+    def _reset(self, index: int, example: Example, seed: int) -> Any:
         self.envs[index] = self.make_env()
-        return reset_env(self.envs[index], example, seed)
+        return self.envs[index].reset(example, seed)
+
+    def _step(self, index: int, text: str, stop: str) -> Any:
+        return self.envs[index].step(text, stop)
+
+    def _opening(self, index: int, prompt: Any) -> Opening:
+        return opening_of(self.envs[index], prompt)
+
+    def _ask(
+        self, indices: Sequence[int], calls: Sequence[Callable[[], Any]], check: Callable[[int, Any], Any]
+    ) -> list[Any]:
+        """What the calls return, each one checked. A failure is its own call's answer."""
+        return results_of(
+            [self._answer(index, call, partial(check, index)) for index, call in zip(indices, calls, strict=True)]
+        )
+
+    def _answer(self, index: int, call: Callable[[], Any], check: Callable[[Any], Any]) -> Any:
+        """The checked answer of one environment, or a coroutine of it."""
+        began, process = time.perf_counter(), os.getpid()
+        with _catching() as failed:
+            answer = call()
+            if os.getpid() != process:  # the environment has forked, and this is the child: it is no second trainer
+                os._exit(0)
+            if inspect.isawaitable(answer):
+                return self._awaited(index, answer, check, began)
+            failed.append(check(answer))
+        self.spent[index] = time.perf_counter() - began
+        return failed[0]
+
+    async def _awaited(self, index: int, answer: Awaitable[Any], check: Callable[[Any], Any], began: float) -> Any:
+        with _catching() as failed:
+            failed.append(check(await answer))
+        self.spent[index] = time.perf_counter() - began
+        return failed[0]
 
 
-def reset_env(env: Env, example: Example, seed: int) -> Opening:
-    """Reset an environment. Raises TypeError for a prompt that is neither text nor messages."""
-    prompt = env.reset(example, seed)
+def opening_of(env: Env, prompt: Any) -> Opening:
+    """The start of an episode whose `reset` has returned this prompt. Raises TypeError for what is neither text nor
+    messages."""
     if isinstance(prompt, str):
         check_text(prompt, "the prompt")
+        _check_size(len(prompt))
     else:
         _check_messages(prompt)
     stop, template = tuple(getattr(env, "stop", ())), dict(getattr(env, "template", {}))
@@ -130,14 +164,18 @@ def reset_env(env: Env, example: Example, seed: int) -> Opening:
     return Opening(prompt, stop, template, players, getattr(env, "first", 0), learners)
 
 
-def demonstrate_step(env: Any) -> str:
-    """The answer to imitate now. Raises LmgymError if the environment has no demonstrate()."""
+def demonstrate_step(env: Any) -> Any:
+    """What the environment wants imitated now. Raises LmgymError if it has no demonstrate()."""
     if not hasattr(env, "demonstrate"):
         raise LmgymError(
             f"{type(env).__name__} has no demonstrate(), so a supervised stage has nothing to imitate; write one that "
             "returns the answer to imitate"
         )
-    text = env.demonstrate()
+    return env.demonstrate()
+
+
+def check_demonstration(text: Any) -> str:
+    """The text itself. Raises TypeError for a demonstration that is no text."""
     if not isinstance(text, str) or not text:
         raise TypeError(f"demonstrate() returned {represent(text)}; it must return a text")
     check_text(text, "what demonstrate() returned")
@@ -149,10 +187,22 @@ def _can_be_trained_on(value: Any) -> bool:
     return size is not None and bool(size <= LARGEST_REWARD)  # False for nan too
 
 
+def reward_number(reward: Any) -> Any:
+    """The reward; of an array of one number that number. Raises ValueError for a larger array."""
+    if not hasattr(reward, "shape") or reward.shape == ():
+        return reward
+    if math.prod(reward.shape) != 1:
+        raise ValueError(f"the environment paid the reward {represent(reward)}; it must be one number")
+    return reward.item()
+
+
 def check_step(step: Any) -> Step:
-    """The step itself. Raises TypeError or ValueError, with one sentence, for a step that a rollout cannot use."""
+    """The step itself, its reward as a number. Raises TypeError or ValueError, with one sentence, for a step that a
+    rollout cannot use."""
     if not isinstance(step, Step):
         raise TypeError(f"step() returned {type(step).__name__}; it must return a Step")
+    if hasattr(step.reward, "shape"):
+        step = replace(step, reward=reward_number(step.reward))
     if isinstance(step.reward, bool) or not _can_be_trained_on(step.reward):
         raise ValueError(
             f"step() returned the reward {represent(step.reward)}; it must be a finite number within {LARGEST_REWARD:g}"
@@ -165,6 +215,7 @@ def check_step(step: Any) -> Step:
     _check_messages(step.messages)
     if step.continuation is not None:
         check_text(step.continuation, "the continuation")
+        _check_size(len(step.continuation))
     if step.over:
         return step
     # An episode that goes on has either messages or a continuation.
@@ -177,17 +228,19 @@ def check_step(step: Any) -> Step:
     return step
 
 
-def catch_failure(call: Callable[[], Any]) -> Any:
-    """The result of the call; if it raises, an EnvFailure with the error and its line. An LmgymError is raised."""
+@contextmanager
+def _catching() -> Iterator[list[Any]]:
+    """If the body raises, an EnvFailure with the error and its line is put into the list. An LmgymError is raised."""
+    answer: list[Any] = []
     try:
-        return call()
+        yield answer
     except (LmgymError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit, too
         frames = traceback.extract_tb(error.__traceback__)
         frame = next((frame for frame in reversed(frames) if frame.filename != __file__), None)  # not this module's
         location = f" (at {frame.filename}:{frame.lineno})" if frame else ""
-        return EnvFailure(describe(error) + location)
+        answer.append(EnvFailure(describe(error) + location))
 
 
 def _check_messages(messages: Any) -> None:
@@ -199,3 +252,12 @@ def _check_messages(messages: Any) -> None:
         if message.get("role") not in ROLES:
             raise ValueError(f"a message has the role {represent(message.get('role'))}; valid: {', '.join(ROLES)}")
         check_text(message["content"], "a message")
+    _check_size(sum(len(message["content"]) for message in messages))
+
+
+def _check_size(characters: int) -> None:
+    if characters > LONGEST_OBSERVATION:
+        raise ValueError(
+            f"the environment wrote {characters:,} characters at once; the limit is {LONGEST_OBSERVATION:,}, more than "
+            "a model's context holds"
+        )

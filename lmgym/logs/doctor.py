@@ -66,6 +66,7 @@ RULES = (
     Rule("repeated_phrases", reward.repeated_phrases, has("repeated")),
     Rule("equal_groups", reward.equal_groups, has("zero_variance_groups"), WINDOW),
     Rule("truncation", reward.truncation, has("truncated"), WINDOW),
+    Rule("context_overflow", reward.context_overflow, has("truncated/context"), WINDOW, live=False),
     Rule("length_drift", reward.length_drift, has("length/mean")),
     Rule("kl_blow_up", policy.kl_blow_up, has("kl/reference")),
     Rule("sampler_gap", policy.sampler_gap, has("sampler_logprob_gap"), WINDOW, live=False),

@@ -51,8 +51,8 @@ def rename_evaluations(evaluations: Mapping[str, Any]) -> dict[str, Any]:
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Metrics of the episodes sampled in a step: their number, the mean of the reward and of its components, lengths
     (tokens), mean number of turns (if any episode has several), the shares of truncated and of selected episodes, the
-    share whose environment failed (if any), the means of the numbers in `Turn.info`, and the share of groups with equal
-    scores, from which a group baseline learns nothing.
+    shares that filled the model's context and whose environment failed (if any), the means of the numbers in
+    `Turn.info`, and the share of groups with equal scores, from which a group baseline learns nothing.
 
     Example: {"answers": 256.0, "reward": 0.53, "reward/final_answer": 0.5, "length/mean": 4.2, "length/max": 8.0, ...}
     """
@@ -71,6 +71,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "length/mean": sum(lengths) / count,
         "length/max": float(max(lengths)),
         "truncated": sum(episode.truncated for episode in episodes) / count,
+        **({"truncated/context": full / count} if (full := sum(e.overflowed for e in episodes)) else {}),
         "selected": sum(episode.selected for episode in episodes) / count,
         **({"environment_errors": broken / count} if (broken := sum(bool(e.error) for e in episodes)) else {}),
         **({"turns/mean": turns / count} if (turns := sum(len(e.turns) for e in episodes)) > count else {}),

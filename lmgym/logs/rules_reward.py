@@ -1,7 +1,9 @@
 """The doctor's rules about rewards and answers (see doctor.py)."""
 
+import math
+
 from lmgym.logs.doctor_facts import bounded
-from lmgym.logs.history import SOLVED, History, Sign, errors_apart, fell, mean, rose
+from lmgym.logs.history import SOLVED, WINDOW, History, Sign, errors_apart, fell, mean, rose
 
 EQUAL_GROUPS, NO_GROUPS = 0.8, 0.95
 """Share of groups without a signal: docs/metrics.md calls up to a half healthy; from here most sampling is lost."""
@@ -24,7 +26,7 @@ RARELY, FEW = 0.02, 2.0
 learn from. frozen_lake begins at 0.014 of 256, which is 3.6, and learns."""
 REPEATED = 0.5
 """Share of repeated runs of four tokens: human text is below 0.01, degenerate text above 0.4 (arXiv 1908.04319)."""
-ALWAYS_EVALUATED = ("reward", "length/mean", "truncated", "environment_errors", "reference_nll")
+ALWAYS_EVALUATED = ("reward", "length/mean", "truncated", "truncated/context", "environment_errors", "reference_nll")
 LOWER_IS_BETTER = ("perplexity", "causal_perplexity")
 
 Bounds = tuple[float, float, float]  # mean, low, high
@@ -130,7 +132,7 @@ def equal_groups(history: History) -> Sign | None:
 def truncation(history: History) -> Sign | None:
     """Many answers are cut off, not fewer and fewer, and that costs them their reward: whole ones earn more, or no
     answer earns anything else than the others."""
-    recent = history.recent("truncated")
+    recent = [] if context_overflow(history) else history.recent("truncated")
     half = len(recent) // 2
     if not recent or mean(recent) < CUT or (half and mean(recent[half:]) < HEALING * mean(recent[:half])):
         return None  # few, or fewer and fewer
@@ -147,6 +149,22 @@ def truncation(history: History) -> Sign | None:
         "supervised stage",
         "truncated",
         mean(recent),
+        CUT,
+    )
+
+
+def context_overflow(history: History) -> Sign | None:
+    """Episodes fill the model's context, and more tokens an answer would not help."""
+    share = math.fsum(history.recent("truncated/context")) / WINDOW
+    if share < CUT:
+        return None
+    return Sign(
+        "severe" if share >= MOSTLY_CUT else "moderate",
+        f"{share:.0%} of the episodes are cut off where the model's context is full",
+        "lower env.max_turns or sampling.max_new_tokens, let the environment write less, or take a model with a longer "
+        "context",
+        "truncated/context",
+        share,
         CUT,
     )
 

@@ -60,7 +60,7 @@ class Writer:
         console: "Console | None" = None,
         recipe: Mapping[str, Any] | None = None,
     ):
-        self.folder = Path(folder)
+        self.folder, self._process = Path(folder), os.getpid()
         self._warn: Callable[[str], None] = console.warn if console else warn
         with disk_errors(self.folder):
             make_folder(self.folder)
@@ -127,6 +127,8 @@ class Writer:
                 os.fsync(file.fileno())
 
     def _append(self, name: str, records: Iterable[Record]) -> None:
+        if os.getpid() != self._process:  # a fork made by users' code has returned: one folder, one writer
+            os._exit(1)
         for record in records:
             _append(self._files[name], record, self.folder / name)
             self.counts[name] += 1

@@ -216,7 +216,7 @@ class WorkerProcess:
                 start_new_session=True,
                 pass_fds=(far_end.fileno(), progress.fileno()),
             )
-        self._sent, self._seconds = 0.0, 0.0
+        self._sent, self._seconds, self._requests = 0.0, 0.0, 0
         self.began = False  # True once it has imported the function
 
     @property
@@ -232,7 +232,8 @@ class WorkerProcess:
         self._sent, self._seconds = time.monotonic(), seconds
         self._progress[0] = self._progress[1] = 0.0
         # The supervisor reads no more than the first line.
-        request = f"{seconds}\n{json.dumps({'processor_seconds': processor_seconds, 'items': items})}"
+        self._requests += 1
+        request = f"{seconds} {self._requests}\n{json.dumps({'processor_seconds': processor_seconds, 'items': items})}"
         with suppress(OSError):  # if the supervisor is gone, reading its reply will notice it
             self.pipe.send_bytes(request.encode())
 

@@ -124,7 +124,8 @@ class Child:
     def ask(self, request: bytes, owner: Connection) -> bytes:
         """The reply to a request: a list of values, or a failure; after a failure the child is gone. Empty if the owner
         has ended."""
-        seconds = float(request[: request.index(b"\n")])
+        limit, number = request[: request.index(b"\n")].split()
+        seconds = float(limit)
         self.progress[0], self.progress[1] = 0, time.monotonic()
         try:
             self.pipe.send_bytes(request)
@@ -137,7 +138,10 @@ class Child:
                 if left <= 0 and not ready:
                     self.kill()
                     return _failure("time", f"did not return within {seconds:g} s", self.progress)
-            reply = self.pipe.recv_bytes()
+            said, _, reply = self.pipe.recv_bytes().partition(b"\n")
+            if said != number:  # of a request before: the function has a way to answer twice
+                self.kill()
+                return _failure("error", "its process answered a request twice", self.progress)
         except CLOSED:
             return self._crashed(self.kill(ENDING))
         if reply.startswith(b"{"):  # an exception; the state of the child is unknown
@@ -203,19 +207,25 @@ def _confine(supervisor: int, memory_gib: float | None) -> None:
 
 
 def _serve(call: Call, progress: "memoryview[float]", pipe: Connection) -> None:
-    """Answer requests in the child, until the supervisor closes the pipe."""
+    """Answer requests in the child, until the supervisor closes the pipe. A reply begins with its request's number."""
+    process = os.getpid()
     while True:
-        request, values = json.loads(pipe.recv_bytes().partition(b"\n")[2]), []
+        head, _, body = pipe.recv_bytes().partition(b"\n")
+        request, values = json.loads(body), []
         try:
             for position, item in enumerate(request["items"]):
                 progress[1], progress[0] = time.monotonic(), position
                 signal.setitimer(signal.ITIMER_PROF, request["processor_seconds"])
                 values.append(json.dumps(call(item)))
+                if os.getpid() != process:  # the function has forked, and this is the child
+                    os._exit(0)
             reply = f"[{', '.join(values)}]".encode()
         except BaseException as error:
+            if os.getpid() != process:
+                os._exit(1)
             reply = _failure("error", describe(error), progress)
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-        pipe.send_bytes(reply)
+        pipe.send_bytes(head.split()[1] + b"\n" + reply)
 
 
 def _failure(kind: str, message: str, progress: "memoryview[float] | tuple[int]" = (0,)) -> bytes:

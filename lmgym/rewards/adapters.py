@@ -10,12 +10,12 @@ None of these libraries is imported.
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError, describe, place, warn
 from lmgym.core.registry import suggest
+from lmgym.processes.coroutines import result_of, results_of
 from lmgym.rewards.reasoning_gym_entries import TAGGED, entry_of
 from lmgym.types import Episode, Example
 
@@ -127,8 +127,7 @@ def from_trl(function: Callable[..., Any], name: str = "") -> EpisodeReward:
         columns = _columns(episodes, called, needed)
         given = {**columns, **logs, **_answers(episodes)}
         try:
-            values: Any = function(**{key: value for key, value in given.items() if everything or key in named})
-            values = _awaited([values])[0] if inspect.isawaitable(values) else values
+            values = result_of(function(**{key: value for key, value in given.items() if everything or key in named}))
         except (LookupError, TypeError, AttributeError) as error:
             if hint := _hint(error, columns, episodes):
                 where = place(error, __file__)
@@ -177,8 +176,7 @@ def from_verifiers(function: Any, name: str = "") -> EpisodeReward:
         everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signatures[index])
         named = _named(signatures[index])
         shown = [{key: value for key, value in one.items() if everything or key in named} for one in given]
-        values = [functions[index](**one) for one in shown]
-        return _awaited(values) if any(map(inspect.isawaitable, values)) else values
+        return results_of([functions[index](**one) for one in shown])
 
     def reward(episodes: list[Episode]) -> list[float]:
         given = [{**dict.fromkeys(needed), **_state(episode, objects)} for episode in episodes]
@@ -218,7 +216,7 @@ def from_reasoning_gym(function: Callable[..., Any], name: str = "") -> EpisodeR
     def reward(episodes: list[Episode]) -> list[float]:
         answers = [(TAGGED.findall(episode.text) or [episode.text])[-1].strip() for episode in episodes]
         entries = [entry_of(episode.example) for episode in episodes]
-        return [function(answer, entry) for answer, entry in zip(answers, entries, strict=True)]
+        return results_of([function(answer, entry) for answer, entry in zip(answers, entries, strict=True)])
 
     reward.__name__ = called
     return reward
@@ -360,36 +358,3 @@ def _finished(reward: EpisodeReward, called: str, library: str, needed: Iterable
     reward.__name__ = called
     reward.check = check  # type: ignore[attr-defined]
     return reward
-
-
-# Coroutines
-
-
-def _awaited(values: Sequence[Any]) -> list[Any]:
-    """The results of the awaitable ones among these values, which run side by side."""
-    import asyncio
-
-    async def all_of_them() -> list[Any]:
-        return list(await asyncio.gather(*map(_value, values)))
-
-    future = asyncio.run_coroutine_threadsafe(all_of_them(), _event_loop())
-    try:
-        return future.result()
-    finally:
-        future.cancel()  # no effect on one that has finished; the alarm may have interrupted the wait
-
-
-async def _value(value: Awaitable[Any] | Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
-
-
-@cache
-def _event_loop() -> Any:
-    """One loop for all calls, in a thread: clients that a reward keeps between its calls belong to a loop, and a
-    notebook has one running already."""
-    import asyncio
-    import threading
-
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
-    return loop

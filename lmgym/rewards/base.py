@@ -18,6 +18,8 @@ from lmgym.core.constraints import LARGEST_REWARD
 from lmgym.core.errors import LmgymError, describe, place, represent, warn
 from lmgym.core.registry import suggest
 from lmgym.core.validation import check_arguments, converted, parameters_of
+from lmgym.processes import coroutines
+from lmgym.processes.coroutines import result_of
 from lmgym.rewards import adapters
 from lmgym.rewards.adapters import Style, adapted, style_of
 from lmgym.rewards.alarm import TimeUp, alarm
@@ -280,7 +282,7 @@ def call_guarded(
 ) -> list[Any]:
     """Call the reward's function under `guard_reward` and check that it returns one item per episode."""
     with guard_reward(reward, len(episodes), timeout):
-        values = _as_list(reward.function(*arguments))
+        values = _as_list(result_of(reward.function(*arguments)))
     if isinstance(values, str):
         raise LmgymError(f"reward '{reward.name}' returned {values}; it must return a list of one number per episode")
     if len(values) != len(episodes):
@@ -337,7 +339,7 @@ def _check_tokens(function: Callable[..., Any], options: Mapping[str, Any], key:
 
 def _place(error: BaseException) -> str:
     """Where the error happened: " at FILE:LINE", the innermost line in the reward's own file."""
-    return place(error, __file__, adapters.__file__, TimeUp.file)
+    return place(error, __file__, adapters.__file__, coroutines.__file__, TimeUp.file)
 
 
 def _as_list(values: Any) -> list[Any] | str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lmgym.core.errors import LmgymError
+from lmgym.processes.coroutines import result_of
 from lmgym.rewards.base import Reward, episodes_to_judge, guard_reward
 from lmgym.stats.intervals import Interval, SufficientStatistics, sums_interval
 from lmgym.types import Episode
@@ -70,7 +71,7 @@ def _corpus(reward: Reward, groups: Sequence[Sequence[Episode]], timeout: float 
     sums, summed = getattr(function, "sums", None), None
     with guard_reward(reward, len(episodes), timeout):
         if sums is None:
-            value = function(*call, **arguments)
+            value = result_of(function(*call, **arguments))
         else:
             # Add up the rows of a prompt's answers: the prompt is the unit of the interval, not the single answer.
             by_text = sums(*call, **arguments)

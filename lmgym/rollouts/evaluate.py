@@ -143,6 +143,8 @@ def measured(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> 
             values |= _elected(reward, groups, own, ks)
     values["length/mean"] = [[float(sum(len(t.action_ids) for t in e.turns)) for e in group] for group in groups]
     values["truncated"] = [[float(episode.truncated) for episode in group] for group in groups]
+    if any(episode.overflowed for group in groups for episode in group):
+        values["truncated/context"] = [[float(episode.overflowed) for episode in group] for group in groups]
     if any(episode.error for group in groups for episode in group):
         values["environment_errors"] = [[float(bool(episode.error)) for episode in group] for group in groups]
     return values
@@ -198,8 +200,8 @@ def is_share(name: str) -> bool:
 def better_directions(names: Iterable[str], rewards: Sequence[Reward]) -> dict[str, int]:
     """Of each metric 1 if higher is better, -1 if lower is better; left out where the recipe does not say. The reward
     and its parts of positive weight should rise, parts of negative weight, errors and cut answers fall."""
-    known = {"reward": 1, "truncated": -1, "environment_errors": -1, "reference_nll": -1}
-    known |= {"preference/accuracy": 1, "preference/margin": 1, "calibration/error": -1}
+    known = dict.fromkeys(("truncated", "truncated/context", "environment_errors", "reference_nll"), -1)
+    known |= {"reward": 1, "preference/accuracy": 1, "preference/margin": 1, "calibration/error": -1}
     known |= dict.fromkeys(("step/accuracy", "step/first_wrong", "step/all_right"), 1)
     known |= {reward.name: 1 if reward.weight > 0 else -1 for reward in rewards if reward.weight}
     found = {}

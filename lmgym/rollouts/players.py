@@ -165,12 +165,18 @@ class PlayerState:
             else:
                 self.new_ids = [*self.new_ids, *start]
             self.ids, self.message = self.ids + said + self.new_ids, self.actor.answer_start
-        context = self.actor.engine.context
-        if context is None or len(self.ids) < context:
+        if not self.too_long():
             return True
         if turns:
             turns[-1].stop = "context"
         return False
+
+    def too_long(self) -> str:
+        """A sentence if the model has no room for another turn, else empty."""
+        context = self.actor.engine.context
+        if context is None or len(self.ids) < context:
+            return ""
+        return f"a prompt of the environment has {len(self.ids)} tokens, and the model reads {context} at most"
 
     def _continue_message(self, text: str) -> None:
         """Put a text of the environment behind the policy's own, in the same message."""

@@ -26,6 +26,8 @@ from lmgym.rollouts.players import Actor, EpisodeState, PlayerState, PromptCache
 from lmgym.text.chat import decode
 from lmgym.types import Episode, Example, Turn
 
+MOST_FAILURES = 0.9  # share of a rollout's environments; the few that are left would be no fair sample
+
 
 def collect(
     prompts: Sequence[tuple[int, Example]],
@@ -40,8 +42,9 @@ def collect(
     `path` is (seed, ..., step, draw). Environments of one group get the same seed. `envs` are many environments behind
     one call, or a function that builds one; at most `engine.rows` of several turns are alive. A game of several players
     gives an episode for each player that learns, in groups of their own. An environment that fails ends its own episode
-    (`Episode.error`). `ended` may be called with an episode as soon as its text is final, while others go on. Raises
-    LmgymError if a prompt does not fit the model, or if every environment fails.
+    (`Episode.error`), and so does one whose first prompt does not fit the model. `ended` may be called with an episode
+    as soon as its text is final, while others go on. Raises LmgymError if a prompt of the data does not fit the model,
+    or if nearly all environments fail.
 
     Example: collect(list(enumerate(examples)), actor, Sampling(), (0, "step", 3, 0), InProcess(HigherOrLower))
     """
@@ -68,7 +71,8 @@ def collect_numbered(
 
 def finished_episodes(learners: Mapping[int, Sequence[Episode]]) -> list[Episode]:
     """All episodes of a rollout, ordered by environment, then by player, with the environments' rewards in the scores.
-    The players of a game get groups of their own. Raises LmgymError if every environment has failed."""
+    The players of a game get groups of their own. Raises LmgymError if more than MOST_FAILURES of the environments
+    have failed."""
     players = max((len(own) for own in learners.values()), default=1)
     episodes: list[Episode] = []
     for number in sorted(learners):
@@ -77,8 +81,12 @@ def finished_episodes(learners: Mapping[int, Sequence[Episode]]) -> list[Episode
             episode.index = len(episodes)
             episode.score = sum(turn.reward for turn in episode.turns)
             episodes.append(episode)
-    if episodes and all(episode.error for episode in episodes):
-        raise LmgymError(f"every environment of this rollout failed; the first one: {episodes[0].error}")
+    failed = [episode.error for episode in episodes if episode.error]
+    if len(failed) > MOST_FAILURES * len(episodes):
+        which = (
+            "every environment" if len(failed) == len(episodes) else f"{len(failed)} of {len(episodes)} environments"
+        )
+        raise LmgymError(f"{which} of this rollout failed; the first one: {failed[0]}")
     return episodes
 
 
@@ -164,9 +172,12 @@ def groups_of(episodes: Sequence[Episode]) -> list[list[Episode]]:
 
 def _environments(envs: Envs | Callable[[], Env], actor: Actor) -> tuple[Envs, int | None]:
     """The environments behind one call, and how many may be alive at a time (None: all, if each has one turn)."""
-    one_turn = envs is SingleTurn or getattr(envs, "make_env", None) is SingleTurn
     together: Any = envs if hasattr(envs, "begin") else InProcess(envs)  # type: ignore[arg-type]
-    return together, None if one_turn else actor.engine.rows
+    return together, None if _asks_once(together) else actor.engine.rows
+
+
+def _asks_once(envs: Envs) -> bool:
+    return getattr(envs, "make_env", None) is SingleTurn
 
 
 class RolloutLoop:
@@ -182,6 +193,7 @@ class RolloutLoop:
         ended: Callable[[Episode], None] | None = None,
     ) -> None:
         self.actor, self.envs, self.encode, self.ended = actor, envs, PromptCache(actor), ended
+        self.one_turn = _asks_once(envs)  # then the prompts are the data's
         self.env_key, self.episode_key = seeds.key(*path, "environment"), seeds.key(*path, "episode")
         first = [(n, Episode(example, group, n, version=actor.version)) for n, (group, example) in prompts]
         self.waiting, self.live = deque(first), list[EpisodeState]()
@@ -204,6 +216,10 @@ class RolloutLoop:
                 self.envs.end([index])
                 continue
             state = begin_episode(index, episode, opening, self.actor, self.episode_key, self.encode)
+            if not self.one_turn and (problem := state.player.too_long()):
+                episode.error, episode.terminated, episode.selected = problem, False, False
+                self.envs.end([index])
+                continue
             self.learners[index] = [state.players[number].episode for number in opening.learners]
             self.live.append(state)
 

@@ -16,6 +16,7 @@ from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.visible import visible
+from lmgym.logs.records import environment_numbers
 from lmgym.models.policy import Policy
 from lmgym.rewards.base import build_rewards
 from lmgym.rollouts.given_answers import labelled_steps, rated_answers
@@ -256,10 +257,17 @@ def _answers(report: Report, stage: Stage, episodes: list[Episode], verdict: boo
     stops = Counter(turn.stop for episode in episodes for turn in episode.turns)
     turns, moves = stops.total(), any(episode.terminated for episode in episodes)
     spoiled = f"; {unended:.0%} of {count} episodes never came to an end" if moves or turns > count else ""
-    for stop, limit in (("length", "max_new_tokens"), ("context", "the context's end")):
-        if stop == "length" or stops[stop]:
-            said = f"answers cut off at {limit}: {stops[stop] / max(turns, 1):.0%} of {turns}{spoiled}"
-            (complain if unended > 0.5 and stops[stop] and not fixed else report.note)(said)
+    said = f"answers cut off at max_new_tokens: {stops['length'] / max(turns, 1):.0%} of {turns}{spoiled}"
+    (complain if unended > 0.5 and stops["length"] and not fixed else report.note)(said)
+    if full := sum(episode.overflowed for episode in episodes):
+        say = complain if full > 0.1 * count else report.note
+        say(f"episodes that filled the model's context: {full} of {count}; fewer turns (env.max_turns), shorter texts "
+            "of the environment or a longer context would help")  # fmt: skip
+    if invalid := environment_numbers(episodes).get("invalid"):
+        valid = sum(number == 0 for number in invalid)
+        notes = [str(turn.info.get("reason")) for e in episodes for turn in e.turns if turn.info.get("invalid")]
+        why = f"; the first that was not: {notes[0]}" if notes else ""
+        (report.note if valid else complain)(f"valid actions: {valid} of {len(invalid)} sampled{why}")
     mean = sum(episode.score for episode in episodes) / count
     values = sorted({round(episode.score, 4) for episode in episodes})
     report.note(f"reward: mean {mean:.3f}, from {values[0]} to {values[-1]}")

@@ -19,7 +19,14 @@ from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.logs.console import Console
-from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens, version_lag
+from lmgym.logs.records import (
+    environment_numbers,
+    episode_metrics,
+    peak_memory_gib,
+    rollout_record,
+    sampled_tokens,
+    version_lag,
+)
 from lmgym.logs.timings import timing_record
 from lmgym.rollouts.given_answers import labelled_steps, rated_answers
 from lmgym.rollouts.hints import hinted_episodes
@@ -277,8 +284,22 @@ def warn_of_failures(stage: StageRun, episodes: list[Episode], step: int) -> Non
     if failed:
         count = len(failed)
         console.warn(f"step {step + 1}: {count} environments failed and were left out; the first one: {failed[0]}")
+    full = sum(episode.overflowed for episode in episodes)
+    if full > 0.1 * len(episodes):
+        console.warn(
+            f"step {step + 1}: {full} of {len(episodes)} episodes filled the model's context "
+            f"({stage.run.engine.context} tokens) and were cut off there; lower env.max_turns or "
+            "sampling.max_new_tokens, shorten what the environment writes, or take a model with a longer context"
+        )
+    invalid = environment_numbers(episodes).get("invalid", [])
+    if invalid and min(invalid) > 0:
+        console.warn(
+            f"step {step + 1}: not one of {len(invalid)} answers was a valid action of the environment; the model does "
+            "not know the form of an action, or the agent does not read it (`lmgym check` shows an answer)"
+        )
     # An environment may well take what was cut off: a move of one token is a move.
-    unended = sum(episode.truncated and not episode.terminated for episode in episodes)
+    cut = [episode for episode in episodes if any(turn.stop == "length" for turn in episode.turns)]
+    unended = sum(not episode.terminated for episode in cut)
     if unended > 0.5 * len(episodes) and not sampling.fixed_length:
         console.warn(
             f"more than half of a step's answers were cut off at sampling.max_new_tokens "

@@ -38,6 +38,12 @@ def mischief(kind: str) -> dict[str, object]:
         sys.exit(3)
     if kind == "chatter":  # a log line on the wrong stream
         print("INFO: called", flush=True)
+    if kind in ("bare", "strings"):
+        return {"content": "text" if kind == "bare" else ["text"]}
+    if kind == "noise":
+        for _ in range(300):
+            sys.stderr.write("x" * 10_000)
+        print("the last line", file=sys.stderr, flush=True)
     if kind == "ask":  # a notification, then a request; the client must answer before the result comes
         send(method="notifications/message", params={"level": "info", "data": "working"})
         send(id="from-the-server", method="ping")
@@ -48,6 +54,15 @@ def mischief(kind: str) -> dict[str, object]:
     return {"content": [picture, file]}
 
 
+HOSTILE = {  # answers to tools/list, by the word after --list
+    "null": '{"tools": null}', "text": '{"tools": "add"}', "none": "{}", "array": "[]", "number": '{"tools": [3]}',
+    "schema": '{"tools": [{"name": "add", "inputSchema": "object"}]}',
+    "properties": '{"tools": [{"name": "add", "inputSchema": {"properties": [1]}}]}',
+    "required": '{"tools": [{"name": "add", "inputSchema": {"required": 3}}]}',
+    "description": '{"tools": [{"name": "add", "description": {}}]}',
+    "deep": "[" * 100_000 + "]" * 100_000,
+    "slow": '{"tools": [], "nextCursor": "again"}',
+}  # fmt: skip
 VERSION = "2020-01-01" if "--old" in sys.argv else "2025-06-18"
 for line in sys.stdin:
     request = json.loads(line)
@@ -56,6 +71,10 @@ for line in sys.stdin:
         assert given["protocolVersion"] and given["clientInfo"]["name"]
         server = {"name": "test", "version": "1"}
         send(id=request["id"], result={"protocolVersion": VERSION, "capabilities": {"tools": {}}, "serverInfo": server})
+    elif method == "tools/list" and "--list" in sys.argv:
+        kind = sys.argv[sys.argv.index("--list") + 1]
+        time.sleep(0.15 if kind == "slow" else 0)
+        print(f'{{"jsonrpc": "2.0", "id": {request["id"]}, "result": {HOSTILE[kind]}}}', flush=True)
     elif method == "tools/list":
         tool, cursor = PAGES[given.get("cursor")]
         send(id=request["id"], result={"tools": [tool], **({"nextCursor": cursor} if cursor else {})})

@@ -2,12 +2,14 @@
 back; recipes train on them."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,16 +34,16 @@ def test_an_environment_plays_by_its_id_alone(name: str) -> None:
     """What the plain agent says and hears is what gymnasium does: the same seed and actions, side by side."""
     env, theirs = Gymnasium(id=name), gymnasium.make(name)
     messages = env.reset(GAME, seed=7)
-    observation, _ = theirs.reset(seed=7)
+    observation, info = theirs.reset(seed=7)
     assert messages[-1]["content"].strip() == to_text(observation)
     theirs.action_space.seed(3)
     for _ in range(30):
-        action = theirs.action_space.sample()
+        action = theirs.action_space.sample(mask=info.get("action_mask"))
         step = env.step(to_text(action), "length")
         said = np.array(to_text(action).split(), dtype=float)
         taken = np.asarray(said, dtype=theirs.action_space.dtype) if np.ndim(action) else int(said[0])
-        observation, reward, terminated, truncated, _ = theirs.step(taken)
-        assert step.reward == pytest.approx(float(reward)) and not step.info
+        observation, reward, terminated, truncated, info = theirs.step(taken)
+        assert step.reward == pytest.approx(float(reward)) and step.info == {"invalid": 0.0}
         assert (step.terminated, step.truncated) == (terminated, truncated and not terminated)
         if step.over:
             break
@@ -57,7 +59,7 @@ def test_demonstrations_are_legal_play(name: str) -> None:
     for _ in range(20):
         said.append(env.demonstrate())
         step = env.step(said[-1], "eos")
-        assert not step.info
+        assert step.info == {"invalid": 0.0}
         if step.over:
             break
     assert step.over
@@ -86,7 +88,7 @@ def test_answers_that_are_no_action() -> None:
     assert over.terminated and over.reward == -2.0
     moved = play(["jump"] * 40, on_invalid="random", max_invalid=1000, max_turns=40)
     assert len({step.messages[-1]["content"] for step in moved if step.messages}) > 1
-    assert [step.info.get("invalid") for step in moved[:1]] == ["it could not be read"]
+    assert moved[0].info == {"invalid": 1.0, "reason": "it could not be read"}
     for mode in ("retry", "penalty", "random"):
         steps = play(["jump", "left", "jump", "jump", "jump"], on_invalid=mode)
         assert steps[-1].over and len(steps) <= 5  # three in a row
@@ -239,3 +241,147 @@ def test_a_recipe_trains_on_an_environment(workers: int, tmp_path: Path) -> None
 
 def test_agents_are_listed() -> None:
     assert {"plain", "blackjack", "grid"} <= set(registry.names("agent"))
+
+
+# ---------------------------------------------------------------- actions of every space
+
+BOX = spaces.Box(-2.0, 2.0, (3,))
+SPACES = {
+    "box": BOX,
+    "narrow box": spaces.Box(-0.0004, 0.0004, (2,)),  # three decimals lie outside of it
+    "square box": spaces.Box(-1.0, 1.0, (2, 2)),
+    "number": spaces.Box(-1.0, 1.0, ()),
+    "discrete": spaces.Discrete(3, start=5),
+    "bits": spaces.MultiBinary(4),
+    "grid": spaces.MultiDiscrete([3, 4]),
+    "text": spaces.Text(8),
+    "tuple": spaces.Tuple((spaces.Discrete(2), BOX, spaces.Text(3))),
+    "dict": spaces.Dict(
+        {"joint 1": BOX, "grip": spaces.Discrete(2), "rest": spaces.Dict({"a": spaces.MultiBinary(2)})}
+    ),
+    "one of": spaces.OneOf((spaces.Discrete(2), BOX)),
+    "sequence": spaces.Sequence(spaces.Discrete(3)),
+}
+
+
+class AnyActions(gymnasium.Env[Any, Any]):
+    """Notes the actions that it is given."""
+
+    observation_space = spaces.Discrete(1)
+
+    def __init__(self, space: str, mask: Any = None) -> None:
+        self.action_space, self.taken, self.mask = SPACES[space], [], mask
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return 0, self._note()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.taken.append(action)
+        return 0, 0.0, False, False, self._note()
+
+    def _note(self) -> dict[str, Any]:
+        return {} if self.mask is None else {"action_mask": self.mask}
+
+
+gymnasium.register("tests/AnyActions-v0", f"{__name__}:AnyActions", disable_env_checker=True)
+
+
+def with_space(space: str, **arguments: Any) -> Gymnasium:
+    mask = arguments.pop("mask", None)
+    env = Gymnasium(id="tests/AnyActions-v0", arguments={"space": space, "mask": mask}, **arguments)
+    env.reset(GAME, seed=3)
+    return env
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_demonstrations_of_the_plain_agent_are_valid_in_every_space(space: str) -> None:
+    env = with_space(space)
+    for _ in range(5):
+        said = env.demonstrate()
+        assert env.step(said, "eos").info == {"invalid": 0.0}, said
+    assert all(SPACES[space].contains(action) for action in env._env.unwrapped.taken)
+    assert env.step("no", "eos").info["invalid"] == (space not in ("text",))
+
+
+def returns(answer: Any) -> type[Agent]:
+    class Fixed(Agent):
+        def extract_action(self, text: str) -> Any:
+            return answer() if callable(answer) else answer
+
+    return Fixed
+
+
+@pytest.mark.parametrize(
+    ("space", "action"),
+    [
+        ("box", np.array([0.5, 0.1, -2.0])),  # float64
+        ("tuple", [1, (0.5, 0.1, 1), "abc"]),
+        ("dict", {"joint 1": np.zeros(3), "grip": 1, "rest": {"a": [0, 1]}}),
+        ("number", 0.5),
+    ],
+)
+def test_numbers_of_another_type_are_the_same_action(space: str, action: Any) -> None:
+    env = with_space(space)
+    env._agent = returns(action)()
+    env._agent.action_space = SPACES[space]
+    assert env.step("", "eos").info == {"invalid": 0.0}
+
+
+MASKS = [
+    ("discrete", np.array([0, 1, 1], np.int8), "5", "6"),
+    ("grid", (np.array([1, 0, 1], np.int8), np.ones(4, np.int8)), "1 3", "2 3"),
+    ("bits", np.array([2, 2, 0, 1], np.int8), "1 0 1 1", "1 0 0 1"),
+]
+
+
+@pytest.mark.parametrize(("space", "mask", "forbidden", "allowed"), MASKS)
+def test_an_action_that_the_mask_forbids_is_invalid(space: str, mask: Any, forbidden: str, allowed: str) -> None:
+    env = with_space(space, mask=mask)
+    assert env.step(forbidden, "eos").info == {"invalid": 1.0, "reason": "it is not possible now"}
+    assert env.step(allowed, "eos").info == {"invalid": 0.0}
+
+
+def misspelled() -> Any:
+    return "text".lowr()  # type: ignore[attr-defined]
+
+
+def no_match() -> Any:
+    return re.match("x", "y").group()  # type: ignore[union-attr]
+
+
+def not_there() -> Any:
+    return undefined  # type: ignore[name-defined]  # noqa: F821
+
+
+class Later:
+    """What a coroutine function returns, without the warning of a coroutine that nobody awaits."""
+
+    def __await__(self) -> Any:
+        yield
+
+
+@pytest.mark.parametrize(("code", "error"), [(misspelled, "AttributeError"), (not_there, "NameError"),
+                                             (Later, "TypeError"), (no_match, "")])  # fmt: skip
+def test_a_mistake_in_extract_action_is_an_error_and_not_an_invalid_answer(code: Any, error: str) -> None:
+    env = with_space("discrete")
+    env._agent = returns(code)()
+    if error:
+        with pytest.raises((AttributeError, NameError, TypeError)) as raised:
+            env.step("1", "eos")
+        assert type(raised.value).__name__ == error
+    else:  # the usual way to read an answer
+        assert env.step("1", "eos").info == {"invalid": 1.0, "reason": "it could not be read"}
+
+
+def test_a_demonstration_that_the_agent_itself_cannot_read_is_named() -> None:
+    env = Gymnasium(id="Blackjack-v1", agent=f"{__name__}:Unreadable")
+    env.reset(GAME, seed=0)
+    with pytest.raises(ValueError, match=r"demonstrates '[01]', which its own extract_action does not take"):
+        env.demonstrate()
+
+
+class Unreadable(Agent):
+    """Reads words, and demonstrates numbers."""
+
+    def extract_action(self, text: str) -> int:
+        return ["stick", "hit"].index(text)

@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,8 @@ def test_each_episode_has_a_server_of_its_own_unless_shared() -> None:
     [
         ("sleep", r"did not answer within 0\.5 s \(in a call of mischief\)"),
         ("die", "ended with exit status 3: Traceback: the disk is full"),
+        ("bare", "answered a call with a content that is no list of parts"),
+        ("strings", "answered a call with a content that is no list of parts"),
         ("chatter", "wrote to its output what is no message of the protocol: b'INFO: called'"),
     ],
 )
@@ -144,6 +148,17 @@ def test_the_server_sees_few_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"mcp": ["no-such-program"]}, "the MCP server 'no-such-program' cannot be started: No such file"),
         ({"mcp": [*SERVER, "--old"]}, "speaks version '2020-01-01' of the protocol; lmgym speaks 2024-11-05"),
+        ({"mcp": [*SERVER, "--list", "null"]}, "answers tools/list without a list of tools"),
+        ({"mcp": [*SERVER, "--list", "text"]}, "answers tools/list without a list of tools"),
+        ({"mcp": [*SERVER, "--list", "none"]}, "answers tools/list without a list of tools"),
+        ({"mcp": [*SERVER, "--list", "array"]}, "answered tools/list with neither a result nor an error"),
+        ({"mcp": [*SERVER, "--list", "number"]}, "lists a tool without a name"),
+        ({"mcp": [*SERVER, "--list", "schema"]}, "gives its tool 'add' an inputSchema that is no object"),
+        ({"mcp": [*SERVER, "--list", "properties"]}, "gives its tool 'add' properties that are no object"),
+        ({"mcp": [*SERVER, "--list", "required"]}, "gives its tool 'add' a 'required' that is no list of names"),
+        ({"mcp": [*SERVER, "--list", "description"]}, "describes its tool 'add' by what is no text"),
+        ({"mcp": [*SERVER, "--list", "deep"]}, "wrote to its output what is no message of the protocol"),
+        ({"mcp": [*SERVER, "--list", "slow"], "seconds": 0.3}, r"did not end its list of tools within 1\.5 s"),
         ({"mcp": SERVER, "only": ["ad"]}, "has no tool 'ad'; did you mean 'add'"),
         ({"mcp": []}, "mcp is empty; write the program and its arguments"),
         ({"mcp": SERVER, "secs": 3}, r"unknown key 'env\.tools\.0\.secs'"),
@@ -220,3 +235,40 @@ def test_what_is_no_secret_stays() -> None:
     assert redacted(recipe) == recipe
     packaged = [read_yaml(path) for path in packaged_recipes().values()]
     assert packaged and redacted(packaged) == packaged
+
+
+def test_what_a_server_writes_to_its_error_output_stays_small() -> None:
+    env = conversation()
+    (session,) = [one.function.args[0] for one in env._tools.values()][:1]  # type: ignore[attr-defined]
+    answer(env, call("mischief", kind="noise"))
+    answer(env, call("add", a=1, b=1))
+    assert os.fstat(session._errors.fileno()).st_size <= mcp.KEPT_ERRORS
+    session._errors.seek(0)
+    assert session._errors.read().endswith(b"the last line\n")
+    env.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a server notices when it reads next")
+@pytest.mark.slow
+def test_a_server_in_the_middle_of_a_call_ends_with_its_killed_owner(tmp_path: Path) -> None:
+    program = f"""
+import threading
+from lmgym.envs.tools.mcp import McpServer, Session
+session = Session(McpServer(mcp={SERVER!r}))
+starting = threading.Thread(target=session.list_tools)  # a thread that ends before its server
+starting.start()
+starting.join()
+print(session._process.pid, flush=True)
+session.call("mischief", kind="sleep")
+"""
+    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    server = Path(f"/proc/{int(owner.stdout.readline())}")
+    time.sleep(0.3)
+    assert server.exists() and owner.poll() is None
+    owner.kill()
+    owner.wait()
+    until = time.monotonic() + 10
+    while server.exists() and "State:\tZ" not in (server / "status").read_text() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not server.exists() or "State:\tZ" in (server / "status").read_text()

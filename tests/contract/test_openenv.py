@@ -38,8 +38,8 @@ def test_an_action_with_several_fields_is_json() -> None:
     step = env.step('{"row": 1, "column": 2}', "eos")
     assert step.messages[0]["content"].startswith("hint: 1 2") and step.reward == 0.5
     wrong = env.step('{"row": 1}', "eos")
-    assert wrong.info == {"invalid": "column: Field required"} and wrong.reward == -1.0
-    assert env.step("go", "eos").info == {"invalid": "it is not a JSON object"}
+    assert wrong.info == {"invalid": 1.0, "reason": "column: Field required"} and wrong.reward == -1.0
+    assert env.step("go", "eos").info["reason"] == "it is not a JSON object"
 
 
 @pytest.mark.parametrize(("rule", "rewards"), [("retry", [0, 0, -2]), ("penalty", [-2, -2, -2]), ("end", [-2])])
@@ -115,7 +115,7 @@ def test_a_server_gives_the_same_episode(tmp_path: Path) -> None:
         opening, step, wrong = play(env, 0, ["hello", '{"message": 3}'])
         assert opening[0]["content"].endswith("message_length: 0")
         assert step.messages[0]["content"] == "echoed_message: hello\nmessage_length: 5" and step.reward == 0.5
-        assert wrong.info["invalid"] == "it does not fit the action's fields"
+        assert wrong.info["reason"] == "it does not fit the action's fields"
         env.close()
     finally:
         server.kill()

@@ -1,5 +1,5 @@
-"""The public names have types for type checkers, without being imported: the stub and the lazy table are the same, and a
-typo in a name or an argument is an error."""
+"""Type checkers know the public names without their import: the stub and the lazy table are the same, and a typo in a
+name or an argument is an error."""
 
 import ast
 import os

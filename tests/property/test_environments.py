@@ -1,6 +1,7 @@
 """Rollouts of environments: what is sampled is what trains, each environment has its own fate, and how many run side by
 side, and where, changes nothing."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.records import episode_metrics, rollout_record
 from lmgym.models.policy import Policy
-from lmgym.rollouts.evaluate import noted
+from lmgym.rollouts.evaluate import measured, noted
 from lmgym.rollouts.rollout import Actor, collect, demonstrate
 from lmgym.types import Episode, Example, Message
 from tests import models, rounding
@@ -273,3 +274,36 @@ def test_a_reward_does_not_see_an_episode_that_never_began() -> None:
     assert found[0].reward_components == {"last": 0.0} and found[1].reward_components["last"] == len(
         found[1].turns[-1].text
     )
+
+
+class TooLong:
+    """Its first prompt does not fit the model for some examples; for others its messages fill the context."""
+
+    def reset(self, example: Example, seed: int) -> str:
+        return "a" * 1000 if example.id == "long" else "go"
+
+    def step(self, text: str, stop: str) -> Step:
+        return Step([{"role": "user", "content": "b" * 30}], 1.0)
+
+
+def test_a_first_prompt_that_does_not_fit_costs_its_own_episode() -> None:
+    fine, long = failing(TooLong, ["fine", "long"])
+    assert not fine.error and fine.turns
+    assert re.match(r"a prompt of the environment has 10\d\d tokens, and the model reads \d+ at most", long.error)
+    assert not long.turns and not long.selected
+    with pytest.raises(LmgymError, match=r"every environment of this rollout failed.*a prompt of the environment has"):
+        failing(TooLong, ["long"])
+
+
+def test_a_full_context_is_counted_for_itself() -> None:
+    episodes = failing(TooLong, ["fine", "fine"])
+    assert all(episode.turns[-1].stop == "context" and episode.overflowed for episode in episodes)
+    assert episode_metrics(episodes)["truncated/context"] == 1.0
+    assert "truncated/context" not in episode_metrics(failing(Failing, ["fine"]))
+    assert measured([episodes], [])["truncated/context"] == [[1.0, 1.0]]
+
+
+def test_where_more_than_nine_in_ten_fail_the_run_ends() -> None:
+    assert sum(bool(episode.error) for episode in failing(Failing, ["reset"] * 9 + ["fine"])) == 9
+    with pytest.raises(LmgymError, match=r"10 of 11 environments of this rollout failed; the first one: ValueError"):
+        failing(Failing, ["fine"] + ["reset"] * 10)

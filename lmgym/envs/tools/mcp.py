@@ -7,14 +7,18 @@ library is needed; each answer has a time limit; and a server ends with its epis
 
 import atexit
 import contextlib
+import ctypes
+import fcntl
 import json
 import os
 import select
 import signal
 import subprocess
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,11 +28,15 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
 from lmgym.core.validation import Section
 from lmgym.envs.tools.schema import Tool, ToolLost
+from lmgym.processes.coroutines import result_of
+from lmgym.processes.supervisor import PR_SET_PDEATHSIG
 
 PROTOCOL = "2025-06-18"  # the version of the protocol that is offered; the server answers with the one it speaks
 KNOWN = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")  # in all of these, tools are listed and called alike
 PASSED_ON = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
 MOST_PAGES = 100  # of a server's list of tools
+PAGES_PER_LIMIT = 5  # the whole list may take so many times the limit of one answer
+LONGEST_ERRORS, KEPT_ERRORS = 2**20, 4096  # bytes of its error output that are kept on the disk, and of these at the end
 LONGEST_MESSAGE = 2**24  # bytes in a line of the server
 NO_SUCH_METHOD = {"code": -32601, "message": "lmgym answers ping only"}
 
@@ -102,20 +110,28 @@ class Session:
         """All tools, as the server describes them: name, description, inputSchema."""
         tools: list[dict[str, Any]] = []
         page: dict[str, Any] = {}
+        until = time.monotonic() + PAGES_PER_LIMIT * self.server.seconds
         for _ in range(MOST_PAGES):
             result = self.request("tools/list", page)
-            tools += result.get("tools", [])
+            if not isinstance(result.get("tools"), list):
+                raise ToolLost("answers tools/list without a list of tools")
+            tools += result["tools"]
             if not result.get("nextCursor"):
                 break
+            if time.monotonic() > until:
+                raise ToolLost(f"did not end its list of tools within {PAGES_PER_LIMIT * self.server.seconds:g} s")
             page = {"cursor": result["nextCursor"]}
-        if not all(isinstance(tool, dict) and isinstance(tool.get("name"), str) for tool in tools):
-            raise ToolLost("lists a tool without a name")
+        for tool in tools:
+            _check_described(tool)
         return tools
 
     def call(self, name: str, **arguments: Any) -> str:
         """The result of a tool as text. Raises ToolError with the server's text if the call failed."""
         result = self.request("tools/call", {"name": name, "arguments": arguments})
-        text = "\n".join(map(_text_of, result.get("content") or []))
+        content = result.get("content")
+        if not isinstance(content, list | None) or not all(isinstance(part, Mapping) for part in content or ()):
+            raise ToolLost("answered a call with a content that is no list of parts")
+        text = "\n".join(map(_text_of, content or []))
         if not text and result.get("structuredContent") is not None:
             text = json.dumps(result["structuredContent"], ensure_ascii=False)
         if result.get("isError"):
@@ -151,14 +167,19 @@ class Session:
         passed_on = (*PASSED_ON, *self.server.variables)
         variables = {name: os.environ[name] for name in passed_on if name in os.environ}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # what it writes to stderr, for the reason of its end
+        fcntl.fcntl(self._errors, fcntl.F_SETFL, fcntl.fcntl(self._errors, fcntl.F_GETFL) | os.O_APPEND)
         try:
-            self._process = subprocess.Popen(
-                self.server.mcp,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                env=variables,
-                start_new_session=True,
+            self._process = _in_lasting_thread(
+                partial(
+                    subprocess.Popen,
+                    self.server.mcp,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._errors,
+                    env=variables,
+                    start_new_session=True,
+                    preexec_fn=partial(_die_with, os.getpid(), ctypes.CDLL(None)),
+                )
             )
         except OSError as error:
             self._errors.close()
@@ -190,7 +211,9 @@ class Session:
         if "error" in message:
             error = message["error"]
             raise ToolError(str(error.get("message", error) if isinstance(error, dict) else error))
-        return message["result"] if isinstance(message.get("result"), dict) else {}
+        if not isinstance(message.get("result"), dict):
+            raise ToolLost(f"answered {method} with neither a result nor an error")
+        return message["result"]
 
     def _send(self, message: Mapping[str, Any], deadline: float) -> None:
         rest = json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n"
@@ -219,26 +242,70 @@ class Session:
         line, _, self._unread = self._unread.partition(b"\n")
         try:
             message = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
             raise ToolLost(f"wrote to its output what is no message of the protocol: {line[:80]!r}")
         return message
 
+    def _keep_errors_short(self) -> None:
+        """Empty the file of the server's error output if it is large, but for its end. The server appends to it."""
+        if os.fstat(self._errors.fileno()).st_size > LONGEST_ERRORS:
+            self._errors.seek(-KEPT_ERRORS, os.SEEK_END)
+            last = self._errors.read(KEPT_ERRORS)
+            self._errors.truncate(0)
+            self._errors.write(last)
+            self._errors.flush()
+
     def _wait(self, reads: list[int], writes: list[int], deadline: float) -> None:
-        left = deadline - time.monotonic()
-        if left <= 0 or not any(select.select(reads, writes, [], left)):
-            raise ToolLost(f"did not answer within {self.server.seconds:g} s")
+        while (left := deadline - time.monotonic()) > 0:
+            self._keep_errors_short()
+            if any(select.select(reads, writes, [], min(left, 0.5))):
+                return
+        raise ToolLost(f"did not answer within {self.server.seconds:g} s")
 
     def _end(self) -> str:
         """Why the server has ended, with the last line that it wrote to its error output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1)  # type: ignore[union-attr]
-        self._errors.seek(max(self._errors.seek(0, os.SEEK_END) - 4096, 0))
+        self._errors.seek(max(self._errors.seek(0, os.SEEK_END) - KEPT_ERRORS, 0))
         lines = self._errors.read().decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         code = self._process.poll()  # type: ignore[union-attr]
         return f"ended with exit status {code}" + (f": {last[:300]}" if last else "")
+
+
+def _in_lasting_thread(start: Callable[[], Any]) -> Any:
+    """Call `start` in a thread that ends with the process: a server is killed with the thread that has started it."""
+
+    async def started() -> Any:
+        return start()
+
+    return start() if threading.current_thread() is threading.main_thread() else result_of(started())
+
+
+def _die_with(owner: int, library: Any) -> None:
+    """In the server, before it begins: on Linux it is killed when its owner has ended, even in the middle of a call."""
+    if sys.platform == "linux":
+        library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != owner:
+            os._exit(1)
+
+
+def _check_described(tool: Any) -> None:
+    """Raise ToolLost for a description of a tool that a call could not be checked against."""
+    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
+        raise ToolLost("lists a tool without a name")
+    name, parameters = tool["name"], tool.get("inputSchema")
+    if not isinstance(tool.get("description"), str | None):
+        raise ToolLost(f"describes its tool '{name[:50]}' by what is no text")
+    if not isinstance(parameters, dict | None):
+        raise ToolLost(f"gives its tool '{name[:50]}' an inputSchema that is no object")
+    required = (parameters or {}).get("required")
+    if not isinstance((parameters or {}).get("properties"), dict | None):
+        raise ToolLost(f"gives its tool '{name[:50]}' properties that are no object")
+    if not isinstance(required, list | None) or not all(isinstance(key, str) for key in required or ()):
+        raise ToolLost(f"gives its tool '{name[:50]}' a 'required' that is no list of names")
 
 
 def mcp_tools(server: McpServer) -> tuple[list[Tool], Session]:
@@ -274,8 +341,8 @@ def _tool(described: Mapping[str, Any], session: Session) -> Tool:
         name=name,
         function=partial(_call, session, name),
         schema={"type": "function", "function": function},
-        validators=dict.fromkeys(parameters.get("properties", {}), anything),
-        required=tuple(parameters.get("required", ())),
+        validators=dict.fromkeys(parameters.get("properties") or {}, anything),
+        required=tuple(parameters.get("required") or ()),
     )
 
 

@@ -9,7 +9,8 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Union
@@ -19,6 +20,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
 from lmgym.envs.tools.calculator import LONGEST, calculate, format_number
 from lmgym.envs.tools.parsing import Call, Unreadable, shorter
+from lmgym.processes.coroutines import result_of
 from lmgym.types import Example
 
 PLAIN: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
@@ -128,13 +130,23 @@ def schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def answer_call(call: Call | Unreadable, tools: Mapping[str, Tool], example: Example, max_result_chars: int) -> Answer:
-    """Make a call. The answer is its result (text as it is, anything else as JSON) or {"error": ...}, in at most
-    `max_result_chars` characters. No mistake of the model or the tool raises; only ToolLost does.
+    """Make a call. The answer is its result (text as it is, anything else as JSON; of a coroutine function what it
+    returns in the end) or {"error": ...}, in at most `max_result_chars` characters. No mistake of the model or the tool
+    raises; only ToolLost does.
 
     Example:
         >>> answer_call(Call("sqrt", {}), {"python": tool("python")}, example, 1000).text
         '{"error": "there is no tool \\'sqrt\\'; Valid: python."}'
     """
+    answer: Answer = result_of(begin_call(call, tools, example, max_result_chars))
+    return answer
+
+
+def begin_call(
+    call: Call | Unreadable, tools: Mapping[str, Tool], example: Example, max_result_chars: int
+) -> Answer | Coroutine[Any, Any, Answer]:
+    """`answer_call`, but for a tool that is a coroutine function, or returns another awaitable, the answer is to be
+    awaited, so that several calls can wait together."""
     if isinstance(call, Unreadable):
         return Answer(_error(call.reason, max_result_chars), invalid=True)
     # A wrong call is answered by its mistake, and the tool is not called.
@@ -143,13 +155,32 @@ def answer_call(call: Call | Unreadable, tools: Mapping[str, Tool], example: Exa
         return Answer(_error(problem, max_result_chars), invalid=True)
     chosen = tools[call.name]
     given = {chosen.given: example} if chosen.given else {}
+    with _failures(max_result_chars) as failed:
+        result = chosen.function(**arguments, **given)
+        return _awaited(result, max_result_chars) if inspect.isawaitable(result) else _result(result, max_result_chars)
+    return failed[0]
+
+
+async def _awaited(result: Awaitable[Any], most: int) -> Answer:
+    with _failures(most) as failed:
+        return _result(await result, most)
+    return failed[0]
+
+
+def _result(result: Any, most: int) -> Answer:
+    return Answer(cut(_text(result), most))
+
+
+@contextmanager
+def _failures(most: int) -> Iterator[list[Answer]]:
+    """In the body, an exception of a tool becomes the answer in the list."""
+    failed: list[Answer] = []
     try:
-        text = _text(chosen.function(**arguments, **given))
+        yield failed
     except ToolLost:
         raise
     except (Exception, SystemExit) as error:
-        return Answer(_error(describe_error(error), max_result_chars), failed=True)
-    return Answer(cut(text, max_result_chars))
+        failed.append(Answer(_error(describe_error(error), most), failed=True))
 
 
 def cut(text: str, most: int) -> str:
