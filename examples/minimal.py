@@ -20,7 +20,7 @@ the words are random, and training happens to meet 3 to 10 of them):
 This shows that the loop learns, no more: more steps of the warm start alone would learn the task as well.
 
 Missing here and present in lmgym: prompts of different lengths, any Hugging Face model, other tasks, intervals, logs,
-checkpoints, exact resume. `lmgym/algorithms/grpo.py` is the same algorithm behind lmgym's contract;
+checkpoints, exact resume. `lmgym/algorithms/grpo/` is the same algorithm behind lmgym's contract;
 docs/reading_order.md goes on from there.
 """
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from docs.site.family import family_table
 from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.algorithms.grpo.former import DEFAULTS, in_former_keys
 from lmgym.algorithms.grpo.group_relative import GroupRelative
@@ -19,6 +20,7 @@ from lmgym.core import registry
 from lmgym.core.constraints import PositiveFloat
 from lmgym.core.errors import LmgymError
 from tests.family import grpo
+from tests.runs import ROOT
 
 BASE: dict[str, Any] = {
     "policy": {"model": "builtin:tiny"},
@@ -171,3 +173,9 @@ def test_in_python_a_part_is_an_object() -> None:
     assert grpo("cispo", clip_high=3.0) == GRPO(
         **{**GRPO.presets["cispo"], "surrogate": grpo("cispo", clip_high=3.0).surrogate}
     )
+
+
+def test_the_page_of_the_family_is_the_table_of_its_members() -> None:
+    """The page says which parts each member has; the code says it too."""
+    page = (ROOT / "docs" / "algorithms" / "family.md").read_text(encoding="utf-8")
+    assert family_table() in page
