@@ -45,7 +45,7 @@ def cannot_load(key: str, name: str, error: Exception, tokenizer: bool = False) 
         file = "tokenizer_config.json" if tokenizer else CONFIG
         why = (
             f"it asks to run Python code of its own (auto_map in {file}), and lmgym runs no code that comes with a "
-            "model; take one whose architecture transformers has, or give the class as a plug-in (docs/extending.md)"
+            "model; take one whose architecture transformers has, or register its class with transformers in a plug-in"
         )
     elif folder.is_dir():
         why = next((_without_tokenizer if tokenizer else _damage)(folder), said)

@@ -71,8 +71,9 @@ class PolicySection(Section):
     """Matrix products in fp32 on a CPU: torch's own, which are MKL's, or oneDNN's, which are twice as fast on some
     processors (docs/models.md) and round otherwise. onednn: `compute: auto` is float32."""
     tokens_per_forward: PositiveInt | None = None
-    """Limit on the tokens of one forward pass. It bounds the memory and changes no result. With packed rows (on a CPU,
-    or with flex attention) real tokens count, a shared prompt once; elsewhere each row counts as long as the longest.
+    """Limit on the tokens of one forward pass. It bounds the memory and changes results by rounding alone. With packed
+    rows (on a CPU, or with flex attention) real tokens count, a shared prompt once; elsewhere each row counts as long
+    as the longest.
     Default: 4,096 on a CPU, where more are no faster, and 16,384 elsewhere."""
     activation_checkpointing: bool = False
     """Compute each layer again in backward: less memory, the time of one more forward pass, the same gradients."""

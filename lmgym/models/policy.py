@@ -53,9 +53,9 @@ class Policy:
 
     The parameters are the fp32 master weights that the optimizer updates; `compute` is the precision of the forward
     pass. Dropout is off. `tokens_per_forward` limits the tokens of one forward pass, and so its memory (None: a limit
-    for this kind of device). `activation_checkpointing` stores less for backward and computes it again. No result
-    depends on these two. `fast` chooses packed scoring and lmgym's own sampling cache (None: if the model family
-    supports it). The answers of an encoder-decoder begin with `decoder_start`.
+    for this kind of device). `activation_checkpointing` stores less for backward and computes it again. The
+    two change results by rounding alone. `fast` chooses packed scoring and lmgym's own sampling cache (None: if the
+    model family supports it). The answers of an encoder-decoder begin with `decoder_start`.
 
     Example:
         >>> policy = load_policy(PolicySection(model="builtin:tiny"))
