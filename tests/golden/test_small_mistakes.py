@@ -16,14 +16,20 @@ from lmgym.algorithms.online_dpo import OnlineDPO
 from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
+from lmgym.envs.base import Step
 from lmgym.functional.divergences import Divergence
 from lmgym.functional.preferences import pair_loss
 from lmgym.functional.truncation import unpack
 from lmgym.inference.base import Request, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.inference.vllm_engine import VLLM, Query, Sampled, weights_of
+from lmgym.models import lora
 from lmgym.models.policy import Policy
+from lmgym.rollouts.players import Actor
+from lmgym.rollouts.rollout import collect, demonstrate
+from lmgym.tasks.stream import mixture_slot
 from lmgym.types import Episode, Example, Turn
+from lmgym.updates.trust_region import subsampled
 from tests import models, runs
 from tests.golden.record_grpo_family import Inputs
 from tests.golden.test_grpo_family import ours, place, preset
@@ -238,3 +244,98 @@ def test_vllm_with_old_weights_is_found_out_before_anything_trains_on_its_answer
     engine = VLLM(policy, Model(**{kind: True}))
     with pytest.raises(LmgymError, match=sentence):
         engine.load(moved(policy), 1)
+
+
+def test_vllm_gets_merged_adapters_and_no_more_tokens_than_fit() -> None:
+    policy = Policy(models.llama(0), models.tokenizer())
+    plain = weights_of(policy)
+    lora.add_lora(policy.model, 2, 4, "all-linear", seed=0)
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.1)
+    found = weights_of(policy)
+    assert set(found) == set(plain)
+    changed = {name for name in plain if not torch.equal(plain[name], found[name])}
+    assert changed and all(name.endswith("_proj.weight") for name in changed)
+
+    class Small(Model):
+        def reach(self, policy: Policy) -> int:
+            return min(super().reach(policy), 40)
+
+    engine = VLLM(Policy(models.llama(0), models.tokenizer()), Small())
+    [said] = engine.generate([Request(tuple(range(5, 42)), key=3)], Sampling(max_new_tokens=9, min_new_tokens=9))
+    assert len(said.ids) == 3 and said.stop == "context"
+
+
+# Rollouts
+
+
+class Paid:
+    """Two players in turn; each of three moves pays the other one."""
+
+    players = 2
+
+    def reset(self, example: Example, seed: int) -> Any:
+        self.moves = 0
+        return "your move:"
+
+    def step(self, text: str, stop: str) -> Step:
+        self.moves += 1
+        mover = (self.moves - 1) % 2
+        others = {1 - mover: 0.25} if self.moves > 1 else {}
+        return Step([{"role": "user", "content": "go"}], 1.0, self.moves == 3, player=1 - mover, others=others)
+
+
+def played(env: Any, prompts: list[tuple[int, Example]]) -> list[Episode]:
+    policy = Policy(models.llama(0), models.tokenizer())
+    return collect(prompts, Actor(Sampler(policy, 8), policy.tokenizer), Sampling(max_new_tokens=2), (0,), env)
+
+
+def test_what_a_step_pays_another_player_is_added_to_what_that_one_has_earned() -> None:
+    first, second = played(Paid, [(0, Example("x", "?"))])
+    assert [turn.reward for turn in first.turns] == [1.25, 1.0]
+    assert [turn.reward for turn in second.turns] == [1.25]
+
+
+def test_environments_of_a_group_have_one_seed_and_other_groups_others() -> None:
+    seen: list[int] = []
+
+    class Seeded:
+        def reset(self, example: Example, seed: int) -> Any:
+            seen.append(seed)
+            return "?"
+
+        def step(self, text: str, stop: str) -> Step:
+            return Step(terminated=True)
+
+    played(Seeded, [(0, Example("x", "?"))] * 2 + [(1, Example("y", "?"))] * 2)
+    assert seen[0] == seen[1] != seen[2] == seen[3]
+
+
+def test_each_of_several_references_is_imitated() -> None:
+    actor = Actor(Model(), models.tokenizer())  # type: ignore[arg-type]
+    example = Example("x", "?", references=("a", "b", "c"))
+    first, second = (
+        [episode.turns[0].text for episode in demonstrate([(0, example)] * 40, actor, (0, "step", step))]
+        for step in (1, 2)
+    )
+    assert set(first) == {"a", "b", "c"} and first != second
+
+
+# Updates
+
+
+def test_the_fisher_matrix_is_of_other_episodes_in_another_step() -> None:
+    batch = models.batch_of(models.episodes(0, groups=4, turns=1))
+    found = [tuple(subsampled(batch.replace(key=key), 0.5).episode.tolist()) for key in (1, 1, 2, 3)]
+    assert found[0] == found[1] and len({*found}) > 1
+
+
+# Data
+
+
+def test_a_mixture_begins_otherwise_for_another_key() -> None:
+    """Else every seed, and every draw of a step, would begin with the same tasks."""
+    orders = {tuple(mixture_slot(position, [2, 1], key)[0] for position in range(6)) for key in range(8)}
+    assert len(orders) > 1 and all(sum(order) == 2 for order in orders)
