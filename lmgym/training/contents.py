@@ -69,13 +69,16 @@ def model_files(name: str, revision: str | None) -> dict[str, str]:
     """The SHA-256 of the files of a model, except weights: of a folder, or of the Hub's cache. Empty if there are none.
     Example: model_files("models/base", None)["config.json"]"""
     folder = _path(name)
-    if folder is None and name.count("/") == 1:
-        cached = try_to_load_from_cache(name, "config.json", revision=revision)
-        folder = Path(cached).parent if isinstance(cached, str) else None
-    if folder is None or not folder.is_dir():
+    try:
+        if folder is None and name.count("/") == 1:
+            cached = try_to_load_from_cache(name, "config.json", revision=revision)
+            folder = Path(cached).parent if isinstance(cached, str) else None
+        if folder is None or not folder.is_dir():
+            return {}
+        files = sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern) if path.is_file()})
+        return {path.name: manifest.digest(path) for path in files}
+    except (OSError, ValueError):  # loading it says what is wrong
         return {}
-    files = sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern) if path.is_file()})
-    return {path.name: manifest.digest(path) for path in files}
 
 
 def files_of(section: Mapping[str, Any], where: str) -> dict[str, str]:

@@ -115,6 +115,8 @@ def test_what_a_text_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     found = contents.files_of({"a": [3, {"b": levels}], "c": __file__, "d": f"{levels}/one.txt"}, "env.")
     kinds = {key: digest.partition(":")[0] for key, digest in found.items()}
     assert kinds == {"env.a.1.b": "folder", "env.c": "code", "env.d": "file"}
+    for name in ("", "../x", "a b/c", "x" * 5000, "nobody/such-a-model", __file__):
+        assert contents.model_files(name, None) == {}
     monkeypatch.setattr(contents, "MOST_FILES", 0)
     assert list(contents.files_of({"a": levels}, "")) == []
 
