@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lmgym.core.errors import LmgymError, describe
-from lmgym.distributed.ranks import ALONE, RankLost, Ranks, ranks_started
+from lmgym.distributed.ranks import ALONE, Lost, RankLost, Ranks, ranks_started
 
 SECONDS = 1800.0  # torch's own limit for a wait
 BUCKET = 2**24  # numbers that are added in one call, so that what is copied for it stays small
@@ -86,8 +86,8 @@ class ProcessGroup(Ranks):
     def wait(self) -> None:
         self.gather(b"")
 
-    def loss_in(self, error: BaseException) -> RankLost | None:
-        if isinstance(error, RankLost):
+    def loss_in(self, error: BaseException) -> Lost | None:
+        if isinstance(error, Lost):
             return error
         of_gloo = type(error) is RuntimeError and "gloo/" in str(error)  # its errors have no type of their own
         if not (of_gloo or isinstance(error, dist.DistError)):

@@ -16,8 +16,12 @@ from lmgym.core.errors import LmgymError
 T = TypeVar("T")
 
 
-class RankLost(LmgymError):
-    """Another rank has gone or does not answer. A new group can go on from the newest checkpoint."""
+class Lost(LmgymError):
+    """Something outside of this process has gone. A new start can go on from the newest checkpoint."""
+
+
+class RankLost(Lost):
+    """Another rank has gone or does not answer."""
 
 
 class Ranks:
@@ -48,10 +52,10 @@ class Ranks:
     def wait(self) -> None:
         """Return when all ranks have come here."""
 
-    def loss_in(self, error: BaseException) -> RankLost | None:
-        """The loss of another rank that an error of torch's own exchanges tells of, such as those of a model whose
-        ranks hold parts of the weights; None for any other error."""
-        return None
+    def loss_in(self, error: BaseException) -> Lost | None:
+        """The loss that an error tells of: of another rank also one of torch's own exchanges, such as those of a model
+        whose ranks hold parts of the weights; None for any other error."""
+        return error if isinstance(error, Lost) else None
 
     def close(self) -> None:
         """Leave the other ranks."""

@@ -23,6 +23,7 @@ from lmgym.core.registry import register
 from lmgym.distributed.parts import whole
 from lmgym.inference.base import Completion
 from lmgym.inference.generator import Call, Generator
+from lmgym.inference.ray_node import RayNode
 from lmgym.inference.sampler import Sampler
 from lmgym.models.device import prepare_process
 from lmgym.models.policy import Policy
@@ -104,10 +105,12 @@ class RayGenerators:
         self.settings, self.seconds, self.warn = (threads, rows, captured), seconds, warn
         size = sum(parameter.numel() * parameter.element_size() for parameter in policy.model.parameters())
         self._started = _connect(address, workers * threads, 3 * size + SPARE)
+        self._node = RayNode()
         on_gpu = policy.device.type == "cuda"
         self._class = ray.remote(num_gpus=1 if on_gpu else 0, num_cpus=0 if on_gpu else threads)(Process)
-        self._empty = ray.put(without_weights(policy))
-        self._frozen = ray.put(_arrays(policy, trained=False))
+        with self._node.watched():
+            self._empty = ray.put(without_weights(policy))
+            self._frozen = ray.put(_arrays(policy, trained=False))
         self._history: dict[int, list[Call]] = {}
         self.pushed = 0  # how often weights were loaded; the version that every answer is checked for
         self.workers = [Worker(self._actor()) for _ in range(workers)]
@@ -129,7 +132,8 @@ class RayGenerators:
                     running[self._send(worker, calls[place])] = (place, worker, time.monotonic() + allowed)
             # 2. Wait for the first answer, at most until the first time limit.
             first = min(limit for _, _, limit in running.values())
-            ready, _ = ray.wait([*running], timeout=max(0.0, first - time.monotonic()))
+            with self._node.watched():
+                ready, _ = ray.wait([*running], timeout=max(0.0, first - time.monotonic()))
             late = [] if ready else [answer for answer, (_, _, limit) in running.items() if limit == first]
             for answer in [*ready, *late]:
                 place, worker, _ = running.pop(answer)
@@ -158,7 +162,9 @@ class RayGenerators:
         self._history.clear()
         for worker in self.workers:
             worker.units.clear()
-        self._trained, self.pushed = ray.put(_arrays(policy, trained=True)), self.pushed + 1
+        arrays = _arrays(policy, trained=True)
+        with self._node.watched():
+            self._trained, self.pushed = ray.put(arrays), self.pushed + 1
 
     def restricted(self, restriction: Restriction, mask: Policy | None) -> "RayGenerators":
         raise LmgymError(
@@ -167,6 +173,7 @@ class RayGenerators:
 
     def close(self) -> None:
         """End the generators, and Ray if it was started here."""
+        self._node.close()
         for worker in self.workers:
             ray.kill(worker.actor)
         self.workers = []
@@ -201,7 +208,8 @@ class RayGenerators:
         if late:
             return f"did not answer within {self.seconds:g} seconds"
         try:
-            version, completions = ray.get(answer)
+            with self._node.watched():
+                version, completions = ray.get(answer)
         except RayTaskError as error:
             if isinstance(error.cause, LmgymError):
                 raise LmgymError(str(error.cause)) from None
@@ -216,7 +224,8 @@ class RayGenerators:
 
     def _replace(self, worker: Worker, why: str, losses: int) -> None:
         """Put a new actor in the place of a lost one. Raises LmgymError if the same call has lost too many."""
-        ray.kill(worker.actor)
+        with self._node.watched():  # if Ray itself has gone, no new one will come
+            ray.kill(worker.actor)
         if losses == MOST_LOSSES:
             raise LmgymError(f"{losses} generators were lost at the same answers; the last one {why}")
         self.warn(f"a generator was lost, and its answers are sampled again: it {why}")

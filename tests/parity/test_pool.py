@@ -3,6 +3,9 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import ray
 from lmgym.config.build import build_config
 from lmgym.core import availability, seeds
 from lmgym.core.errors import LmgymError
+from lmgym.distributed.launch import RANK_LOST
 from lmgym.inference import ray_generators
 from lmgym.inference.base import Request, Sampling
 from lmgym.inference.generator import Call
@@ -29,6 +33,8 @@ from tests import runs
 from tests.parity.test_resume import Interrupting
 from tests.parity.test_resume_environments import NUMBERS
 from tests.runs import ARCHITECTURE, assert_equal_runs, no_picture  # noqa: F401 (a fixture)
+from tests.torture.kills import descendants
+from tests.torture.ranks import newest_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("no_picture")]
 SAMPLING = Sampling(max_new_tokens=12)
@@ -273,6 +279,27 @@ def test_a_pool_without_ray_says_how_to_install_it(tmp_path: Path, monkeypatch: 
     with pytest.raises(LmgymError, match=r"engine\.name: a pool needs Ray; pip install 'lmgym\[ray\]'"):
         runs.run(tmp_path / "run", engine={"name": "pool"})
     assert not (tmp_path / "run").exists()
+
+
+def test_ray_that_dies_on_this_machine_is_said_and_the_run_goes_on(tmp_path: Path) -> None:
+    """With the status of a lost rank, which `--restarts` starts again; the end is that of a run that nobody touched."""
+    changes: dict[str, Any] = {"checkpoint": {"every": 1, "keep": 2}, "steps": 8, "evaluation": {"every": 0}}
+    engine, run = {"name": "pool", "workers": 1, "threads": 1, "unit": UNIT}, tmp_path / "run"
+    recipe = runs.write(tmp_path / "recipe.yaml", engine=engine, **changes)
+    with (tmp_path / "output.txt").open("wb") as output:
+        line = [sys.executable, "-m", "lmgym", "train", str(recipe), f"out={run}"]
+        training = subprocess.Popen(line, cwd=runs.ROOT, stdout=output, stderr=output)
+        while newest_step(run) < 2:
+            assert training.poll() is None, (tmp_path / "output.txt").read_text()
+            time.sleep(0.02)
+        for process in descendants(training.pid):
+            if b"/raylet/raylet\0" in Path(f"/proc/{process}/cmdline").read_bytes():
+                os.kill(process, signal.SIGKILL)
+        assert training.wait() == RANK_LOST, (tmp_path / "output.txt").read_text()
+    said = (tmp_path / "output.txt").read_text()
+    assert "lmgym: Ray has ended on this machine" in said and "Traceback" not in said
+    one = runs.run(tmp_path / "one", engine=ONE, **changes)
+    assert_equal_runs(one, runs.run(run, engine=ONE, **changes), but=RECIPE)
 
 
 def test_an_address_where_no_ray_listens_is_named_at_once() -> None:

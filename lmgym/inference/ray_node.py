@@ -1,0 +1,70 @@
+"""Whether Ray still runs on this machine. When it does not, Ray ends this process with status 1 and no word to it, at
+its next access to the object store; so lmgym looks first, and says how to go on."""
+
+import os
+import select
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Thread
+from typing import Any
+
+from lmgym.distributed.launch import RANK_LOST
+from lmgym.distributed.ranks import Lost
+
+GONE = (
+    "Ray has ended on this machine (its raylet or one of its agents died), and the generators with it; start the same "
+    "command again, and it goes on from the newest checkpoint (`--restarts K` does so by itself)"
+)
+
+
+class RayNode:
+    """A connection to Ray's object store on this machine, which closes when Ray dies.
+
+    Example:
+        >>> with RayNode().watched():
+        ...     ray.put(weights)
+    """
+
+    def __init__(self) -> None:
+        from ray._private import worker
+
+        self._inside = self._closed = self._connected = False
+        self._socket = socket.socket(socket.AF_UNIX)
+        with suppress(OSError, AttributeError, TypeError):  # no public name; without it nothing is noticed early
+            node: Any = worker._global_node
+            self._socket.connect(node.plasma_store_socket_name)
+            self._connected = True
+            Thread(target=self._watch, daemon=True, name="ray-node").start()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """In the body Ray is accessed. Raises Lost if Ray has gone before; if it goes in the body, this process ends as
+        for a lost rank."""
+        if self._gone(0):
+            raise Lost(GONE)
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+
+    def close(self) -> None:
+        """Ray may end now."""
+        self._closed = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _gone(self, milliseconds: int | None) -> bool:
+        """True if Ray has closed the connection, or does so within so many milliseconds (None: ever)."""
+        if not self._connected:
+            return False
+        poll = select.poll()
+        poll.register(self._socket, 0)  # 0: only that it was closed
+        return bool(poll.poll(milliseconds))
+
+    def _watch(self) -> None:
+        if self._gone(None) and self._inside and not self._closed:
+            print(f"lmgym: {GONE}", file=sys.stderr, flush=True)
+            os._exit(RANK_LOST)
