@@ -144,8 +144,9 @@ def places(terminals: Terminals) -> dict[str, Path]:
     stage = {"name": HOSTILE, "steps": 2, "env": {"name": "hostile_game"}}
     recipe = folder / f"recipe{NAME}.yaml"
     tree = runs.tiny(
-        plugins=[str(folder / "hostile.py")], policy={"model": str(folder / "model"), "device": "cpu"}, task={"name": "hostile"},
-        rewards={"loud": 1.0, "exact_match": 0}, evaluation={"every": 1, "examples": 4}, stages=[stage], steps=None,
+        plugins=[str(folder / "hostile.py")], policy={"model": str(folder / "model"), "device": "cpu"},
+        task={"name": "hostile"}, rewards={"loud": 1.0, "exact_match": 0}, stages=[stage], steps=None,
+        evaluation={"every": 1, "examples": 4},
         checkpoint={"every": 2}, prompts_per_step=4, out=str(folder / f"run{NAME}"),
     )  # fmt: skip
     recipe.write_text(yaml.safe_dump(tree))
