@@ -5,7 +5,6 @@ in other processes, with a time limit. Each environment has a number: the index 
 """
 
 import inspect
-import math
 import numbers
 import os
 import time

@@ -27,6 +27,7 @@ from lmgym.logs.writer import Writer, read_records
 from lmgym.models.policy import Policy
 from lmgym.rollouts.evaluate import measured, noted
 from lmgym.rollouts.rollout import Actor, collect, demonstrate
+from lmgym.training.setup import unguarded_sentence
 from lmgym.types import Episode, Example, Message
 from tests import models, rounding
 from tests.property.failing_environments import Failing, Moody
@@ -366,3 +367,10 @@ def test_a_file_may_be_a_plugin_and_a_module(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(LmgymError, match="env 'twice_named' is already registered by"):
         registry.load_plugin(str(tmp_path / "another_game.py"))
     registry._registered["env"].pop("twice_named")
+
+
+def test_an_environment_of_ones_own_is_said_to_run_unguarded() -> None:
+    own = f"{__name__}:Forks"
+    assert "runs in the training process, without a limit of time" in unguarded_sentence({"name": own})
+    assert not unguarded_sentence({"name": own, "workers": 2})
+    assert not unguarded_sentence({"name": "conversation"}) and not unguarded_sentence({"name": "single_turn"})

@@ -1,7 +1,7 @@
 """Hostile environments: a small run with each ends as it should, in one process and folder, without a traceback.
 
-    python -m tests.torture.environments             # every kind
-    python -m tests.torture.environments fork huge   # some kinds
+python -m tests.torture.environments             # every kind
+python -m tests.torture.environments fork huge   # some kinds
 """
 
 import asyncio
