@@ -219,8 +219,8 @@ def unguarded_sentence(env: Mapping[str, Any]) -> str:
     if not own or env.get("workers", getattr(make, "workers", 0)):
         return ""
     return (
-        f"environment '{env['name']}' runs in the training process, without a limit of time: if it hangs or crashes, so "
-        "does the run; env.workers: 2 gives it processes of its own, where each call may take env.seconds"
+        f"environment '{env['name']}' runs in the training process, without a limit of time: if it hangs or crashes, "
+        "so does the run; env.workers: 2 gives it processes of its own, where each call may take env.seconds"
     )
 
 

@@ -297,7 +297,9 @@ def test_rows_without_advantage_change_nothing_and_cost_nothing(name: str, model
 def test_the_fast_path_is_the_plain_path(model: str, seed: int, minimum: int, temperature: float) -> None:
     batch = models.batch_of(models.episodes(seed, minimum=minimum, restarts=True), temperature=temperature)
     fast, plain = policy_of(model), policy_of(model, fast=False)
-    one, other = (policy.compute_logprobs(batch, entropy=True, squared_probabilities=True) for policy in (fast, plain))
+    one, other = (
+        policy.compute_logprobs(batch, entropy=True, squared_probabilities=True) for policy in (fast, plain)
+    )
     assert torch.allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-6)
     assert torch.allclose(one.entropy, other.entropy, rtol=0, atol=1e-6)
     assert torch.allclose(one.squared_probabilities, other.squared_probabilities, rtol=0, atol=1e-6)
