@@ -5,7 +5,6 @@ in other processes, with a time limit. Each environment has a number: the index 
 """
 
 import inspect
-import math
 import numbers
 import os
 import time
@@ -187,13 +186,12 @@ def _can_be_trained_on(value: Any) -> bool:
     return size is not None and bool(size <= LARGEST_REWARD)  # False for nan too
 
 
-def reward_number(reward: Any) -> Any:
-    """The reward; of an array of one number that number. Raises ValueError for a larger array."""
-    if not hasattr(reward, "shape") or reward.shape == ():
-        return reward
-    if math.prod(reward.shape) != 1:
-        raise ValueError(f"the environment paid the reward {represent(reward)}; it must be one number")
-    return reward.item()
+def reward_number(reward: Any) -> float:
+    """The reward as a number, also that of an array of one number. Raises ValueError for what is none."""
+    try:
+        return float(reward.item() if hasattr(reward, "item") else reward)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"the environment paid the reward {represent(reward)}; it must be one number") from None
 
 
 def check_step(step: Any) -> Step:

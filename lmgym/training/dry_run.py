@@ -39,6 +39,7 @@ from lmgym.training.setup import (
     progress_of,
     prove_policy,
     trained_policy,
+    unguarded_sentence,
 )
 from lmgym.training.step_time import (
     Measured,
@@ -180,6 +181,8 @@ def _stage(
     if getattr(registry.get("env", stage.env["name"]), "needs_data", True):  # else prompts come from the environment
         _cut(report, config, policy, first_of(examples))
         _lengths(report, config, stage, policy, few)
+    if sentence := unguarded_sentence(stage.env):
+        report.note(sentence)
     engine = TimedEngine(make_engine(config, policy))
     actor, path = make_actor(config, policy, engine), (config.seed, "check")
     if stage.algorithm.requirements.answers == "rated":

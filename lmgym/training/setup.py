@@ -238,6 +238,18 @@ def make_actor(config: Config, policy: Policy, engine: Engine | None = None, ver
     )
 
 
+def unguarded_sentence(env: Mapping[str, Any]) -> str:
+    """What to know of an environment of one's own that runs in the training process; empty for all others."""
+    make = registry.get("env", env["name"])
+    own = not str(getattr(make, "__module__", "")).startswith("lmgym.")
+    if not own or env.get("workers", getattr(make, "workers", 0)):
+        return ""
+    return (
+        f"environment '{env['name']}' runs in the training process, without a limit of time: if it hangs or crashes, "
+        "so does the run; env.workers: 2 gives it processes of its own, where each call may take env.seconds"
+    )
+
+
 def make_envs(config: Config, env: Mapping[str, Any]) -> Envs:
     """The environments of an `env:` section; in processes of their own if the recipe or the environment says so."""
     section = dict(env)

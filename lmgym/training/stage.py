@@ -33,7 +33,7 @@ from lmgym.training.fingerprint import checksum
 from lmgym.training.frozen_models import FrozenModels
 from lmgym.training.preflight import OWN_TEACHERS, teacher_section
 from lmgym.training.run import Run
-from lmgym.training.setup import held_out_rewards, make_actor, make_envs
+from lmgym.training.setup import held_out_rewards, make_actor, make_envs, unguarded_sentence
 from lmgym.types import Example
 from lmgym.updates.optimizer import Optimizer, make_optimizer
 
@@ -129,6 +129,8 @@ def begin_stage(run: Run) -> StageRun:
     if algorithm.requirements.values:
         add_critic(run.policy, separate=config.policy.critic == "separate")
     envs = make_envs(config, section.env)
+    if sentence := unguarded_sentence(section.env):
+        run.console.say(sentence)
     frozen = _frozen_models(run, section, algorithm)
     teacher, opponent = frozen.models.get("teacher"), frozen.copies.get("opponent")
     run.policy.teacher = teacher if isinstance(teacher, Policy) else None

@@ -37,6 +37,8 @@ def fail(how: str) -> None:
     if how == "supervisor stopped":
         os.kill(os.getppid(), signal.SIGSTOP)
         time.sleep(1000)
+    if how == "fork" and os.fork() == 0:  # a second process goes on, and answers later
+        time.sleep(0.2)
     if how == "supervisor killed":
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(1000)

@@ -86,6 +86,15 @@ def test_one_of_many_that_fails_in_one_request_costs_the_others_nothing() -> Non
     envs.close()
 
 
+def test_the_answer_of_a_fork_is_not_taken_for_another_one() -> None:
+    envs = odd()
+    envs.begin([(0, Example("step", "fork"), 0)])
+    assert envs.step([(0, "", "eos")]) == [Step([], terminated=True, reward=1.0)]
+    time.sleep(0.4)
+    assert envs.begin([(1, Example("step", "fine"), 0)]) == [Opening("go")]  # and not the Step of the fork
+    envs.close()
+
+
 def test_an_environment_that_cannot_be_imported_is_named() -> None:
     envs = EnvProcesses("no_such_environment", count=1)
     with pytest.raises(LmgymError, match=r"unknown env.*'no_such_environment'"):

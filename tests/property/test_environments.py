@@ -1,8 +1,10 @@
 """Rollouts of environments: what is sampled is what trains, each environment has its own fate, and how many run side by
 side, and where, changes nothing."""
 
+import os
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,17 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmgym.batch import Batch, collate
+from lmgym.core import registry
 from lmgym.core.constraints import LARGEST_REWARD
 from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
 from lmgym.envs.env_processes import EnvProcesses
-from lmgym.envs.vector import EnvFailure, InProcess, Opening, check_step
+from lmgym.envs.vector import LONGEST_OBSERVATION, EnvFailure, InProcess, Opening, check_step, opening_of
 from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.records import episode_metrics, rollout_record
+from lmgym.logs.writer import Writer, read_records
 from lmgym.models.policy import Policy
 from lmgym.rollouts.evaluate import measured, noted
 from lmgym.rollouts.rollout import Actor, collect, demonstrate
+from lmgym.training.setup import unguarded_sentence
 from lmgym.types import Episode, Example, Message
 from tests import models, rounding
 from tests.property.failing_environments import Failing, Moody
@@ -307,3 +312,65 @@ def test_where_more_than_nine_in_ten_fail_the_run_ends() -> None:
     assert sum(bool(episode.error) for episode in failing(Failing, ["reset"] * 9 + ["fine"])) == 9
     with pytest.raises(LmgymError, match=r"10 of 11 environments of this rollout failed; the first one: ValueError"):
         failing(Failing, ["fine"] + ["reset"] * 10)
+
+
+class Forks:
+    def reset(self, example: Example, seed: int) -> str:
+        return "go"
+
+    def step(self, text: str, stop: str) -> Step:
+        os.fork()
+        return Step(terminated=True, reward=1.0)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_a_fork_of_the_training_process_does_not_go_on(tmp_path: Path) -> None:
+    envs = InProcess(Forks)
+    envs.begin([(0, Example("a", "b"), 0)])
+    assert envs.step([(0, "", "eos")]) == [Step(terminated=True, reward=1.0)]
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0  # the child has left by itself
+    with Writer(tmp_path) as writer:
+        if os.fork() == 0:
+            try:
+                writer.metrics({"kind": "train", "stage": 0, "step": 0, "reward": 9.0})
+            finally:
+                os._exit(0)
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 1
+        writer.metrics({"kind": "train", "stage": 0, "step": 0, "reward": 1.0})
+    assert [record["reward"] for record in read_records(tmp_path / "metrics.jsonl")] == [1.0]
+
+
+@pytest.mark.parametrize("reward", [np.array([0.5]), np.array([[0.5]]), np.float32(0.5), np.array(0.5)])
+def test_a_reward_may_be_an_array_of_one_number(reward: Any) -> None:
+    step = check_step(Step(reward=reward, terminated=True))
+    assert step.reward == 0.5 and not hasattr(step.reward, "__len__")
+
+
+def test_what_a_rollout_cannot_use_is_named() -> None:
+    with pytest.raises(ValueError, match=r"the environment paid the reward array\(\[1, 2\]\); it must be one number"):
+        check_step(Step(reward=np.array([1, 2]), terminated=True))  # type: ignore[arg-type]
+    long = "a" * (LONGEST_OBSERVATION // 2 + 1)
+    for step in (Step([{"role": "user", "content": long}] * 2), Step(continuation=long * 2)):
+        with pytest.raises(ValueError, match="wrote 1,000,002 characters at once; the limit is 1,000,000"):
+            check_step(step)
+    with pytest.raises(ValueError, match="wrote 1,000,002 characters"):
+        opening_of(Forks(), long * 2)
+
+
+def test_a_file_may_be_a_plugin_and_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from lmgym.core.registry import register\n@register('env', 'twice_named')\nclass Game: ...\n"
+    (tmp_path / "twice_named_game.py").write_text(text)
+    (tmp_path / "another_game.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry.load_plugin(str(tmp_path / "twice_named_game.py"))
+    assert registry.get("env", "twice_named_game:Game").__name__ == "Game"
+    with pytest.raises(LmgymError, match="env 'twice_named' is already registered by"):
+        registry.load_plugin(str(tmp_path / "another_game.py"))
+    registry._registered["env"].pop("twice_named")
+
+
+def test_an_environment_of_ones_own_is_said_to_run_unguarded() -> None:
+    own = f"{__name__}:Forks"
+    assert "runs in the training process, without a limit of time" in unguarded_sentence({"name": own})
+    assert not unguarded_sentence({"name": own, "workers": 2})
+    assert not unguarded_sentence({"name": "conversation"}) and not unguarded_sentence({"name": "single_turn"})

@@ -36,7 +36,7 @@ KNOWN = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")  # in all of th
 PASSED_ON = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
 MOST_PAGES = 100  # of a server's list of tools
 PAGES_PER_LIMIT = 5  # the whole list may take so many times the limit of one answer
-LONGEST_ERRORS, KEPT_ERRORS = 2**20, 4096  # bytes of its error output that are kept on the disk, and of these at the end
+LONGEST_ERRORS, KEPT_ERRORS = 2**20, 4096  # bytes of its error output on the disk, and its end that is kept
 LONGEST_MESSAGE = 2**24  # bytes in a line of the server
 NO_SUCH_METHOD = {"code": -32601, "message": "lmgym answers ping only"}
 
