@@ -64,7 +64,9 @@ def test_a_limit_leaves_groups_and_then_steps_out_and_says_so(runs: list[RunReco
         most = (least + share * (whole - least)) / 1e6
         said = write_file(runs, path, megabytes=most)
         held = data_of(path)
-        steps, complete = map(int, re.match(r"Of 6 steps (\d) are in it, (\d) of them with all groups", said[1]).groups())
+        steps, complete = map(
+            int, re.match(r"Of 6 steps (\d) are in it, (\d) of them with all groups", said[1]).groups()
+        )
         assert path.stat().st_size <= most * 1e6 and said[1] in held["left_out"] and complete <= steps
         found = {int(address.split("/")[-1]) for address in held["data"] if "/steps/" in address}
         assert len(found) == steps and {0, 5} <= found and (steps < 6) == few and complete < 6
