@@ -66,9 +66,17 @@ class Page:
         find = "return document.querySelector(arguments[0])"
         self.until(lambda: self.script(find, selector))
         self.script("document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", selector)
+        from selenium.common.exceptions import StaleElementReferenceException
         from selenium.webdriver.common.by import By
 
-        self.driver.find_element(By.CSS_SELECTOR, selector).click()
+        def clicked() -> bool:
+            try:
+                self.driver.find_element(By.CSS_SELECTOR, selector).click()
+                return True
+            except StaleElementReferenceException:  # a list was drawn anew just then
+                return False
+
+        self.until(clicked)
 
     def press(self, *keys: str) -> None:
         from selenium.webdriver.common.action_chains import ActionChains
