@@ -1,4 +1,4 @@
-"""What a run is: its recipe, how far it is, what evaluations said at the beginning and last, and the doctor's findings."""
+"""What a run is: its recipe, how far it is, its first and its newest evaluation, and the doctor's findings."""
 
 from typing import Any
 

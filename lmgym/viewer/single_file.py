@@ -51,7 +51,8 @@ def write_file(runs: Sequence[RunRecords], path: Path, megabytes: float) -> list
     is, what was left out, and a warning.
 
     Curves, held-out answers and notes come first, then pairs of runs, then steps: the last, the first, and those
-    between in ever finer distances, each with one group, and with the others as long as there is room. Raises LmgymError if not even the curves fit, and if the file cannot be written.
+    between in ever finer distances, each with one group, and with the others as long as there is room. Raises
+    LmgymError if not even the curves fit, and if the file cannot be written.
 
     Example: write_file(open_runs([Path("runs/a")]), Path("a.html"), megabytes=20)
     """

@@ -66,9 +66,17 @@ class Page:
         find = "return document.querySelector(arguments[0])"
         self.until(lambda: self.script(find, selector))
         self.script("document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", selector)
+        from selenium.common.exceptions import StaleElementReferenceException
         from selenium.webdriver.common.by import By
 
-        self.driver.find_element(By.CSS_SELECTOR, selector).click()
+        def clicked() -> bool:
+            try:
+                self.driver.find_element(By.CSS_SELECTOR, selector).click()
+                return True
+            except StaleElementReferenceException:  # a list was drawn anew just then
+                return False
+
+        self.until(clicked)
 
     def press(self, *keys: str) -> None:
         from selenium.webdriver.common.action_chains import ActionChains
@@ -128,7 +136,10 @@ def strange_run(folder: Path) -> Path:
     names = {f"name {number}": 1.0 for number in range(20_000)}
     for step, big in ((1, 1e17), (2, 1e17 + 16)):
         place = {"kind": "train", "stage": 0, "stage_name": "rl\u202e\u200b", "step": step}
-        append(folder / "metrics.jsonl", place | {"big": big, "turned\u202e\u200b": 1, "constructor": 2, "small": step} | names)
+        append(
+            folder / "metrics.jsonl",
+            place | {"big": big, "turned\u202e\u200b": 1, "constructor": 2, "small": step} | names,
+        )
     return folder
 
 
@@ -211,7 +222,8 @@ def test_the_token_stays_in_the_page_of_its_port(page: Page, server: str) -> Non
         assert seen and token not in "".join(seen) and page.driver.title == "other"
         assert token not in page.script("return JSON.stringify([document.cookie, {...localStorage}])")
         asked = page.driver.execute_async_script(
-            "fetch(arguments[0] + 'data/runs', {credentials: 'include'}).then(() => arguments[1]('read'), () => arguments[1]('no'))",
+            "fetch(arguments[0] + 'data/runs', {credentials: 'include'})"
+            ".then(() => arguments[1]('read'), () => arguments[1]('no'))",
             page.base,
         )
         assert asked == "no"
@@ -307,7 +319,10 @@ HOVER = """
     for (const [kind, x] of arguments[1]) own.querySelector('svg').dispatchEvent(
       new PointerEvent(kind, {clientX: box.left + x * box.width, clientY: box.top + 60, bubbles: true}));
     """
-READOUT = "return [...document.querySelectorAll('.chart')].find(one => one.innerText.startsWith(arguments[0])).querySelector('.readout').innerText"
+READOUT = """
+    return [...document.querySelectorAll('.chart')].find(one => one.innerText.startsWith(arguments[0]))
+      .querySelector('.readout').innerText
+    """
 
 
 def test_the_pointer_tells_the_step_and_live_numbers_leave_it(page: Page, folders: dict[str, Path]) -> None:
@@ -318,7 +333,12 @@ def test_the_pointer_tells_the_step_and_live_numbers_leave_it(page: Page, folder
     assert before.split("\n")[0] == f"step {newest + 1}"  # counted from 1, as the log does
     card = page.script("return document.querySelector('.chart')")
     add_step(folders["live"], byte_tokenizer(), newest + 1)
-    page.until(lambda: page.script(HOVER, "entropy", [["pointermove", 0.99]]) or f"step {newest + 2}" in page.script(READOUT, "entropy"))
+    page.until(
+        lambda: (
+            page.script(HOVER, "entropy", [["pointermove", 0.99]])
+            or f"step {newest + 2}" in page.script(READOUT, "entropy")
+        )
+    )
     assert page.script("return document.querySelector('.chart') === arguments[0]", card)  # the same, with its readout
     page.script(HOVER, "reward", [["pointermove", 0.2]])
     early = page.script(READOUT, "reward")
@@ -353,7 +373,8 @@ def test_many_runs_have_a_filter_and_a_mean(page: Page) -> None:
     assert page.script("return document.querySelectorAll('.chart .average.line').length") == 1
     assert "mean=1" in page.address
     colours = page.driver.execute_async_script(
-        "import('/page/curves.js').then(({colourOf}) => arguments[0]([...Array(50).keys()].map(n => JSON.stringify(colourOf(n)))))"
+        "import('/page/curves.js').then(({colourOf}) =>"
+        "arguments[0]([...Array(50).keys()].map(place => JSON.stringify(colourOf(place)))))"
     )
     assert len(set(colours)) == 50
 
@@ -373,7 +394,8 @@ def test_a_run_of_someone_else_freezes_nothing_and_names_what_is_hidden(page: Pa
     assert page.script(charts) == 1
     began = time.monotonic()
     found = page.driver.execute_async_script(
-        "import('/page/chart.js').then(({ticks}) => arguments[0]([[1e17, 1e17 + 16, 4], [-1e300, 1e300, 4], [0, 5e-324, 4],"
+        "import('/page/chart.js').then(({ticks}) => arguments[0]("
+        "[[1e17, 1e17 + 16, 4], [-1e300, 1e300, 4], [0, 5e-324, 4],"
         "[1, 1, 4], [0, 40, 5]].map(one => ticks(...one))))"
     )
     assert time.monotonic() - began < 5 and found[-1] == [0, 10, 20, 30, 40] and all(len(one) <= 6 for one in found)
@@ -386,13 +408,16 @@ def test_hidden_characters_are_named_in_every_place(page: Page, folders: dict[st
     assert "U+202E" in page.script("return document.querySelector('.panel h2').innerText")
     found = page.driver.execute_async_script(
         "const [texts, done] = arguments;"
-        "import('/page/dom.js').then(({h, plain, svg}) => done(texts.map(text => [plain(text), h('b', {title: text}, text).title,"
+        "import('/page/dom.js').then(({h, plain, svg}) => done("
+        "texts.map(text => [plain(text), h('b', {title: text}, text).title,"
         "h('b', {}, text).textContent, svg('text', {}, text).textContent])))",
         list(hidden := {
             "a\u200db": "aU+200Db", "\u200d": "U+200D", "\U0001f469\u200d\U0001f469": "\U0001f469\u200d\U0001f469",
-            "\u2764\ufe0f 1\ufe0f\u20e3 a\ufe0f": "\u2764\ufe0f 1\ufe0f\u20e3 aU+FE0F", "\x1b[2J\x9b": "U+001B[2JU+009B",
+            "\u2764\ufe0f 1\ufe0f\u20e3 a\ufe0f": "\u2764\ufe0f 1\ufe0f\u20e3 aU+FE0F",
+            "\x1b[2J\x9b": "U+001B[2JU+009B",
             "\U000e0041\u3164\u034f": "U+E0041U+3164U+034F", "a\tb\nc": "a\tb\nc", "\ufffe": "U+FFFE",
-            "\u0645\u06cc\u200c\u062e": "\u0645\u06cc\u200c\u062e", "\u0645\u200c\u200c\u062e": "\u0645U+200CU+200C\u062e",
+            "\u0645\u06cc\u200c\u062e": "\u0645\u06cc\u200c\u062e",
+            "\u0645\u200c\u200c\u062e": "\u0645U+200CU+200C\u062e",
         }),
     )  # fmt: skip
     assert found == [[expected] * 4 for expected in hidden.values()]

@@ -161,7 +161,9 @@ def test_a_link_that_leads_out_of_the_folder_is_not_followed(tmp_path: Path) -> 
 
 def test_a_pair_has_a_chosen_and_a_rejected_side_and_a_margin() -> None:
     def episode(logprobs: list[float], reference: list[float] | None) -> Any:
-        columns = {"logprobs": np.float32(logprobs)} | ({} if reference is None else {"logprobs_ref": np.float32(reference)})
+        columns = {"logprobs": np.float32(logprobs)} | (
+            {} if reference is None else {"logprobs_ref": np.float32(reference)}
+        )
         return SimpleNamespace(rows=[SimpleNamespace(columns=columns)])
 
     columns = {"score": [0.0, 1.0, None, 1.0], "index": [7, 8, 9, 10]}

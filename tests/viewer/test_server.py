@@ -16,11 +16,11 @@ import pytest
 
 from lmgym.cli.main import main
 from lmgym.core.errors import LmgymError
+from lmgym.viewer import server
 from lmgym.viewer.guard import TOKEN, Guard
 from lmgym.viewer.notes import NOTES, read_notes
 from lmgym.viewer.runs import RunRecords, open_runs
 from lmgym.viewer.search import Search, matching
-from lmgym.viewer import server
 from lmgym.viewer.server import application, bound, serve, server_of
 from tests.viewer.sample_runs import ANSWERS, append, sample_run
 
@@ -110,7 +110,9 @@ def test_the_page_has_no_secret_and_its_address_is_one_that_browsers_send_to_no_
 def test_requests_of_others_are_refused(client: Client, path: str, headers: dict[str, str], known: bool) -> None:
     path, headers = (json.loads(json.dumps(one).replace("{token}", client.guard.token)) for one in (path, headers))
     status, answered, body = client.ask(path, headers | (client.token if known else {}))
-    assert status == (404 if path.startswith("/page/") else 403) and b"sample" not in body and "set-cookie" not in answered
+    assert (
+        status == (404 if path.startswith("/page/") else 403) and b"sample" not in body and "set-cookie" not in answered
+    )
     assert "default-src 'none'" in answered["content-security-policy"]
 
 
@@ -253,9 +255,7 @@ def status_of(port: int, more: str = "") -> bytes:
         return one.recv(100).split(b"\r\n")[0]
 
 
-def test_connections_that_stay_silent_are_closed_and_stop_nobody(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connections_that_stay_silent_are_closed_and_stop_nobody(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 5)
     monkeypatch.setattr(server, "SILENT_SECONDS", 0.3)
     with ExitStack() as stack:

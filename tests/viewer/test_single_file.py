@@ -64,7 +64,9 @@ def test_a_limit_leaves_groups_and_then_steps_out_and_says_so(runs: list[RunReco
         most = (least + share * (whole - least)) / 1e6
         said = write_file(runs, path, megabytes=most)
         held = data_of(path)
-        steps, complete = map(int, re.match(r"Of 6 steps (\d) are in it, (\d) of them with all groups", said[1]).groups())
+        steps, complete = map(
+            int, re.match(r"Of 6 steps (\d) are in it, (\d) of them with all groups", said[1]).groups()
+        )
         assert path.stat().st_size <= most * 1e6 and said[1] in held["left_out"] and complete <= steps
         found = {int(address.split("/")[-1]) for address in held["data"] if "/steps/" in address}
         assert len(found) == steps and {0, 5} <= found and (steps < 6) == few and complete < 6
@@ -75,11 +77,12 @@ def test_a_limit_leaves_groups_and_then_steps_out_and_says_so(runs: list[RunReco
 
 def test_a_step_that_is_too_large_keeps_no_other_out(tmp_path: Path) -> None:
     folder = sample_run(tmp_path / "run", steps=4, groups=1)
-    add_step(folder, byte_tokenizer(), 4, groups=1, texts=["42" * 20_000, "41"])  # the newest one is asked for first
-    said = write_file(open_runs([folder]), tmp_path / "a.html", megabytes=1)
+    add_step(folder, byte_tokenizer(), 4, groups=1, texts=["42" * 4000, "41"])  # the newest one is asked for first
+    said = write_file(open_runs([folder]), tmp_path / "a.html", megabytes=0.4)
     assert said[1].startswith("Of 5 steps 4 are in it, 4 of them with all groups that were kept, so that it stays")
 
 
+@pytest.mark.slow
 def test_pairs_of_many_runs_are_there_once_and_within_a_share(tmp_path: Path) -> None:
     folders = [sample_run(tmp_path / f"run-{number}", steps=1, groups=1, seed=number) for number in range(12)]
     said = write_file(open_runs(folders), tmp_path / "a.html", megabytes=5)
