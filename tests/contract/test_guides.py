@@ -19,6 +19,7 @@ import lmgym
 from lmgym import load_config
 from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
+from lmgym.core.parts import Part, part_name
 from tests import runs
 
 DOCS = runs.ROOT / "docs"
@@ -120,6 +121,8 @@ def test_the_page_of_trl_has_every_field_of_its_config_with_its_default() -> Non
 
 
 def same(cell: str, default: Any) -> bool:
+    if isinstance(default, Part):
+        return cell == part_name(default)
     if isinstance(default, float):
         return float(cell) == default
     return bool(cell == str(default) or yaml.safe_load(cell) == default)
