@@ -207,7 +207,7 @@ def test_a_small_gain_in_reward_is_suspect_if_the_goal_falls(goal: float, found:
 
 
 def rising(steps: int, held_out: list[float], every: int = 40) -> Watch:
-    """A training reward from 0.1 to 0.8 in so many steps, and these held-out rewards, give or take 0.05."""
+    """A training reward of 0.1 for 40 steps, 0.8 after 40 more, and these held-out rewards, give or take 0.05."""
     answers = [Answer(score, {}, False, math.nan) for score in (0.0, 1.0)]
     records: list[Any] = []
     for step in range(steps):
@@ -215,11 +215,11 @@ def rising(steps: int, held_out: list[float], every: int = 40) -> Watch:
         if step % every == 0:
             value = held_out[step // every]
             bounds = {"reward": value, "reward/low": value - 0.05, "reward/high": value + 0.05}
-        records.append(({"reward": 0.1 + 0.7 * step / steps + 0.01 * (-1) ** step}, answers, bounds))
+        records.append(({"reward": 0.1 + 0.7 * min(max(step - 40, 0) / 40, 1) + 0.01 * (-1) ** step}, answers, bounds))
     return watched(records)
 
 
-@pytest.mark.parametrize(("held_out", "found"), [([0.1, 0.44, 0.76], False), ([0.1, 0.11, 0.12], True)])
+@pytest.mark.parametrize(("held_out", "found"), [([0.1, 0.12, 0.8], False), ([0.1, 0.11, 0.12], True)])
 def test_held_out_rewards_are_compared_with_training_at_the_same_moment(held_out: list[float], found: bool) -> None:
     """A held-out reward that keeps up is no overfitting, though at each step between two evaluations the newest of them
     lies below the training reward by as much as was gained since."""
