@@ -87,12 +87,15 @@ class ProcessGroup(Ranks):
         self.gather(b"")
 
     def loss_in(self, error: BaseException) -> Lost | None:
-        if isinstance(error, Lost):
-            return error
-        of_gloo = type(error) is RuntimeError and "gloo/" in str(error)  # its errors have no type of their own
-        if not (of_gloo or isinstance(error, dist.DistError)):
-            return None
-        return RankLost(f"rank {self.rank}: lost the connection to {self._missing()}")
+        one: BaseException | None = error
+        while one is not None:  # a sentence about a model may have been made of it on its way
+            if isinstance(one, Lost):
+                return one
+            of_gloo = type(one) is RuntimeError and "gloo/" in str(one)  # its errors have no type of their own
+            if of_gloo or isinstance(one, dist.DistError):
+                return RankLost(f"rank {self.rank}: lost the connection to {self._missing()}")
+            one = one.__cause__
+        return None
 
     def close(self) -> None:
         with suppress(RuntimeError):  # the others may have gone first
