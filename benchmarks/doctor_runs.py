@@ -7,7 +7,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from lmgym.algorithms.grpo import GRPO
+from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.batch import Batch
 from lmgym.envs.base import Env, Step
 from lmgym.rewards.base import linear_time

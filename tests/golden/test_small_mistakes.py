@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from lmgym.algorithms.grpo_tokens import chosen_tokens
 from torch import Tensor
 
 from lmgym.algorithms.gkd import GKD
@@ -161,9 +160,9 @@ def test_clip_cov_chooses_among_the_tokens_that_the_clip_has_left() -> None:
     algorithm = preset("clip_cov", covariance_share=1.0, covariance_low=-10.0, covariance_high=10.0)
     batch = ours(algorithm, inputs)[2]
     new, old = place(batch, inputs.new), batch.require("logprobs_old")
-    chosen = chosen_tokens(algorithm, batch, PolicyOutputs(new), old)
+    chosen = algorithm.tokens.chosen(batch, PolicyOutputs(new), old, algorithm.surrogate)
     ratio, credits = (new - old).exp(), batch.require("advantages")
-    low, high = algorithm.clip_low, algorithm.clip_high
+    low, high = algorithm.surrogate.low, algorithm.surrogate.high
     clipped = ((ratio > 1 + high) & (credits > 0)) | ((ratio < 1 - low) & (credits < 0))
     assert bool((clipped & batch.actions).any()) and bool((batch.actions & ~clipped).any())
     assert torch.equal(chosen, batch.actions & ~clipped)
