@@ -120,7 +120,7 @@ def test_a_run_that_ended_early_says_so_and_one_that_still_trains_does_not(tmp_p
     (finding,) = found.findings
     assert (found.state, finding.rule, finding.step) == ("unfinished", NOT_OF_A_RULE, 1)
     assert "after 2 of 12 steps" in finding.sign.what
-    with lock_folder(tmp_path / "run"):
+    with lock_folder(tmp_path / "run", print):
         found = diagnosis(tmp_path / "run")
     assert (found.state, found.findings) == ("running", [])
 

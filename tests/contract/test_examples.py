@@ -18,6 +18,7 @@ import pytest
 from lmgym import Example, Step, check_reward, check_task, load_config
 from lmgym.cli.main import main
 from lmgym.core import registry
+from lmgym.core.parts import Part, part_name
 from lmgym.logs.console import Console
 from lmgym.training.loop import train, train_stage
 from tests import rounding, runs
@@ -278,6 +279,7 @@ def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
     folder = runs.run(tmp_path / "run", stages=stages, steps=None, algorithm=None, evaluation=evaluation)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     seen = {key.removesuffix("/low").removesuffix("/high") for line in lines for key in line}
+    seen |= {"truncated/context"}  # of environments that fill the context: tests/property/test_environments.py
     seen |= {"changed", "missing"}  # of a run that is resumed elsewhere: tests/contract/test_resume_differences.py
     page = (runs.ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ((?:`[^`]+`(?:, )?)+) \|", page, re.MULTILINE)
@@ -326,4 +328,5 @@ def test_the_page_of_an_algorithm_has_every_hyperparameter(name: str) -> None:
     for field in fields(registry.get("algorithm", name)):
         if field.init:
             default = str(field.default).lower().removesuffix(".0")
+            default = part_name(field.default) if isinstance(field.default, Part) else default
             assert defaults[field.name] == (default if default.strip() else json.dumps(default)), field.name  # a "\n"

@@ -180,7 +180,7 @@ def test_a_teacher_that_moved_is_the_same_and_one_configured_otherwise_is_not(
     folder = runs.run(tmp_path / "run", algorithm=algorithm, policy=policy, rewards=None, **SHORT)
     moved = teacher.rename(tmp_path / "moved")
     said = resume(capsys, folder, "steps=3", f"algorithm.teacher={moved}", f"policy.model={moved}")
-    assert "bit for bit" not in said and "at stage 1, step 2" in said
+    assert "bit for bit" not in said and "in stage 1, after step 2" in said
     config = json.loads((moved / "config.json").read_text())
     (moved / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.5}))
     said = complaint(capsys, "train", folder, "steps=4")
@@ -193,8 +193,9 @@ def test_a_fingerprint_of_before_knew_only_files_of_environments(
     """As it was written then: files beside the data, nothing "read", no digest "without places"."""
     prompt = tmp_path / "prompt.txt"
     prompt.write_text("Guess.")
-    env = {"name": "conversation", "system_prompt": str(prompt)}
-    folder = runs.run(tmp_path / "run", **SHORT, env=env)
+    env = {"name": "conversation", "system_prompt": str(prompt)}  # the path is the prompt, and may be long
+    room = {**runs.TINY["policy"], "architecture": {**runs.ARCHITECTURE, "max_position_embeddings": 1024}}
+    folder = runs.run(tmp_path / "run", **SHORT, env=env, policy=room)
     for saved in (folder / "checkpoints").iterdir():
         tree = json.loads((saved / "fingerprint.json").read_text())
         (stage,) = tree.pop("read")["stages"]
@@ -209,7 +210,7 @@ def test_a_fingerprint_of_before_knew_only_files_of_environments(
     assert list(stage) == ["env.system_prompt"]
     copied = Path(shutil.copytree(folder, tmp_path / "copied"))
     said = resume(capsys, copied, "steps=3")
-    assert "bit for bit" not in said and "at stage 1, step 2" in said
+    assert "bit for bit" not in said and "in stage 1, after step 2" in said
     prompt.write_text("Do not guess.")
     said = complaint(capsys, "train", folder, "steps=3")
     assert f"what env.system_prompt names ({prompt}) has other contents" in said

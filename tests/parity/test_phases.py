@@ -15,4 +15,4 @@ def test_kills_and_stops_in_some_phases_change_nothing(tmp_path: Path) -> None:
     group = Group(tmp_path, "import tests.torture.phases")
     tally = campaign(RECIPES["early stop"], group, 1, 6, random.Random(0), tmp_path)
     group.close()
-    assert not tally.failures and sum(tally.kills.values()) == 6 and tally.ends
+    assert not tally.failures and sum(tally.kills.values()) >= 6 and tally.ends

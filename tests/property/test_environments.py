@@ -237,7 +237,7 @@ def test_a_step_goes_on_in_one_way(said: list[Message], reward: float, continuat
         (Step([{"role": "narrator", "content": "x"}]), "the role 'narrator'; valid: system, user"),
         (Step("text"), "must be a list of"),
         (Step(reward=True, terminated=True), "the reward True"),
-        (Step(reward=torch.tensor(1.0), terminated=True), "the reward tensor"),  # type: ignore[arg-type]
+        (Step(reward=torch.ones(2), terminated=True), "the reward tensor"),  # type: ignore[arg-type]
     ],
 )
 def test_a_step_of_another_kind_is_refused(step: Step, problem: str) -> None:
