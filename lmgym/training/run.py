@@ -160,7 +160,7 @@ def lock_folder(folder: Path, warn: Callable[[str], None]) -> IO[str]:
     told of a file system that cannot lock."""
     with disk_errors(folder):
         make_folder(folder)
-        file = open(folder / ".lock", "w", opener=at_once)  # noqa: SIM115 (train closes it)
+        file = open(folder / ".lock", "a", opener=at_once)  # noqa: SIM115 (train closes it)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -11,6 +11,7 @@ from lmgym.core.files import HIDDEN, replacing
 from lmgym.logs.plots import save_figure
 from lmgym.logs.rewind import rewind
 from lmgym.training.checkpoint import write_text
+from lmgym.training.run import lock_folder
 from lmgym.viewer.notes import NOTES, write_note
 from lmgym.viewer.runs import RunRecords
 from lmgym.viewer.single_file import write_file
@@ -79,3 +80,12 @@ def test_a_note_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (run / NOTES).mkdir()
     with pytest.raises(LmgymError, match=f"{NOTES}.*"):
         write_note(run, ANSWER, "right", [])
+
+
+def test_a_lock_empties_no_file_that_a_link_leads_to(tmp_path: Path) -> None:
+    mine, folder = tmp_path / "mine", tmp_path / "run"
+    mine.write_text("kept")
+    folder.mkdir()
+    (folder / ".lock").symlink_to(mine)
+    lock_folder(folder, print).close()
+    assert mine.read_text() == "kept"
