@@ -123,7 +123,7 @@ def _same_stages(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[bool]:
 
 
 def _same_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """True for equal examples, apart from the name of their file, which stands in ids."""
+    """True for equal examples, apart from the name of their file, which is a part of their ids."""
     key = "without places" if "without places" in one.keys() & other.keys() else "sha256"
     return all(one[name] == other[name] for name in ("examples", key))
 

@@ -1,4 +1,4 @@
-"""What a run stands on: recipe, data, what else it reads, base model, versions, machine. Each checkpoint has it, as
+"""What a run depends on: recipe, data, what else it reads, base model, versions, machine. Each checkpoint has it, as
 fingerprint.json, and a resumed run names every difference (resume.py). One rule for all that is read: its contents
 count, not its place."""
 
