@@ -32,7 +32,7 @@ from lmgym.inference.sampler import Sampler
 from lmgym.models.builtin import byte_tokenizer
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.shapes import shapes_of
-from lmgym.training.preflight import check_model
+from lmgym.training.planning.preflight import check_model
 
 CAUSAL = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 ENCODER_DECODER = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
