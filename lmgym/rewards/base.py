@@ -219,14 +219,13 @@ def _available(name: str) -> str:
 
 def call_reward(reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0) -> list[float]:
     """Call a reward: one finite number per episode, not yet weighted; 0 if the reward is not for the episode's task.
-
-    Raises LmgymError, in one sentence, if the reward raises, returns anything but one finite number per episode, or
-    takes longer than `timeout` seconds by the clock (None: no limit). A reward runs in a worker process
-    (running/pooled.py), which is killed at its limit. One that must stay in this process (`Reward.unlimited` says why)
-    gets an alarm signal instead. It interrupts Python code and regular expressions, but not a call that blocks inside a C
-    library nor code that catches it, and it needs the main thread and a system with SIGALRM. A function with the attribute
-    `limits_itself` gets no alarm: it works in time-limited processes (processes/pool.py) and limits each text by
-    itself, so that a slow text costs its own reward and not the run.
+     Raises LmgymError, in one sentence, if the reward raises, returns anything but one finite number per episode,
+    or takes longer than `timeout` seconds by the clock (None: no limit). A reward runs in a worker process
+    (running/pooled.py), which is killed at its limit. One that must stay in this process (`Reward.unlimited` says
+    why) gets an alarm signal instead. It interrupts Python code and regular expressions, but not a call that blocks
+    inside a C library nor code that catches it, and it needs the main thread and a system with SIGALRM. A function
+    with the attribute `limits_itself` gets no alarm: it works in time-limited processes (processes/pool.py) and
+    limits each text by itself, so that a slow text costs its own reward and not the run.
 
     Example:
         >>> call_reward(build_rewards({"final_answer": 1.0})[0], episodes)
