@@ -219,7 +219,8 @@ def _available(name: str) -> str:
 
 def call_reward(reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0) -> list[float]:
     """Call a reward: one finite number per episode, not yet weighted; 0 if the reward is not for the episode's task.
-     Raises LmgymError, in one sentence, if the reward raises, returns anything but one finite number per episode,
+
+    Raises LmgymError, in one sentence, if the reward raises, returns anything but one finite number per episode,
     or takes longer than `timeout` seconds by the clock (None: no limit). A reward runs in a worker process
     (running/pooled.py), which is killed at its limit. One that must stay in this process (`Reward.unlimited` says
     why) gets an alarm signal instead. It interrupts Python code and regular expressions, but not a call that blocks
