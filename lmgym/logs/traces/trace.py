@@ -8,7 +8,7 @@ import base64
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,6 +56,10 @@ class TraceStep:
     fields: dict[str, Any]
     """Its hyperparameters."""
     episodes: dict[str, Any]
+    formulas: dict[str, str] = field(default_factory=dict)
+    """What it computes, as texts by the name of a term or a symbol; empty in runs of before 0.1.0."""
+    pairs: bool = False
+    """Whether the best and the worst answer of a group train against each other."""
 
 
 @dataclass(kw_only=True)
