@@ -148,6 +148,14 @@ def json_text(tree: Any) -> str:
     return escaped(json.dumps(_finite(tree), indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
+def json_bytes(tree: Any) -> bytes:
+    """A tree as compact JSON of ASCII; NaN and infinity become null."""
+    try:
+        return json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
+    except ValueError:
+        return json.dumps(_finite(tree), separators=(",", ":")).encode()
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _finite(item) for key, item in value.items()}

@@ -8,7 +8,8 @@ from importlib import resources
 from typing import Any
 
 from lmgym.core.errors import LmgymError, describe
-from lmgym.viewer.addresses import UnknownAddress, json_bytes, run_of, tree_at
+from lmgym.logs.formatting import json_bytes
+from lmgym.viewer.addresses import UnknownAddress, run_of, tree_at
 from lmgym.viewer.guard import Guard
 from lmgym.viewer.notes import write_note
 from lmgym.viewer.runs import RunRecords

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from lmgym.core.errors import LmgymError
+from lmgym.logs.formatting import json_bytes
 from lmgym.logs.rewind import rewind
-from lmgym.viewer.addresses import UnknownAddress, json_bytes, tree_at
+from lmgym.viewer.addresses import UnknownAddress, tree_at
 from lmgym.viewer.curves import Table, _cuts, _each
 from lmgym.viewer.runs import RunRecords, open_runs
 from lmgym.viewer.views import pair_of
