@@ -120,7 +120,8 @@ class Writer:
                 self._warn(f"{name} failed and gets nothing more ({describe(error)}); the run folder has all")
                 continue
             self._sent.setdefault(name, {})[what] = step
-            _write_sent(self.folder / SENT, self._sent)
+            with disk_errors(self.folder / SENT), replacing(self.folder / SENT, durable=False) as file:
+                file.write(f"{json.dumps(self._sent)}\n".encode())
 
     def sync(self) -> None:
         """Put all records on the disk: a checkpoint may count them only then."""
@@ -289,10 +290,6 @@ def _read_sent(path: Path) -> dict[str, dict[str, int]]:
     except (OSError, ValueError):
         return {}
     return sent
-
-
-def _write_sent(path: Path, sent: Mapping[str, Mapping[str, int]]) -> None:
-    replace_file(path, lambda file: file.write(f"{json.dumps(sent)}\n".encode()), durable=False)
 
 
 def _open(path: Path) -> tuple[Any, int]:

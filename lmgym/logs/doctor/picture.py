@@ -78,7 +78,10 @@ def _draw(finding: Finding, history: History, axes: "Axes") -> None:
         bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 0.8},
         zorder=5,
     )
-    _limit_y(axes, np.concatenate([*shown, [sign.value], [] if sign.limit is None else [sign.limit]]))
+    # Nearly all values are shown: a single one may be 15 orders of magnitude away.
+    known = np.concatenate([own[np.isfinite(own)] for own in shown])
+    marked = np.array([sign.value] if sign.limit is None else [sign.value, sign.limit])
+    limit_y(axes, [np.quantile(known, [0.02, 0.98]) if known.size else known, marked], 0.15)
     axes.set_ylabel(plot_text(sign.metric))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=True))
 
@@ -97,8 +100,3 @@ def _held_out(history: History, metric: str) -> tuple[np.ndarray, np.ndarray, np
     bounds = [[record.get(f"{metric}{end}") for record in records] for end in ("", "/low", "/high")]
     mean, low, high = np.array(bounds, dtype=float)
     return np.array([record["step"] for record in records], dtype=float), mean, low, high
-
-
-def _limit_y(axes: "Axes", values: np.ndarray) -> None:
-    """Limit y to nearly all values: a single one may be 15 orders of magnitude away."""
-    limit_y(axes, [np.quantile(values[np.isfinite(values)], [0.02, 0.98]), values[-2:]], 0.15)

@@ -110,11 +110,10 @@ def _curves(path: Path, metric: str) -> dict[str, Curve]:
                 steps.append(record["step"])
                 values.append(float(value))
     curves = {name: (np.array(steps), np.array(values)) for name, (steps, values) in points.items()}
-    return {name: curve if name == "held out" else _smooth(curve) for name, curve in curves.items()}
-
-
-def _smooth(curve: Curve) -> Curve:
-    return curve[0], running_mean(curve[1], (len(curve[1]) // 15) | 1)
+    for name, (steps, values) in curves.items():
+        if name != "held out":
+            curves[name] = steps, running_mean(values, (len(values) // 15) | 1)
+    return curves
 
 
 def _draw(axes: "Axes", curves: Sequence[Curve], place: int, name: str) -> None:
