@@ -26,28 +26,7 @@ ALWAYS_EVALUATED = ("reward", "length/mean", "truncated")  # metrics of every ta
 ENDS = ("", "/low", "/high")  # of a metric's name: the keys of its mean and interval
 LONGEST_TEXT = 120  # characters of a name in a picture
 LEAST_KL = 1e-6  # nats per token: below it a divergence is rounding
-STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.labelsize": 9,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": "#333333",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#E6E6E6",
-    "grid.linewidth": 0.8,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "svg.hashsalt": "lmgym",  # the same runs give the same file
-}
+STYLE = Path(__file__).with_name("lmgym.mplstyle")
 
 
 def training_plot(metrics_path: Path, out: Path, metric: str | None = None) -> Path:
@@ -389,7 +368,7 @@ def figure_of(out: Path, width: float, height: float, arranged: bool = True, dpi
 
     kind = out.suffix[1:].lower()
     options = {"metadata": {"Date": None}} if kind == "svg" else {}
-    with style.context(["default", STYLE]):
+    with style.context(["default", str(STYLE)]):
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06) if arranged else None
         figure = Figure(figsize=(width, height), dpi=dpi, layout=layout)
         FigureCanvasAgg(figure)
