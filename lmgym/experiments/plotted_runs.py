@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from os.path import commonpath
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,7 @@ def _beginning(names: Sequence[str]) -> str:
         >>> _beginning(["quickstart-seed-0", "quickstart-seed-1"]), _beginning(["a", "b"])
         ('quickstart', 'a')
     """
-    common = names[0]
-    while not all(name.startswith(common) for name in names):
-        common = common[:-1]
+    common = commonpath(names)
     return re.sub(r"[-_,. ]*(seed)?[-_,. ]*[0-9]*$", "", common) or names[0]
 
 

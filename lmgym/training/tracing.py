@@ -19,9 +19,18 @@ from lmgym.core import seeds
 from lmgym.core.errors import represent
 from lmgym.distributed.ranks import Ranks
 from lmgym.logs.records import sampled_tokens
-from lmgym.logs.traces.trace import Numbers, TraceEpisode, TraceRow, TraceStep, TraceTurn, packed, unpacked
+from lmgym.logs.traces.trace import (
+    Numbers,
+    TraceEpisode,
+    TraceRow,
+    TraceStep,
+    TraceTurn,
+    packed,
+    row_of_turns,
+    unpacked,
+)
 from lmgym.training.stage import StageRun
-from lmgym.types import Episode, Example, Turn
+from lmgym.types import Episode, Example
 
 PREPARED = ("advantages", "returns", "values", "logprobs_old", "logprobs_ref", "logprobs_teacher")  # columns of a batch
 
@@ -115,7 +124,12 @@ def write_trace(stage: StageRun, episodes: Sequence[Episode], batch: Batch, trac
     """Write a step's trace, after its update. The first rank writes; all take part, since each has computed rows of its
     own. Raises LmgymError if it cannot be written."""
     kept = [episode for episode in episodes if episode.index in trace.kept]
-    rows = {(one.index, number): row_of(one, row) for one in kept for number, row in enumerate(one.rows())}
+    rows: dict[RowPlace, TraceRow] = {}
+    for one in kept:
+        first = 0  # turn of the row
+        for number, turns in enumerate(one.rows()):
+            rows[one.index, number] = row_of_turns(turns, first)
+            first += len(turns)
     trained = rows_of_batch(rows, trace, batch)
     computed = shown_columns(trace, trained, stage.run.ranks)
     if stage.run.traces is None:
@@ -177,42 +191,6 @@ def add_columns(rows: Mapping[int, TraceRow], batch: Batch, computed: Mapping[in
                 row.columns[name] = own[row.actions]
     for number, columns in computed.items():  # whitened by minibatch, advantages are no longer those of `prepare`
         rows[number].columns.update(columns)
-
-
-def row_of(episode: Episode, turns: Sequence[Turn]) -> TraceRow:
-    """The tokens of one row, with what the sampler and the rewards have said of its actions."""
-    tokens: list[int] = []
-    actions, numbers = [], []
-    place_of = {id(turn): place for place, turn in enumerate(episode.turns)}
-    for turn in turns:
-        tokens += turn.prompt_ids
-        actions.append(np.arange(len(tokens), len(tokens) + len(turn.action_ids), dtype=np.int32))
-        numbers.append(np.full(len(turn.action_ids), place_of[id(turn)], dtype=np.int32))
-        tokens += turn.action_ids
-    columns: dict[str, Numbers] = {}
-    if all(turn.logprobs for turn in turns):
-        columns["logprobs_sampler"] = np.concatenate([np.array(turn.logprobs, dtype=np.float32) for turn in turns])
-    if any(turn.token_rewards is not None for turn in turns):
-        columns["token_rewards"] = np.concatenate([_token_rewards(turn) for turn in turns])
-    source = turns[0].source_ids
-    return TraceRow(
-        tokens=np.array(tokens, dtype=np.int32),
-        actions=np.concatenate(actions),
-        turn=np.concatenate(numbers),
-        columns=columns,
-        source=np.array(source, dtype=np.int32) if source else None,
-    )
-
-
-def _token_rewards(turn: Turn) -> Numbers:
-    """What each action has earned; the rest of the turn's reward is on the last one (as in `collate`)."""
-    rewards = np.zeros(len(turn.action_ids), dtype=np.float32)
-    if not len(rewards):
-        return rewards
-    if turn.token_rewards is not None:
-        rewards += np.array(turn.token_rewards, dtype=np.float32)
-    rewards[-1] += turn.reward - sum(turn.token_rewards or ())
-    return rewards
 
 
 def episode_table(episodes: Sequence[Episode], trace: StepTrace) -> dict[str, Any]:

@@ -110,9 +110,9 @@ def _curves(path: Path, metric: str) -> dict[str, Curve]:
                 steps.append(record["step"])
                 values.append(float(value))
     curves = {name: (np.array(steps), np.array(values)) for name, (steps, values) in points.items()}
-    for name, (steps, values) in curves.items():
-        if name != "held out":
-            curves[name] = steps, running_mean(values, (len(values) // 15) | 1)
+    for name in curves.keys() - {"held out"}:
+        at, train = curves[name]
+        curves[name] = at, running_mean(train, (len(train) // 15) | 1)
     return curves
 
 

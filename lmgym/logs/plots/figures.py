@@ -367,7 +367,7 @@ def figure_of(out: Path, width: float, height: float, arranged: bool = True, dpi
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     kind = out.suffix[1:].lower()
-    options = {"metadata": {"Date": None}} if kind == "svg" else {}
+    options: dict[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {}
     with style.context(["default", str(STYLE)]):
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06) if arranged else None
         figure = Figure(figsize=(width, height), dpi=dpi, layout=layout)
