@@ -6,6 +6,7 @@ config/build.py builds them from a recipe, core/validation.py checks them.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ from lmgym.core.validation import Section
 from lmgym.inference.base import Sampling
 from lmgym.models.load import PolicySection
 from lmgym.rollouts.evaluate import EvaluationSection
+from lmgym.rollouts.sources import Source, source_of
 from lmgym.tasks.curriculum import CurriculumSection
 from lmgym.updates.optimizer import OptimizerSection
 
@@ -45,6 +47,11 @@ class EarlyStop(Section):
         super().__post_init__()
         if self.patience is None and self.target is None:
             raise LmgymError("early_stop never stops anything; give it a 'patience' or a 'target'")
+
+
+def is_played(env: Mapping[str, Any]) -> bool:
+    """True if an environment makes the episodes; else the task's prompts tell what they are."""
+    return not getattr(registry.get("env", env["name"]), "asks_once", False)
 
 
 @dataclass(kw_only=True)
@@ -77,31 +84,39 @@ class Stage(Section):
     """Most times that a step draws prompts, for an algorithm that rejects groups."""
     early_stop: EarlyStop | None = None
 
+    @property
+    def source(self) -> Source:
+        """Where the stage's answers come from."""
+        return source_of(self.algorithm.requirements)
+
+    @property
+    def is_played(self) -> bool:
+        """True if an environment makes the episodes."""
+        return is_played(self.env)
+
     def check(self, where: str = "") -> None:
         """Raise LmgymError for what is missing, and for sections that do not go together; `where` begins the
         sentence."""
         if not self.task:
             raise LmgymError(f"{where}the recipe names no task; write, for example, 'task: arithmetic'")
-        answers = self.algorithm.requirements.answers
-        if self.algorithm.requirements.hint is not None and self.env.get("name") != DEFAULT["env"]:
+        source, name = self.source, registry.name_of("algorithm", type(self.algorithm))
+        if self.algorithm.requirements.hint is not None and self.is_played:
             raise LmgymError(
                 f"{where}algorithm.hint is for tasks of one prompt and one answer, and the stage has environment "
                 f"'{self.env.get('name')}'; remove one of them"
             )
-        if answers in ("rated", "steps") and self.env.get("name") != DEFAULT["env"]:
-            name = registry.name_of("algorithm", type(self.algorithm))
-            what = "rated answers" if answers == "rated" else "labelled steps"
+        if source.of_examples and self.is_played:
             raise LmgymError(
-                f"{where}{name} learns from the {what} of a task, and environment '{self.env.get('name')}' has none; "
-                "remove env"
+                f"{where}{name} learns from the {source.many} of a task, and environment '{self.env.get('name')}' has "
+                "none; remove env"
             )
-        if answers in ("rated", "steps") and self.algorithm.group_size > 1:
+        if source.of_examples and self.algorithm.group_size > 1:
             raise LmgymError(
                 f"{where}algorithm.group_size is for sampled answers; here the task gives them, so remove it"
             )
         if self.priority_scale and not self.shuffle:
             raise LmgymError(f"{where}shuffle is false, and priority_scale draws prompts by chance; remove one of them")
-        if answers != "policy":
+        if not source.samples:
             if self.curriculum is not None:
                 raise LmgymError(f"{where}curriculum: nothing is sampled here that could be right or wrong; remove it")
             return
@@ -113,12 +128,12 @@ class Stage(Section):
         if self.algorithm.requirements.served_teacher is not None:
             self._check_served_teacher(where)
         if self.algorithm.restriction is not None:
-            self.sampling.check_untruncated(where + registry.name_of("algorithm", type(self.algorithm)))
+            self.sampling.check_untruncated(where + name)
         if self.sampling.temperature == 0:
             raise LmgymError(
                 f"{where}sampling.temperature is 0; training needs answers that differ, so write 1.0 or so"
             )
-        if self.algorithm.requirements.reward and not self.rewards and self.env.get("name") == DEFAULT["env"]:
+        if self.algorithm.requirements.reward and not self.rewards and not self.is_played:
             raise LmgymError(f"{where}the recipe names no reward; write, for example, 'rewards: {{final_answer: 1.0}}'")
         if "overlong" in self.rewards and getattr(self.algorithm, "overlong", False):
             raise LmgymError(
@@ -333,11 +348,7 @@ class Config(Section):
                     "engine.name: vllm knows the sets of sampling.top_k, not those of top_p and min_p, which stage "
                     f"'{stage.name}' asks for; write top_k instead, or engine.name: sampler"
                 )
-            if (
-                self.engine.ahead
-                and stage.algorithm.requirements.answers == "policy"
-                and not stage.algorithm.weighs_old
-            ):
+            if self.engine.ahead and stage.source.samples and not stage.algorithm.weighs_old:
                 name = registry.name_of("algorithm", type(stage.algorithm))
                 raise LmgymError(
                     f"engine.ahead: the answers of stage '{stage.name}' come from older weights, which {name} does not "
@@ -355,7 +366,7 @@ class Config(Section):
             registry.load_attribute(self.logs.predictions, "logs.predictions")
         for stage in self.stages:
             self.evaluation.decoding(stage.sampling)  # raises where the two do not go together
-            if stage.algorithm.requirements.makes != "policy":
+            if not stage.algorithm.requirements.makes_policy:
                 self._check_reward_model(stage)
             if stage.algorithm.requirements.values and self.policy.critic == "none":
                 name = registry.name_of("algorithm", type(stage.algorithm))

@@ -20,16 +20,15 @@ from lmgym.core.visible import visible
 from lmgym.logs.records import environment_numbers
 from lmgym.models.policy import Policy
 from lmgym.rewards.base import build_rewards
-from lmgym.rollouts.given_answers import labelled_steps, rated_answers
-from lmgym.rollouts.play import play
-from lmgym.rollouts.rollout import demonstrate, groups_of
+from lmgym.rollouts.rollout import groups_of
+from lmgym.rollouts.sources import Draw
 from lmgym.tasks.streamed import first_of
 from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_ids, start_ids, template_notes
 from lmgym.training.callbacks import make_callbacks
 from lmgym.training.checkpoints import checkpoint
 from lmgym.training.engines import check_engine, engine_sentence, make_engine
 from lmgym.training.machine import choose_machine
-from lmgym.training.planning.memory_report import Memory, is_played, teacher_shapes
+from lmgym.training.planning.memory_report import Memory, teacher_shapes
 from lmgym.training.planning.preflight import check_fit, check_model, cut_prompts
 from lmgym.training.planning.step_time import (
     Measured,
@@ -113,13 +112,13 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
             report.lines.append(f"stage {stage.name}: {type(stage.algorithm).__name__} on {stage.task['name']}")
             verdict = index == 0 or folder is not None
             tried = _stage(report, config, stage, data.training[index], policy, verdict)
-            if is_played(stage):
+            if stage.is_played:
                 memory.of_episodes(index, tried.episodes)
             if memory.backward_fits[index]:
                 _time(report, config, stage, policy, tried, ranks)
             else:
                 report.note("seconds of a step: not measured, since one process has no memory here for a backward pass")
-        if any(map(is_played, config.stages)):
+        if any(stage.is_played for stage in config.stages):
             memory.fit()
         report.show()
     ready = "looks ready to train" if load and fits else "no model was loaded"
@@ -142,11 +141,11 @@ def _memory(memory: Memory, config: Config, data: Data, load: bool) -> bool:
     """Report the memory of each stage, but for those that are to be played first. Returns whether the weights fit."""
     fits = memory.weights_fit()
     for index, stage in enumerate(config.stages):
-        if not is_played(stage):
+        if not stage.is_played:
             memory.of_examples(index, data.training[index][:EXAMPLES])
         elif not (load and fits):
             memory.at_worst(index)
-    if not (load and fits and any(map(is_played, config.stages))):
+    if not (load and fits and any(stage.is_played for stage in config.stages)):
         memory.fit()
     return fits
 
@@ -185,19 +184,15 @@ def _stage(
         _lengths(report, config, stage, policy, few)
     if sentence := unguarded_sentence(stage.env):
         report.note(sentence)
-    engine = TimedEngine(make_engine(config, policy))
-    actor, path = make_actor(config, policy, engine), (config.seed, "check")
-    if stage.algorithm.requirements.answers == "rated":
-        return Sampled(rated_answers(list(enumerate(few)), actor), len(few))
-    if stage.algorithm.requirements.answers == "steps":
-        return Sampled(labelled_steps(list(enumerate(few)), actor, stage.algorithm.requirements.separator), len(few))
-    if stage.algorithm.requirements.answers == "references":
-        return Sampled(demonstrate(list(enumerate(few)), actor, path, make_envs(config, stage.env)), len(few))
-    group = max(stage.algorithm.group_size, GROUP)
+    engine, source = TimedEngine(make_engine(config, policy)), stage.source
+    group = max(stage.algorithm.group_size, GROUP) if source.samples else 1
     prompts = [(number, example) for number, example in enumerate(few) for _ in range(group)]
-    envs, rewards = make_envs(config, stage.env), build_rewards(stage.rewards)
-    episodes = play(prompts, actor, stage.sampling, path, envs, rewards, config.reward_timeout)
-    _answers(report, stage, episodes, verdict=verdict)
+    actor, envs = make_actor(config, policy, engine), make_envs(config, stage.env)
+    rewards = build_rewards(stage.rewards)
+    draw = Draw(prompts, (config.seed, "check"), actor, stage.sampling, envs, rewards, config.reward_timeout)
+    episodes = source.episodes(draw)
+    if source.samples:
+        _answers(report, stage, episodes, verdict=verdict)
     return Sampled(episodes, len(prompts), engine.seconds)
 
 

@@ -97,7 +97,7 @@ def _open_vllm(config: Config, policy: Policy, folder: Path, warn: Warn, ranks: 
         "engine: vllm draws with random numbers of its own, so a second run with this seed differs, and a resumed run "
         "is not the uninterrupted one"
     )
-    sampled = [stage.algorithm for stage in config.stages if stage.algorithm.requirements.answers == "policy"]
+    sampled = [stage.algorithm for stage in config.stages if stage.source.samples]
     if not all(algorithm.weighs_old for algorithm in sampled):
         warn("engine: no importance weight corrects for vLLM's rounding; grpo has correction: truncated")
     canary = section.gap_error or FAR * (LEAST if policy.compute == torch.float32 else MOST)

@@ -96,7 +96,7 @@ def model_card(config: Config, run: Path, source: Path, machine: Machine, adapte
 
 def _is_reward_model(source: Path, config: Config) -> bool:
     """Whether these weights are those of a stage that makes a reward model."""
-    if config.stages[-1].algorithm.requirements.makes == "policy":
+    if config.stages[-1].algorithm.requirements.makes_policy:
         return False
     if not (source / "state.json").is_file():  # final/ or best/, whose form says it
         return "lmgym" in json.loads((source / "config.json").read_text(encoding="utf-8"))

@@ -110,7 +110,7 @@ def load_data(config: Config) -> Data:
     splits = {config.evaluation.split, config.evaluation.final_split or config.evaluation.split}
     held_out = {split: held_out_examples(config, split) for split in sorted(splits)}
     for stage, examples in zip(config.stages, training, strict=True):
-        if stage.algorithm.requirements.answers == "policy":
+        if stage.source.samples:
             check_examples(build_rewards(stage.rewards), first_of(examples))
     for examples in held_out.values():
         check_examples(held_out_rewards(config, config.stages[-1]), examples)
