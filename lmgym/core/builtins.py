@@ -296,9 +296,12 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "trackio": ("logs.sinks:Trackio", "a run of Trackio, on this machine or a Space", "trackio"),
     },
     "engine": {
-        "sampler": ("inference.sampler:Sampler", "lmgym's own batched sampler, in the training process"),
-        "vllm": ("inference.vllm.engine:VLLM", "vLLM, in this process or on servers, with a canary after each update"),
-        "pool": ("inference.pool.ray_generators:RayGenerators", "the same in processes that Ray places", "lmgym[ray]"),
+        "sampler": ("inference.in_process:SamplerKind", "lmgym's own batched sampler, in the training process"),
+        "vllm": (
+            "inference.vllm.kind:VllmKind",
+            "vLLM, in this process or on servers, with a canary after each update",
+        ),
+        "pool": ("inference.pool.kind:PoolKind", "the same in processes that Ray places", "lmgym[ray]"),
     },
 }
 

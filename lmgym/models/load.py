@@ -16,7 +16,7 @@ from lmgym.core.constraints import NonNegativeFloat, PositiveInt
 from lmgym.core.errors import LmgymError
 from lmgym.core.hub import prepare_hub
 from lmgym.core.model_folder import cannot_load, check_no_adapters
-from lmgym.core.validation import Section
+from lmgym.core.validation import FREE, RECORDED, Section
 from lmgym.models import lora, quantization
 from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
 from lmgym.models.critic import add_critic
@@ -65,23 +65,23 @@ class PolicySection(Section):
     quantise: quantization.Bits | None = None
     """Quantize the linear layers of the base to 4bit (NF4, arXiv 2305.14314) or 8bit (one scale per row); needs
     lora_rank, and lmgym[quantised]."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    compute: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps"] = field(default="auto", metadata=FREE)  # machine.json has what counts
+    compute: Literal["auto", "float32", "bfloat16"] = field(default="auto", metadata=FREE)  # likewise
     """Precision of forward passes; the parameters stay fp32. auto: bf16 if a short measurement finds it faster."""
-    products: Literal["torch", "onednn"] = "torch"
+    products: Literal["torch", "onednn"] = field(default="torch", metadata=RECORDED)
     """Matrix products in fp32 on a CPU: torch's own, which are MKL's, or oneDNN's, which are twice as fast on some
     processors (docs/models.md) and round otherwise. onednn: `compute: auto` is float32."""
-    tokens_per_forward: PositiveInt | None = None
+    tokens_per_forward: PositiveInt | None = field(default=None, metadata=RECORDED)
     """Limit on the tokens of one forward pass. It bounds the memory and changes results by rounding alone. With packed
     rows (on a CPU, or with flex attention) real tokens count, a shared prompt once; elsewhere each row counts as long
     as the longest.
     Default: 4,096 on a CPU, where more are no faster, and 16,384 elsewhere."""
-    activation_checkpointing: bool = False
+    activation_checkpointing: bool = field(default=False, metadata=RECORDED)
     """Compute each layer again in backward: less memory, the time of one more forward pass, the same gradients."""
-    path: Literal["auto", "fast", "plain"] = "auto"
+    path: Literal["auto", "fast", "plain"] = field(default="auto", metadata=RECORDED)
     """fast: packed rows and lmgym's own KV cache; plain: Hugging Face's padded pass; auto: fast, if a trial at load
     shows that it agrees with the model's own pass (docs/models.md)."""
-    attention: Literal["padded", "flex"] = "padded"
+    attention: Literal["padded", "flex"] = field(default="padded", metadata=RECORDED)
     """Attention of packed rows, in scoring and training. padded: torch's usual kernel, with rows padded to the longest;
     flex: flex attention, which is made for GPUs and has not been measured on one yet."""
     template: dict[str, Any] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.visible import visible
+from lmgym.inference.in_process import make_engine
 from lmgym.logs.records import environment_numbers
 from lmgym.models.policy import Policy
 from lmgym.rewards.base import build_rewards
@@ -26,7 +27,6 @@ from lmgym.tasks.streamed import first_of
 from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_ids, start_ids, template_notes
 from lmgym.training.callbacks import make_callbacks
 from lmgym.training.checkpoints import checkpoint
-from lmgym.training.engines import check_engine, engine_sentence, make_engine
 from lmgym.training.machine import choose_machine
 from lmgym.training.planning.memory_report import Memory, teacher_shapes
 from lmgym.training.planning.preflight import check_fit, check_model, cut_prompts
@@ -44,6 +44,7 @@ from lmgym.training.resuming import fingerprint
 from lmgym.training.resuming.resume import check_resumable, listed
 from lmgym.training.run import Data
 from lmgym.training.setup import (
+    engine_sentence,
     load_data,
     make_actor,
     make_envs,
@@ -88,7 +89,7 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
     anything would spoil the run, else 0. Without `load` it ends with the estimate of memory. Raises LmgymError where
     the run would not even start."""
     report = Report()
-    check_engine(config)
+    config.engine.kind.check_installed(config.engine)
     make_callbacks(config)
     data = load_data(config)
     _resumes(report, config, data, folder)
@@ -101,8 +102,8 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
         if ranks > 1 and folder is None and policy.device.type == "cpu":
             torch.set_num_threads(threads_of_a_rank(config, ranks))
         _model(report, policy)
-        report.note(engine_sentence(config, choose_machine(config, folder)))
-        for proof in prove_policy(config, policy, make_engine(config, policy)):
+        report.note(engine_sentence(config.engine, choose_machine(config, folder)))
+        for proof in prove_policy(config, policy, make_engine(config.engine, policy)):
             (report.note if proof.holds else report.warn)(proof.sentence)
         check_fit(config, data, policy, lambda cut: None)  # `_cut` says it for each stage
         held_out = data.held_out[config.evaluation.split]
@@ -184,7 +185,7 @@ def _stage(
         _lengths(report, config, stage, policy, few)
     if sentence := unguarded_sentence(stage.env):
         report.note(sentence)
-    engine, source = TimedEngine(make_engine(config, policy)), stage.source
+    engine, source = TimedEngine(make_engine(config.engine, policy)), stage.source
     group = max(stage.algorithm.group_size, GROUP) if source.samples else 1
     prompts = [(number, example) for number, example in enumerate(few) for _ in range(group)]
     actor, envs = make_actor(config, policy, engine), make_envs(config, stage.env)

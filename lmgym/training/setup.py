@@ -18,6 +18,8 @@ from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.vector import Envs, InProcess
 from lmgym.inference.base import Engine
+from lmgym.inference.in_process import make_engine
+from lmgym.inference.kinds import EngineSection, Place
 from lmgym.inference.proof import Proof, proofs_of
 from lmgym.logs.console import Console
 from lmgym.logs.records import rename_evaluations
@@ -36,14 +38,13 @@ from lmgym.tasks.base import load_task
 from lmgym.tasks.streamed import first_of
 from lmgym.training.callbacks import Callbacks, make_callbacks
 from lmgym.training.checkpoints import checkpoint
-from lmgym.training.engines import engine_sentence, make_engine, open_engine
 from lmgym.training.machine import Machine, choose_machine
 from lmgym.training.planning.preflight import check_fit, check_model
 from lmgym.training.process_settings import check_process
 from lmgym.training.resuming import contents, fingerprint
 from lmgym.training.resuming.resume import check_resumable, report, set_aside
 from lmgym.training.run import DEFAULT_FOLDER, Data, Progress, Run, lock_folder
-from lmgym.training.sampler_gap import GapLimits, gap_limits
+from lmgym.training.sampler_gap import GapLimits, canary_limit, gap_limits
 from lmgym.types import Example
 
 
@@ -84,7 +85,7 @@ def _start(config: Config, folder: Path, lock: IO[str] | None, console: Console,
         shard_policy(policy, ranks)
     engine = open_engine(config, machine, policy, folder, console.warn, ranks)
     if machine.unit is not None or machine.engine is not None:
-        console.say(engine_sentence(config, machine))
+        console.say(engine_sentence(config.engine, machine))
     try:
         proofs = prove_policy(config, policy, engine)  # what is sampled, scored and said by the model itself must agree
         for proof in proofs:
@@ -220,14 +221,33 @@ def newest_model(folder: Path) -> Path:
 def prove_policy(config: Config, policy: Policy, engine: Engine) -> list[Proof]:
     """The proofs of a policy (inference/proof.py), the run's own precision last. They use no random numbers of the run
     and change nothing. Raises LmgymError if the model cannot be sampled, scored or run; gaps are for the caller."""
-    return proofs_of(policy, engine, partial(make_engine, config), config.engine.gap_at_load)
+    return proofs_of(policy, engine, partial(make_engine, config.engine), config.engine.gap_at_load)
+
+
+def open_engine(
+    config: Config, machine: Machine, policy: Policy, folder: Path, warn: Callable[[str], None], ranks: Ranks = ALONE
+) -> Engine:
+    """The engine of a run. Raises LmgymError if it cannot be had, or is too small for the `ranks`.
+
+    Example: open_engine(config, machine, policy, Path("runs/a"), console.warn)
+    """
+    section = config.engine
+    corrected = all(stage.algorithm.weighs_old for stage in config.stages if stage.source.samples)
+    canary = canary_limit(section, policy.compute)
+    place = Place(folder, warn, machine.unit, machine.generator_threads, ranks, canary, corrected)
+    return section.kind.open(section, policy, place)
+
+
+def engine_sentence(section: EngineSection, machine: Machine) -> str:
+    """Where and how a run samples its answers."""
+    return section.kind.sentence(section, machine.unit, machine.generator_threads)
 
 
 def make_actor(config: Config, policy: Policy, engine: Engine | None = None, version: int = 0) -> Actor:
     """The policy as it acts in rollouts: its engine (a new one, unless given) with its tokenizer."""
     section = config.policy
     return Actor(
-        engine or make_engine(config, policy),
+        engine or make_engine(config.engine, policy),
         policy.tokenizer,
         section.template,
         version,

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import register
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.functional.truncation import Candidates
 from lmgym.inference import proof
@@ -81,7 +80,6 @@ class Vllm(Protocol):
         """End what was started for it."""
 
 
-@register("engine", "vllm")
 class VLLM:
     """Samples with vLLM, at most `rows` answers at a time.
 
