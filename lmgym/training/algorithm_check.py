@@ -12,7 +12,7 @@ from lmgym.batch import Batch, collate
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.models import copies
-from lmgym.models.critic import add_critic
+from lmgym.models.critic import with_critic
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
@@ -51,9 +51,9 @@ def check_algorithm(algorithm: Algorithm) -> None:
     for parameter in policy.parameters():  # as made, the model finds all tokens about equally likely
         parameter.data *= 3.0
     if algorithm.requirements.values:
-        add_critic(policy, separate=False)
+        policy = with_critic(policy, separate=False)
     frozen = {key: _other(policy) for key in ("reference", "teacher")}
-    policy.teacher = frozen["teacher"]
+    policy = policy.but(teacher=frozen["teacher"])
     episodes = sample_episodes(max(algorithm.group_size, 2), policy)
 
     components = {"reward": 1.0} if algorithm.requirements.reward_components else None
@@ -62,12 +62,10 @@ def check_algorithm(algorithm: Algorithm) -> None:
     _check_untouched(algorithm, policy, batch)
     if algorithm.driver == "first_order":
         usual = gradient_of(algorithm, policy, batch)
-        short = copy.copy(policy)
-        short.tokens_per_forward = 1
         order = torch.arange(len(batch) - 1, -1, -1)
         tried = {
             "computed a second time": (policy, batch),
-            "computed row by row": (short, batch),
+            "computed row by row": (policy.but(tokens_per_forward=1), batch),
             "with its rows in another order": (policy, batch[order]),
             "with more padding": (policy, _padded(batch)),
         }

@@ -19,6 +19,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.visible import visible
 from lmgym.inference.in_process import make_engine
 from lmgym.logs.records import environment_numbers
+from lmgym.models.load import read_model_info
 from lmgym.models.policy import Policy
 from lmgym.rewards.base import build_rewards
 from lmgym.rollouts.rollout import groups_of
@@ -28,6 +29,7 @@ from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_i
 from lmgym.training.callbacks import make_callbacks
 from lmgym.training.checkpoints import checkpoint
 from lmgym.training.machine import choose_machine
+from lmgym.training.opening import progress_of
 from lmgym.training.planning.memory_report import Memory, teacher_shapes
 from lmgym.training.planning.preflight import check_fit, check_model, cut_prompts
 from lmgym.training.planning.step_time import (
@@ -48,7 +50,6 @@ from lmgym.training.setup import (
     load_data,
     make_actor,
     make_envs,
-    progress_of,
     prove_policy,
     trained_policy,
     unguarded_sentence,
@@ -90,10 +91,10 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
     the run would not even start."""
     report = Report()
     config.engine.kind.check_installed(config.engine)
-    make_callbacks(config)
+    make_callbacks(config.callbacks)
     data = load_data(config)
     _resumes(report, config, data, folder)
-    check_model(config, data.training)
+    check_model(config, data.training, read_model_info(config.policy))
     memory = Memory(config, report, ranks)
     fits = _memory(memory, config, data, load)
     report.show()
@@ -103,7 +104,7 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
             torch.set_num_threads(threads_of_a_rank(config, ranks))
         _model(report, policy)
         report.note(engine_sentence(config.engine, choose_machine(config, folder)))
-        for proof in prove_policy(config, policy, make_engine(config.engine, policy)):
+        for proof in prove_policy(config.engine, policy, make_engine(config.engine, policy)):
             (report.note if proof.holds else report.warn)(proof.sentence)
         check_fit(config, data, policy, lambda cut: None)  # `_cut` says it for each stage
         held_out = data.held_out[config.evaluation.split]
@@ -132,7 +133,7 @@ def _resumes(report: Report, config: Config, data: Data, folder: Path | None) ->
     on from it, as `train` does; for a recipe, if what it reads cannot be read."""
     stands_on = fingerprint.of_recipe(config, data)
     saved = checkpoint.newest(folder / "checkpoints", resumes=True)[0] if folder is not None else None
-    found = check_resumable(saved, stands_on, progress_of(saved, config))
+    found = check_resumable(saved, stands_on, progress_of(saved, len(config.stages)))
     for verdict, sentences in (("free", found.free), ("no longer bit for bit", found.recorded)):
         if sentences:
             report.note(f"since the checkpoint ({verdict}): {listed(sentences)}")
@@ -188,7 +189,7 @@ def _stage(
     engine, source = TimedEngine(make_engine(config.engine, policy)), stage.source
     group = max(stage.algorithm.group_size, GROUP) if source.samples else 1
     prompts = [(number, example) for number, example in enumerate(few) for _ in range(group)]
-    actor, envs = make_actor(config, policy, engine), make_envs(config, stage.env)
+    actor, envs = make_actor(config.policy, policy, engine), make_envs(stage.env, config.plugins)
     rewards = build_rewards(stage.rewards)
     draw = Draw(prompts, (config.seed, "check"), actor, stage.sampling, envs, rewards, config.reward_timeout)
     episodes = source.episodes(draw)

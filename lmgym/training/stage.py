@@ -18,7 +18,7 @@ from lmgym.inference.served_teacher import EndpointTeacher
 from lmgym.logs.doctor.examine import Watch
 from lmgym.logs.doctor.facts import facts_of
 from lmgym.models import copies, lora
-from lmgym.models.critic import add_critic
+from lmgym.models.critic import with_critic
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.sharding import shard_policy
@@ -34,7 +34,7 @@ from lmgym.training.checkpoints.frozen_models import FrozenModels
 from lmgym.training.planning.preflight import OWN_TEACHERS, teacher_section
 from lmgym.training.resuming.fingerprint import checksum
 from lmgym.training.run import Run
-from lmgym.training.setup import held_out_rewards, make_actor, make_envs, unguarded_sentence
+from lmgym.training.setup import actor_of, held_out_rewards, make_actor, make_envs, unguarded_sentence
 from lmgym.types import Example
 from lmgym.updates.optimizer import Optimizer, make_optimizer
 
@@ -88,7 +88,7 @@ class StageRun:
     def actor(self) -> Actor:
         """The policy as it answers in evaluations."""
         run = self.run
-        return replace(make_actor(run.config, run.policy, run.engine, run.progress.version), opponent=self.opponent)
+        return replace(make_actor(run.section, run.policy, run.engine, run.progress.version), opponent=self.opponent)
 
     @property
     def training_actor(self) -> Actor:
@@ -138,13 +138,13 @@ def begin_stage(run: Run) -> StageRun:
     section = config.stages[index]
     algorithm = copy.deepcopy(section.algorithm)  # its state belongs to this run, not to the config
     if algorithm.requirements.values:
-        add_critic(run.policy, separate=config.policy.critic == "separate")
-    envs = make_envs(config, section.env)
+        run.policy = with_critic(run.policy, separate=config.policy.critic == "separate")
+    envs = make_envs(section.env, config.plugins)
     if sentence := unguarded_sentence(section.env):
         run.console.say(sentence)
     frozen = _frozen_models(run, section, algorithm)
     teacher, opponent = frozen.models.get("teacher"), frozen.copies.get("opponent")
-    run.policy.teacher = teacher if isinstance(teacher, Policy) else None
+    run.policy = run.policy.but(teacher=teacher if isinstance(teacher, Policy) else None)
     stage = StageRun(
         run=run,
         index=index,
@@ -152,12 +152,12 @@ def begin_stage(run: Run) -> StageRun:
         algorithm=algorithm,
         optimizer=make_optimizer(algorithm, run.policy, section.optimizer),
         frozen_models=frozen,
-        opponent=None if opponent is None else make_actor(config, opponent),
+        opponent=None if opponent is None else actor_of(config, opponent),
         source=Ahead(algorithm.requirements) if config.engine.ahead and section.source.samples else section.source,
         stream=_stream(run.data.training[index], section, config.seed),
         rewards=build_rewards(section.rewards),
         envs=envs,
-        held_out_envs=make_envs(config, config.evaluation.env) if config.evaluation.env else envs,
+        held_out_envs=make_envs(config.evaluation.env, config.plugins) if config.evaluation.env else envs,
         watch=Watch(facts_of(resolved(config), index)),
     )
     if run.progress.step > 0 and run.resume_from is not None:
@@ -278,12 +278,11 @@ def _frozen_models(run: Run, section: Stage, algorithm: Algorithm) -> FrozenMode
     if required.teacher == "self":
         frozen.models["teacher"] = run.policy
     elif required.teacher and required.teacher not in OWN_TEACHERS:
-        teacher = load_policy(teacher_section(run.section, required.teacher), run.config.seed)
-        teacher.ranks = run.ranks
+        teacher = load_policy(teacher_section(run.section, required.teacher), run.config.seed).but(ranks=run.ranks)
         frozen.teacher = checksum(teacher.model.parameters())
         teacher.model.requires_grad_(False)
         if sharded:
-            shard_policy(teacher, run.ranks)
+            teacher = shard_policy(teacher, run.ranks)
         frozen.models["teacher"] = teacher
     elif required.served_teacher is not None:
         frozen.models["teacher"] = _served_teacher(run, required.served_teacher)

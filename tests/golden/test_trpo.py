@@ -21,7 +21,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.functional import truncation
 from lmgym.models import lora
 from lmgym.models.builtin import builtin_model
-from lmgym.models.critic import add_critic
+from lmgym.models.critic import with_critic
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.fisher import FisherProduct, joined
@@ -175,7 +175,7 @@ def weights_of(policy: Policy) -> Tensor:
 
 def trained(policy: Policy, separate: bool = False, **section: Any) -> Optimizer:
     """The optimizer of a policy that gets a critic."""
-    add_critic(policy, separate)
+    policy = with_critic(policy, separate)
     return make_optimizer(TRPO(), policy, OptimizerSection(**section))
 
 

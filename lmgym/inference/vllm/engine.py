@@ -168,8 +168,7 @@ class VLLM:
 
     def _try(self) -> None:
         """The canary: a few answers of every server, scored by the policy."""
-        policy = copy.copy(self.policy)
-        policy.ranks = ALONE  # no other rank scores with this one
+        policy = self.policy.but(ranks=ALONE)  # no other rank scores with this one
         for name, vllm in self.vllm.apart():
             alone = copy.copy(self)
             alone.vllm = vllm

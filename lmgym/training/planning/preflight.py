@@ -18,7 +18,7 @@ from lmgym.inference.base import Sampling
 from lmgym.inference.completions import check_memory
 from lmgym.inference.served_teacher import EndpointTeacher
 from lmgym.models.builtin import is_builtin
-from lmgym.models.load import PolicySection, check_start_token, load_tokenizer, read_model_info
+from lmgym.models.load import ModelInfo, PolicySection, check_start_token, read_model_info
 from lmgym.models.policy import Policy
 from lmgym.models.reward_model import as_reward_model
 from lmgym.rollouts.sources import Own
@@ -29,23 +29,20 @@ from lmgym.training.run import Data
 from lmgym.types import Example, Message
 
 
-def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
+def check_model(config: Config, examples: Sequence[Sequence[Example]], facts: ModelInfo) -> None:
     """Raise LmgymError if the recipe and its examples (by stage) do not fit the model's configuration and tokenizer."""
-    facts = read_model_info(config.policy)
-    if config.policy.context_start_token is not None:
-        words = load_tokenizer(config.policy) if facts.encoder_decoder else None
-        check_start_token(config.policy, facts.encoder_decoder, words, facts.vocabulary)
+    check_start_token(config.policy, facts.encoder_decoder, facts.tokenizer, facts.vocabulary)
     for stage in config.stages:
         stage.algorithm.check_vocabulary(facts.vocabulary)
         if facts.vocabulary:
             check_sampling(config, stage, facts.vocabulary)
         if (teacher := stage.algorithm.requirements.teacher) and teacher not in OWN_TEACHERS:
-            check_teacher(config.policy, teacher)
+            check_teacher(config.policy, facts, teacher)
         if (served := stage.algorithm.requirements.served_teacher) is not None:
-            check_served_teacher(config.policy, served, facts.encoder_decoder, facts.vocabulary)
+            check_served_teacher(config.policy, facts, served)
     check_cut(config)
     chat = next((e for own in examples for e in first_of(own) if not isinstance(e.prompt, str)), None)
-    if facts.encoder_decoder and chat is not None and not load_tokenizer(config.policy).chat_template:
+    if facts.encoder_decoder and chat is not None and not facts.tokenizer.chat_template:
         raise LmgymError(
             f"example '{chat.id}' is a chat of several messages, and {config.policy.model} is an encoder-decoder "
             "without a chat template; take a task of plain prompts (prompt_prefix in place of system_prompt), or a "
@@ -122,31 +119,29 @@ def teacher_section(section: PolicySection, name: str) -> PolicySection:
     return replace(own, tokenizer=section.tokenizer if is_builtin(name) else None)
 
 
-def check_teacher(section: PolicySection, name: str) -> None:
+def check_teacher(section: PolicySection, facts: ModelInfo, name: str) -> None:
     """Raise LmgymError if the teacher cannot score the policy's tokens."""
-    teacher = teacher_section(section, name)
-    if read_model_info(teacher).encoder_decoder != read_model_info(section).encoder_decoder:
+    teacher = read_model_info(teacher_section(section, name))
+    if teacher.encoder_decoder != facts.encoder_decoder:
         raise LmgymError(f"algorithm.teacher: {name} and the policy must both be causal, or both encoder-decoders")
-    if load_tokenizer(teacher).get_vocab() != load_tokenizer(section).get_vocab():
+    if teacher.tokenizer.get_vocab() != facts.tokenizer.get_vocab():
         raise LmgymError(
             f"algorithm.teacher: {name} has another tokenizer than the policy, so it cannot score the policy's tokens"
         )
 
 
-def check_served_teacher(
-    section: PolicySection, served: ServedTeacher, encoder_decoder: bool, vocabulary: int | None
-) -> None:
+def check_served_teacher(section: PolicySection, facts: ModelInfo, served: ServedTeacher) -> None:
     """Raise LmgymError if the teacher's server cannot be asked, or cannot score the policy's tokens."""
-    if encoder_decoder:
+    if facts.encoder_decoder:
         raise LmgymError(
             f"algorithm.teacher is an address, where a causal model reads prompt and answer as one, and "
             f"{section.model} is an encoder-decoder; name a model of its type"
         )
-    if vocabulary and served.top_k > vocabulary:
+    if facts.vocabulary and served.top_k > facts.vocabulary:
         raise LmgymError(
-            f"algorithm.top_k is {served.top_k}, and the policy's vocabulary has {vocabulary} tokens; lower it"
+            f"algorithm.top_k is {served.top_k}, and the policy's vocabulary has {facts.vocabulary} tokens; lower it"
         )
-    EndpointTeacher(served, vocabulary or sys.maxsize).reach(load_tokenizer(section))
+    EndpointTeacher(served, facts.vocabulary or sys.maxsize).reach(facts.tokenizer)
 
 
 def check_cut(config: Config) -> None:
