@@ -258,7 +258,8 @@ class Config(Section):
             raise LmgymError("engine.name: packed weights stay in the training process; write sampler")
         for stage in self.stages:
             stage.check(f"stage '{stage.name}': " if len(self.stages) > 1 else "")
-            if self.distributed.sharding != "none" and stage.algorithm.driver == "trust_region":
+            driver = registry.get("driver", stage.algorithm.driver)  # raises where there is none of this name
+            if self.distributed.sharding != "none" and getattr(driver, "whole_weights", False):
                 raise LmgymError(
                     f"distributed.sharding: stage '{stage.name}' multiplies with the Fisher matrix, which needs all "
                     "weights on each rank; remove it, or take a first-order algorithm such as ppo"
@@ -284,7 +285,6 @@ class Config(Section):
                     f"engine.ahead: the curriculum of stage '{stage.name}' chooses a step's prompts by the answers of "
                     "the one before, and ahead samples them earlier; remove one of them"
                 )
-            registry.get("driver", stage.algorithm.driver)  # raises where there is none of this name
         for name in self.logs.sinks:
             registry.get("sink", name)
         if isinstance(self.logs.predictions, str):

@@ -60,7 +60,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
     batch = collate(episodes, policy.pad_id, stop_ids=policy.stop_ids, limit=LONGEST, weights=components)
     batch = prepare(batch, policy, frozen, algorithm)
     _check_untouched(algorithm, policy, batch)
-    if algorithm.driver == "first_order":
+    if algorithm.driver == Algorithm.driver:
         usual = gradient_of(algorithm, policy, batch)
         order = torch.arange(len(batch) - 1, -1, -1)
         tried = {
@@ -148,7 +148,7 @@ def _check_untouched(algorithm: Algorithm, policy: Policy, batch: Batch) -> None
     before = {name: column.clone() for name, column in vars(batch).items() if isinstance(column, Tensor)}
     algorithm = copy.deepcopy(algorithm)
     algorithm.advantages(batch)
-    if algorithm.driver == "first_order":
+    if algorithm.driver == Algorithm.driver:
         gradient_of(algorithm, policy, batch)
     for name, column in before.items():
         if not torch.equal(column, getattr(batch, name)):

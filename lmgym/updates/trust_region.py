@@ -60,6 +60,9 @@ def trust_region(
     return policy_step(algorithm, policy, batch, watcher) | critic_steps(algorithm, policy, batch, optimizer)
 
 
+trust_region.whole_weights = True  # type: ignore[attr-defined]  # each rank needs all of them
+
+
 def policy_step(
     algorithm: TrustRegionFields, policy: TrainablePolicy, batch: Batch, watcher: UpdateWatcher | None = None
 ) -> dict[str, float]:

@@ -351,8 +351,7 @@ def conversations(seed: int) -> list[Episode]:
 
 def in_double(seed: int) -> Policy:
     policy = Policy(models.in_double(models.gpt2(seed)), models.tokenizer(), compute=torch.float64)
-    policy = with_critic(policy, separate=False)
-    return policy
+    return with_critic(policy, separate=False)
 
 
 def ready(algorithm: PPO, seed: int, **changes: Any) -> Batch:

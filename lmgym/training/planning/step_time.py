@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.supervised import Supervised
 from lmgym.batch import Batch, collate
 from lmgym.config.schema import Config, Stage
@@ -132,7 +133,7 @@ def time_sentence(stage: Stage, measured: Measured, sampling: float, learning: f
     """
     rollout = f"{rounded(sampling)} sampling, " if stage.source.samples else ""
     driver = stage.algorithm.driver
-    counted = "" if driver == "first_order" else f", of which {driver} makes more passes than are counted"
+    counted = "" if driver == Algorithm.driver else f", of which {driver} makes more passes than are counted"
     beside = ", without the exchange between ranks" if ranks > 1 else ""
     return (
         f"a step takes about {rounded(sampling + learning)}{beside}: {rollout}{rounded(learning)} scoring and update"
