@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import register
 from lmgym.distributed.parts import whole
 from lmgym.inference.base import Completion, Decoding, Request, Sampling
 from lmgym.inference.completions import check_memory, check_request
@@ -23,7 +22,6 @@ from lmgym.models.policy import Policy
 from lmgym.types import Restriction
 
 
-@register("engine", "sampler")
 class Sampler:
     """Decodes up to `rows` answers at once.
 

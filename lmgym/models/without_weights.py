@@ -20,9 +20,7 @@ def without_weights(policy: Policy) -> Policy:
     if quantization.is_quantised(policy.model):
         raise LmgymError("policy.quantise: packed weights stay in the training process; write engine: sampler")
     skeleton = policy.skeleton or Skeleton(policy.model)
-    other = policy.with_model(skeleton.model)
-    other.ranks = ALONE
-    return other
+    return policy.with_model(skeleton.model, ranks=ALONE)
 
 
 def with_weights(empty: Policy, weights: Sequence[Tensor]) -> Policy:
