@@ -23,13 +23,7 @@ HEADER = {"format": "lmgym replay buffer", "version": 1}
 
 @dataclass
 class ReplayBuffer:
-    """What an algorithm keeps of earlier steps: groups of episodes, the oldest first.
-
-    Example: in an algorithm's `select`, `after_update` and `state_dict`:
-        >>> old = buffer.begin_step(fresh, max_age=8, file=None)
-        >>> buffer.end_step([*old, *fresh][-64:], context, file=None)
-        >>> buffer.state_dict()
-    """
+    """What an algorithm keeps of earlier steps: groups of episodes, the oldest first."""
 
     groups: list[Group] = field(default_factory=list)
     fresh: list[Group] = field(default_factory=list)  # of the step in flight
@@ -72,10 +66,7 @@ class ReplayBuffer:
 
 
 def write_buffer(path: str | Path, groups: Sequence[Group]) -> None:
-    """Write groups of episodes to a file, whole or not at all. Raises LmgymError if it cannot be written.
-
-    Example: write_buffer("buffer.jsonl", algorithm.buffer)
-    """
+    """Write groups of episodes to a file, whole or not at all. Raises LmgymError if it cannot be written."""
     path = Path(path).expanduser()
     try:
         with replacing(path) as file:
@@ -89,10 +80,7 @@ def read_buffer(path: str | Path, vocabulary: int | None = None) -> list[Group]:
     """The groups that `write_buffer` has written.
 
     Raises LmgymError, with the file and the line, if it is no such file, or if it has token ids that a `vocabulary` of
-    this size does not have.
-
-    Example: read_buffer("buffer.jsonl", vocabulary=128_256)
-    """
+    this size does not have."""
     path = Path(path).expanduser()
     where = f"algorithm.load_buffer: {path}"
     groups: list[Group] = []

@@ -78,10 +78,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def check_address(address: str, owner: str) -> None:
-    """Raise LmgymError, which `owner` begins, for what is no plain address of an endpoint.
-
-    Example: check_address("http://localhost:8000/v1", "algorithm.teacher")
-    """
+    """Raise LmgymError, which `owner` begins, for what is no plain address of an endpoint."""
     if not ADDRESS.fullmatch(address):
         raise LmgymError(
             f"{owner} is no plain address; write one such as http://localhost:8000/v1, without user or query"
@@ -104,10 +101,7 @@ def read_key(variable: str | None, owner: str) -> str | None:
 def ask(endpoint: Endpoint, path: str, body: Mapping[str, Any] | None = None) -> bytes:
     """The bytes of the reply to a JSON body, or without one to a plain question; `path` follows the endpoint's address.
 
-    Raises EndpointError if the endpoint refuses the request, or still fails after all retries.
-
-    Example: ask(endpoint, "/models")
-    """
+    Raises EndpointError if the endpoint refuses the request, or still fails after all retries."""
     headers = {"Content-Type": "application/json"}
     if endpoint.key is not None:
         headers["Authorization"] = f"Bearer {endpoint.key}"

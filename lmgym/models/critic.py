@@ -20,12 +20,7 @@ def add_critic(policy: Policy, separate: bool) -> None:
     """Give the policy a value function, unless it has one already (from an earlier stage or a checkpoint).
 
     separate=False: a value head on the policy's own hidden states. separate=True: a trainable copy of the model with a
-    value head of its own, in `policy.critic`.
-
-    Example:
-        >>> add_critic(policy, separate=False)
-        >>> policy.compute_logprobs(batch, values=True).values
-    """
+    value head of its own, in `policy.critic`."""
     if policy.has_critic:
         return
     if separate:

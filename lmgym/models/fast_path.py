@@ -34,10 +34,7 @@ def choose_path(policy: Policy) -> Policy:
     """Put a policy on its path: sets `fast`, and `rules` and `own_head` or `plain_because`. Returns the policy.
 
     A pure function of the model: no random number moves, and its weights, modes and settings stay. An exception of the
-    model's code means the plain path; one of lmgym's own code (`is_own_mistake`) is raised.
-    Example: choose_path(policy).plain_because
-    -> "1 of its 2 layers have no attention through transformers' attention interface"
-    """
+    model's code means the plain path; one of lmgym's own code (`is_own_mistake`) is raised."""
     policy.rules, policy.own_head, policy.plain_because = (), None, ""
     policy.fast = supports_fast_path(policy.model.config)
     if policy.fast:

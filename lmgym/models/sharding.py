@@ -42,9 +42,7 @@ def shard_policy(policy: Policy, ranks: Ranks) -> None:
 def shard(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
     """Cut the model's parameters into a part for each rank, in place; ties and the order of the parameters stay.
 
-    Raises LmgymError for a model whose layers transformers does not know.
-    Example: shard(model, mesh_of(ranks, "cpu"))
-    """
+    Raises LmgymError for a model whose layers transformers does not know."""
     from torch.distributed.fsdp import fully_shard
 
     # Many layers return a view, which is harmless as long as nothing changes it in place.

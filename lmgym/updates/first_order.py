@@ -46,10 +46,7 @@ def minibatches_of(batch: Batch, epochs: int, minibatches: int) -> Iterator[Batc
     """Each epoch's minibatches, in an order that is a function of the batch's key.
 
     They are made of whole groups, whose rows share a prompt that is computed once. Their numbers of groups differ by
-    one at most, and if there are fewer groups than minibatches there are as many minibatches as groups.
-
-    Example: [len(minibatch) for minibatch in minibatches_of(batch, epochs=2, minibatches=4)]
-    """
+    one at most, and if there are fewer groups than minibatches there are as many minibatches as groups."""
     if epochs * minibatches == 1:
         yield batch
         return

@@ -18,10 +18,7 @@ PACK_AT_STEP = 8  # laying out takes as long as some twenty steps save
 
 
 class OneDNNLinearLayers:
-    """The linear layers of a policy whose products are oneDNN's. It has the methods of MKLLinearLayers.
-
-    Example: layers.begin_step(rows) before each decoding step of so many rows; layers.release() before weights change.
-    """
+    """The linear layers of a policy whose products are oneDNN's. It has the methods of MKLLinearLayers."""
 
     def __init__(self, policy: Policy) -> None:
         encoder = set(policy.model.get_encoder().modules()) if policy.encoder_decoder else set()  # runs once a source

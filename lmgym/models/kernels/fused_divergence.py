@@ -30,13 +30,7 @@ class FusedDivergence(torch.autograd.Function):
     apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, chunk, comparison, onednn)
 
     `adjust`, `scale`, `chunk` and `onednn` are those of `FusedLogprobs`. The `comparison` is `with_logits` or
-    `with_top`. The teacher has no gradient, and must say the same in backward.
-
-    Example:
-        >>> same = lambda logits, rows: logits
-        >>> comparison = with_logits(Divergence("reverse_kl"), teacher_logits, same)
-        >>> logprobs, divergences = FusedDivergence.apply(hidden, head.weight, None, targets, same, 1.0, 64, comparison)
-    """
+    `with_top`. The teacher has no gradient, and must say the same in backward."""
 
     @staticmethod
     def forward(
@@ -79,10 +73,7 @@ class FusedDivergence(torch.autograd.Function):
 
 def with_logits(divergence: Divergence, teacher_logits: TeacherLogits, adjust: Adjust) -> Comparison:
     """The comparison with a teacher whose logits are known; `adjust` is applied to them too. Where its head has another
-    size than the student's, see `shared_logprobs`.
-
-    Example: with_logits(Divergence("jsd"), lambda rows: taught[rows] @ head.T, lambda logits, rows: logits)
-    """
+    size than the student's, see `shared_logprobs`."""
 
     def of_chunk(rows: slice) -> OfPart:
         taught = teacher_logits(rows)
@@ -98,10 +89,7 @@ def with_logits(divergence: Divergence, teacher_logits: TeacherLogits, adjust: A
 
 
 def with_top(divergence: Divergence, ids: Int[Tensor, "R K"], logprobs: Float[Tensor, "R K+1"]) -> Comparison:
-    """The comparison with a teacher of which the K most likely tokens are known (`Divergence.of_top`).
-
-    Example: with_top(Divergence("reverse_kl"), ids, logprobs)
-    """
+    """The comparison with a teacher of which the K most likely tokens are known (`Divergence.of_top`)."""
 
     def of_part(student: Tensor, part: slice) -> tuple[Tensor, Tensor]:
         return divergence.of_top(student, ids[part].long(), logprobs[part].to(student.dtype))

@@ -38,12 +38,7 @@ class FusedLogprobs(torch.autograd.Function):
     `adjust` may divide by a temperature, whose inverse is `scale`, and set logits to -inf; nothing else. `chunk` is the
     number of rows per matrix product. `logprob_gradient` [R] is the gradient by the log-probabilities that backward
     will bring, or None; it cannot be combined with `entropy`. The product with the head runs in the precision of
-    `hidden`, the rest in at least fp32. `onednn` takes the products of onednn_products.py, in fp32.
-
-    Example:
-        >>> same = lambda logits, rows: logits
-        >>> logprobs, _ = FusedLogprobs.apply(hidden, head.weight, None, targets, same, 1.0, False, 64)
-    """
+    `hidden`, the rest in at least fp32. `onednn` takes the products of onednn_products.py, in fp32."""
 
     @staticmethod
     def forward(

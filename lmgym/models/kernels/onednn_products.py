@@ -76,11 +76,7 @@ def set_aside(model: nn.Module) -> Iterator[None]:
 
 
 class OneDNNLinear(torch.autograd.Function):
-    """hidden [... I], weight [O I], bias [O] or None: hidden times the transposed weight plus the bias, [... O].
-
-    Example:
-        >>> OneDNNLinear.apply(hidden, layer.weight, layer.bias)
-    """
+    """hidden [... I], weight [O I], bias [O] or None: hidden times the transposed weight plus the bias, [... O]."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

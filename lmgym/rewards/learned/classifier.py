@@ -110,12 +110,7 @@ reward_model.check = _check_reward_model  # type: ignore[attr-defined]
 
 
 def label_index(reward: str, key: str, scorer: Scorer, label: int | str) -> int:
-    """The index of a label among a classifier's outputs. Raises LmgymError if it has no such label.
-
-    Example:
-        >>> label_index("learned_reward", "label", scorer, "POSITIVE")
-        1
-    """
+    """The index of a label among a classifier's outputs. Raises LmgymError if it has no such label."""
     labels = scorer.labels
     if len(labels) < 2:
         raise LmgymError(

@@ -132,12 +132,7 @@ def _endpoint(
 def ask_endpoint(endpoint: Endpoint, conversation: Sequence[tuple[str, str]]) -> str:
     """The text of the model's reply to (role, content) messages.
 
-    Raises LmgymError if the endpoint refuses the request, or still fails after all retries.
-
-    Example:
-        >>> ask_endpoint(endpoint, [("user", "Is 4 even? Answer Yes or No.")])
-        'Yes'
-    """
+    Raises LmgymError if the endpoint refuses the request, or still fails after all retries."""
     messages = [{"role": role, "content": content} for role, content in conversation]
     reply = ask(endpoint, "/chat/completions", {"model": endpoint.model, "messages": messages, **endpoint.options})
     try:
@@ -150,12 +145,7 @@ def ask_endpoint(endpoint: Endpoint, conversation: Sequence[tuple[str, str]]) ->
 
 
 def _read(reply: str, read: str, lowest: float, highest: float) -> float | None:
-    """The value of a reply, or None if it has none.
-
-    Example:
-        >>> _read("Score: 8/10", "number", 1, 10), _read("Yes, but ... no.", "yes_no", 1, 10)
-        (0.8, 0.0)
-    """
+    """The value of a reply, or None if it has none."""
     reply = without_thinking(reply)
     if read == "yes_no":
         words = YES_NO.findall(reply)

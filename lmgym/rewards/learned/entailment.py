@@ -32,10 +32,7 @@ POOLS: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 class PairProbabilities(NamedTuple):
-    """Probabilities for each pair of sentences, indexed [sentence of the summary][sentence of the document].
-
-    Example: PairProbabilities(entailment=[[0.9, 0.1]], contradiction=[[0.0, 0.3]])
-    """
+    """Probabilities for each pair of sentences, indexed [sentence of the summary][sentence of the document]."""
 
     entailment: list[list[float]]
     contradiction: list[list[float]]

@@ -72,12 +72,7 @@ causal_perplexity.check = _check  # type: ignore[attr-defined]  # see base.check
 
 def windows(length: int, start: int, width: int, stride: int) -> list[tuple[int, int, int]]:
     """Windows over a sequence whose tokens count from index `start` on: for each window (begin, end, first), with
-    `first` the index of the first token that is counted in this window.
-
-    Example:
-        >>> windows(length=10, start=1, width=4, stride=2)
-        [(0, 4, 1), (2, 6, 4), (4, 8, 6), (6, 10, 8)]
-    """
+    `first` the index of the first token that is counted in this window."""
     spans, counted = [], max(start, 1)
     for begin in range(0, length, stride):
         end = min(begin + width, length)

@@ -63,10 +63,7 @@ def process_reward_model(
 
 
 def aggregated(probabilities: Sequence[float], how: Aggregate) -> float:
-    """One number for the probabilities of an answer's steps, of which there is one or more.
-
-    Example: aggregated([0.9, 0.5, 0.8], "product") -> 0.36
-    """
+    """One number for the probabilities of an answer's steps, of which there is one or more."""
     match how:
         case "min":
             return min(probabilities)

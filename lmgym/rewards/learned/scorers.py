@@ -30,10 +30,7 @@ SHIFTED = ("roberta", "camembert", "longformer", "xmod", "data2vec-text")  # pos
 
 @dataclass(frozen=True, eq=False)
 class Scorer:
-    """A model that scores texts, with its tokenizer; all rewards of the process that name it share it.
-
-    Example: Scorer(name="models/sentiment", reward="learned_reward", model=..., tokenizer=..., longest=512)
-    """
+    """A model that scores texts, with its tokenizer; all rewards of the process that name it share it."""
 
     name: str
     reward: str  # the first reward that loaded it
@@ -66,12 +63,7 @@ def load_scorer(
     """The model of this name; loaded only once per process for the same kind, revision, device and precision.
 
     Raises LmgymError, with the reward's key, if the folder does not exist, the Hub refuses the model, the device is not
-    available, or the checkpoint is of another kind or lacks weights that the reward needs.
-
-    Example:
-        >>> load_scorer("learned_reward", "classifier", "lvwerra/distilbert-imdb").labels
-        ['NEGATIVE', 'POSITIVE']
-    """
+    available, or the checkpoint is of another kind or lacks weights that the reward needs."""
     unit = scorer_device(reward, device)
     key = (kind, os.path.realpath(name) if Path(name).is_dir() else name, revision, unit, compute)
     if key not in _loaded:
