@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from lmgym.algorithms.base import Terms
@@ -17,6 +17,7 @@ from lmgym.core.registry import register
 from lmgym.functional import advantages as credit
 from lmgym.functional.losses import ValueClip, policy_gradient, value_loss
 from lmgym.functional.reductions import Reduction
+from lmgym.functional.shapes import PerToken
 from lmgym.functional.turn_discounts import per_turn
 
 
@@ -79,7 +80,7 @@ class ActorCritic(Regularised):
         """All rows: one without any advantage still trains the value function."""
         return batch.actions.any(1)
 
-    def value_term(self, batch: Batch, new: PolicyOutputs) -> Float[Tensor, "N T"]:
+    def value_term(self, batch: Batch, new: PolicyOutputs) -> PerToken:
         """value_coefficient times the squared error of the values, per token."""
         old, returns = batch.require("values"), batch.require("returns")
         error = value_loss(new.require("values"), old, returns, self.value_clip, self.value_clip_form)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm, Terms
@@ -18,6 +17,7 @@ from lmgym.core.registry import register
 from lmgym.functional import advantages as credit
 from lmgym.functional import kl
 from lmgym.functional.losses import policy_gradient
+from lmgym.functional.shapes import PerToken
 
 
 @register("algorithm", "distill")
@@ -98,7 +98,7 @@ class Distill(Algorithm):
             return terms, {}
         return terms, {"kl/teacher": kl.k1(batch.logprobs_sampler, batch.logprobs_teacher)}
 
-    def _ahead(self, gains: Float[Tensor, "N T"], batch: Batch) -> Float[Tensor, "N T"]:
+    def _ahead(self, gains: PerToken, batch: Batch) -> PerToken:
         """Each token's own gain and the discounted ones of the later tokens of its episode."""
         if not self.gamma:
             return gains

@@ -40,7 +40,7 @@ def unreachable() -> str:
 
 @cache
 def answers(address: tuple[str, int], seconds: float = PATIENCE) -> bool:
-    """Whether something listens at (host, port). Looking up a name has no time limit of its own, so a thread does it."""
+    """Whether something listens at (host, port). In a thread: looking up a name has no time limit of its own."""
     connected: list[bool] = []
 
     def connect() -> None:

@@ -79,7 +79,7 @@ def choose_tokens_per_forward(wanted: int | None, kind: str) -> int:
 
 
 def expected_device(device: str, compute: str, parameters: int) -> tuple[str, int]:
-    """The kind of device of a recipe, which this machine need not have, and the bytes per number in its forward pass."""
+    """The kind of a recipe's device, which this machine need not have, and the bytes per number in a forward pass."""
     kind = choose_device("auto").type if device == "auto" else device
     if compute == "auto" and kind == "cuda":
         return kind, 2

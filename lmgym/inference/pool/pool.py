@@ -79,10 +79,7 @@ class InUnits:
         return self.policy.context
 
     def generate(
-        self,
-        requests: Sequence[Request],
-        sampling: Sampling,
-        ended: Callable[[int, list[int]], None] | None = None,
+        self, requests: Sequence[Request], sampling: Sampling, ended: Callable[[int, list[int]], None] | None = None
     ) -> list[Completion]:
         """One completion per request, in order. `ended` is called for all answers of a unit when it is finished."""
         parts = self.units.cut(requests)

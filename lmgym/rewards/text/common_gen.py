@@ -16,11 +16,7 @@ WORD = re.compile(r"[^\W_]+")
 
 @register("reward", "common_gen_repeat_penalty")
 def common_gen_repeat_penalty(
-    texts: list[str],
-    examples: list[Example],
-    *,
-    separator: str = " ",
-    prefix: str = "generate a sentence with: ",
+    texts: list[str], examples: list[Example], *, separator: str = " ", prefix: str = "generate a sentence with: "
 ) -> list[float]:
     """-1 if the text repeats a part of the prompt, else 0. Parts are: all concepts joined by `separator`, the `prefix`,
     "generate" and "sentence"; case is ignored.

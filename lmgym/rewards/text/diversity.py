@@ -141,12 +141,7 @@ conditional_entropy_3 = _metric(
 
 @register("reward", "msttr")
 def msttr(
-    texts: list[str],
-    examples: list[Example],
-    *,
-    window: int = 100,
-    punctuation: bool = True,
-    tokens: Tokens = "words",
+    texts: list[str], examples: list[Example], *, window: int = 100, punctuation: bool = True, tokens: Tokens = "words"
 ) -> list[float]:
     """Mean segmental type-token ratio: the mean over the text's segments of `window` words, without the shorter rest.
 
@@ -167,12 +162,7 @@ def msttr(
 
 
 def _msttr_corpus(
-    texts: list[str],
-    examples: list[Example],
-    *,
-    window: int = 100,
-    punctuation: bool = True,
-    tokens: Tokens = "words",
+    texts: list[str], examples: list[Example], *, window: int = 100, punctuation: bool = True, tokens: Tokens = "words"
 ) -> float:
     _check_window(window)
     return mean_segmental([tokenise(text, tokens, punctuation) for text in texts], window)

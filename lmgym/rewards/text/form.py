@@ -12,10 +12,7 @@ from lmgym.rewards.text.references import answers_of, reference_check
 from lmgym.types import Episode, Example
 
 Letters = Literal["ascii", "unicode"]
-WORD = {
-    "ascii": re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)?"),
-    "unicode": re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?"),
-}
+WORD = {"ascii": re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)?"), "unicode": re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")}
 
 
 def split_words(text: str, letters: Letters = "ascii") -> list[str]:

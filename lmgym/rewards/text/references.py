@@ -54,9 +54,7 @@ def answers_of(reward: str, examples: Sequence[Example]) -> list[tuple[str, ...]
 
 
 def reference_check(
-    reward: str,
-    *libraries: str,
-    read: Callable[[str, Sequence[Example]], object] = references_of,
+    reward: str, *libraries: str, read: Callable[[str, Sequence[Example]], object] = references_of
 ) -> Callable[..., None]:
     """A function for a reward's attribute `check` (see base.check_examples): it raises LmgymError if one of the
     libraries is missing or `read` refuses the references of an example."""

@@ -55,10 +55,7 @@ def normalised(text: str) -> list[str]:
 
 
 def _best(
-    reward: str,
-    texts: Sequence[str],
-    examples: Sequence[Example],
-    compare: Callable[[list[str], list[str]], float],
+    reward: str, texts: Sequence[str], examples: Sequence[Example], compare: Callable[[list[str], list[str]], float]
 ) -> list[float]:
     known = {reference: normalised(reference) for own in references_of(reward, examples) for reference in own}
     answers = [normalised(text) for text in texts]
