@@ -1,13 +1,13 @@
 """`learned_reward`: a classifier's output for one label. `reward_model`: a reward model's score of an answer."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
 from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.rows import Row, Truncation, chat_ids, clean, fitted, text_rows
-from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
+from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer, loads_early
 from lmgym.text.chat import answer_ids, messages_of, plain_text, prompt_ids
 from lmgym.types import Example
 
@@ -15,6 +15,7 @@ Layout = Literal["auto", "answer", "chat", "pair", "joined"]
 
 
 @register("reward", "learned_reward")
+@loads_early()
 def learned_reward(
     texts: list[str],
     examples: list[Example],
@@ -50,12 +51,8 @@ def learned_reward(
     return [row[index] if output == "logit" else probabilities(scorer, row)[index] for row in logits]
 
 
-def _check_learned_reward(examples: Sequence[Example], **arguments: Any) -> None:
-    """Load the model and look up the label before training starts, so that an error does not come in a step."""
-    learned_reward([], [], **arguments)
-
-
 @register("reward", "reward_model")
+@loads_early()
 def reward_model(
     texts: list[str],
     examples: list[Example],
@@ -99,14 +96,6 @@ def reward_model(
         both = [_prompt(example) + text for text, example in zip(texts, examples, strict=True)]
         rows = text_rows("reward_model", scorer, both, truncation)
     return [row[0] for row in batched_forward.logits(scorer, rows, tokens_per_forward)]
-
-
-def _check_reward_model(examples: Sequence[Example], **arguments: Any) -> None:
-    reward_model([], [], **arguments)
-
-
-learned_reward.check = _check_learned_reward  # type: ignore[attr-defined]  # see base.check_examples
-reward_model.check = _check_reward_model  # type: ignore[attr-defined]
 
 
 def label_index(reward: str, key: str, scorer: Scorer, label: int | str) -> int:

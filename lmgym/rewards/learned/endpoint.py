@@ -12,6 +12,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.rewards.learned.judge_prompts import SYSTEM, Item, check_template, judge_messages
 from lmgym.rewards.learned.rows import clean
+from lmgym.rewards.learned.scorers import loads_early
 from lmgym.rewards.views import without_thinking
 from lmgym.types import Example
 
@@ -22,6 +23,7 @@ YES_NO = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 
 
 @register("reward", "endpoint_judge")
+@loads_early()  # it sends no request, which may cost money
 def endpoint_judge(
     texts: list[str],
     examples: list[Example],
@@ -99,14 +101,6 @@ def endpoint_judge(
 
 
 endpoint_judge.limits_itself = True  # type: ignore[attr-defined]  # each request has its own time limit
-
-
-def _check(examples: Sequence[Example], **arguments: Any) -> None:
-    """Check the arguments and the key. Sends no request, which may cost money."""
-    endpoint_judge([], [], **arguments)
-
-
-endpoint_judge.check = _check  # type: ignore[attr-defined]  # see base.check_examples
 
 
 def _endpoint(

@@ -11,7 +11,7 @@ from lmgym.core.registry import register, suggest
 from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.classifier import probabilities
 from lmgym.rewards.learned.rows import Truncation, text_rows
-from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
+from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer, loads_early
 from lmgym.rewards.text.sentences import sentences
 from lmgym.text.chat import messages_of, plain_text
 from lmgym.types import Example
@@ -39,6 +39,7 @@ class PairProbabilities(NamedTuple):
 
 
 @register("reward", "summac_zero_shot")
+@loads_early(lambda examples, document=None, **_: _documents("summac_zero_shot", examples, document))
 def summac_zero_shot(
     texts: list[str],
     examples: list[Example],
@@ -87,6 +88,7 @@ def summac_zero_shot(
 
 
 @register("reward", "summac_conv")
+@loads_early(lambda examples, document=None, **_: _documents("summac_conv", examples, document))
 def summac_conv(
     texts: list[str],
     examples: list[Example],
@@ -124,20 +126,6 @@ def summac_conv(
     documents = _documents("summac_conv", examples, document)
     pairs = _pairs("summac_conv", scorer, texts, documents, labels, max_sentences, truncation, tokens_per_forward)
     return [_consistent(own, weights, over_summary) if own.entailment else 0.0 for own in pairs]
-
-
-def _check_zero_shot(examples: Sequence[Example], **arguments: Any) -> None:
-    _documents("summac_zero_shot", examples, arguments.get("document"))
-    summac_zero_shot([], [], **arguments)
-
-
-def _check_conv(examples: Sequence[Example], **arguments: Any) -> None:
-    _documents("summac_conv", examples, arguments.get("document"))
-    summac_conv([], [], **arguments)
-
-
-summac_zero_shot.check = _check_zero_shot  # type: ignore[attr-defined]  # see base.check_examples
-summac_conv.check = _check_conv  # type: ignore[attr-defined]
 
 
 def _pairs(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.rows import Row, chat_ids, plain_ids, text_rows
-from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
+from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer, loads_early
 from lmgym.rewards.text.references import reward_of_sums
 from lmgym.stats.intervals import SufficientStatistics
 from lmgym.text.chat import messages_of
@@ -20,6 +20,7 @@ Form = Literal["perplexity", "log_likelihood"]
 
 
 @register("reward", "causal_perplexity")
+@loads_early()
 @reward_of_sums
 def causal_perplexity(
     texts: list[str],
@@ -61,13 +62,6 @@ def causal_perplexity(
     return SufficientStatistics(
         rows, lambda sums: np.array([_value(form, total, int(count), scorer) for total, count in sums])
     )
-
-
-def _check(examples: Sequence[Example], **arguments: Any) -> None:
-    causal_perplexity([], [], **arguments)
-
-
-causal_perplexity.check = _check  # type: ignore[attr-defined]  # see base.check_examples
 
 
 def windows(length: int, start: int, width: int, stride: int) -> list[tuple[int, int, int]]:

@@ -1,15 +1,16 @@
 """`process_reward_model`: how likely the steps of an answer are right, by a model trained on labelled steps."""
 
 import math
+import statistics
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from lmgym.core.errors import LmgymError, represent
 from lmgym.core.registry import register
 from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.rows import Row, Truncation, clean, length_error
-from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
+from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer, loads_early
 from lmgym.text.chat import prompt_ids
 from lmgym.text.steps import split_steps, step_ids
 from lmgym.types import Example
@@ -18,6 +19,7 @@ Aggregate = Literal["min", "product", "last", "mean"]
 
 
 @register("reward", "process_reward_model")
+@loads_early()
 def process_reward_model(
     texts: list[str],
     examples: list[Example],
@@ -64,15 +66,9 @@ def process_reward_model(
 
 def aggregated(probabilities: Sequence[float], how: Aggregate) -> float:
     """One number for the probabilities of an answer's steps, of which there is one or more."""
-    match how:
-        case "min":
-            return min(probabilities)
-        case "product":
-            return math.prod(probabilities)
-        case "last":
-            return probabilities[-1]
-        case "mean":
-            return math.fsum(probabilities) / len(probabilities)
+    if how == "last":
+        return probabilities[-1]
+    return {"min": min, "product": math.prod, "mean": statistics.fmean}[how](probabilities)
 
 
 def _separator(scorer: Scorer, given: str | None) -> str:
@@ -118,10 +114,3 @@ def _row(
         first = len(own) - room if truncation == "left" else 0
         own, ends = own[first : first + room], [end - first for end in ends if first <= end < first + room]
     return (Row((*before, *own)), [len(before) + end for end in ends]) if ends else (None, [])
-
-
-def _check_process_reward_model(examples: Sequence[Example], **arguments: Any) -> None:
-    process_reward_model([], [], **arguments)
-
-
-process_reward_model.check = _check_process_reward_model  # type: ignore[attr-defined]  # see base.check_examples

@@ -4,17 +4,19 @@ torch and transformers are imported inside the functions, so that a recipe's rew
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar
 
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.core.hub import prepare_hub
 from lmgym.core.model_folder import COMPUTED, cannot_load, check_no_adapters
+from lmgym.types import Example
 
+F = TypeVar("F", bound=Callable[..., Any])
 Kind = Literal["classifier", "token_classifier", "encoder", "causal"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Compute = Literal["float32", "bfloat16"]
@@ -50,6 +52,21 @@ class Scorer:
 
 
 _loaded: dict[tuple[str | None, ...], Scorer] = {}
+
+
+def loads_early(check: Callable[..., object] = lambda examples, **arguments: None) -> Callable[[F], F]:
+    """Decorator: before training starts (base.check_examples) `check` gets the examples, and the reward is called
+    without texts. That loads its model and looks up its arguments, so that no error comes in a step."""
+
+    def decorate(function: F) -> F:
+        def early(examples: Sequence[Example], **arguments: Any) -> None:
+            check(examples, **arguments)
+            function([], [], **arguments)
+
+        function.check = early  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
 def load_scorer(
