@@ -1,4 +1,4 @@
-"""What keeps a policy from running away: the KL to a frozen reference, and an entropy bonus."""
+"""The KL penalty to a frozen reference, and the entropy bonus."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

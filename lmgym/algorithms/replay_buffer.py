@@ -50,7 +50,11 @@ class ReplayBuffer:
 
     def end_step(self, groups: list[Group], context: UpdateContext, file: str | None) -> None:
         """Keep these groups for the steps to come, and write them to the `file`."""
-        self.groups, self.fresh = [[_lasting(episode) for episode in group] for group in groups], []
+        # `meta` is for rewards, which have been paid, and need not be JSON; messages are for showing only.
+        self.groups, self.fresh = (
+            [[replace(one, example=replace(one.example, meta={}), messages=[]) for one in group] for group in groups],
+            [],
+        )
         self.key = seeds.key(*context.path, "step", context.step)
         if file and context.writes_files:
             write_buffer(file, self.groups)
@@ -115,12 +119,6 @@ def check_alike(groups: Sequence[Group], fresh: Sequence[Group]) -> None:
                 f"algorithm.load_buffer: {which} answers have {says}, and {others} have not; load a buffer of the same "
                 "kind of model and of sampling"
             )
-
-
-def _lasting(episode: Episode) -> Episode:
-    """What training and the logs read of an older episode: `meta` is for rewards, which have been paid, and need not be
-    JSON; messages are for showing only."""
-    return replace(episode, example=replace(episode.example, meta={}), messages=[])
 
 
 def _header(line: bytes, where: str) -> dict[str, Any]:

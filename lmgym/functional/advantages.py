@@ -31,7 +31,7 @@ def group_centred(
     """
     first = first_rows(episode)
     _, inverse = torch.unique(group, return_inverse=True)
-    centred = torch.where(_zero_variance(score, inverse), 0.0, score - group_means(score, episode, group))
+    centred = torch.where(mixed_groups(score, group), score - group_means(score, episode, group), 0.0)
     if scale == "none":
         return centred
     if scale == "batch":
@@ -216,11 +216,13 @@ def sums(values: PerRow, inverse: RowIds) -> Float[Tensor, " G"]:
     return torch.zeros(int(inverse.max()) + 1, dtype=values.dtype, device=values.device).index_add(0, inverse, values)
 
 
-def _zero_variance(score: PerRow, inverse: RowIds) -> Bool[Tensor, " N"]:
-    """True in groups of equal scores. Their mean may differ from the scores by rounding, which must give no credit."""
+def mixed_groups(score: PerRow, group: RowIds) -> Bool[Tensor, " N"]:
+    """True for rows of groups whose scores differ. The mean of equal scores may differ from them by rounding, which
+    must give no credit. Example: mixed_groups(tensor([0., 1., 1.]), tensor([0, 0, 1]))"""
+    _, inverse = torch.unique(group, return_inverse=True)
     empty = score.new_zeros(int(inverse.max()) + 1)
     least, most = (empty.scatter_reduce(0, inverse, score, how, include_self=False) for how in ("amin", "amax"))
-    return (least == most)[inverse]
+    return (least != most)[inverse]
 
 
 def placed_on_last(score: PerRow, actions: Mask, episode: RowIds) -> PerToken:

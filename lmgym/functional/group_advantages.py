@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from lmgym.functional.advantages import first_rows, group_means, sums
+from lmgym.functional.advantages import first_rows, group_means, mixed_groups, sums
 from lmgym.functional.shapes import PerRow, RowIds
 
 
@@ -82,14 +82,6 @@ def ranks_in_group(values: PerRow, episode: RowIds, group: RowIds) -> RowIds:
     begins = torch.searchsorted(of[order].contiguous(), of[order].contiguous())
     rank = torch.empty_like(place).index_put((order,), place - begins)
     return _of_rows(rank, episode, first)
-
-
-def mixed_groups(score: PerRow, group: RowIds) -> Bool[Tensor, " N"]:
-    """True for rows of groups whose scores differ. Example: mixed_groups(tensor([0., 1., 1.]), tensor([0, 0, 1]))"""
-    _, inverse = torch.unique(group, return_inverse=True)
-    empty = score.new_zeros(int(inverse.max()) + 1)
-    least, most = (empty.scatter_reduce(0, inverse, score, how, include_self=False) for how in ("amin", "amax"))
-    return (least != most)[inverse]
 
 
 def mixed_scale(score: PerRow, episode: RowIds, group: RowIds) -> float:

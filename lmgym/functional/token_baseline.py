@@ -2,8 +2,7 @@
 
 import torch
 
-from lmgym.functional.advantages import episode_steps, first_rows, scatter_steps
-from lmgym.functional.group_advantages import mixed_groups
+from lmgym.functional.advantages import episode_steps, first_rows, mixed_groups, scatter_steps
 from lmgym.functional.shapes import Mask, PerRow, PerToken, RowIds
 
 

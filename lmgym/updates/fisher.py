@@ -106,5 +106,5 @@ def split(vector: Vector, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def filled(gradients: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
-    """Zero for what took no part."""
+    """The gradients, zeros in place of None."""
     return [torch.zeros_like(b) if a is None else a for a, b in zip(gradients, like, strict=True)]

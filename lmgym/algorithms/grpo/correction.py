@@ -77,20 +77,16 @@ class Correction(Part):
             weight, beyond = self.importance(old, sampler, batch)
             metrics["importance/capped"] = beyond.to(old.dtype)
         if self.leaves_out:
-            left_out = self._left_out(old, sampler, batch, new)
+            left_out = torch.zeros_like(batch.actions)
+            if self.mismatch_bound is not None:
+                left_out |= importance.mismatched_rows(old, sampler, batch.actions, self.mismatch_bound)
+            if self.off_policy_threshold is not None:
+                left_out |= importance.off_policy_rows(
+                    new.logprobs, sampler, batch.require("advantages"), batch.actions, self.off_policy_threshold
+                )
             weight = weight * ~left_out
             metrics["importance/left_out"] = left_out.to(old.dtype)
         return weight, {"importance/mean": torch.as_tensor(weight), **metrics}
-
-    def _left_out(self, old: Tensor, sampler: Tensor, batch: Batch, new: PolicyOutputs) -> Mask:
-        left_out = torch.zeros_like(batch.actions)
-        if self.mismatch_bound is not None:
-            left_out = left_out | importance.mismatched_rows(old, sampler, batch.actions, self.mismatch_bound)
-        if self.off_policy_threshold is not None:
-            left_out = left_out | importance.off_policy_rows(
-                new.logprobs, sampler, batch.require("advantages"), batch.actions, self.off_policy_threshold
-            )
-        return left_out
 
 
 @register("correction", "none")
