@@ -61,9 +61,7 @@ class PackedRows:
     For the attention kernel alone, rows are padded on the right to the longest of them. With causal attention this
     needs no mask: the padding comes after every real query.
 
-    Example: rows of 3 and 2 tokens
-        >>> PackedRows([3, 2], torch.device("cpu")).positions
-        tensor([0, 1, 2, 0, 1])
+    Example: rows of 3 and 2 tokens: PackedRows([3, 2], torch.device("cpu")).positions -> tensor([0, 1, 2, 0, 1])
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:

@@ -69,9 +69,7 @@ def summac_zero_shot(
 
     Raises LmgymError for a model without such labels, and as `learned_reward` does.
 
-    Example:
-        >>> summac_zero_shot(["The cat is on the mat."], [example], model="tals/albert-xlarge-vitaminc-mnli")
-        [0.87]
+    Example: summac_zero_shot(["The cat is on the mat."], [example], model="tals/albert-xlarge-vitaminc-mnli") -> [0.87]
     """
     scorer = load_scorer("summac_zero_shot", "classifier", model, revision, device, compute)
     labels = _labels("summac_zero_shot", scorer, entailment_label, contradiction_label, contradiction)

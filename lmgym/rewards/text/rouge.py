@@ -47,9 +47,7 @@ def rouge2(
 ) -> list[float]:
     """ROUGE-2: F1 of the word pairs (bigrams) shared with a reference; see rouge1.
 
-    Example:
-        >>> rouge2(["the cat sat"], [Example("a/0", "?", references=("the cat ran",))])
-        [0.5]
+    Example: rouge2(["the cat sat"], [Example("a/0", "?", references=("the cat ran",))]) -> [0.5]
     """
     return _scored("rouge2", texts, examples, stemmer, references, [partial(_gram_f1, n=2)])
 
@@ -75,9 +73,7 @@ def rougeLsum(
     common subsequence of its sentence with any sentence of the text. No word counts more often than it occurs in both.
     See rouge1.
 
-    Example:
-        >>> rougeLsum(["c d\\na b"], [Example("a/0", "?", references=("a b\\nc d",))])     # rougeL: 0.5
-        [1.0]
+    Example: rougeLsum(["c d\\na b"], [Example("a/0", "?", references=("a b\\nc d",))]) -> [1.0]  # rougeL: 0.5
     """
     return _scored("rougeLsum", texts, examples, stemmer, references, [_summary_f1], lines=True)
 
@@ -153,9 +149,7 @@ def _scored(
 def rouge_words(text: str, stemmer: bool) -> Words:
     """Runs of a-z and 0-9 in lower case; with `stemmer`, words of four letters or more as Porter stems.
 
-    Example:
-        >>> rouge_words("Fields, 7 caf\\u00e9s", True)
-        ['field', '7', 'caf', 's']
+    Example: rouge_words("Fields, 7 caf\\u00e9s", True) -> ['field', '7', 'caf', 's']
     """
     words = WORD.findall(text.lower())
     return [stem(word) if len(word) > 3 else word for word in words] if stemmer else words
@@ -201,9 +195,7 @@ def _summary_f1(reference: list[Words], text: list[Words]) -> float:
 def common_length(one: Sequence[str], other: Sequence[str]) -> int:
     """Length of the longest common subsequence.
 
-    Example:
-        >>> common_length(["a", "b", "c"], ["b", "x", "c"])
-        2
+    Example: common_length(["a", "b", "c"], ["b", "x", "c"]) -> 2
     """
     return len(other) - _rows(one, other)[-1].bit_count()
 
