@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.rewards.text.references import Tokens, grams, tokenise
+from lmgym.rewards.text.references import Tokens, grams, registered, tokenise
 from lmgym.types import Example
 
 Texts = Sequence[Sequence[str]]  # each a list of words
@@ -98,13 +98,13 @@ def _metric(name: str, measure: Callable[[Texts, int], float], n: int, what: str
     ) -> float:
         return measure([tokenise(text, tokens, punctuation) for text in texts], n)
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = (
-        f"{what} Words are in lower case; `punctuation` false leaves out marks. The corpus value is that of all texts "
-        "together. Source: GEM's diversity metrics (Gehrmann et al. 2021, arXiv 2102.01672)."
-    )
     function.corpus = corpus  # type: ignore[attr-defined]
-    return register("reward", name)(function)
+    return registered(
+        name,
+        function,
+        f"{what} Words are in lower case; `punctuation` false leaves out marks. The corpus value is that of all texts "
+        "together. Source: GEM's diversity metrics (Gehrmann et al. 2021, arXiv 2102.01672).",
+    )
 
 
 distinct_1 = _metric("distinct_1", distinct, 1, "Different words over words.")

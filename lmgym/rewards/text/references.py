@@ -10,6 +10,7 @@ from functools import cache, lru_cache, wraps
 from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.stats.intervals import SufficientStatistics
 from lmgym.types import Example
 
@@ -100,6 +101,13 @@ def reward_of_sums(sums: Callable[..., SufficientStatistics]) -> Callable[..., l
 
     reward.corpus = corpus_of(sums)  # type: ignore[attr-defined]
     return reward
+
+
+def registered(name: str, function: Callable[..., list[float]], what: str) -> Callable[..., list[float]]:
+    """Register a function that was made for this name (a family of metrics shares its code); `what` documents it."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = what
+    return register("reward", name)(function)
 
 
 def needed(module: str, reward: str) -> Any:
