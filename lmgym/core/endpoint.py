@@ -9,13 +9,15 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.timed_connections import timed_handlers
 
+T, R = TypeVar("T"), TypeVar("R")
 RETRIED = (408, 409, 425, 429)  # status codes, and all 5xx, after which the same request may succeed later
 LONGEST_WAIT = 60.0  # seconds between two tries, even if the server asks for more
 LARGEST = 4 * 2**20  # bytes of a reply, unless the endpoint says otherwise
@@ -117,6 +119,17 @@ def ask(endpoint: Endpoint, path: str, body: Mapping[str, Any] | None = None) ->
         if attempt < endpoint.retries:  # wait as long as the server asks for, else twice as long as before
             time.sleep(min(wait, LONGEST_WAIT))
     give_up(endpoint, reason, status)
+
+
+def in_threads(work: Callable[[T], R], items: Sequence[T], concurrency: int) -> list[R]:
+    """The results of the work on each item, in order, some at a time. After one failure, those that wait are left."""
+    with ThreadPoolExecutor(max_workers=min(concurrency, max(1, len(items)))) as pool:
+        futures = [pool.submit(work, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def give_up(endpoint: Endpoint, reason: str, status: int | None = None) -> NoReturn:

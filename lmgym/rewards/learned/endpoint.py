@@ -4,10 +4,10 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Literal
 
-from lmgym.core.endpoint import Endpoint, ask, check_address, give_up, read_key, start_of
+from lmgym.core.endpoint import Endpoint, ask, check_address, give_up, in_threads, read_key, start_of
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.rewards.learned.judge_prompts import SYSTEM, Item, check_template, judge_messages
@@ -75,19 +75,12 @@ def endpoint_judge(
         messages = judge_messages(system, template, Item(0, example, "", text), text)
         conversations.append(tuple((message["role"], clean(message["content"])) for message in messages))
     distinct = list(dict.fromkeys(conversations))
-    with ThreadPoolExecutor(max_workers=min(concurrency, max(1, len(distinct)))) as pool:
-        futures = [pool.submit(ask_endpoint, endpoint, conversation) for conversation in distinct]
-        try:
-            replies = dict(zip(distinct, [future.result() for future in futures], strict=True))
-        except BaseException:  # after one failure the requests that still wait are not sent
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    replies = dict(zip(distinct, in_threads(partial(ask_endpoint, endpoint), distinct, concurrency), strict=True))
     # Read the value of each reply.
     values = []
     for conversation, example in zip(conversations, examples, strict=True):
         value = _read(replies[conversation], read, lowest, highest)
-        if value is None:
-            value = unreadable
+        value = unreadable if value is None else value
         if value is None:
             start = endpoint.redacted(replies[conversation])[:100]
             expected = "yes or no" if read == "yes_no" else f"number from {lowest:g} to {highest:g}"
