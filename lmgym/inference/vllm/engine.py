@@ -162,8 +162,11 @@ class VLLM:
         self._context = min(self._context, self.vllm.reach(self.policy))
 
     def _renew(self) -> None:
-        """Push the weights, and send the canary: a few answers of every server, scored by the policy."""
         self.vllm.push(self.policy, self._pushed)
+        self._try()
+
+    def _try(self) -> None:
+        """The canary: a few answers of every server, scored by the policy."""
         policy = copy.copy(self.policy)
         policy.ranks = ALONE  # no other rank scores with this one
         for name, vllm in self.vllm.apart():
