@@ -14,11 +14,7 @@ from typing import Any
 
 
 def timed_handlers(deadline: float) -> list[urllib.request.BaseHandler]:
-    """Handlers for `urllib.request.build_opener` whose requests raise TimeoutError at `deadline` (of time.monotonic).
-
-    Example:
-        >>> urllib.request.build_opener(*timed_handlers(time.monotonic() + 5)).open("http://localhost:8000/v1/models")
-    """
+    """Handlers for `urllib.request.build_opener` whose requests raise TimeoutError at `deadline` (time.monotonic)."""
     plain, secure = _timed(http.client.HTTPConnection, deadline), _timed(http.client.HTTPSConnection, deadline)
 
     class Http(urllib.request.HTTPHandler):
