@@ -15,6 +15,7 @@ from torch import Tensor
 from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.constraints import PositiveInt
+from lmgym.core.errors import LmgymError
 from lmgym.core.parts import documentation
 from lmgym.core.validation import Section
 from lmgym.functional.reductions import Reduction
@@ -73,7 +74,7 @@ class Algorithm(Section):
     minibatches: PositiveInt = 1
     """Optimizer steps per pass (at most one per group)."""
     progress: float = field(default=0.0, init=False, repr=False)
-    """Share of the stage's steps that lie behind; the trainer sets it before each step, for schedules."""
+    """Fraction of the stage completed; the trainer sets it before each step, for schedules."""
 
     @classmethod
     def in_present_keys(cls, name: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -109,6 +110,13 @@ class Algorithm(Section):
         """Which tokens may be sampled in training: those likely under the copy that `requirements.mask` asks for, or
         else under the policy itself. None: all."""
         return None
+
+    def check_one_step(self, name: str, on: str, instead: str = "") -> None:
+        """Raise LmgymError for several optimizer steps on one batch, in an algorithm whose loss has no ratio."""
+        if self.optimizer_steps > 1:
+            raise LmgymError(
+                f"{name} has no ratio to correct a second step on {on}; set epochs and minibatches to 1{instead}"
+            )
 
     def check_vocabulary(self, size: int) -> None:
         """Raise LmgymError where the fields do not go with a vocabulary of `size`; called before a model is loaded."""

@@ -37,7 +37,7 @@ class Pairs(Algorithm):
 
     @property
     def requirements(self) -> Requirements:
-        return Requirements(answers="rated")
+        return Requirements(answers="rated", pairs=True)
 
     def advantages(self, batch: Batch) -> Batch:
         return batch

@@ -9,13 +9,15 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.timed_connections import timed_handlers
 
+T, R = TypeVar("T"), TypeVar("R")
 RETRIED = (408, 409, 425, 429)  # status codes, and all 5xx, after which the same request may succeed later
 LONGEST_WAIT = 60.0  # seconds between two tries, even if the server asks for more
 LARGEST = 4 * 2**20  # bytes of a reply, unless the endpoint says otherwise
@@ -78,10 +80,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def check_address(address: str, owner: str) -> None:
-    """Raise LmgymError, which `owner` begins, for what is no plain address of an endpoint.
-
-    Example: check_address("http://localhost:8000/v1", "algorithm.teacher")
-    """
+    """Raise LmgymError, which `owner` begins, for what is no plain address of an endpoint."""
     if not ADDRESS.fullmatch(address):
         raise LmgymError(
             f"{owner} is no plain address; write one such as http://localhost:8000/v1, without user or query"
@@ -104,10 +103,7 @@ def read_key(variable: str | None, owner: str) -> str | None:
 def ask(endpoint: Endpoint, path: str, body: Mapping[str, Any] | None = None) -> bytes:
     """The bytes of the reply to a JSON body, or without one to a plain question; `path` follows the endpoint's address.
 
-    Raises EndpointError if the endpoint refuses the request, or still fails after all retries.
-
-    Example: ask(endpoint, "/models")
-    """
+    Raises EndpointError if the endpoint refuses the request, or still fails after all retries."""
     headers = {"Content-Type": "application/json"}
     if endpoint.key is not None:
         headers["Authorization"] = f"Bearer {endpoint.key}"
@@ -123,6 +119,17 @@ def ask(endpoint: Endpoint, path: str, body: Mapping[str, Any] | None = None) ->
         if attempt < endpoint.retries:  # wait as long as the server asks for, else twice as long as before
             time.sleep(min(wait, LONGEST_WAIT))
     give_up(endpoint, reason, status)
+
+
+def in_threads(work: Callable[[T], R], items: Sequence[T], concurrency: int) -> list[R]:
+    """The results of the work on each item, in order, some at a time. After one failure, those that wait are left."""
+    with ThreadPoolExecutor(max_workers=min(concurrency, max(1, len(items)))) as pool:
+        futures = [pool.submit(work, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def give_up(endpoint: Endpoint, reason: str, status: int | None = None) -> NoReturn:

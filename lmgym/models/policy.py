@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,14 +50,30 @@ def save_value_head(head: nn.Linear, folder: Path) -> None:
     usual_modes(folder)
 
 
+@dataclass(frozen=True)
+class Route:
+    """Which forward passes a policy uses (fast_path.py chooses): `fast` for packed scoring and lmgym's own sampling
+    cache, and `plain_because` says why a model that was tried does not take them. `rules` are those of the layers, if
+    one has a window, capped scores or sinks; `own_head` is the class of the trunk's output, if the logits are more than
+    the LM head's.
+
+    Example: Route(fast=False, plain_because="policy.path: plain")
+    """
+
+    fast: bool
+    rules: tuple[Rule, ...] = ()
+    own_head: type | None = None
+    plain_because: str = ""
+
+
 class Policy:
     """A language model with its tokenizer, on its device and in its precision; with a value function if one is needed.
 
     The parameters are the fp32 master weights that the optimizer updates; `compute` is the precision of the forward
     pass. Dropout is off. `tokens_per_forward` limits the tokens of one forward pass, and so its memory (None: a limit
     for this kind of device). `activation_checkpointing` stores less for backward and computes it again. The
-    two change results by rounding alone. `fast` chooses packed scoring and lmgym's own sampling cache (None: if the
-    model family supports it). The answers of an encoder-decoder begin with `decoder_start`.
+    two change results by rounding alone. `route` (or `fast` alone) chooses the forward passes (None: packed ones, if
+    the model family is known to support them). The answers of an encoder-decoder begin with `decoder_start`.
 
     Example:
         >>> policy = load_policy(PolicySection(model="builtin:tiny"))
@@ -72,19 +89,27 @@ class Policy:
         fast: bool | None = None,
         decoder_start: tuple[int, ...] = (),
         activation_checkpointing: bool = False,
+        *,
+        route: Route | None = None,
+        flex: bool = False,
+        onednn: bool = False,
+        prepacked: bool | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.model = model.eval()
         cap_scores(self.model)
         self.tokenizer = tokenizer
         self.compute = compute
         self.activation_checkpointing = activation_checkpointing
-        self.flex = False  # packed rows through flex attention (attention/flex.py)
-        self.onednn = False  # fp32 products through oneDNN (onednn_products.py)
-        self.prepacked = compute == torch.float32  # weights laid out for sampling on a CPU (device.py chooses)
-        self.fast = supports_fast_path(model.config) if fast is None else fast
-        self.plain_because = ""  # why a causal model that was tried does not take the fast path
-        self.rules: tuple[Rule, ...] = ()  # of the layers, if one has a window, capped scores or sinks (fast_path.py)
-        self.own_head: type | None = None  # the class of the trunk's output, if the logits are more than the LM head's
+        self.flex = flex  # packed rows through flex attention (attention/flex.py)
+        self.onednn = onednn  # fp32 products through oneDNN (onednn_products.py)
+        if onednn:
+            onednn_products.use_in(model)
+        # Weights laid out for sampling on a CPU (device.py chooses).
+        self.prepacked = compute == torch.float32 if prepacked is None else prepacked
+        route = route or Route(supports_fast_path(model.config) if fast is None else fast)
+        self.fast, self.rules, self.own_head = route.fast, route.rules, route.own_head
+        self.plain_because = route.plain_because
         self.device = next(model.parameters()).device
         self.tokens_per_forward = choose_tokens_per_forward(tokens_per_forward, self.device.type)
         self.vocabulary, self.hidden_size = map(int, model.get_output_embeddings().weight.shape)
@@ -95,7 +120,7 @@ class Policy:
         self.value_head: nn.Linear | None = None  # on this model's own hidden states
         self.critic: Policy | None = None  # a separate model, whose value head is used instead
         self.teacher: Policy | None = None  # whose distributions this one's are compared with; may be itself
-        self.ranks: Ranks = ALONE  # the processes that share out its passes over a batch
+        self.ranks = ranks  # the processes that share out its passes over a batch
         self.skeleton: Skeleton | None = None  # if each rank holds a part of the weights: to make whole copies
 
     @cached_property
@@ -136,11 +161,6 @@ class Policy:
         if self.fast:
             return "path: fast (packed rows, own KV cache)"
         return "path: plain (padded, slower)" + (f": {self.plain_because}" if self.plain_because else "")
-
-    def use_onednn(self) -> None:
-        """Multiply in fp32 through oneDNN from now on; copies made later do so too (onednn_products.py)."""
-        onednn_products.use_in(self.model)
-        self.onednn = True
 
     @property
     def products_sentence(self) -> str:
@@ -364,11 +384,18 @@ class Policy:
         for parameter in self.model.parameters():
             parameter.data = parameter.data.to(precision)
 
-    def with_model(self, model: PreTrainedModel) -> "Policy":
-        """A copy of this policy around another model, without a value function or teacher."""
+    def but(self, **changes: Any) -> "Policy":
+        """A copy that shares the model and differs in these attributes. Example: policy.but(compute=torch.float32)"""
         other = copy.copy(self)
-        other.model, other.value_head, other.critic, other.teacher, other.skeleton = model, None, None, None, None
+        if unknown := changes.keys() - vars(self).keys():
+            raise TypeError(f"a policy has no {', '.join(sorted(unknown))}")
+        vars(other).update(changes)
         return other
+
+    def with_model(self, model: PreTrainedModel, **changes: Any) -> "Policy":
+        """A copy of this policy around another model, without a value function or teacher."""
+        nothing = dict.fromkeys(("value_head", "critic", "teacher", "skeleton"))
+        return self.but(**{**nothing, "model": model, **changes})
 
     def save_pretrained(self, folder: Path) -> None:
         """Write a folder that `from_pretrained` reads: the language model, adapters merged, and its tokenizer. With a

@@ -47,10 +47,7 @@ def minibatches_of(batch: Batch, epochs: int, minibatches: int) -> Iterator[Batc
     """Each epoch's minibatches, in an order that is a function of the batch's key.
 
     They are made of whole groups, whose rows share a prompt that is computed once. Their numbers of groups differ by
-    one at most, and if there are fewer groups than minibatches there are as many minibatches as groups.
-
-    Example: [len(minibatch) for minibatch in minibatches_of(batch, epochs=2, minibatches=4)]
-    """
+    one at most, and if there are fewer groups than minibatches there are as many minibatches as groups."""
     if epochs * minibatches == 1:
         yield batch
         return
@@ -176,10 +173,7 @@ def _token_columns(
 
 
 def constant_logprob_gradient(
-    batch: Batch,
-    compute_losses: Callable[[Batch, PolicyOutputs], dict[str, Tensor]],
-    values: bool,
-    dtype: torch.dtype,
+    batch: Batch, compute_losses: Callable[[Batch, PolicyOutputs], dict[str, Tensor]], values: bool, dtype: torch.dtype
 ) -> Tensor | None:
     """The gradient of a first step's losses by each log-probability [N T], if it does not depend on them (with a ratio
     of 1 it often does not): None if two guesses at the log-probabilities lead to different gradients."""

@@ -124,10 +124,7 @@ def in_parts(given: Mapping[str, Any], owner: Any, preset: Mapping[str, Any], wh
 
 
 def in_former_keys(section: Mapping[str, Any]) -> Tree:
-    """A section with parts as the former keys, each with its value; a part of one's own has none.
-
-    Example: in_former_keys({"surrogate": {"name": "cispo", "high": 4.0}})["clip_high"] -> 4.0
-    """
+    """A section with parts as the former keys, each with its value; a part of one's own has none."""
     flat = {key: value for key, value in section.items() if key not in DEFAULTS}
     for kind in DEFAULTS:
         if kind in section:

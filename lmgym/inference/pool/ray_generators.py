@@ -19,7 +19,6 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import register
 from lmgym.distributed.parts import whole
 from lmgym.inference.base import Completion
 from lmgym.inference.pool.generator import Call, Generator
@@ -81,7 +80,6 @@ class Worker:
     units: set[int] = field(default_factory=set)  # whose conversations it caches
 
 
-@register("engine", "pool")
 class RayGenerators:
     """`workers` actors, each with one CPU of Ray's for each of its `threads` (or one GPU, if the policy is on one).
 
