@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from os.path import commonpath
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,9 @@ def _beginning(names: Sequence[str]) -> str:
         >>> _beginning(["quickstart-seed-0", "quickstart-seed-1"]), _beginning(["a", "b"])
         ('quickstart', 'a')
     """
-    common = commonpath(names)
+    common = names[0]
+    while not all(name.startswith(common) for name in names):
+        common = common[:-1]
     return re.sub(r"[-_,. ]*(seed)?[-_,. ]*[0-9]*$", "", common) or names[0]
 
 
