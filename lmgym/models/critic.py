@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from lmgym.distributed.parts import mesh_of
 from lmgym.models import copies
 from lmgym.models.policy import Policy
+from lmgym.models.rounding import RoundedWeights
 from lmgym.models.sharding import shard_module, shard_policy
 
 
@@ -31,6 +32,8 @@ def add_critic(policy: Policy, separate: bool) -> None:
     if separate:
         policy.critic = copies.trainable(policy)
         add_critic(policy.critic, separate=False)
+        if policy.rounded is not None:
+            policy.critic.rounded = RoundedWeights(policy.critic.model, policy.rounded.seed)
         if policy.skeleton is not None:
             shard_policy(policy.critic, policy.ranks)
         return

@@ -83,7 +83,8 @@ def logprobs_of_states(
     fused = model.own_head is None and type(head) is nn.Linear and head.bias is None and renormalised
     if states.logits is None and fused:
         hidden = states.hidden[: len(row)]
-        hidden = hidden if model.compute == head.weight.dtype else hidden.to(model.compute)
+        weight, computed = model.head_weights
+        hidden = hidden if model.compute == weight.dtype else hidden.to(model.compute)
         bias = getattr(model.model, "final_logits_bias", None)
 
         def adjust(logits: Tensor, part: slice) -> Tensor:
@@ -93,12 +94,13 @@ def logprobs_of_states(
         targets = batch.tokens[row, column]
         bias = None if bias is None else bias.flatten()
         return FusedLogprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
-            hidden, whole(head.weight), bias, targets, adjust, scale, entropy, model.head_chunk, logprob_gradient,
-            model.onednn,
+            hidden, weight, bias, targets, adjust, scale, entropy, model.head_chunk, logprob_gradient,
+            model.onednn, computed,
         )  # fmt: skip
 
     def chunk_logprobs(hidden: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
-        return logprobs_of_logits(model.head(hidden), batch, row, column, entropy)
+        with model.rounded_weights():  # in backward too
+            return logprobs_of_logits(model.head(hidden), batch, row, column, entropy)
 
     # Any other head: autograd over the chunks, which are computed again in backward if there are several.
     chunks = []

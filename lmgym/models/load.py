@@ -26,6 +26,7 @@ from lmgym.models.hooks import layers_of
 from lmgym.models.integrity import check_complete, check_finite, check_vocabulary
 from lmgym.models.kernels import onednn_products
 from lmgym.models.policy import VALUE_HEAD, Policy
+from lmgym.models.rounding import RoundedWeights
 from lmgym.text.chat import Cut
 
 transformers_logging.disable_progress_bar()
@@ -68,6 +69,9 @@ class PolicySection(Section):
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of forward passes; the parameters stay fp32. auto: bf16 if a short measurement finds it faster."""
+    rounding: Literal["stochastic", "nearest"] = "stochastic"
+    """How weights become the bf16 numbers that passes in bf16 compute with. nearest hides updates that are small beside
+    the weights, stochastic shows each in a share of the weights (docs/precision.md). No matter in fp32."""
     products: Literal["torch", "onednn"] = "torch"
     """Matrix products in fp32 on a CPU: torch's own, which are MKL's, or oneDNN's, which are twice as fast on some
     processors (docs/models.md) and round otherwise. onednn: `compute: auto` is float32."""
@@ -211,6 +215,8 @@ def _load_policy(section: PolicySection, seed: int, folder: Path | None, prepack
             f"policy.attention: flex attention is for packed rows, and the path of {model.config.model_type} here has "
             "none; write attention: padded"
         )
+    if section.rounding == "stochastic" and compute == torch.bfloat16:
+        policy.rounded = RoundedWeights(model, seed)
     if folder is not None:
         _load_critic(policy, section, seed, folder)
     return policy

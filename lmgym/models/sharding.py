@@ -31,7 +31,7 @@ def shard_policy(policy: Policy, ranks: Ranks) -> None:
     if ranks.size == 1:
         return
     mesh = mesh_of(ranks, policy.device.type)
-    policy.skeleton = Skeleton(policy.model)
+    policy.skeleton, policy.rounded = Skeleton(policy.model), None  # parts are rounded to nearest, by autocast
     shard(policy.model, mesh)
     if policy.value_head is not None:
         shard_module(policy.value_head, mesh)

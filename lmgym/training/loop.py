@@ -111,6 +111,7 @@ def advance(stage: StageRun) -> None:
     if isinstance(stage.stream, Curriculum):
         stage.stream.advance()
     run.progress.advance()
+    run.policy.had_updates(run.progress.version)
     stage.algorithm.after_update(stage)
 
 
@@ -241,6 +242,7 @@ def log_step(
     fresh = [episode for episode in episodes if episode.version >= version - ahead]  # the others were replayed
     record: dict[str, Any] = position | episode_metrics(fresh) | batch_metrics(batch) | metrics
     record |= version_lag(episodes, version)
+    record |= {} if run.policy.seen is None else {"weights/seen": run.policy.seen}
     if isinstance(stage.stream, Curriculum):
         record |= stage.stream.metrics()
     on_gpu = run.policy.device.type == "cuda"

@@ -89,7 +89,8 @@ def _start(config: Config, folder: Path, lock: IO[str] | None, console: Console,
         proofs = prove_policy(config, policy, engine)  # what is sampled, scored and said by the model itself must agree
         for proof in proofs:
             proof.check()
-        for sentence in filter(None, (proofs[-1].sentence, policy.path_sentence, policy.products_sentence)):
+        sentences = proofs[-1].sentence, policy.path_sentence, policy.products_sentence, policy.rounding_sentence
+        for sentence in filter(None, sentences):
             console.say(sentence)
         limits = gap_limits(config.engine, proofs[-1])
         policy.ranks = ranks

@@ -38,10 +38,11 @@ Comparison = Callable[[slice], OfPart]
 class FusedDivergence(torch.autograd.Function):
     """Log-probability of each target [R] under the student, and the divergence of its distribution [R], in nats.
 
-    apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, chunk, comparison, onednn)
+    apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, chunk, comparison, onednn,
+    computed)
 
-    `adjust`, `scale`, `chunk` and `onednn` are those of `FusedLogprobs`. The `comparison` is `with_logits` or
-    `with_top`. The teacher has no gradient, and must say the same in backward.
+    `adjust`, `scale`, `chunk`, `onednn` and `computed` are those of `FusedLogprobs`. The `comparison` is `with_logits`
+    or `with_top`. The teacher has no gradient, and must say the same in backward.
 
     Example:
         >>> same = lambda logits, rows: logits
@@ -61,11 +62,12 @@ class FusedDivergence(torch.autograd.Function):
         chunk: int,
         comparison: Comparison,
         onednn: bool = False,
+        computed: Float[Tensor, "V H"] | None = None,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden, weight, bias, targets)
-        ctx.settings = adjust, scale, chunk, comparison, onednn
+        ctx.settings = adjust, scale, chunk, comparison, onednn, computed
         logprobs, divergences = (hidden.new_zeros(len(hidden), dtype=wide_of(hidden.dtype)) for _ in range(2))
-        head = weight.to(hidden.dtype)
+        head = weight.to(hidden.dtype) if computed is None else computed
         for tile in _tiles(hidden, head, bias, adjust, chunk, comparison, onednn):
             student = tile.student.log_softmax(-1)
             logprobs[tile.part] = student.gather(1, targets[tile.part, None])[:, 0]
@@ -76,8 +78,8 @@ class FusedDivergence(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, by_logprob: Tensor, by_divergence: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets = ctx.saved_tensors
-        adjust, scale, chunk, comparison, onednn = ctx.settings
-        head = weight.to(hidden.dtype)
+        adjust, scale, chunk, comparison, onednn, computed = ctx.settings
+        head = weight.to(hidden.dtype) if computed is None else computed
         gradient = HeadGradient(ctx, hidden, weight, head, onednn)
         for tile in _tiles(hidden, head, bias, adjust, chunk, comparison, onednn):
             part, student = tile.part, tile.student.log_softmax(-1)
@@ -87,7 +89,7 @@ class FusedDivergence(torch.autograd.Function):
             store_tile(by_logits, tile.chunk, tile.rows, part)
             if part.stop == tile.rows.stop:  # the chunk is complete
                 gradient.add(tile.chunk, tile.rows)
-        return *gradient.both, *[None] * 7
+        return *gradient.both, *[None] * 8
 
 
 def with_logits(divergence: Divergence, teacher_logits: TeacherLogits, adjust: Adjust) -> Comparison:

@@ -33,12 +33,13 @@ class FusedLogprobs(torch.autograd.Function):
     """Log-probability of each target [R], and the entropy of each distribution [R] (empty unless asked for), in nats.
 
     apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, entropy, chunk, logprob_gradient,
-    onednn)
+    onednn, computed)
 
     `adjust` may divide by a temperature, whose inverse is `scale`, and set logits to -inf; nothing else. `chunk` is the
     number of rows per matrix product. `logprob_gradient` [R] is the gradient by the log-probabilities that backward
     will bring, or None; it cannot be combined with `entropy`. The product with the head runs in the precision of
     `hidden`, the rest in at least fp32. `onednn` takes the products of onednn_products.py, in fp32.
+    `computed` are the weights in the precision of `hidden`, if they are not simply `weight` in it (models/rounding.py).
 
     Example:
         >>> same = lambda logits, rows: logits
@@ -58,8 +59,9 @@ class FusedLogprobs(torch.autograd.Function):
         chunk: int,
         logprob_gradient: Float[Tensor, " R"] | None = None,
         onednn: bool = False,
+        computed: Float[Tensor, "V H"] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        head, wide = weight.to(hidden.dtype), wide_of(hidden.dtype)
+        head, wide = weight.to(hidden.dtype) if computed is None else computed, wide_of(hidden.dtype)
         columns = (hidden.new_zeros(len(hidden), dtype=wide) for _ in range(5))
         normaliser, target_logits, entropies, highest, sums = columns
         gradient = None if logprob_gradient is None else HeadGradient(ctx, hidden, weight, head, onednn)
@@ -93,7 +95,7 @@ class FusedLogprobs(torch.autograd.Function):
         finished = (None, None) if gradient is None else gradient.both
         softmax = (normaliser, highest, sums)
         ctx.save_for_backward(hidden, weight, bias, targets, *softmax, entropies, logprob_gradient, *finished)
-        ctx.settings = adjust, scale, entropy, chunk, onednn
+        ctx.settings = adjust, scale, entropy, chunk, onednn, computed
         return target_logits - normaliser, entropies if entropy else entropies[:0]
 
     @staticmethod
@@ -102,9 +104,9 @@ class FusedLogprobs(torch.autograd.Function):
         hidden, weight, bias, targets, *softmax, entropies, logprob_gradient, by_hidden, by_weight = ctx.saved_tensors
         normaliser, highest, sums = softmax
         if logprob_gradient is not None and torch.equal(logprob_gradient, by_logprob):
-            return by_hidden, by_weight, *[None] * 8
-        adjust, scale, entropy, chunk, onednn = ctx.settings
-        head, wide = weight.to(hidden.dtype), wide_of(hidden.dtype)
+            return by_hidden, by_weight, *[None] * 9
+        adjust, scale, entropy, chunk, onednn, computed = ctx.settings
+        head, wide = weight.to(hidden.dtype) if computed is None else computed, wide_of(hidden.dtype)
         gradient = HeadGradient(ctx, hidden, weight, head, onednn)
         buffer, once = hidden.new_empty(min(chunk, len(hidden)), len(head)), hidden.dtype != wide and not entropy
         tile = tile_buffer(hidden, head)
@@ -128,7 +130,7 @@ class FusedLogprobs(torch.autograd.Function):
                     by_logits = logits_gradient(logprobs, share, targets[part, None])
                 store_tile(by_logits, logits, rows, part)
             gradient.add(logits, rows)
-        return *gradient.both, *[None] * 8
+        return *gradient.both, *[None] * 9
 
 
 class HeadGradient:
