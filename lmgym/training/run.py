@@ -110,7 +110,6 @@ class Run:
     _opened: ExitStack = field(default_factory=ExitStack, repr=False)
 
     def __post_init__(self) -> None:
-        self.policy.had_updates(self.progress.version)
         self.engine_version = self.progress.version  # it was opened with the policy as it is now
 
     def __enter__(self) -> "Run":

@@ -75,6 +75,7 @@ def _start(config: Config, folder: Path, lock: IO[str] | None, console: Console,
     check_resumable(weights, stands_on, progress)  # another seed, algorithm or data is refused
     check_model(config, data.training)  # what the model's configuration and tokenizer tell, before any weight is loaded
     policy = load_weights(config, machine, weights)
+    policy.had_updates(progress.version)
     check_fit(config, data, policy, console.say)  # lengths of prompts and references
     compute, path = str(policy.compute).removeprefix("torch."), "fast" if policy.fast else "plain"
     machine = replace(machine, compute=compute, path=path, prepacked=policy.prepacked)
