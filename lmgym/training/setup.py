@@ -82,6 +82,7 @@ def load(config: Config, begun: Begun, ranks: Ranks, say: Callable[[str], None])
     model = read_model_info(config.policy, begun.weights)
     check_model(config, data.training, model)
     policy = load_weights(config.policy, config.seed, machine, begun.weights, model.tokenizer)
+    policy.had_updates(begun.progress.version)
     check_fit(config, data, policy, say)  # lengths of prompts and references
     compute, path = str(policy.compute).removeprefix("torch."), "fast" if policy.fast else "plain"
     machine = replace(machine, compute=compute, path=path, prepacked=policy.prepacked)
@@ -101,7 +102,8 @@ def prove(section: EngineSection, loaded: Loaded, engine: Engine, say: Callable[
     proofs = prove_policy(section, policy, engine)
     for proof in proofs:
         proof.check()
-    for sentence in filter(None, (proofs[-1].sentence, policy.path_sentence, policy.products_sentence)):
+    sentences = proofs[-1].sentence, policy.path_sentence, policy.products_sentence, policy.rounding_sentence
+    for sentence in filter(None, sentences):
         say(sentence)
     return gap_limits(section, proofs[-1])
 

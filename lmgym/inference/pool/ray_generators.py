@@ -261,9 +261,11 @@ def _knock(address: str | None) -> None:
 
 
 def _arrays(policy: Policy, trained: bool) -> list[np.ndarray]:
-    """The weights that train, or those that don't, in the order of the model's parameters."""
+    """The weights that train, or those that don't, in the order of the model's parameters and in their precision."""
     chosen = [parameter for parameter in policy.model.parameters() if parameter.requires_grad == trained]
-    return [whole(parameter).detach().cpu().numpy() for parameter in chosen]
+    rounded = () if policy.rounded is None else policy.rounded.names
+    tensors = (policy.computed(one).to(one.dtype) if one in rounded else whole(one).detach() for one in chosen)
+    return [tensor.cpu().numpy() for tensor in tensors]
 
 
 def _reason(error: BaseException) -> str:
