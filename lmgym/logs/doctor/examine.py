@@ -107,12 +107,8 @@ class Finding:
 
     @property
     def level(self) -> Level:
-        """The sign's; one less for what was over before the end. What compares evaluations is about the outcome, so the
-        last of them refutes it: minor."""
-        if self.sign.held_out and not self.held:
-            return "minor"
-        place = LEVELS.index(self.sign.level) + (not self.held)
-        return LEVELS[min(place, len(LEVELS) - 1)]
+        """The sign's; minor for what was over before the end."""
+        return self.sign.level if self.held else "minor"
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, in one dictionary."""

@@ -119,8 +119,9 @@ def dead_critic(history: History) -> Sign | None:
     if not recent or len(history) < CRITIC_STEPS or median(recent) > EXPLAINED or history.solved:
         return None
     worse = "less than a constant would" if median(recent) < -EXPLAINED else "as much as a constant does"
+    unmoved = not any(recent)  # a value function that learns anything is never exactly as good as a constant
     return Sign(
-        "moderate" if median(recent) < HARMFUL else "minor",
+        "moderate" if median(recent) < HARMFUL or unmoved else "minor",
         f"after {len(history)} steps the value function explains {median(recent):.3g} of the returns' variance, "
         f"{worse}",
         "raise optimizer.critic_learning_rate or algorithm.value_coefficient, or set policy.critic: separate",
