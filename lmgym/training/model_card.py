@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.config.build import load_config, resolved
-from lmgym.config.redacted import redacted
+from lmgym.core.redacted import redacted
 from lmgym.config.schema import Config
 from lmgym.config.yaml import write_yaml
 from lmgym.core import registry

@@ -4,13 +4,14 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import chdir
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from lmgym.config.build import dump, resolved
-from lmgym.config.redacted import redacted
+from lmgym.core.redacted import redacted
 from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
@@ -67,7 +68,8 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
 
 def _start(config: Config, folder: Path, lock: IO[str] | None, console: Console, ranks: Ranks) -> Run:
     """The steps of `start`, in a folder that is locked already if it holds a run."""
-    callbacks = make_callbacks(config) if ranks.first else Callbacks()
+    with chdir("."):
+        callbacks = make_callbacks(config) if ranks.first else Callbacks()
     weights, progress = find_progress(config, folder, console.warn)
     machine = choose_machine(config, folder)  # threads and precision, chosen once
     data = load_data(config)  # examples of all stages and splits; rewards find their references
@@ -135,7 +137,8 @@ def held_out_examples(config: Config, split: str | None = None) -> Sequence[Exam
 
 def _examples(section: dict[str, Any], split: str, seed: int) -> Sequence[Example]:
     arguments = {key: value for key, value in section.items() if key not in ("name", "split")}
-    return load_task(section["name"], split, seed=seed, **arguments)
+    with chdir("."):  # whose code may go elsewhere
+        return load_task(section["name"], split, seed=seed, **arguments)
 
 
 def held_out_rewards(config: Config, stage: Stage) -> list[Reward]:
