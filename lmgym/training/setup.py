@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from lmgym.config.build import dump, resolved
-from lmgym.core.redacted import redacted
 from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
+from lmgym.core.redacted import redacted
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.vector import Envs, InProcess

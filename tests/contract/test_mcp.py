@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from lmgym.config.packaged import packaged_recipes
-from lmgym.core.redacted import redacted
 from lmgym.config.yaml import read_yaml
 from lmgym.core.errors import LmgymError
+from lmgym.core.redacted import redacted
 from lmgym.envs.conversation import Conversation
 from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.tools import mcp

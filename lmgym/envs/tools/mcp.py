@@ -83,9 +83,9 @@ class McpServer(Section):
         for text, shown in zip(self.mcp, redacted(self.mcp), strict=True):
             if text != shown:
                 raise LmgymError(
-                    f"key 'env.tools': mcp has a secret among the arguments ({shown}), and a recipe is written into each "
-                    "run folder and published with a model; set an environment variable where you start lmgym, name it "
-                    "in variables, and if the program reads no variable, let a shell pass it on: "
+                    f"key 'env.tools': mcp has a secret among the arguments ({shown}), and a recipe is written into "
+                    "each run folder and published with a model; set an environment variable where you start lmgym, "
+                    "name it in variables, and if the program reads no variable, let a shell pass it on: "
                     'mcp: [sh, -c, "exec my-server --api-key=$MY_KEY"]'
                 )
         for name in self.variables:
