@@ -26,12 +26,7 @@ PATIENCE, PAUSE = 30.0, 3.0  # seconds that the head may be away (Ray itself wai
 
 
 class RayNode:
-    """A connection to Ray's object store on this machine, which closes when Ray dies.
-
-    Example:
-        >>> with RayNode().watched():
-        ...     ray.put(weights)
-    """
+    """A connection to Ray's object store on this machine, which closes when Ray dies."""
 
     def __init__(self) -> None:
         from ray._private import worker
