@@ -19,6 +19,7 @@ from lmgym.core.model_folder import cannot_load, check_no_adapters
 from lmgym.core.validation import Section
 from lmgym.models import lora, onednn_products, quantization
 from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
+from lmgym.models.chat_template import use_template
 from lmgym.models.critic import add_critic
 from lmgym.models.device import choose_compute, choose_device, choose_prepacked
 from lmgym.models.fast_path import choose_path
@@ -83,8 +84,11 @@ class PolicySection(Section):
     attention: Literal["padded", "flex"] = "padded"
     """Attention of packed rows, in scoring and training. padded: torch's usual kernel, with rows padded to the longest;
     flex: flex attention, which is made for GPUs and has not been measured on one yet."""
-    template: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the tokenizer's chat template."""
+    template: dict[str, Any] | str | None = None
+    """Chat template in place of the tokenizer's own: a file, a text of Jinja, or none, which joins messages without
+    marks. (A section here is an old name of chat_template_kwargs.)"""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the chat template, such as enable_thinking."""
     max_prompt_tokens: PositiveInt | None = None
     """Longer prompts are cut to this many tokens, special tokens included; `lmgym check` and the run's log count them.
     A prompt from a chat template is refused instead."""
@@ -113,6 +117,9 @@ class PolicySection(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.template, dict):
+            known = {**self.template, **self.chat_template_kwargs}
+            self.template, self.chat_template_kwargs = known.pop("chat_template", None), known
         if self.products == "onednn" and (self.compute == "bfloat16" or self.quantise is not None):
             other = "compute: bfloat16" if self.compute == "bfloat16" else "quantise"
             raise LmgymError(f"policy.products: onednn is for products in fp32; remove it, or policy.{other}")
@@ -252,23 +259,24 @@ def skeleton(section: PolicySection) -> Any:
 
 def load_tokenizer(section: PolicySection) -> Any:
     """The tokenizer of a recipe."""
-    if is_builtin(section.model):
-        return builtin_tokenizer(section.tokenizer or "builtin:bytes")
-    name = section.tokenizer or section.model
-    return _tokenizer(name, section.revision if name == section.model else None, _tokenizer_key(section))
+    return _tokenizer(section, section.tokenizer or section.model)
 
 
-def _tokenizer_key(section: PolicySection) -> str:
-    return "policy.tokenizer" if section.tokenizer else "policy.model"
-
-
-def _tokenizer(name: str, revision: str | None, key: str) -> Any:
+def _tokenizer(section: PolicySection, name: str) -> Any:
+    """The tokenizer of this name, with the recipe's chat template."""
+    if is_builtin(section.model) and name in (section.model, section.tokenizer):
+        tokenizer = builtin_tokenizer(section.tokenizer or "builtin:bytes")
+        use_template(tokenizer, section.template)
+        return tokenizer
+    revision = section.revision if name == section.model else None
+    key = "policy.tokenizer" if section.tokenizer else "policy.model"
     prepare_hub(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
         tokenizer("")  # a value of a wrong type in its configuration shows no earlier
     except Exception as error:  # transformers, the Hub client and tokenizers have no common exception
         raise cannot_load(key, name, error, tokenizer=True) from error
+    use_template(tokenizer, section.template)
     return tokenizer
 
 
@@ -350,7 +358,7 @@ def _load(
     finally:
         transformers_logging.set_verbosity(reports)
     check_complete(model, found, section.new_weights, section.unused_weights)
-    text_tokenizer = _tokenizer(tokenizer, revision if tokenizer == model else None, _tokenizer_key(section))
+    text_tokenizer = _tokenizer(section, tokenizer)
     if packing is not None:
         quantization.freeze_quantized(loaded)
     else:

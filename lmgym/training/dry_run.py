@@ -23,13 +23,15 @@ from lmgym.rollouts.given_answers import labelled_steps, rated_answers
 from lmgym.rollouts.play import play
 from lmgym.rollouts.rollout import demonstrate, groups_of
 from lmgym.tasks.streamed import first_of
-from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_ids, start_ids, template_notes
+from lmgym.text.chat import answer_ids, decoder_answer_ids, start_ids, template_notes
+from lmgym.text.template import NO_TOOLS
 from lmgym.training import checkpoint, fingerprint
 from lmgym.training.callbacks import make_callbacks
 from lmgym.training.engines import check_engine, engine_sentence, make_engine
 from lmgym.training.machine import choose_machine
 from lmgym.training.memory_report import Memory, is_played, teacher_shapes
 from lmgym.training.preflight import check_fit, check_model, cut_prompts
+from lmgym.training.prompt_report import about_prompts, lost_tools, prompt_as_read
 from lmgym.training.resume import check_resumable, listed
 from lmgym.training.run import Data
 from lmgym.training.setup import (
@@ -180,23 +182,31 @@ def _stage(
                 f"({stage.prompts_per_step * stage.steps / len(examples):.2f} epochs)")  # fmt: skip
     if getattr(registry.get("env", stage.env["name"]), "needs_data", True):  # else prompts come from the environment
         _cut(report, config, policy, first_of(examples))
-        _lengths(report, config, stage, policy, few)
+        notes, warnings = about_prompts(first_of(examples), policy.tokenizer)
+        for say, sentences in ((report.note, notes), (report.warn, warnings)):
+            for sentence in sentences:
+                say(sentence)
     if sentence := unguarded_sentence(stage.env):
         report.note(sentence)
     engine = TimedEngine(make_engine(config, policy))
     actor, path = make_actor(config, policy, engine), (config.seed, "check")
-    if stage.algorithm.requirements.answers == "rated":
-        return Sampled(rated_answers(list(enumerate(few)), actor), len(few))
-    if stage.algorithm.requirements.answers == "steps":
-        return Sampled(labelled_steps(list(enumerate(few)), actor, stage.algorithm.requirements.separator), len(few))
-    if stage.algorithm.requirements.answers == "references":
-        return Sampled(demonstrate(list(enumerate(few)), actor, path, make_envs(config, stage.env)), len(few))
-    group = max(stage.algorithm.group_size, GROUP)
-    prompts = [(number, example) for number, example in enumerate(few) for _ in range(group)]
-    envs, rewards = make_envs(config, stage.env), build_rewards(stage.rewards)
-    episodes = play(prompts, actor, stage.sampling, path, envs, rewards, config.reward_timeout)
-    _answers(report, stage, episodes, verdict=verdict)
-    return Sampled(episodes, len(prompts), engine.seconds)
+    asked, required = list(enumerate(few)), stage.algorithm.requirements
+    if required.answers == "policy":
+        group, rewards = max(stage.algorithm.group_size, GROUP), build_rewards(stage.rewards)
+        asked, envs = [one for one in asked for _ in range(group)], make_envs(config, stage.env)
+        if hasattr(registry.get("env", stage.env["name"]), "template") and lost_tools(envs, few[0], policy.tokenizer):
+            report.warn(NO_TOOLS)
+        episodes = play(asked, actor, stage.sampling, path, envs, rewards, config.reward_timeout)
+    elif required.answers == "rated":
+        episodes = rated_answers(asked, actor)
+    elif required.answers == "steps":
+        episodes = labelled_steps(asked, actor, required.separator)
+    else:
+        episodes = demonstrate(asked, actor, path, make_envs(config, stage.env))
+    _prompts(report, config, stage, policy, few, episodes)
+    if required.answers == "policy":
+        _answers(report, stage, episodes, verdict=verdict)
+    return Sampled(episodes, len(asked), engine.seconds)
 
 
 def _time(report: Report, config: Config, stage: Stage, policy: Policy, tried: Sampled, ranks: int) -> None:
@@ -222,12 +232,22 @@ def _cut(report: Report, config: Config, policy: Policy, examples: Sequence[Exam
         report.note(sentence)
 
 
-def _lengths(report: Report, config: Config, stage: Stage, policy: Policy, examples: Sequence[Example]) -> None:
-    read = source_ids if policy.encoder_decoder else prompt_ids
-    template, cut = config.policy.template, config.policy.cut
-    given = len(start_ids(policy.tokenizer, config.policy.answer_start, policy.encoder_decoder))
-    own = 0 if policy.encoder_decoder else given
-    lengths = [own + len(read(policy.tokenizer, example.prompt, template, cut)) for example in examples]
+def _prompts(
+    report: Report,
+    config: Config,
+    stage: Stage,
+    policy: Policy,
+    examples: Sequence[Example],
+    episodes: Sequence[Episode],
+) -> None:
+    """Report a prompt as the policy has read it, and the lengths of prompts and references."""
+    start = config.policy.answer_start
+    given = len(start_ids(policy.tokenizer, start, policy.encoder_decoder))
+    read = [episode.turns[0].source_ids or episode.turns[0].prompt_ids for episode in episodes if episode.turns]
+    if not read:
+        return
+    lengths = [len(ids) for ids in read]
+    report.note(f"a prompt as the model reads it, control tokens in ⟦⟧: {prompt_as_read(policy.tokenizer, read[0])}")
     report.note(f"prompt tokens: {min(lengths)} to {max(lengths)}; context {policy.context or 'without limit'}")
     # What an answer shares its context with.
     before = len(policy.decoder_start) + given if policy.encoder_decoder else max(lengths)
@@ -238,7 +258,7 @@ def _lengths(report: Report, config: Config, stage: Stage, policy: Policy, examp
     references = [
         len(decoder_answer_ids(policy.tokenizer, text, given > 0))
         if policy.encoder_decoder
-        else len(answer_ids(policy.tokenizer, example.prompt, text, config.policy.template, given > 0))
+        else len(answer_ids(policy.tokenizer, example.prompt, text, config.policy.chat_template_kwargs, start))
         for example in examples
         for text in example.references
     ]

@@ -228,7 +228,7 @@ def make_actor(config: Config, policy: Policy, engine: Engine | None = None, ver
     return Actor(
         engine or make_engine(config, policy),
         policy.tokenizer,
-        section.template,
+        section.chat_template_kwargs,
         version,
         policy.decoder_start,
         cut=section.cut,
