@@ -21,11 +21,11 @@ from lmgym.core.validation import check_arguments, converted, parameters_of
 from lmgym.processes import coroutines
 from lmgym.processes.coroutines import result_of
 from lmgym.rewards import adapters
-from lmgym.rewards.adapters import Style, adapted, style_of
+from lmgym.rewards.adapters import Style, adapted, is_factory, made_by, style_of
 from lmgym.rewards.alarm import TimeUp, alarm
 from lmgym.rewards.parallel import Parallel, in_parallel
 from lmgym.rewards.pooled import NeedsTorch, Pooled, pooled_target, pooled_values, unlimited_reason
-from lmgym.rewards.views import Stripping, strip_thoughts, with_text
+from lmgym.rewards.views import Stripping, as_sequence, strip_thoughts, with_text
 from lmgym.types import Episode, Example
 
 CorrectIsOne = bool | Literal["math_equal"]
@@ -154,11 +154,14 @@ def build_rewards(section: Mapping[str, Any]) -> list[Reward]:
             raise LmgymError(f"key '{key}.weight' must be finite, not {options['weight']}")
         # Find the function, adapt it if it is of another library's form, and check the arguments against its signature.
         target = options.pop("reward", name)
-        original = registry.get("reward", target)
-        style = options.pop("style", None) or style_of(original, name)
+        original = function = registry.get("reward", target)
+        style, sent = options.pop("style", None), arguments
+        if factory := style is None and target not in registry.BUILTIN["reward"] and is_factory(original, name):
+            function, arguments = made_by(original, arguments, name), {}
+        style = style or style_of(function, name)
         if target in registry.BUILTIN["reward"] and style != "lmgym":
             raise LmgymError(f"key '{key}.style' is {style}, and '{target}' is a reward of lmgym's own; remove it")
-        function = original if style == "lmgym" else episodes(adapted(original, style, name))
+        function = function if style == "lmgym" else episodes(adapted(function, style, name))
         of_episodes = getattr(function, "takes_episodes", False)
         if "correct_is_one" in options and "correct_is_one" in parameters_of(function, given=1)[0]:
             arguments["correct_is_one"] = options.pop("correct_is_one")  # judges of lines know better where it holds
@@ -167,10 +170,11 @@ def build_rewards(section: Mapping[str, Any]) -> list[Reward]:
         wanted = options.pop("pool", True)
         limits_itself = "parallel" in options or hasattr(original, "limits_itself") or hasattr(original, "linear_time")
         if not limits_itself:
-            reason = unlimited_reason(original, arguments, target) if wanted else "the recipe says pool: false"
+            sent = sent if factory else arguments
+            reason = unlimited_reason(original, sent, target) if wanted else "the recipe says pool: false"
             options["unlimited"] = reason
             if not reason:
-                options["pooled"] = Pooled(str(pooled_target(original, target)), arguments, style, of_episodes)
+                options["pooled"] = Pooled(str(pooled_target(original, target)), sent, style, of_episodes, factory)
         if "parallel" in options:
             how = Parallel(**check_arguments(Parallel, options.pop("parallel"), f"{key}.parallel", given=0))
             if of_episodes or getattr(function, "pays_tokens", False):
@@ -217,7 +221,9 @@ def _available(name: str) -> str:
     return entry.substitute
 
 
-def call_reward(reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0) -> list[float]:
+def call_reward(
+    reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0, tokenizer: Any = None
+) -> list[float]:
     """Call a reward: one finite number per episode, not yet weighted; 0 if the reward is not for the episode's task.
 
     Raises LmgymError, in one sentence, if the reward raises, returns anything but one finite number per episode, or
@@ -226,7 +232,8 @@ def call_reward(reward: Reward, episodes: Sequence[Episode], timeout: float | No
     instead. It interrupts Python code and regular expressions, but not a call that blocks inside a C library nor code
     that catches it, and it needs the main thread and a system with SIGALRM. A function with the attribute
     `limits_itself` gets no alarm: it works in time-limited processes (processes/pool.py) and limits each text by
-    itself, so that a slow text costs its own reward and not the run.
+    itself, so that a slow text costs its own reward and not the run. A function with the attribute `reads_sequence`
+    gets prompt and answer as the `tokenizer` writes them (views.as_sequence).
 
     Example:
         >>> call_reward(build_rewards({"final_answer": 1.0})[0], episodes)
@@ -235,6 +242,9 @@ def call_reward(reward: Reward, episodes: Sequence[Episode], timeout: float | No
     if getattr(reward.function, "pays_tokens", False):
         raise LmgymError(f"reward '{reward.name}' pays token by token; let lmgym.apply_rewards apply it")
     shown = _shown(reward, episodes, timeout)
+    if how := getattr(reward.function, "reads_sequence", None):
+        changed = bool(reward.strip_thinking) or reward.post_process is not None
+        shown = [as_sequence(episode, tokenizer, how == "tokens", changed) for episode in shown]
     right = reward.correct([episode.text for episode in shown], [episode.example for episode in shown])
     judged = iter(_judge(reward, [episode for episode, known in zip(shown, right, strict=True) if not known], timeout))
     values = iter([1.0 if known else next(judged) for known in right])
@@ -339,7 +349,7 @@ def _check_tokens(function: Callable[..., Any], options: Mapping[str, Any], key:
 
 def _place(error: BaseException) -> str:
     """Where the error happened: " at FILE:LINE", the innermost line in the reward's own file."""
-    return place(error, __file__, adapters.__file__, coroutines.__file__, TimeUp.file)
+    return place(error, __file__, *adapters.FILES, coroutines.__file__, TimeUp.file)
 
 
 def _as_list(values: Any) -> list[Any] | str:
