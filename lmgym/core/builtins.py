@@ -166,6 +166,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "words": ("rewards.text.form", "number of words (a metric)"),
         "regex": ("rewards.text.form", "1 where a regular expression matches"),
         "exact_match": ("rewards.text.form", "1 if the text is one of the references"),
+        "missing_eos": ("rewards.text.form", "1 if an answer has no end of sequence (TRL's missing_eos_penalty)"),
         "remote_reward": ("rewards.remote", "what a reward server of OpenRLHF's form says"),
         "overlong": ("rewards.text.form", "0, falling to -1 over the last tokens before a limit (DAPO)"),
         "increasing_numbers": ("rewards.text.synthetic", "share of numbers in increasing order"),

@@ -8,7 +8,7 @@ instead. A metric is the same kind of function.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial, update_wrapper
 from typing import Any, Literal, TypeVar
 
@@ -40,6 +40,7 @@ OPTIONS = {
     "parallel": dict[str, Any],
     "pool": bool,
     "tasks": list[str],
+    "where": dict[str, Any],
     "style": Style,
     "correct_is_one": CorrectIsOne,
 }
@@ -50,11 +51,12 @@ class Reward:
     """One component of the score: a function with its arguments bound, and its weight (0: a metric only).
 
     With `strip_thinking` the function sees the text without the model's thoughts (see `without_thinking`).
-    `post_process` then changes that text. `tasks` names the tasks of a mixture that the reward is for (empty: all); for
-    examples of other tasks it is 0. With `shaping` each token gets its own reward (see token_credit.py), with
-    `each_turn` each turn does (see turn_credit.py). With `correct_is_one` a text that announces the reference's final
-    answer gets 1, and the function is not asked about it. `pooled` says how a worker process finds the function, if it
-    runs in one; `unlimited` is the reason why its limit of time cannot be enforced.
+    `post_process` then changes that text. `tasks` names the tasks of a mixture that the reward is for, `where` columns
+    of the data with the values that they must have (empty: all); for other examples it is 0. With `shaping` each token
+    gets its own reward (see token_credit.py), with `each_turn` each turn does (see turn_credit.py). With
+    `correct_is_one` a text that announces the reference's final answer gets 1, and the function is not asked about it.
+    `pooled` says how a worker process finds the function, if it runs in one; `unlimited` is the reason why its limit of
+    time cannot be enforced.
 
     Example: Reward("final_answer", 1.0, lmgym.core.registry.get("reward", "final_answer"))
     """
@@ -64,6 +66,7 @@ class Reward:
     function: Callable[..., Any]
     strip_thinking: Stripping = False
     tasks: tuple[str, ...] = ()
+    where: Mapping[str, Any] = field(default_factory=dict)
     post_process: Callable[[str], str] | None = None
     shaping: bool = False
     each_turn: bool = False
@@ -76,8 +79,20 @@ class Reward:
         """True if each token gets its own reward."""
         return self.shaping or getattr(self.function, "pays_tokens", False)
 
+    @property
+    def selective(self) -> bool:
+        """True if the reward is for some examples only."""
+        return bool(self.tasks or self.where)
+
     def applies(self, example: Example) -> bool:
-        """True if the reward is for the example's task. Raises LmgymError if `tasks` names an unknown task."""
+        """True if the reward is for the example. Raises LmgymError if `tasks` names an unknown task, or `where` a
+        column that the example lacks."""
+        for column, wanted in self.where.items():
+            if column not in example.meta:
+                valid = suggest(column, example.meta)
+                raise LmgymError(f"key 'rewards.{self.name}.where': '{example.id}' has no column '{column}'; {valid}")
+            if example.meta[column] not in (wanted if isinstance(wanted, list) else [wanted]):
+                return False
         if not self.tasks:
             return True
         if "mixture" not in example.meta:

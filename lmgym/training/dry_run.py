@@ -18,7 +18,8 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.visible import visible
 from lmgym.logs.records import environment_numbers
 from lmgym.models.policy import Policy
-from lmgym.rewards.base import build_rewards
+from lmgym.rewards.base import Reward, build_rewards
+from lmgym.rewards.check import why_never_paid
 from lmgym.rollouts.given_answers import labelled_steps, rated_answers
 from lmgym.rollouts.play import play
 from lmgym.rollouts.rollout import demonstrate, groups_of
@@ -206,7 +207,19 @@ def _stage(
     _prompts(report, config, stage, policy, few, episodes)
     if required.answers == "policy":
         _answers(report, stage, episodes, verdict=verdict)
+        _never_paid(report, rewards, episodes, config.reward_timeout)
     return Sampled(episodes, len(asked), engine.seconds)
+
+
+def _never_paid(report: Report, rewards: Sequence[Reward], episodes: Sequence[Episode], timeout: float) -> None:
+    """Report rewards that were 0 for all answers; as a warning where a mistake was found that explains it."""
+    answered = [episode for episode in episodes if episode.turns]
+    silent = [one for one in rewards if not any(episode.reward_components[one.name] for episode in answered)]
+    for reward in silent if answered else ():
+        if why := why_never_paid(reward, answered, timeout):
+            report.warn(f"reward '{reward.name}' was 0 for all {len(answered)} answers, and {why}")
+        else:
+            report.note(f"reward '{reward.name}' was 0 for all {len(answered)} answers")
 
 
 def _time(report: Report, config: Config, stage: Stage, policy: Policy, tried: Sampled, ranks: int) -> None:
