@@ -11,14 +11,12 @@ from lmgym.core.files import read_text
 LONGEST = 2**20  # bytes
 
 
-def use_template(tokenizer: Any, given: str | None) -> None:
+def use_template(tokenizer: Any, given: str) -> None:
     """Put `policy.template` in place of the tokenizer's own: "none" for no template, a text of Jinja (one with {{ or
     {%), or a file of it. Raises LmgymError for a file that cannot be read, and for what is no template.
 
     Example: use_template(tokenizer, "{{ messages[0]['content'] }}")
     """
-    if given is None:
-        return
     if given == "none":
         tokenizer.chat_template = None
         return

@@ -265,18 +265,18 @@ def load_tokenizer(section: PolicySection) -> Any:
 def _tokenizer(section: PolicySection, name: str) -> Any:
     """The tokenizer of this name, with the recipe's chat template."""
     if is_builtin(section.model) and name in (section.model, section.tokenizer):
-        tokenizer = builtin_tokenizer(section.tokenizer or "builtin:bytes")
+        tokenizer: Any = builtin_tokenizer(section.tokenizer or "builtin:bytes")
+    else:
+        revision = section.revision if name == section.model else None
+        prepare_hub(name)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+            tokenizer("")  # a value of a wrong type in its configuration shows no earlier
+        except Exception as error:  # transformers, the Hub client and tokenizers have no common exception
+            key = "policy.tokenizer" if section.tokenizer else "policy.model"
+            raise cannot_load(key, name, error, tokenizer=True) from error
+    if isinstance(section.template, str):  # else the tokenizer's own
         use_template(tokenizer, section.template)
-        return tokenizer
-    revision = section.revision if name == section.model else None
-    key = "policy.tokenizer" if section.tokenizer else "policy.model"
-    prepare_hub(name)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
-        tokenizer("")  # a value of a wrong type in its configuration shows no earlier
-    except Exception as error:  # transformers, the Hub client and tokenizers have no common exception
-        raise cannot_load(key, name, error, tokenizer=True) from error
-    use_template(tokenizer, section.template)
     return tokenizer
 
 

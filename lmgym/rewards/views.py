@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from lmgym.text.chat import messages_of, plain_text
-from lmgym.types import Episode
+from lmgym.types import Episode, Message
 
 Stripping = bool | Literal["opened"]
 TAG = re.compile(r"<(?P<end>/?)think>")
@@ -75,5 +75,5 @@ def as_sequence(episode: Episode, tokenizer: Any, special: bool, changed: bool =
         behind = tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
         given = "" if read.endswith(first.given) else first.given
         written = written if changed else given + behind
-    pair = [{"role": "user", "content": read}, {"role": "assistant", "content": written}]
+    pair: list[Message] = [{"role": "user", "content": read}, {"role": "assistant", "content": written}]
     return replace(episode, messages=pair)

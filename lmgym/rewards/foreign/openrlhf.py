@@ -39,12 +39,11 @@ def from_openrlhf(function: Callable[..., Any], name: str = "") -> EpisodeReward
 
 def lists_of(episodes: Sequence[Episode]) -> dict[str, list[Any]]:
     """The three lists of OpenRLHF, of episodes as `views.as_sequence` shows them."""
-    rows = [(*(message["content"] for message in episode.messages), episode.example) for episode in episodes]
-    labels = [one.meta.get("label", one.references[0] if one.references else "") for _, _, one in rows]
+    examples = [episode.example for episode in episodes]
     return {
-        "queries": [prompt + written for prompt, written, _ in rows],
-        "prompts": [prompt for prompt, _, _ in rows],
-        "labels": labels,
+        "queries": ["".join(message["content"] for message in episode.messages) for episode in episodes],
+        "prompts": [episode.messages[0]["content"] for episode in episodes],
+        "labels": [one.meta.get("label", one.references[0] if one.references else "") for one in examples],
     }
 
 
