@@ -33,8 +33,28 @@ GROUPS = {"group_size": 8}
 SLOW = ("trpo",)
 ALGORITHMS: dict[str, dict[str, Any]] = {
     **{name: GROUPS for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo", "rloo", "raft", "replay")},
-    **{name: GROUPS for name in ("icepop", "gspo_token", "gmpo", "luspo", "vespo", "ce_gppo", "ipo_mask", "clip_cov",
-                                 "kl_cov", "maxrl", "gpg", "opo", "otb", "pass_at_k", "gigpo", "hgpo", "top_entropy")},
+    **{
+        name: GROUPS
+        for name in (
+            "icepop",
+            "gspo_token",
+            "gmpo",
+            "luspo",
+            "vespo",
+            "ce_gppo",
+            "ipo_mask",
+            "clip_cov",
+            "kl_cov",
+            "maxrl",
+            "gpg",
+            "opo",
+            "otb",
+            "pass_at_k",
+            "gigpo",
+            "hgpo",
+            "top_entropy",
+        )
+    },
     "gfpo": {"group_size": 8, "keep": 4},
     "online_dpo": GROUPS,
     "reinforce": {"group_size": 1},

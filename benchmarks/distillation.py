@@ -33,7 +33,7 @@ from lmgym.core import seeds
 from lmgym.functional.divergences import Divergence, DivergenceName, with_rest
 from lmgym.inference.base import Request, Sampling
 from lmgym.inference.sampler import Sampler
-from lmgym.models.fused_divergence import FusedDivergence, with_logits, with_top
+from lmgym.models.kernels.fused_divergence import FusedDivergence, with_logits, with_top
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.stats.intervals import student_t

@@ -27,7 +27,7 @@ from lmgym.config.packaged import find_recipe
 from lmgym.config.schema import Config
 from lmgym.config.yaml import read_yaml
 from lmgym.logs.console import Console
-from lmgym.logs.doctor import Finding, examine
+from lmgym.logs.doctor.examine import Finding, examine
 from lmgym.training.loop import train
 
 WORTH_A_WORD = ("severe", "moderate")

@@ -20,7 +20,7 @@ from lmgym.config.build import build_config
 from lmgym.config.schema import Config
 from lmgym.core.registry import register
 from lmgym.inference.decoder import Decoder
-from lmgym.inference.mkl_linear import MKLLinearLayers
+from lmgym.inference.kernels.mkl_linear import MKLLinearLayers
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
 from lmgym.rewards.base import episodes

@@ -19,11 +19,11 @@ from benchmarks import workloads
 from benchmarks.vllm_server import served
 from lmgym.core import seeds
 from lmgym.inference.base import Engine, Request, Sampling
-from lmgym.inference.pool import Here, InUnits
-from lmgym.inference.ray_generators import RayGenerators
+from lmgym.inference.pool.pool import Here, InUnits
+from lmgym.inference.pool.ray_generators import RayGenerators
 from lmgym.inference.sampler import Sampler
-from lmgym.inference.vllm_engine import VLLM
-from lmgym.inference.vllm_servers import Servers
+from lmgym.inference.vllm.engine import VLLM
+from lmgym.inference.vllm.servers import Servers
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 

@@ -32,8 +32,8 @@ from lmgym.batch import collate
 from lmgym.config.build import build_config
 from lmgym.distributed.ranks import ALONE
 from lmgym.logs.console import Console
-from lmgym.logs.trace_folder import TraceFolder
-from lmgym.logs.traces import read_step, shards
+from lmgym.logs.traces.folder import TraceFolder
+from lmgym.logs.traces.trace import read_step, shards
 from lmgym.training import loop, tracing
 from lmgym.types import Episode, Example, Turn
 

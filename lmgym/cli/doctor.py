@@ -19,8 +19,8 @@ def run(given: argparse.Namespace) -> None:
     """Print the findings, and draw the worst of them."""
     from lmgym.config.yaml import read_yaml
     from lmgym.core.visible import visible
-    from lmgym.logs.doctor import check_is_run, examine
-    from lmgym.logs.doctor_report import report
+    from lmgym.logs.doctor.examine import check_is_run, examine
+    from lmgym.logs.doctor.report import report
     from lmgym.logs.formatting import json_text
 
     folder = Path(given.run_folder)
@@ -31,7 +31,7 @@ def run(given: argparse.Namespace) -> None:
     # A picture that cannot be written, as in somebody else's folder, is no reason to keep the findings back.
     picture, why = None, ""
     if diagnosis.findings:
-        from lmgym.logs.doctor_picture import doctor_picture
+        from lmgym.logs.doctor.picture import doctor_picture
 
         try:
             picture = doctor_picture(diagnosis, Path(given.out or folder / "doctor.png"))

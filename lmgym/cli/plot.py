@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     """Draw, and say where the picture is."""
     from lmgym.experiments.plotted_runs import plotted_runs
-    from lmgym.logs.metric_plot import metric_plot
+    from lmgym.logs.plots.metric import metric_plot
 
     print(f"plot: {metric_plot(plotted_runs(given.runs), given.metric, Path(given.out), given.smooth)}")
 

@@ -23,7 +23,7 @@ from lmgym.core.parts import Part
 from lmgym.core.validation import field_hints, hints_of, parameters_of
 from lmgym.core.visible import escaped
 from lmgym.rewards.base import OPTIONS as REWARD_OPTIONS
-from lmgym.rewards.parallel import Parallel
+from lmgym.rewards.running.parallel import Parallel
 from lmgym.tasks import base as tasks
 
 Schema = dict[str, Any]

@@ -13,9 +13,7 @@ NAME = re.compile(
     r"|(secret|passw(or)?d|passphrase|credential|authori[sz]ation)s?$|^token$",
     re.IGNORECASE,
 )
-VARIABLE = re.compile(
-    r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*_(KEY|TOKEN|SECRET|PASSWORD)S?"
-)  # of an environment
+VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*_(KEY|TOKEN|SECRET|PASSWORD)S?")  # of an environment
 OPTION = re.compile(r"(--?[\w-]*(?:key|token|secret|passw(?:or)?d))(?:=(.+))?", re.IGNORECASE)  # of a program
 VALUE = re.compile(
     r"\b(?:sk|pk|rk)[-_][\w-]{16,}|\bhf_\w{16,}|\bgh[a-z]_\w{16,}|\bgithub_pat_\w{16,}|\bxox[a-z]-[\w-]{10,}"

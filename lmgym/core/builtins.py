@@ -289,8 +289,8 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "engine": {
         "sampler": ("inference.sampler:Sampler", "lmgym's own batched sampler, in the training process"),
-        "vllm": ("inference.vllm_engine:VLLM", "vLLM, in this process or on servers, with a canary after each update"),
-        "pool": ("inference.ray_generators:RayGenerators", "the same in processes that Ray places", "lmgym[ray]"),
+        "vllm": ("inference.vllm.engine:VLLM", "vLLM, in this process or on servers, with a canary after each update"),
+        "pool": ("inference.pool.ray_generators:RayGenerators", "the same in processes that Ray places", "lmgym[ray]"),
     },
 }
 

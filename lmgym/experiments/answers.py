@@ -14,7 +14,7 @@ from lmgym.rollouts.rollout import collect, groups_of
 from lmgym.tasks.base import Prompt, examples_from_prompts
 from lmgym.tasks.jsonl import prompt_of, read_json_lines
 from lmgym.tasks.mixture import member_section
-from lmgym.training.preflight import check_cut, cut_prompts
+from lmgym.training.planning.preflight import check_cut, cut_prompts
 from lmgym.training.setup import make_actor, make_envs
 from lmgym.types import Episode, Message
 

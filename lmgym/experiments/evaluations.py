@@ -14,7 +14,7 @@ from lmgym.logs.formatting import json_text
 from lmgym.logs.writer import disk_errors, make_folder
 from lmgym.rollouts.evaluate import EvaluationSection
 from lmgym.stats.intervals import Interval
-from lmgym.training.preflight import check_cut, check_lengths, cut_prompts
+from lmgym.training.planning.preflight import check_cut, check_lengths, cut_prompts
 from lmgym.training.setup import evaluate_actor, held_out_examples, held_out_rewards, make_actor
 
 FOLDER = "evaluations"  # in a run folder

@@ -22,7 +22,7 @@ from lmgym.models.builtin import is_builtin
 from lmgym.models.device import prepare_process
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
-from lmgym.training import checkpoint
+from lmgym.training.checkpoints import checkpoint
 from lmgym.training.machine import choose_machine
 from lmgym.training.setup import newest_model
 

@@ -15,7 +15,7 @@ from lmgym.config.schema import Config
 from lmgym.logs.console import Console
 from lmgym.logs.formatting import duration
 from lmgym.logs.writer import disk_errors
-from lmgym.training import checkpoint
+from lmgym.training.checkpoints import checkpoint
 
 LOG = "log.txt"  # in the run folder
 Process: TypeAlias = "subprocess.Popen[bytes]"

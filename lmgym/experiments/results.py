@@ -11,11 +11,11 @@ from lmgym.config.schema import Config
 from lmgym.core.visible import visible
 from lmgym.experiments.grid import label, short_names
 from lmgym.logs.console import Console
-from lmgym.logs.curves import curves_plot
 from lmgym.logs.formatting import decimal, json_text
+from lmgym.logs.plots.curves import curves_plot
 from lmgym.logs.records import rename_evaluations
 from lmgym.stats.intervals import Interval, student_t
-from lmgym.training import checkpoint
+from lmgym.training.checkpoints import checkpoint
 
 SEEDS_SHOWN = 5  # most seeds with one column each; more share one column
 

@@ -27,7 +27,7 @@ from lmgym.logs.console import Console
 from lmgym.logs.writer import disk_errors
 from lmgym.rewards.base import available_metrics
 from lmgym.rollouts.evaluate import SELECTED
-from lmgym.training import checkpoint
+from lmgym.training.checkpoints import checkpoint
 from lmgym.training.loop import train
 
 ALWAYS = ("reward", "length/mean", "truncated", "reference_nll")  # metrics that no section names

@@ -17,10 +17,10 @@ from lmgym.functional.sampling import draw, draw_among, fp32_or_wider
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.inference.completions import Answers
 from lmgym.inference.conversation_cache import ConversationCache
-from lmgym.inference.cuda_graphs import CapturedSteps
 from lmgym.inference.hf_cache import EncoderDecoderReader, PlainReader
-from lmgym.inference.mkl_linear import MKLLinearLayers
-from lmgym.inference.onednn_layers import OneDNNLinearLayers
+from lmgym.inference.kernels.cuda_graphs import CapturedSteps
+from lmgym.inference.kernels.mkl_linear import MKLLinearLayers
+from lmgym.inference.kernels.onednn_layers import OneDNNLinearLayers
 from lmgym.models.attention.kv_cache import CachedRows, ExtendedRows, KeyValueCache, PrefilledRows, SharedPrompts
 from lmgym.models.policy import Policy
 from lmgym.types import Restriction

@@ -17,7 +17,8 @@ from lmgym.inference.completions import check_memory, check_request
 from lmgym.inference.conversation_cache import ConversationCache
 from lmgym.inference.decoder import Decoder
 from lmgym.inference.hf_generate import generate
-from lmgym.models import copies, onednn_linear
+from lmgym.models import copies
+from lmgym.models.kernels import onednn_linear
 from lmgym.models.policy import Policy
 from lmgym.types import Restriction
 
@@ -30,7 +31,7 @@ class Sampler:
     (to 1e-4 in fp32). If a policy of the fast path computes in bf16, answers are sampled from a bf16 copy of the
     weights, which `load` updates, and on a CPU lays out for oneDNN; other families do not all run with such weights,
     and are sampled as they are scored.
-    With `captured`, decoding steps have fixed shapes and become CUDA graphs (inference/cuda_graphs.py); this needs a
+    With `captured`, decoding steps have fixed shapes and become CUDA graphs (kernels/cuda_graphs.py); this needs a
     causal model on the fast path, else LmgymError.
 
     Example:

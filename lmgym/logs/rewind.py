@@ -34,9 +34,7 @@ def rewind(
     return sentences
 
 
-def _rewind(
-    path: Path, stage: int, step: int, expected: int | None, begun: bool
-) -> tuple[int, set[tuple[int, int]]]:
+def _rewind(path: Path, stage: int, step: int, expected: int | None, begun: bool) -> tuple[int, set[tuple[int, int]]]:
     """Rewrite one file; returns the number of records that were kept, and the (stage, step) of the train records."""
     count, trained = 0, set[tuple[int, int]]()
     if not path.is_file():
@@ -50,9 +48,7 @@ def _rewind(
     return count, trained
 
 
-def _before(
-    path: Path, stage: int, step: int, expected: int | None, begun: bool
-) -> Iterable[tuple[bytes, Record]]:
+def _before(path: Path, stage: int, step: int, expected: int | None, begun: bool) -> Iterable[tuple[bytes, Record]]:
     """The lines written before a checkpoint: those of earlier steps, and at most `expected` of them."""
     count = 0
     if expected == 0:

@@ -8,7 +8,7 @@ import time
 import torch
 
 from lmgym.core.errors import LmgymError
-from lmgym.models import onednn_linear
+from lmgym.models.kernels import onednn_linear
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's numbers of these settings (malloc.h)
 KEPT, LARGEST = 256 * 2**20, 32 * 2**20  # bytes of freed memory that a process keeps; of a tensor that is kept so
@@ -55,8 +55,8 @@ def choose_compute(wanted: str, device: torch.device, parameters: int) -> torch.
 
 def choose_prepacked(compute: torch.dtype, device: torch.device) -> bool:
     """Whether a CPU samples with weights that are laid out beforehand (bf16: onednn_linear.py, fp32:
-    inference/mkl_linear.py). In bf16 it is measured once, and the run folder stores the result; in fp32 it is always
-    so, because there the answer would move bits."""
+    inference/kernels/mkl_linear.py). In bf16 it is measured once, and the run folder stores the result; in fp32
+    it is always so, because there the answer would move bits."""
     return device.type == "cpu" and (compute != torch.bfloat16 or onednn_linear.pays())
 
 

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from lmgym.batch import Batch, States
 from lmgym.distributed.parts import whole
 from lmgym.functional import truncation
-from lmgym.models.fused_logprobs import FusedLogprobs, wide_of
-from lmgym.models.onednn_products import set_aside
+from lmgym.models.kernels.fused_logprobs import FusedLogprobs, wide_of
+from lmgym.models.kernels.onednn_products import set_aside
 from lmgym.models.scoring import ScoringModel, alone
 
 
@@ -76,7 +76,7 @@ def logprobs_of_states(
 ) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"]]:
     """`logprobs_of_logits` from the first R hidden states, `model.head_chunk` of them at a time. So the logits [R V] of
     all actions never exist at once. `logprob_gradient` is the gradient that backward will bring, if the caller knows it
-    (models/fused_logprobs.py)."""
+    (models/kernels/fused_logprobs.py)."""
     head: Any = model.model.get_output_embeddings()
     renormalised = batch.sampling_mask is None or batch.sampling_mask.renormalised
     # The usual case, a plain linear head: the fused function.

@@ -17,7 +17,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.hub import prepare_hub
 from lmgym.core.model_folder import cannot_load, check_no_adapters
 from lmgym.core.validation import Section
-from lmgym.models import lora, onednn_products, quantization
+from lmgym.models import lora, quantization
 from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
 from lmgym.models.chat_template import use_template
 from lmgym.models.critic import add_critic
@@ -25,6 +25,7 @@ from lmgym.models.device import choose_compute, choose_device, choose_prepacked
 from lmgym.models.fast_path import choose_path
 from lmgym.models.hooks import layers_of
 from lmgym.models.integrity import check_complete, check_finite, check_vocabulary
+from lmgym.models.kernels import onednn_products
 from lmgym.models.policy import VALUE_HEAD, Policy
 from lmgym.text.chat import Cut
 

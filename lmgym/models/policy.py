@@ -20,7 +20,7 @@ from lmgym.core.errors import LmgymError, represent
 from lmgym.core.files import usual_modes
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.functional.divergences import Divergence
-from lmgym.models import hooks, lora, onednn_products, quantization, scoring
+from lmgym.models import hooks, lora, quantization, scoring
 from lmgym.models.attention import packed
 from lmgym.models.attention.rules import Rule
 from lmgym.models.device import SMALL, choose_tokens_per_forward
@@ -33,6 +33,7 @@ from lmgym.models.families import (
     supports_fast_path,
     trunk_of,
 )
+from lmgym.models.kernels import onednn_products
 from lmgym.models.micro_batches import micro_batches
 from lmgym.models.skeleton import Skeleton
 from lmgym.models.teaching import compare

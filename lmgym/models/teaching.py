@@ -13,8 +13,8 @@ from lmgym.core.errors import LmgymError
 from lmgym.distributed.parts import whole
 from lmgym.functional.divergences import Divergence
 from lmgym.models.distributions import action_logits
-from lmgym.models.fused_divergence import FusedDivergence, OfPart, TeacherLogits, with_logits, with_top
-from lmgym.models.onednn_products import multiply
+from lmgym.models.kernels.fused_divergence import FusedDivergence, OfPart, TeacherLogits, with_logits, with_top
+from lmgym.models.kernels.onednn_products import multiply
 from lmgym.models.scoring import ScoringModel
 
 

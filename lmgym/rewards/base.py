@@ -22,9 +22,9 @@ from lmgym.processes import coroutines
 from lmgym.processes.coroutines import result_of
 from lmgym.rewards import adapters
 from lmgym.rewards.adapters import Style, adapted, is_factory, made_by, style_of
-from lmgym.rewards.alarm import TimeUp, alarm
-from lmgym.rewards.parallel import Parallel, in_parallel
-from lmgym.rewards.pooled import NeedsTorch, Pooled, pooled_target, pooled_values, unlimited_reason
+from lmgym.rewards.running.alarm import TimeUp, alarm
+from lmgym.rewards.running.parallel import Parallel, in_parallel
+from lmgym.rewards.running.pooled import NeedsTorch, Pooled, pooled_target, pooled_values, unlimited_reason
 from lmgym.rewards.views import Stripping, as_sequence, strip_thoughts, with_text
 from lmgym.types import Episode, Example
 
@@ -241,14 +241,14 @@ def call_reward(
 ) -> list[float]:
     """Call a reward: one finite number per episode, not yet weighted; 0 if the reward is not for the episode's task.
 
-    Raises LmgymError, in one sentence, if the reward raises, returns anything but one finite number per episode, or
-    takes longer than `timeout` seconds by the clock (None: no limit). A reward runs in a worker process (pooled.py),
-    which is killed at its limit. One that must stay in this process (`Reward.unlimited` says why) gets an alarm signal
-    instead. It interrupts Python code and regular expressions, but not a call that blocks inside a C library nor code
-    that catches it, and it needs the main thread and a system with SIGALRM. A function with the attribute
-    `limits_itself` gets no alarm: it works in time-limited processes (processes/pool.py) and limits each text by
-    itself, so that a slow text costs its own reward and not the run. A function with the attribute `reads_sequence`
-    gets prompt and answer as the `tokenizer` writes them (views.as_sequence).
+    Raises LmgymError, in one sentence, if the reward raises, returns anything but one finite number per episode,
+    or takes longer than `timeout` seconds by the clock (None: no limit). A reward runs in a worker process
+    (running/pooled.py), which is killed at its limit. One that must stay in this process (`Reward.unlimited` says
+    why) gets an alarm signal instead. It interrupts Python code and regular expressions, but not a call that blocks
+    inside a C library nor code that catches it, and it needs the main thread and a system with SIGALRM. A function
+    with the attribute `limits_itself` gets no alarm: it works in time-limited processes (processes/pool.py) and
+    limits each text by itself, so that a slow text costs its own reward and not the run. A function with the attribute
+    `reads_sequence` gets prompt and answer as the `tokenizer` writes them (views.as_sequence).
 
     Example:
         >>> call_reward(build_rewards({"final_answer": 1.0})[0], episodes)

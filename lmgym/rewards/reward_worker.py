@@ -1,4 +1,4 @@
-"""The code that runs in the worker of pooled.py: calls reward functions. JSON in, JSON out."""
+"""The code that runs in the worker of running/pooled.py: calls reward functions. JSON in, JSON out."""
 
 import importlib
 import importlib.machinery
@@ -16,7 +16,7 @@ from lmgym.core.errors import LmgymError, describe
 from lmgym.rewards.adapters import Style, adapted
 from lmgym.rewards.base import Reward, call_reward, episodes
 from lmgym.rewards.foreign.signature import notes_of
-from lmgym.rewards.pooled import NeedsTorch, episode_from_json, unpacked
+from lmgym.rewards.running.pooled import NeedsTorch, episode_from_json, unpacked
 from lmgym.types import Episode, Example, Turn
 
 

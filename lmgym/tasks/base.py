@@ -116,9 +116,7 @@ def prompt_writer(write: Callable[[str, Mapping[str, Any]], Prompt]) -> Callable
     return keep
 
 
-def examples_from_prompts(
-    prompts: Sequence[Prompt], section: Mapping[str, Any], seed: int = 0
-) -> Sequence[Example]:
+def examples_from_prompts(prompts: Sequence[Prompt], section: Mapping[str, Any], seed: int = 0) -> Sequence[Example]:
     """Examples from a user's own problems (texts, or lists of chat messages), with everything that a recipe's `task:`
     section does to the text of a problem: what the task itself writes (`prompt_writer`), prefix and suffix, system
     prompt, shots. The task itself is loaded only for shots.

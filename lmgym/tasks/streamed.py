@@ -71,7 +71,7 @@ class StreamedExamples(Sequence[Example]):
 
     @property
     def digest(self) -> Mapping[str, Any]:
-        """What the fingerprint of a run says of them, in the form of `data_digest` (training/fingerprint.py)."""
+        """What a run's fingerprint says of them, in the form of `data_digest` (training/resuming/fingerprint.py)."""
         return {"examples": len(self), "sha256": self.places.sha256, "in any order": self.places.sha256}
 
     def _line(self, start: int) -> bytes:

@@ -1,7 +1,8 @@
 """`lmgym check RECIPE`: a dry run that finds what would spoil a training run, before it starts.
 
-First it estimates the memory, from the configuration and the lengths of a few prompts (memory.py). Then, if the weights
-fit here, it samples once and reports lengths, stops, rewards, and about how long a step will take (step_time.py).
+First it estimates the memory, from the configuration and the lengths of a few prompts (planning/memory.py). Then, if
+the weights fit here, it samples once and reports lengths, stops, rewards, and about how long a step will take
+(planning/step_time.py).
 Findings that would spoil the run are marked with "!". It runs in one process, also for a run of several ranks.
 """
 
@@ -26,14 +27,25 @@ from lmgym.rollouts.rollout import demonstrate, groups_of
 from lmgym.tasks.streamed import first_of
 from lmgym.text.chat import answer_ids, decoder_answer_ids, start_ids, template_notes
 from lmgym.text.template import NO_TOOLS
-from lmgym.training import checkpoint, fingerprint
 from lmgym.training.callbacks import make_callbacks
+from lmgym.training.checkpoints import checkpoint
 from lmgym.training.engines import check_engine, engine_sentence, make_engine
 from lmgym.training.machine import choose_machine
-from lmgym.training.memory_report import Memory, is_played, teacher_shapes
-from lmgym.training.preflight import check_fit, check_model, cut_prompts
-from lmgym.training.prompt_report import about_prompts, lost_tools, prompt_as_read
-from lmgym.training.resume import check_resumable, listed
+from lmgym.training.planning.memory_report import Memory, is_played, teacher_shapes
+from lmgym.training.planning.preflight import check_fit, check_model, cut_prompts
+from lmgym.training.planning.prompt_report import about_prompts, lost_tools, prompt_as_read
+from lmgym.training.planning.step_time import (
+    Measured,
+    Sampled,
+    TimedEngine,
+    crowding,
+    measure_passes,
+    step_seconds,
+    threads_of_a_rank,
+    time_sentence,
+)
+from lmgym.training.resuming import fingerprint
+from lmgym.training.resuming.resume import check_resumable, listed
 from lmgym.training.run import Data
 from lmgym.training.setup import (
     load_data,
@@ -43,16 +55,6 @@ from lmgym.training.setup import (
     prove_policy,
     trained_policy,
     unguarded_sentence,
-)
-from lmgym.training.step_time import (
-    Measured,
-    Sampled,
-    TimedEngine,
-    crowding,
-    measure_passes,
-    step_seconds,
-    threads_of_a_rank,
-    time_sentence,
 )
 from lmgym.types import Episode, Example
 

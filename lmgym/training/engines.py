@@ -11,11 +11,11 @@ from lmgym.core.availability import availability_of
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.inference.base import Engine
-from lmgym.inference.pool import Here, InUnits
+from lmgym.inference.pool.pool import Here, InUnits
 from lmgym.inference.sampler import Sampler
-from lmgym.inference.vllm_engine import Vllm
-from lmgym.inference.vllm_here import Here as VllmHere
-from lmgym.inference.vllm_servers import Servers
+from lmgym.inference.vllm.engine import Vllm
+from lmgym.inference.vllm.here import Here as VllmHere
+from lmgym.inference.vllm.servers import Servers
 from lmgym.models import lora
 from lmgym.models.policy import Policy
 from lmgym.training.machine import WORKERS, Machine

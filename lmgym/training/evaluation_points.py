@@ -10,10 +10,10 @@ from lmgym.config.schema import Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.envs.vector import Envs
-from lmgym.logs.calibration_plot import calibration_plot
 from lmgym.logs.console import Sample
 from lmgym.logs.formatting import json_text
-from lmgym.logs.plots import training_plot
+from lmgym.logs.plots.calibration import calibration_plot
+from lmgym.logs.plots.figures import training_plot
 from lmgym.logs.records import rollout_record
 from lmgym.models import copies
 from lmgym.models.policy import Policy
@@ -22,8 +22,8 @@ from lmgym.rollouts.evaluate import Evaluation, better_directions, evaluate
 from lmgym.rollouts.rollout import Actor, demonstrate
 from lmgym.stats.calibration import Bin
 from lmgym.stats.intervals import Interval, mean_interval
-from lmgym.training import checkpoint
 from lmgym.training.callbacks import EvaluationEnd
+from lmgym.training.checkpoints import checkpoint
 from lmgym.training.judgements import judgements
 from lmgym.training.run import Run
 from lmgym.training.setup import held_out_rewards

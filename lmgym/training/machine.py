@@ -15,7 +15,7 @@ import torch
 from lmgym.config.schema import Config
 from lmgym.core.errors import LmgymError
 from lmgym.models.load import PolicySection
-from lmgym.training import checkpoint
+from lmgym.training.checkpoints import checkpoint
 
 NAME = "machine.json"
 MOST_THREADS = 4096

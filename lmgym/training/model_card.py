@@ -20,7 +20,7 @@ from lmgym.models import export as files
 from lmgym.models.builtin import is_builtin
 from lmgym.models.load import load_policy
 from lmgym.models.reward_model import facts_of_base, save_reward_model
-from lmgym.training import checkpoint
+from lmgym.training.checkpoints import checkpoint
 from lmgym.training.machine import Machine, choose_machine
 from lmgym.training.setup import newest_model
 

@@ -5,10 +5,10 @@ runs/NAME/
     machine.json        precision, threads, versions: chosen once, see machine.py
     metrics.jsonl       one record a step and an evaluation
     rollouts.jsonl      a tracked prompt's answers in each step
-    traces/             a table of each step's answers, and every number of some of them, see logs/traces.py
+    traces/             a table of each step's answers, and every number of some of them, see logs/traces/trace.py
     tokenizer/          what the ids in traces/ are read with
-    copies/             frozen models that checkpoints refer to, see frozen_models.py
-    checkpoints/        the newest few, see checkpoint.py
+    copies/             frozen models that checkpoints refer to, see checkpoints/frozen_models.py
+    checkpoints/        the newest few, see checkpoints/checkpoint.py
     best/               the best model, if evaluation.keep_best names a metric
     final/              the trained model, for AutoModelForCausalLM.from_pretrained
     summary.json        before and after, with intervals
@@ -28,7 +28,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import Ranks
 from lmgym.inference.base import Engine
 from lmgym.logs.console import Console
-from lmgym.logs.trace_folder import TraceFolder
+from lmgym.logs.traces.folder import TraceFolder
 from lmgym.logs.writer import Writer, at_once, disk_errors, make_folder
 from lmgym.models.load import PolicySection
 from lmgym.models.policy import Policy
@@ -99,7 +99,7 @@ class Run:
     lock: IO[str] | None  # until it is closed, no other process may train in this folder; of the first rank
     progress: Progress
     resume_from: Path | None  # the checkpoint whose optimizer and algorithm the first stage takes over
-    fingerprint: dict[str, Any]  # what each checkpoint says of data, recipe and machine, see fingerprint.py
+    fingerprint: dict[str, Any]  # what each checkpoint says of data, recipe and machine, see resuming/fingerprint.py
     gap_limits: GapLimits  # of the sampler's gap, while it trains
     traces: TraceFolder | None = None  # of the first rank, unless the recipe keeps none
     callbacks: Callbacks = field(default_factory=Callbacks)  # of the first rank

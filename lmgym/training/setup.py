@@ -22,7 +22,7 @@ from lmgym.inference.proof import Proof, proofs_of
 from lmgym.logs.console import Console
 from lmgym.logs.records import rename_evaluations
 from lmgym.logs.rewind import rewind
-from lmgym.logs.trace_folder import TraceFolder, rewind_traces
+from lmgym.logs.traces.folder import TraceFolder, rewind_traces
 from lmgym.logs.writer import NullWriter, Writer
 from lmgym.models.device import prepare_process
 from lmgym.models.fast_path import leave_untried
@@ -34,13 +34,14 @@ from lmgym.rollouts.evaluate import Evaluation, evaluate
 from lmgym.rollouts.rollout import Actor
 from lmgym.tasks.base import load_task
 from lmgym.tasks.streamed import first_of
-from lmgym.training import checkpoint, contents, fingerprint
 from lmgym.training.callbacks import Callbacks, make_callbacks
+from lmgym.training.checkpoints import checkpoint
 from lmgym.training.engines import engine_sentence, make_engine, open_engine
 from lmgym.training.machine import Machine, choose_machine
-from lmgym.training.preflight import check_fit, check_model
+from lmgym.training.planning.preflight import check_fit, check_model
 from lmgym.training.process_settings import check_process
-from lmgym.training.resume import check_resumable, report, set_aside
+from lmgym.training.resuming import contents, fingerprint
+from lmgym.training.resuming.resume import check_resumable, report, set_aside
 from lmgym.training.run import DEFAULT_FOLDER, Data, Progress, Run, lock_folder
 from lmgym.training.sampler_gap import GapLimits, gap_limits
 from lmgym.types import Example

@@ -15,23 +15,23 @@ from lmgym.config.schema import Stage
 from lmgym.core.errors import LmgymError
 from lmgym.envs.vector import Envs
 from lmgym.inference.served_teacher import EndpointTeacher
-from lmgym.logs.doctor import Watch
-from lmgym.logs.doctor_facts import facts_of
+from lmgym.logs.doctor.examine import Watch
+from lmgym.logs.doctor.facts import facts_of
 from lmgym.models import copies, lora
 from lmgym.models.critic import add_critic
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.sharding import shard_policy
-from lmgym.rewards import pooled
 from lmgym.rewards.base import Reward, build_rewards
+from lmgym.rewards.running import pooled
 from lmgym.rollouts.rollout import Actor
 from lmgym.tasks.curriculum import Curriculum
 from lmgym.tasks.stream import Stream
-from lmgym.training import checkpoint
 from lmgym.training.ahead import Ahead
-from lmgym.training.fingerprint import checksum
-from lmgym.training.frozen_models import FrozenModels
-from lmgym.training.preflight import OWN_TEACHERS, teacher_section
+from lmgym.training.checkpoints import checkpoint
+from lmgym.training.checkpoints.frozen_models import FrozenModels
+from lmgym.training.planning.preflight import OWN_TEACHERS, teacher_section
+from lmgym.training.resuming.fingerprint import checksum
 from lmgym.training.run import Run
 from lmgym.training.setup import held_out_rewards, make_actor, make_envs, unguarded_sentence
 from lmgym.types import Example

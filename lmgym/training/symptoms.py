@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmgym.core.errors import describe
-from lmgym.logs.doctor import LIVE
-from lmgym.logs.doctor_facts import answer_of_episode
+from lmgym.logs.doctor.examine import LIVE
+from lmgym.logs.doctor.facts import answer_of_episode
 from lmgym.training.stage import StageRun
 from lmgym.types import Episode
 

@@ -19,7 +19,7 @@ from lmgym.core import seeds
 from lmgym.core.errors import represent
 from lmgym.distributed.ranks import Ranks
 from lmgym.logs.records import sampled_tokens
-from lmgym.logs.traces import Numbers, TraceEpisode, TraceRow, TraceStep, TraceTurn, packed, unpacked
+from lmgym.logs.traces.trace import Numbers, TraceEpisode, TraceRow, TraceStep, TraceTurn, packed, unpacked
 from lmgym.training.stage import StageRun
 from lmgym.types import Episode, Example, Turn
 

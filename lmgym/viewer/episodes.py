@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lmgym.logs.traces import TraceEpisode, TraceRow, TraceTurn
+from lmgym.logs.traces.trace import TraceEpisode, TraceRow, TraceTurn
 from lmgym.text.tokens import token_texts
 
 TURN = [field.name for field in fields(TraceTurn)]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lmgym.algorithms.grpo.former import in_former_keys
-from lmgym.logs.traces import TraceEpisode, TraceRow, TraceStep
+from lmgym.logs.traces.trace import TraceEpisode, TraceRow, TraceStep
 from lmgym.viewer.arithmetic import compute, names_in
 from lmgym.viewer.episodes import shortest
 from lmgym.viewer.formulas import FAMILIES, SYMBOLS, Fields, Term

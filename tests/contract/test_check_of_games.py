@@ -39,7 +39,7 @@ def test_memory_of_a_game_is_that_of_a_few_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Prompts as long as the context would not fit; the game's do, so a step is timed."""
-    monkeypatch.setattr("lmgym.training.memory_report.memory_here", lambda kind: 2 * GIB)
+    monkeypatch.setattr("lmgym.training.planning.memory_report.memory_here", lambda kind: 2 * GIB)
     said = check(tmp_path, capsys)
     found = re.search(
         r"train: (\S+ \S+) at most, on cpu, with prompts of (\d+) tokens and \S+ parameters, from 64", said

@@ -21,11 +21,11 @@ from lmgym.models.builtin import byte_tokenizer
 from lmgym.models.load import PolicySection, load_policy, skeleton
 from lmgym.models.policy import Policy
 from lmgym.models.shapes import Shapes, shapes_of
-from lmgym.training.memory import estimate
-from lmgym.training.memory_fit import Needs, exchange_sentence, fit_sentence, other_form
-from lmgym.training.memory_passes import largest_pass
-from lmgym.training.memory_table import Estimate, Part
-from lmgym.training.step_time import Measured, measure_passes, rounded, step_seconds, time_sentence
+from lmgym.training.planning.memory import estimate
+from lmgym.training.planning.memory_fit import Needs, exchange_sentence, fit_sentence, other_form
+from lmgym.training.planning.memory_passes import largest_pass
+from lmgym.training.planning.memory_table import Estimate, Part
+from lmgym.training.planning.step_time import Measured, measure_passes, rounded, step_seconds, time_sentence
 from lmgym.types import Episode, Example, Turn
 from tests import runs
 from tests.runs import complaint
@@ -235,7 +235,7 @@ def test_check_says_what_would_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     byte_tokenizer().save_pretrained(tmp_path / "seven")
     policy = {"model": str(tmp_path / "seven"), "device": "cuda", "tokens_per_forward": 2048}
     recipe = runs.write(tmp_path / "recipe.yaml", policy=policy)
-    monkeypatch.setattr("lmgym.training.memory_report.memory_here", lambda kind: 80 * GIB)
+    monkeypatch.setattr("lmgym.training.planning.memory_report.memory_here", lambda kind: 80 * GIB)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert main(["check", str(recipe), "--memory", "--ranks", "4"]) == 1
     said = capsys.readouterr().out
@@ -342,6 +342,6 @@ def test_check_says_how_long_a_step_takes(tmp_path: Path, monkeypatch: pytest.Mo
     said = capsys.readouterr().out
     assert said.count("a step takes about ") == 2 and "(from 8 references; a step has 4)" in said
     assert "2 ranks take " in said and said.count("each step the ranks exchange 0 MiB of gradients") == 2
-    monkeypatch.setattr("lmgym.training.memory_report.memory_here", lambda kind: 2**27)
+    monkeypatch.setattr("lmgym.training.planning.memory_report.memory_here", lambda kind: 2**27)
     main(["check", str(recipe)])
     assert "seconds of a step: not measured, since one process has no memory here" in capsys.readouterr().out

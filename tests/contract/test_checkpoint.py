@@ -14,11 +14,11 @@ from hypothesis import strategies as some
 from safetensors.torch import save_file
 
 from lmgym.core.errors import LmgymError
-from lmgym.inference.vllm_servers import write_weights
+from lmgym.inference.vllm.servers import write_weights
 from lmgym.models import lora
 from lmgym.models.critic import add_critic
 from lmgym.models.policy import Policy
-from lmgym.training import checkpoint
+from lmgym.training.checkpoints import checkpoint
 from lmgym.updates.optimizer import Optimizer, OptimizerSection
 from tests import models
 from tests.failing_calls import FailingCalls

@@ -20,12 +20,12 @@ from lmgym.config.build import build_config
 from lmgym.config.yaml import read_yaml
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import Ranks
-from lmgym.logs import doctor
 from lmgym.logs.console import Console
-from lmgym.logs.doctor import LIVE, RULES, Diagnosis, Rule, Watch, examine
-from lmgym.logs.doctor_facts import Answer, Facts, facts_of
-from lmgym.logs.doctor_report import report
-from lmgym.logs.history import WINDOW, History, Sign, errors_apart
+from lmgym.logs.doctor import examine as doctor
+from lmgym.logs.doctor.examine import LIVE, RULES, Diagnosis, Rule, Watch, examine
+from lmgym.logs.doctor.facts import Answer, Facts, facts_of
+from lmgym.logs.doctor.history import WINDOW, History, Sign, errors_apart
+from lmgym.logs.doctor.report import report
 from lmgym.rewards.base import linear_time
 from lmgym.training.loop import train
 from lmgym.training.run import lock_folder
@@ -417,7 +417,7 @@ KEY = re.compile(r"\b(?:algorithm|optimizer|policy|sampling|engine|checkpoint)\.
 def test_remedies_name_keys_that_exist() -> None:
     named = set()
     for name in ("rules_policy", "rules_reward"):
-        named |= set(KEY.findall((runs.ROOT / "lmgym" / "logs" / f"{name}.py").read_text(encoding="utf-8")))
+        named |= set(KEY.findall((runs.ROOT / "lmgym" / "logs" / "doctor" / f"{name}.py").read_text(encoding="utf-8")))
     assert len(named) > 15
     assert named <= recipe_keys().keys()
 

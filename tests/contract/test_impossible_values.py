@@ -22,7 +22,7 @@ from lmgym.rewards.base import Reward
 from lmgym.rollouts.rollout import apply_rewards
 from lmgym.stats.intervals import mean_interval
 from lmgym.stats.paired import compare_paired
-from lmgym.training.preflight import check_new_tokens
+from lmgym.training.planning.preflight import check_new_tokens
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.prepare import prepare
 from tests import runs

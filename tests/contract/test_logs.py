@@ -23,7 +23,15 @@ from lmgym.core.visible import visible
 from lmgym.inference.base import Sampling
 from lmgym.logs.console import Console, Pace, Sample
 from lmgym.logs.formatting import cell_width, duration, shorten, status, table_lines
-from lmgym.logs.plots import LONGEST_TEXT, Records, mean_and_interval, panels, plot_text, running_mean, training_plot
+from lmgym.logs.plots.figures import (
+    LONGEST_TEXT,
+    Records,
+    mean_and_interval,
+    panels,
+    plot_text,
+    running_mean,
+    training_plot,
+)
 from lmgym.logs.rewind import rewind
 from lmgym.logs.writer import StepClock, Writer, read_records
 from lmgym.stats.intervals import Interval, share_interval

@@ -20,7 +20,7 @@ from lmgym.envs.conversation import Conversation
 from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.tools import mcp
 from lmgym.envs.vector import EnvFailure, InProcess, Opening
-from lmgym.training import manifest
+from lmgym.training.checkpoints import manifest
 from lmgym.training.model_card import export
 from lmgym.types import Example
 from tests import runs

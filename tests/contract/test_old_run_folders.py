@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lmgym.cli.main import main
-from lmgym.logs.plots import training_plot
+from lmgym.logs.plots.figures import training_plot
 from lmgym.logs.writer import read_records
 from tests import runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)

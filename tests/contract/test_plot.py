@@ -13,8 +13,8 @@ from hypothesis import strategies as some
 from lmgym.cli.main import main
 from lmgym.config.yaml import write_yaml
 from lmgym.experiments.plotted_runs import plotted_runs
-from lmgym.logs import metric_plot
-from lmgym.logs.metric_plot import Line, caption, spread
+from lmgym.logs.plots import metric as metric_plot
+from lmgym.logs.plots.metric import Line, caption, spread
 from lmgym.logs.writer import Writer
 from lmgym.stats.intervals import student_t
 from tests.runs import complaint

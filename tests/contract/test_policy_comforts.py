@@ -32,9 +32,9 @@ from lmgym.models.builtin import builtin_model, byte_tokenizer
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.shapes import Shapes, shapes_of
-from lmgym.training.memory import estimate
-from lmgym.training.memory_passes import largest_pass
-from lmgym.training.memory_table import Estimate, Part
+from lmgym.training.planning.memory import estimate
+from lmgym.training.planning.memory_passes import largest_pass
+from lmgym.training.planning.memory_table import Estimate, Part
 from lmgym.training.setup import start
 from lmgym.training.stage import begin_stage
 from lmgym.types import Episode, Example, Turn
@@ -654,7 +654,7 @@ def test_check_estimates_a_large_model_from_its_configuration_alone(
 def test_check_stops_where_the_weights_alone_do_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lmgym.training.memory_report.memory_here", lambda kind: 1000)
+    monkeypatch.setattr("lmgym.training.planning.memory_report.memory_here", lambda kind: 1000)
     monkeypatch.setattr("lmgym.training.dry_run.trained_policy", lambda *a: pytest.fail("a model was loaded"))
     assert main(["check", str(runs.write(tmp_path / "recipe.yaml"))]) == 1
     said = capsys.readouterr().out

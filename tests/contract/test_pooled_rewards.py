@@ -15,7 +15,7 @@ from lmgym.core import registry
 from lmgym.core.builtins import BUILTIN
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import Reward, build_rewards, call_reward
-from lmgym.rewards.pooled import packed, unlimited_reason, unpacked
+from lmgym.rewards.running.pooled import packed, unlimited_reason, unpacked
 from lmgym.types import Episode, Example, Turn
 from tests import runs
 from tests.contract import odd_rewards

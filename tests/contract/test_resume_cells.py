@@ -11,8 +11,8 @@ import pytest
 
 from lmgym.config.build import build_config
 from lmgym.core import registry
-from lmgym.training import fingerprint
-from lmgym.training.differences import differences
+from lmgym.training.resuming import fingerprint
+from lmgym.training.resuming.differences import differences
 from lmgym.training.run import Progress
 from lmgym.training.setup import load_data
 from tests import resume_cells

@@ -19,9 +19,9 @@ from lmgym.config.build import section_of
 from lmgym.config.schema import STAGE_KEYS, Config, Stage
 from lmgym.core.validation import field_hints
 from lmgym.logs.writer import read_records
-from lmgym.training import manifest
-from lmgym.training.fingerprint import checksum, data_digest
-from lmgym.training.verdicts import MAY_CHANGE
+from lmgym.training.checkpoints import manifest
+from lmgym.training.resuming.fingerprint import checksum, data_digest
+from lmgym.training.resuming.verdicts import MAY_CHANGE
 from lmgym.types import Example, LabelledStep, RatedAnswer
 from tests import models, runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)

@@ -14,8 +14,9 @@ from lmgym.config.build import build_config
 from lmgym.core import registry
 from lmgym.logs.console import Console
 from lmgym.logs.writer import read_records
-from lmgym.training import contents, manifest
+from lmgym.training.checkpoints import manifest
 from lmgym.training.loop import evaluate_before, finish, stages_left
+from lmgym.training.resuming import contents
 from lmgym.training.setup import start
 from tests import models, runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)

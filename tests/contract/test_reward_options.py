@@ -14,9 +14,9 @@ from lmgym.envs.base import Step
 from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.load import PolicySection, load_policy
-from lmgym.rewards import parallel
 from lmgym.rewards.base import build_rewards, call_reward, check_examples, episodes
 from lmgym.rewards.check import check_reward
+from lmgym.rewards.running import parallel
 from lmgym.rewards.streaming import background_scoring
 from lmgym.rewards.views import without_thinking
 from lmgym.rollouts.players import Actor

@@ -12,7 +12,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.tasks.base import load_task
 from lmgym.tasks.stream import Stream
 from lmgym.tasks.streamed import FIRST, StreamedExamples
-from lmgym.training.fingerprint import data_digest
+from lmgym.training.resuming.fingerprint import data_digest
 from tests import runs
 from tests.parity.test_resume import Interrupting, assert_equal_runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)

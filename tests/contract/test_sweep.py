@@ -26,7 +26,7 @@ from lmgym.experiments.grid import expand, expands, text_of
 from lmgym.experiments.results import Member, seeds_table, settings_table
 from lmgym.experiments.sweep import is_finished, plan, plan_tree, sweep_folder, train_all
 from lmgym.logs.console import Console
-from lmgym.logs.curves import curves_plot, mean_and_band
+from lmgym.logs.plots.curves import curves_plot, mean_and_band
 from lmgym.logs.writer import Writer
 from lmgym.stats.intervals import student_t
 from tests import runs

@@ -19,10 +19,10 @@ from hypothesis.extra.numpy import arrays
 
 from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
-from lmgym.logs import trace_files
 from lmgym.logs.console import Console
-from lmgym.logs.trace_folder import TraceFolder, join, rewind_traces
-from lmgym.logs.traces import (
+from lmgym.logs.traces import files as trace_files
+from lmgym.logs.traces.folder import TraceFolder, join, rewind_traces
+from lmgym.logs.traces.trace import (
     TraceEpisode,
     TraceRow,
     TraceStep,
@@ -287,8 +287,8 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[int]:
 @pytest.mark.parametrize("most", [2**40, 4000], ids=["joining", "joining and shortening"])
 def test_a_kill_at_any_moment_loses_no_step(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed at each call in turn, then taken back to a checkpoint and gone on with, as a resumed run does."""
-    monkeypatch.setattr("lmgym.logs.trace_files.TOGETHER", 4)
-    monkeypatch.setattr("lmgym.logs.trace_folder.TOGETHER", 4)
+    monkeypatch.setattr("lmgym.logs.traces.files.TOGETHER", 4)
+    monkeypatch.setattr("lmgym.logs.traces.folder.TOGETHER", 4)
     whole = tmp_path / "whole"
     filled(whole, STEPS, most)
     for number in itertools.count():

@@ -65,9 +65,7 @@ def test_a_folder_is_locked_before_it_is_decided_where_its_run_stands(tmp_path: 
     assert (folder / "final/model.safetensors").read_bytes() == before
 
 
-def test_a_file_system_that_cannot_lock_is_said_and_trained_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_that_cannot_lock_is_said_and_trained_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def cannot(file: Any, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 

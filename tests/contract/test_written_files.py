@@ -8,9 +8,9 @@ import pytest
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.files import HIDDEN, replacing
-from lmgym.logs.plots import save_figure
+from lmgym.logs.plots.figures import save_figure
 from lmgym.logs.rewind import rewind
-from lmgym.training.checkpoint import write_text
+from lmgym.training.checkpoints.checkpoint import write_text
 from lmgym.training.run import lock_folder
 from lmgym.viewer.notes import NOTES, write_note
 from lmgym.viewer.runs import RunRecords

@@ -17,7 +17,7 @@ from lmgym.algorithms.gkd import GKD
 from lmgym.batch import Batch
 from lmgym.core.errors import LmgymError
 from lmgym.functional.divergences import Divergence, with_rest
-from lmgym.models.fused_divergence import FusedDivergence, with_logits, with_top
+from lmgym.models.kernels.fused_divergence import FusedDivergence, with_logits, with_top
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.rollouts.hints import hinted_episodes, hinted_prompt

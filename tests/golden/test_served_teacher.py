@@ -280,6 +280,7 @@ def test_two_ranks_share_out_the_rows(
 
 # Refusals
 
+
 @pytest.mark.parametrize(
     ("what", "sentence"),
     [

@@ -21,7 +21,7 @@ from lmgym.functional.preferences import pair_loss
 from lmgym.functional.truncation import unpack
 from lmgym.inference.base import Request, Sampling
 from lmgym.inference.sampler import Sampler
-from lmgym.inference.vllm_engine import VLLM, Query, Sampled, weights_of
+from lmgym.inference.vllm.engine import VLLM, Query, Sampled, weights_of
 from lmgym.models import lora
 from lmgym.models.policy import Policy
 from lmgym.rollouts.players import Actor

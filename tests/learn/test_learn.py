@@ -19,7 +19,7 @@ from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.batch import Batch
 from lmgym.config.yaml import read_yaml
 from lmgym.core import registry
-from lmgym.logs.doctor import examine
+from lmgym.logs.doctor.examine import examine
 from lmgym.types import Example, LabelledStep, RatedAnswer
 from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
@@ -125,8 +125,20 @@ LEARNERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     *(
         ({"name": name, "group_size": 4, "minibatches": 2}, FOUR_ANSWERS)
-        for name in ("gspo_token", "gmpo", "luspo", "vespo", "ce_gppo", "clip_cov", "kl_cov", "maxrl", "gpg", "opo",
-                     "otb", "top_entropy")
+        for name in (
+            "gspo_token",
+            "gmpo",
+            "luspo",
+            "vespo",
+            "ce_gppo",
+            "clip_cov",
+            "kl_cov",
+            "maxrl",
+            "gpg",
+            "opo",
+            "otb",
+            "top_entropy",
+        )
     ),
     ({"name": "icepop", "group_size": 4}, FOUR_ANSWERS),
     ({"name": "ipo_mask", "group_size": 4}, FOUR_ANSWERS),

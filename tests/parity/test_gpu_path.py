@@ -11,8 +11,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
-from lmgym.inference import cuda_graphs, decoder
+from lmgym.inference import decoder
 from lmgym.inference.base import Request, Sampling
+from lmgym.inference.kernels import cuda_graphs
 from lmgym.inference.sampler import Sampler
 from lmgym.models.attention.flex import FlexGroups, FlexRows
 from lmgym.models.attention.packed import PackedGroups

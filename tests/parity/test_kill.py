@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lmgym.training import checkpoint
+from lmgym.training.checkpoints import checkpoint
 from tests import runs
 from tests.runs import Shell, assert_equal_runs, shell  # noqa: F401 (a fixture)
 

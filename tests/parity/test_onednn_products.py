@@ -14,15 +14,16 @@ from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.experiments.named_models import NamedModel
 from lmgym.inference.base import Sampling
-from lmgym.inference.onednn_layers import PACK_AT_STEP
+from lmgym.inference.kernels.onednn_layers import PACK_AT_STEP
 from lmgym.inference.proof import prove
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
-from lmgym.models import copies, lora, onednn_products
+from lmgym.models import copies, lora
 from lmgym.models.critic import add_critic
-from lmgym.models.fused_logprobs import FusedLogprobs
+from lmgym.models.kernels import onednn_products
+from lmgym.models.kernels.fused_logprobs import FusedLogprobs
+from lmgym.models.kernels.onednn_products import OneDNNLinear, weight_of
 from lmgym.models.load import PolicySection, load_policy
-from lmgym.models.onednn_products import OneDNNLinear, weight_of
 from lmgym.models.policy import Policy
 from tests import models, rounding, runs
 from tests.parity import test_encoder_decoder as encoder_decoder

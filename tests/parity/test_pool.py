@@ -17,17 +17,17 @@ from lmgym.config.build import build_config
 from lmgym.core import availability, seeds
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.launch import RANK_LOST
-from lmgym.inference import ray_generators
 from lmgym.inference.base import Request, Sampling
-from lmgym.inference.generator import Call
-from lmgym.inference.pool import Here, InUnits
-from lmgym.inference.ray_generators import MOST_LOSSES, RayGenerators, Worker
+from lmgym.inference.pool import ray_generators
+from lmgym.inference.pool.generator import Call
+from lmgym.inference.pool.pool import Here, InUnits
+from lmgym.inference.pool.ray_generators import MOST_LOSSES, RayGenerators, Worker
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.without_weights import with_weights, without_weights
-from lmgym.training import manifest
+from lmgym.training.checkpoints import manifest
 from lmgym.training.engines import make_engine
 from tests import runs
 from tests.parity.test_resume import Interrupting

@@ -11,9 +11,10 @@ from transformers.pytorch_utils import Conv1D
 from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Request, Sampling
-from lmgym.inference.pool import Here, InUnits
+from lmgym.inference.pool.pool import Here, InUnits
 from lmgym.inference.sampler import Sampler
-from lmgym.models import device, load, onednn_linear
+from lmgym.models import device, load
+from lmgym.models.kernels import onednn_linear
 from lmgym.models.policy import Policy
 from lmgym.training import setup
 from lmgym.training.machine import Machine, choose_machine

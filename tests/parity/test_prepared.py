@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from lmgym.inference import mkl_linear
 from lmgym.inference.base import Request, Sampling
-from lmgym.inference.mkl_linear import PACK_AT_STEP, MKLLinearLayers
+from lmgym.inference.kernels import mkl_linear
+from lmgym.inference.kernels.mkl_linear import PACK_AT_STEP, MKLLinearLayers
 from lmgym.inference.sampler import Sampler
 from lmgym.models.policy import Policy
 from tests import models, rounding

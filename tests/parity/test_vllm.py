@@ -31,13 +31,14 @@ from lmgym.config.build import build_config
 from lmgym.core import availability, seeds
 from lmgym.core.errors import LmgymError
 from lmgym.functional.truncation import unpack
-from lmgym.inference import vllm_here, vllm_servers
 from lmgym.inference.base import Completion, Decoding, Request, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.inference.served_teacher import EndpointTeacher
-from lmgym.inference.vllm_engine import SPARE, VLLM, weights_of
-from lmgym.inference.vllm_here import Here
-from lmgym.inference.vllm_servers import Servers, write_weights
+from lmgym.inference.vllm import here as vllm_here
+from lmgym.inference.vllm import servers as vllm_servers
+from lmgym.inference.vllm.engine import SPARE, VLLM, weights_of
+from lmgym.inference.vllm.here import Here
+from lmgym.inference.vllm.servers import Servers, write_weights
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.training.engines import lost_updates

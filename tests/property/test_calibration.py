@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmgym.core.errors import LmgymError
-from lmgym.logs.calibration_plot import calibration_plot
+from lmgym.logs.plots.calibration import calibration_plot
 from lmgym.stats.calibration import Bin, calibration_bins, calibration_error, wilson_interval
 
 confidences = st.lists(st.floats(0.5, 1.0), min_size=1, max_size=60)

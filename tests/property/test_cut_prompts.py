@@ -14,7 +14,7 @@ from lmgym.cli.main import main
 from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.text.chat import Cut, answer_ids, prompt_ids, source_ids
-from lmgym.training.preflight import check_model
+from lmgym.training.planning.preflight import check_model
 from tests import models, runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmgym.batch import Batch, SamplingMask
-from lmgym.models import fused_logprobs
 from lmgym.models.distributions import action_logits, logprobs_of_logits
+from lmgym.models.kernels import fused_logprobs
 from tests import models, rounding
 
 

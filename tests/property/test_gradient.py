@@ -28,7 +28,7 @@ from lmgym.algorithms.replay import Replay
 from lmgym.algorithms.supervised import Supervised
 from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.core.errors import LmgymError
-from lmgym.models import fused_divergence, fused_logprobs
+from lmgym.models.kernels import fused_divergence, fused_logprobs
 from lmgym.models.policy import Policy
 from lmgym.models.skeleton import Skeleton
 from lmgym.types import Episode, Example, Turn
@@ -298,9 +298,7 @@ def test_rows_without_advantage_change_nothing_and_cost_nothing(name: str, model
 def test_the_fast_path_is_the_plain_path(model: str, seed: int, minimum: int, temperature: float) -> None:
     batch = models.batch_of(models.episodes(seed, minimum=minimum, restarts=True), temperature=temperature)
     fast, plain = policy_of(model), policy_of(model, fast=False)
-    one, other = (
-        policy.compute_logprobs(batch, entropy=True, squared_probabilities=True) for policy in (fast, plain)
-    )
+    one, other = (policy.compute_logprobs(batch, entropy=True, squared_probabilities=True) for policy in (fast, plain))
     assert torch.allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-6)
     assert torch.allclose(one.entropy, other.entropy, rtol=0, atol=1e-6)
     assert torch.allclose(one.squared_probabilities, other.squared_probabilities, rtol=0, atol=1e-6)

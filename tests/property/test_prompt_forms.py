@@ -23,7 +23,7 @@ from lmgym.rollouts.rollout import Actor, collect
 from lmgym.tasks.base import examples_from_prompts, load_task
 from lmgym.tasks.prompt_forms import in_form
 from lmgym.text.chat import answer_ids, prompt_ids, written_already
-from lmgym.training.prompt_report import about_prompts, lost_tools, prompt_as_read
+from lmgym.training.planning.prompt_report import about_prompts, lost_tools, prompt_as_read
 from lmgym.types import BarePrompt, Example, RecipeText
 from tests import runs
 from tests.property.test_rendering import CHATML, Script, chat, chat_tokenizer, ids_of, plain, texts

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmgym.inference.base import Request
-from lmgym.inference.units import Units
+from lmgym.inference.pool.units import Units
 
 
 def requests(conversations: list[int | None]) -> list[Request]:

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.core.errors import LmgymError
-from lmgym.training import checkpoint
+from lmgym.training.checkpoints import checkpoint
 from tests import runs
 from tests.torture.crash_images import Call, Disk, read_log
 

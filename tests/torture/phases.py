@@ -56,7 +56,7 @@ PHASES = {  # a phase, and the function that is it
     "saving": "lmgym.training.loop:save_checkpoint",
     "stage's end": "lmgym.training.loop:end_stage",
     "final": "lmgym.training.evaluation_points:save_result",
-    "small files": "lmgym.training.checkpoint:write_text",
+    "small files": "lmgym.training.checkpoints.checkpoint:write_text",
     "plot": "lmgym.training.evaluation_points:training_plot",
     "results": "lmgym.training.evaluation_points:_write_results",
 }

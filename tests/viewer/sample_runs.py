@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from lmgym.logs.trace_files import shard_name
-from lmgym.logs.traces import TraceEpisode, TraceRow, TraceStep, TraceTurn, write_shard
+from lmgym.logs.traces.files import shard_name
+from lmgym.logs.traces.trace import TraceEpisode, TraceRow, TraceStep, TraceTurn, write_shard
 
 SPECIAL = ["<eos>", "<|im_start|>"]
 HOSTILE = (

@@ -15,7 +15,7 @@ from lmgym.algorithms.grpo.former import in_former_keys
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.config.build import plain
 from lmgym.core import registry
-from lmgym.logs.traces import TraceEpisode, TraceRow, TraceStep, TraceTurn
+from lmgym.logs.traces.trace import TraceEpisode, TraceRow, TraceStep, TraceTurn
 from lmgym.viewer.arithmetic import compute, names_in
 from lmgym.viewer.explain import constant, explanation, push_of, symbol_values
 from lmgym.viewer.formulas import FAMILIES

@@ -9,7 +9,7 @@ from typing import Any
 
 from lmgym.compat.rl4lms.data_pool import SPLITS
 from lmgym.logs.formatting import json_text
-from lmgym.training.checkpoint import write_text
+from lmgym.training.checkpoints.checkpoint import write_text
 from lmgym.types import Episode
 
 

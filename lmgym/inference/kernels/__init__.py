@@ -1,0 +1,1 @@
+"""Faster ways to compute one decoding step."""

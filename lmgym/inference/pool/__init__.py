@@ -1,0 +1,1 @@
+"""A rollout cut into units, which several processes compute."""

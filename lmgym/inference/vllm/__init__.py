@@ -1,0 +1,1 @@
+"""Answers sampled by vLLM, here or on servers."""

@@ -1,0 +1,338 @@
+"""The doctor: what is wrong with a run, worst first.
+
+`Watch` holds the rules (rules_policy.py, rules_reward.py) against the steps of a stage as they come. Training does that
+while it trains; `examine` does it with the records of a run folder, so both find the same at the same step.
+docs/doctor.md has the table of the rules: thresholds with their reasons, remedies, and the runs that prove them.
+"""
+
+import fcntl
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lmgym.core.errors import LmgymError
+from lmgym.logs.doctor import rules_policy as policy
+from lmgym.logs.doctor import rules_reward as reward
+from lmgym.logs.doctor.facts import Answer, Facts, Record, answer_of_record, bounded, facts_of
+from lmgym.logs.doctor.history import WINDOW, History, Level, Sign, mean
+from lmgym.logs.writer import METRICS, ROLLOUTS, at_once, read_records
+
+LEVELS: tuple[Level, ...] = ("severe", "moderate", "minor")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule and its name. It judges the stages that it is `about`, from so many `steps` on; one that compares
+    evaluations, those of the metric that `held_out` names. `live`: training warns of it; of the others the loop itself
+    warns.
+    Example: next(rule for rule in RULES if rule.name == "entropy_collapse").check(history)"""
+
+    name: str
+    check: Callable[[History], Sign | None]
+    about: Callable[[History], bool]
+    steps: int = 2 * WINDOW
+    held_out: Callable[[History], str | None] | None = None
+    live: bool = True
+
+    def lacks(self, history: History) -> str:
+        """What the rule lacks to judge a stage; empty if it has enough, or if it is about what the stage has not."""
+        if not self.about(history):
+            return ""
+        if len(history) < self.steps:
+            return f"needs {self.steps} steps"
+        if self.held_out is None:
+            return ""
+        metric = self.held_out(history)
+        if metric is None and history.evaluations:
+            return "needs a held-out metric that is no part of the reward: name one in evaluation.metrics"
+        compared = metric and reward.held_out_change(history, metric) and history.then_and_now("reward")[0]
+        return "" if compared else "needs two evaluations of several prompts, some 15 steps apart"
+
+
+def has(*columns: str) -> Callable[[History], bool]:
+    """Whether the records of a stage have one of these metrics."""
+    return lambda history: any(column in history.columns for column in columns)
+
+
+RULES = (
+    Rule("entropy_collapse", policy.entropy_collapse, has("entropy")),
+    Rule("entropy_growth", policy.entropy_growth, has("entropy")),
+    Rule("reward_collapse", reward.reward_collapse, has("reward"), WINDOW + 1),
+    Rule("rarely_earned", reward.rarely_earned, has("reward"), WINDOW),
+    Rule("overfitting", reward.overfitting, has("reward"), held_out=lambda _: "reward"),
+    Rule("reward_hacking", reward.reward_hacking, has("reward"), held_out=reward.goal_metric),
+    Rule("repeated_phrases", reward.repeated_phrases, has("repeated")),
+    Rule("equal_groups", reward.equal_groups, has("zero_variance_groups"), WINDOW),
+    Rule("truncation", reward.truncation, has("truncated"), WINDOW),
+    Rule("context_overflow", reward.context_overflow, has("truncated/context"), WINDOW, live=False),
+    Rule("length_drift", reward.length_drift, has("length/mean")),
+    Rule("kl_blow_up", policy.kl_blow_up, has("kl/reference")),
+    Rule("sampler_gap", policy.sampler_gap, has("sampler_logprob_gap"), WINDOW, live=False),
+    Rule("one_component", reward.one_component, lambda history: len(history.facts.weights) > 1),
+    Rule("dead_critic", policy.dead_critic, has("value/explained_variance"), policy.CRITIC_STEPS),
+    Rule("learning_rate_too_high", policy.learning_rate_too_high, has(*policy.TOO_HIGH), WINDOW),
+    Rule("learning_rate_too_low", policy.learning_rate_too_low, has("reward"), policy.STILL_STEPS),
+    Rule("stale_rollouts", policy.stale_rollouts, has("version_lag"), WINDOW),
+    Rule("slow_part", policy.slow_part, has("seconds"), WINDOW),
+    Rule("environment_errors", policy.environment_errors, has("environment_errors"), 1, live=False),
+)
+LIVE = frozenset(rule.name for rule in RULES if rule.live)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule has found in a stage: the `step` of the stage (counted from 0) where it showed first, its `sign` at
+    its worst, at `sign_step`, and the last step where it still showed. `held`: that was at the end of the stage; else
+    `end_value` is what the sign's metric was in the end.
+
+    Example: [(finding.rule, finding.step, finding.sign.what) for finding in examine(Path("runs/a"), recipe).findings]
+    """
+
+    rule: str
+    stage: int
+    stage_name: str
+    step: int
+    sign: Sign
+    sign_step: int
+    last_step: int
+    held: bool = True
+    end_value: float | None = None
+
+    @property
+    def title(self) -> str:
+        return self.rule.replace("_", " ")
+
+    @property
+    def level(self) -> Level:
+        """The sign's; one less for what was over before the end. What compares evaluations is about the outcome, so the
+        last of them refutes it: minor."""
+        if self.sign.held_out and not self.held:
+            return "minor"
+        place = LEVELS.index(self.sign.level) + (not self.held)
+        return LEVELS[min(place, len(LEVELS) - 1)]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, in one dictionary."""
+        named = {"rule": self.rule, "level": self.level, "stage": self.stage, "stage_name": self.stage_name}
+        steps = {"step": self.step, "last_step": self.last_step, "held_to_the_end": self.held}
+        shown = {key: value for key, value in vars(self.sign).items() if key != "level"}
+        return named | steps | shown | {"value_step": self.sign_step, "end_value": self.end_value}
+
+
+class Watch:
+    """Asks all rules after each step of a stage. `findings` has what each has found first, or at its worst level.
+
+    Example:
+        >>> watch = Watch(facts_of(recipe, stage=0))
+        >>> for record in records:
+        ...     for finding in watch.add_step(record):
+        ...         print(finding.step, finding.sign.what)
+    """
+
+    def __init__(self, facts: Facts):
+        self.history = History(facts)
+        self.findings: dict[str, Finding] = {}
+
+    def add_step(self, record: Record, answers: Sequence[Answer] = ()) -> list[Finding]:
+        """Take a train record and the answers to the step's first prompt; returns what is found for the first time."""
+        self.history.add_step(record, answers)
+        return self._ask()
+
+    def add_evaluation(self, record: Record) -> None:
+        """Take an evaluation's record; what it shows is found at the next step, or by `close`."""
+        self.history.add_evaluation(record)
+
+    def close(self) -> None:
+        """Ask the rules once more, of the last step and of the evaluation after it; what no longer holds is noted with
+        the number of the end."""
+        if len(self.history):
+            self._ask()
+        for name, known in self.findings.items():
+            if not known.held:
+                self.findings[name] = replace(known, end_value=self._newest(known.sign))
+
+    def unjudged(self) -> dict[str, list[str]]:
+        """The rules that had too little to judge the stage, by what they lack."""
+        found: dict[str, list[str]] = {}
+        for rule in RULES:
+            if rule.name not in self.findings and (lacks := rule.lacks(self.history)):
+                found.setdefault(lacks, []).append(rule.name)
+        return found
+
+    def _newest(self, sign: Sign) -> float | None:
+        """The newest number of a sign's metric."""
+        if sign.held_out:
+            return bounded(self.history.evaluations[-1].get(sign.metric))
+        recent = self.history.recent(sign.metric)
+        return mean(recent) if recent else None
+
+    def _ask(self) -> list[Finding]:
+        facts, step, new = self.history.facts, self.history.steps[-1], []
+        for rule in RULES:
+            sign, known = rule.check(self.history), self.findings.get(rule.name)
+            if known is None and sign is not None:
+                new.append(Finding(rule.name, facts.stage, facts.name, step, sign, step, step))
+                self.findings[rule.name] = new[-1]
+            elif known is not None and sign is None:
+                self.findings[rule.name] = replace(known, held=False)
+            elif known is not None and sign is not None:
+                if LEVELS.index(sign.level) < LEVELS.index(known.sign.level):
+                    known = replace(known, sign=sign, sign_step=step)
+                self.findings[rule.name] = replace(known, last_step=step, held=True)
+        return new
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `examine` has found in a run folder; `histories` has the numbers of each stage, `unjudged` for each stage
+    the rules that had too little to judge it, by what they lack.
+
+    `state` is "finished", "running" (another process trains in it now) or "unfinished". `seconds` has for each stage
+    the mean of a step and of its parts.
+    """
+
+    folder: Path
+    state: str
+    findings: list[Finding]
+    histories: list[History]
+    seconds: dict[str, dict[str, float]]
+    unjudged: dict[str, dict[str, list[str]]]
+
+    @property
+    def steps(self) -> int:
+        return sum(map(len, self.histories))
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        found = [finding.as_json() for finding in self.findings]
+        return {
+            "run": str(self.folder),
+            "state": self.state,
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "unjudged": self.unjudged,
+            "findings": found,
+        }
+
+
+def examine(folder: Path, recipe: Mapping[str, Any]) -> Diagnosis:
+    """Read a run folder and hold all rules against it; `recipe` is the tree of its recipe.yaml. Worst first: by level,
+    then what held to the end, then by step. Raises LmgymError for a folder without records, and for damaged ones.
+
+    Example: examine(Path("runs/a"), read_yaml(Path("runs/a/recipe.yaml"))).findings[0].sign.remedy
+    """
+    records, answers = list(read_records(folder / METRICS)), _tracked_answers(folder)
+    watches: dict[int, Watch] = {}
+    for record in records:
+        stage = record["stage"]
+        if stage not in watches:
+            watches[stage] = Watch(facts_of(recipe, stage, _precision(folder)))
+        if record["kind"] == "train":
+            watches[stage].add_step(record, answers.get((stage, record["step"]), ()))
+        elif record["kind"] == "evaluation":
+            watches[stage].add_evaluation(record)
+    for watch in watches.values():
+        watch.close()
+    histories = [watch.history for _, watch in sorted(watches.items())]
+    findings = [finding for watch in watches.values() for finding in watch.findings.values()]
+    state = _state(folder, histories)
+    if state == "unfinished" and (early := _ended_early(folder, recipe, histories)):
+        findings.append(early)
+    findings.sort(key=lambda found: (LEVELS.index(found.level), not found.held, found.stage, found.step))
+    seconds = {_name(one): _seconds(one) for one in histories if len(one)}
+    unjudged = {_name(watch.history): watch.unjudged() for _, watch in sorted(watches.items())}
+    return Diagnosis(folder, state, findings, histories, seconds, unjudged)
+
+
+def _tracked_answers(folder: Path) -> dict[tuple[int, int], list[Answer]]:
+    """The answers to the first prompt of each step. A folder without rollouts.jsonl has none."""
+    tracked: dict[tuple[int, int], list[Answer]] = {}
+    if (folder / ROLLOUTS).is_file():
+        for record in read_records(folder / ROLLOUTS):
+            if record["kind"] == "train" and record.get("group", 0) == 0:
+                tracked.setdefault((record["stage"], record["step"]), []).append(answer_of_record(record))
+    return tracked
+
+
+def _precision(folder: Path) -> str:
+    """What machine.json says of it; empty if that cannot be read."""
+    try:
+        return str(json.loads((folder / "machine.json").read_text(encoding="utf-8"))["compute"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _state(folder: Path, histories: Sequence[History]) -> str:
+    """Finished: summary.json is about the last step that was recorded."""
+    if _is_locked(folder / ".lock"):
+        return "running"
+    try:
+        after = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["after"]
+        stage, step = after["stage"], after["step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "unfinished"
+    trained = [history for history in histories if len(history)]
+    last = trained[-1] if trained else None
+    return "finished" if last is None or (stage == last.facts.name and step == last.steps[-1] + 1) else "unfinished"
+
+
+def _is_locked(path: Path) -> bool:
+    """True if another process trains in the folder of this lock."""
+    try:
+        with open(path, opener=at_once) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a folder of an older version has no lock
+        return False
+    return False
+
+
+def _ended_early(folder: Path, recipe: Mapping[str, Any], histories: Sequence[History]) -> Finding | None:
+    """That a run ended before its last step, or before its results were written."""
+    last = next((history for history in reversed(histories) if len(history)), None)
+    if last is None:
+        return None
+    step, facts = last.steps[-1], last.facts
+    planned, several = recipe["stages"][facts.stage].get("steps", "?"), len(recipe["stages"]) > 1
+    losses = [name for name in last.columns if name.startswith("loss/")]
+    metric = next((name for name in ("reward", *losses, *last.columns) if name in last.columns), "")
+    where = f" of stage {facts.name}" if several else ""
+    sign = Sign(
+        "moderate",
+        f"the run ended after {step + 1} of {planned} steps{where}, without its results: it was stopped, killed, or it "
+        "failed",
+        f"go on with `lmgym train {folder}`; if it ends again, its last sentence says why",
+        metric,
+        last.columns[metric][-1] if metric else 0.0,
+        steps=1,
+    )
+    return Finding("ended_early", facts.stage, facts.name, step, sign, step, step)
+
+
+def _seconds(history: History) -> dict[str, float]:
+    """The mean seconds of a step and of its parts; the first step, which compiles and fills caches, does not count."""
+    found = {}
+    for name in ("seconds", "seconds/rollout", "seconds/update"):
+        values = [value for value in history.columns.get(name, []) if value == value]
+        if values:
+            found[name] = mean(values[1:] or values)
+    return found
+
+
+def _name(history: History) -> str:
+    return history.facts.name or f"stage {history.facts.stage + 1}"
+
+
+def check_is_run(folder: Path) -> None:
+    """Raise LmgymError unless this is the folder of a single run."""
+    if not folder.is_dir():
+        raise LmgymError(f"there is no run folder {folder}")
+    if (folder / METRICS).is_file():
+        return
+    members = sorted(path.parent.name for path in folder.glob(f"*/{METRICS}"))
+    if members:
+        raise LmgymError(f"{folder} holds {len(members)} runs; name one of them, such as {folder / members[0]}")
+    raise LmgymError(f"{folder} has no {METRICS}, so it is no run; name the folder of a run, such as runs/quickstart")

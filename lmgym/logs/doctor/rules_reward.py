@@ -1,0 +1,290 @@
+"""The doctor's rules about rewards and answers (see examine.py)."""
+
+import math
+
+from lmgym.logs.doctor.facts import bounded
+from lmgym.logs.doctor.history import SOLVED, WINDOW, History, Sign, errors_apart, fell, mean, rose
+
+EQUAL_GROUPS, NO_GROUPS = 0.8, 0.95
+"""Share of groups without a signal: docs/metrics.md calls up to a half healthy; from here most sampling is lost."""
+CUT, MOSTLY_CUT, FEWEST = 0.25, 0.5, 5
+"""Shares of answers that were cut off; a good run had 0.16 (distill_miniature). The fewest whole answers to compare
+with."""
+HEALING = 0.75
+"""A share of cut answers that falls to this part of itself, from one half of a window to the next, mends itself."""
+DRIFT = 2.0
+"""Factor by which the mean length changes."""
+LOST = 0.4
+"""Share of the range between the worst and the best answer that the mean reward has lost again."""
+CARRIED = 0.9
+"""Share of the gain in reward that one component brings."""
+GAIN, FOLLOWS = 0.1, 0.5
+"""Least gain in reward, as a share of the range of scores, that a held-out metric is compared with; the share of it
+that the metric must be able to have gained within its interval."""
+RARELY, FEW = 0.02, 2.0
+"""Share of the answers that earn a reward, and their number in a step, below both of which there is hardly anything to
+learn from. frozen_lake begins at 0.014 of 256, which is 3.6, and learns."""
+REPEATED = 0.5
+"""Share of repeated runs of four tokens: human text is below 0.01, degenerate text above 0.4 (arXiv 1908.04319)."""
+ALWAYS_EVALUATED = ("reward", "length/mean", "truncated", "truncated/context", "environment_errors", "reference_nll")
+LOWER_IS_BETTER = ("perplexity", "causal_perplexity")
+
+Bounds = tuple[float, float, float]  # mean, low, high
+
+
+def reward_collapse(history: History) -> Sign | None:
+    """The reward has fallen from its best window by much of the range of scores."""
+    recent, (low, high) = history.recent("reward"), history.ranges.get("", (0.0, 0.0))
+    if not recent or history.best is None or high <= low:
+        return None
+    best, values, step = history.best
+    if best - mean(recent) < LOST * (high - low) or not fell(values, recent):
+        return None
+    return Sign(
+        "severe",
+        f"the reward has fallen to {mean(recent):.3g}; it was {best:.3g} in the steps up to step {step + 1}",
+        "begin anew from a checkpoint before it (policy.model) with a lower optimizer.learning_rate or "
+        "algorithm.entropy_coefficient; checkpoint.keep keeps more of them",
+        "reward",
+        mean(recent),
+        best - LOST * (high - low),
+    )
+
+
+def overfitting(history: History) -> Sign | None:
+    """From the first evaluation to the newest the training reward has risen, and the held-out reward has risen by less
+    than half of that, and lies below it."""
+    low, high = history.ranges.get("", (0.0, 0.0))
+    gain, change = relative_gain(history), held_out_change(history, "reward")
+    if gain is None or change is None:
+        return None
+    (then, now), (before, after) = history.then_and_now("reward"), change
+    if after[2] - before[1] >= FOLLOWS * gain * (high - low) or mean(now) <= after[2]:
+        return None
+    return Sign(
+        "severe",
+        f"the training reward has risen from {mean(then):.3g} to {mean(now):.3g}, the held-out reward went from "
+        f"{before[0]:.3g} to {after[0]:.3g}",
+        "train on more or other prompts (task), for fewer steps, or with early_stop on a held-out metric",
+        "reward",
+        after[0],
+        held_out=True,
+    )
+
+
+def reward_hacking(history: History) -> Sign | None:
+    """From the first evaluation to the newest the training reward has risen, by however little, and the first held-out
+    metric that is no part of it is lower; or the reward has risen by much, and that metric, if it lies between 0 and 1,
+    by less than half as much."""
+    gain, name = relative_gain(history), goal_metric(history)
+    change = held_out_change(history, name) if name else None
+    if name is None or change is None or not rose(*history.then_and_now("reward")):
+        return None
+    before, after = change
+    lower, share = after[2] < before[1], all(0 <= bound <= 1 for bound in (*before, *after))
+    # The last: it could have risen.
+    flat = share and gain is not None and after[2] - before[1] < FOLLOWS * gain < 1 - before[0]
+    if not (lower or flat):
+        return None
+    return Sign(
+        "severe" if lower else "moderate",
+        f"the reward has risen, and the held-out metric {name}, which is no part of it, went from {before[0]:.3g} to "
+        f"{after[0]:.3g}: the reward may be gamed",
+        f"read the answers (rollouts.jsonl) and mend the function in rewards; early_stop on {name} ends such a run",
+        name,
+        after[0],
+        held_out=True,
+    )
+
+
+def repeated_phrases(history: History) -> Sign | None:
+    """Answers have begun to repeat themselves."""
+    first, recent = history.first("repeated"), history.recent("repeated")
+    if not (history.two_windows and recent) or mean(recent) < max(REPEATED, 2 * mean(first or [0.0])):
+        return None
+    before = f", {mean(first):.0%} in the first steps" if first else ""
+    return Sign(
+        "severe",
+        f"{mean(recent):.0%} of the runs of four tokens in an answer are repeats{before}",
+        "let rewards cost repetition (a metric such as distinct_2 shows it), or raise algorithm.kl_coefficient",
+        "repeated",
+        mean(recent),
+        REPEATED,
+    )
+
+
+def equal_groups(history: History) -> Sign | None:
+    """Most groups have equal scores, and the task is not solved."""
+    recent = history.recent("zero_variance_groups")
+    if not recent or mean(recent) < EQUAL_GROUPS or history.solved:
+        return None
+    return Sign(
+        "severe" if mean(recent) >= NO_GROUPS else "moderate",
+        f"{mean(recent):.0%} of the groups have equal scores, from which a group baseline learns nothing",
+        "choose easier or harder prompts (task), a finer reward, or a larger algorithm.group_size; with a base model, "
+        "begin with a supervised stage",
+        "zero_variance_groups",
+        mean(recent),
+        EQUAL_GROUPS,
+    )
+
+
+def truncation(history: History) -> Sign | None:
+    """Many answers are cut off, not fewer and fewer, and that costs them their reward: whole ones earn more, or no
+    answer earns anything else than the others."""
+    recent = [] if context_overflow(history) else history.recent("truncated")
+    half = len(recent) // 2
+    if not recent or mean(recent) < CUT or (half and mean(recent[half:]) < HEALING * mean(recent[:half])):
+        return None  # few, or fewer and fewer
+    cut = [answer.score for answer in history.answers if answer.cut]
+    whole = [answer.score for answer in history.answers if not answer.cut]
+    costs = len(whole) >= FEWEST and rose(cut, whole)
+    if not costs and (history.solved or len(set(history.recent("reward"))) != 1):
+        return None
+    why = f"and earn {mean(cut):.3g} on average, whole ones {mean(whole):.3g}" if costs else "and all earn the same"
+    return Sign(
+        "severe" if mean(recent) >= MOSTLY_CUT else "moderate",
+        f"{mean(recent):.0%} of the answers are cut off, {why}",
+        "raise sampling.max_new_tokens, or name what ends an answer in sampling.stop; with a base model, begin with a "
+        "supervised stage",
+        "truncated",
+        mean(recent),
+        CUT,
+    )
+
+
+def context_overflow(history: History) -> Sign | None:
+    """Episodes fill the model's context, and more tokens an answer would not help."""
+    share = math.fsum(history.recent("truncated/context")) / WINDOW
+    if share < CUT:
+        return None
+    return Sign(
+        "severe" if share >= MOSTLY_CUT else "moderate",
+        f"{share:.0%} of the episodes are cut off where the model's context is full",
+        "lower env.max_turns or sampling.max_new_tokens, let the environment write less, or take a model with a longer "
+        "context",
+        "truncated/context",
+        share,
+        CUT,
+    )
+
+
+def length_drift(history: History) -> Sign | None:
+    """Answers have become twice or half as long, and that has brought nothing: the reward has not risen, or the metric
+    that is no part of it has not."""
+    first, recent = history.first("length/mean"), history.recent("length/mean")
+    if not (history.two_windows and first and recent and mean(first) > 0):
+        return None
+    factor, goal = mean(recent) / mean(first), reward_hacking(history)
+    if 1 / DRIFT < factor < DRIFT or (history.gained and goal is None):
+        return None
+    longer, flat = factor > 1, goal.metric if goal else "the reward"
+    return Sign(
+        "moderate",
+        f"answers went from {mean(first):.3g} to {mean(recent):.3g} tokens, and {flat} has not risen with it",
+        "let length cost something (the reward overlong), or set algorithm.mask_truncated: true"
+        if longer
+        else "lower the weight of what pays short answers (rewards), or set sampling.min_new_tokens",
+        "length/mean",
+        mean(recent),
+        mean(first) * (DRIFT if longer else 1 / DRIFT),
+    )
+
+
+def one_component(history: History) -> Sign | None:
+    """One component brings the gain in reward, while another of at least its weight stays where it was, with room."""
+    weights = {name: weight for name, weight in history.facts.weights.items() if weight}
+    windows = {name: (history.first(f"reward/{name}"), history.recent(f"reward/{name}")) for name in weights}
+    if len(weights) < 2 or not history.two_windows or not history.gained:
+        return None
+    if not all(first and recent for first, recent in windows.values()):
+        return None
+    gains = {name: weights[name] * (mean(recent) - mean(first)) for name, (first, recent) in windows.items()}
+    carrier = max(gains, key=lambda name: gains[name])
+    if gains[carrier] < CARRIED * sum(gain for gain in gains.values() if gain > 0):
+        return None
+    for name in sorted(weights, key=lambda name: -abs(weights[name])):
+        better = errors_apart(*windows[name]) * (1 if weights[name] > 0 else -1)
+        if name == carrier or abs(weights[name]) < abs(weights[carrier]) or better >= 2 or not _has_room(history, name):
+            continue
+        before, after = (mean(window) for window in windows[name])
+        return Sign(
+            "moderate",
+            f"the component {carrier} alone brings the gain in reward; {name}, of no less weight, went from "
+            f"{before:.3g} to {after:.3g}",
+            f"lower the weight of {carrier} in rewards (0 makes it a metric only), or make {name} easier to earn",
+            f"reward/{name}",
+            after,
+        )
+    return None
+
+
+def rarely_earned(history: History) -> Sign | None:
+    """Hardly any answer earns the reward of the largest weight (or the environment's), and not more and more do."""
+    weights = {name: weight for name, weight in history.facts.weights.items() if weight}
+    heaviest, answers = max(weights, key=lambda name: weights[name], default=""), history.recent("answers")
+    column = f"reward/{heaviest}" if heaviest else "reward"
+    first, recent, (low, high) = history.first(column), history.recent(column), history.ranges.get(heaviest, (0.0, 0.0))
+    if not (recent and answers and history.facts.rewarded) or (heaviest and weights[heaviest] <= 0):
+        return None
+    # Where all tracked answers earned the same, that is nothing, or there is no telling what more would be.
+    if low == high and low > 0:
+        return None
+    share = (mean(recent) - low) / (high - low if high > low else max(1.0, -low))
+    half = len(recent) // 2
+    if share >= RARELY or share * mean(answers) >= FEW or rose(first, recent) or rose(recent[:half], recent[half:]):
+        return None
+    metric = heaviest or "reward"
+    held_out = [bounded(record.get(metric)) for record in history.evaluations[-1:]]
+    also = "" if held_out in ([], [None]) else f"; held-out {metric} is {held_out[0]:.3g}"
+    named = f"the reward {heaviest}, which has the largest weight," if len(weights) > 1 else "the reward"
+    return Sign(
+        "severe" if mean(recent) <= low else "moderate",
+        f"{named} is hardly ever earned: its mean is {mean(recent):.3g}, as if {share * mean(answers):.2g} of "
+        f"{mean(answers):.0f} answers in a step had the best{also}",
+        "choose easier prompts (task), begin with a supervised stage, let the reward pay what is nearly right, or take "
+        "more answers to a prompt (algorithm.group_size)",
+        column,
+        mean(recent),
+        low + RARELY * (high - low if high > low else max(1.0, -low)),
+    )
+
+
+def relative_gain(history: History) -> float | None:
+    """By how much of the range of scores the training reward has risen from the first evaluation to the newest; None if
+    it has not, or by less than a tenth."""
+    low, high = history.ranges.get("", (0.0, 0.0))
+    then, now = history.then_and_now("reward")
+    if not (high > low and rose(then, now)):
+        return None
+    gain = (mean(now) - mean(then)) / (high - low)
+    return gain if gain >= GAIN else None
+
+
+def goal_metric(history: History) -> str | None:
+    """The first held-out metric that is no part of the reward."""
+    trained = {name for name, weight in history.facts.weights.items() if weight}
+    for name in history.evaluations[-1] if history.evaluations else ():
+        has_interval = f"{name}/low" in history.evaluations[-1] and "/" not in name
+        if has_interval and name not in (*ALWAYS_EVALUATED, *LOWER_IS_BETTER, *trained):
+            return name
+    return None
+
+
+def held_out_change(history: History, name: str) -> tuple[Bounds, Bounds] | None:
+    """A held-out metric in the first and in the newest evaluation. None with fewer than two evaluations, or without
+    intervals, which say how much of a change may be chance."""
+    if len(history.evaluations) < 2:
+        return None
+    ends = (history.evaluations[0], history.evaluations[-1])
+    found = [[bounded(record.get(f"{name}{end}")) for end in ("", "/low", "/high")] for record in ends]
+    known = [(middle, low, high) for middle, low, high in found if None not in (middle, low, high)]
+    return (known[0], known[1]) if len(known) == 2 else None  # type: ignore[return-value]
+
+
+def _has_room(history: History, name: str) -> bool:
+    """True if a component could still get better. One that has been constant has room if it never earned anything."""
+    standing, sign = history.standing(name), 1 if history.facts.weights[name] > 0 else -1
+    if standing is None:
+        return sign * mean(history.recent(f"reward/{name}")) <= 0
+    return (standing if sign > 0 else 1 - standing) < SOLVED

@@ -1,0 +1,68 @@
+"""The picture of a reward model's calibration: how sure it was, against how often it was right."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmgym.core.errors import LmgymError
+from lmgym.logs.plots.figures import BLUE, GREY, STYLE, save_figure
+from lmgym.stats.calibration import Bin, calibration_error
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def calibration_plot(bins: Sequence[Bin], out: Path) -> Path:
+    """Draw the bins: above, the share of right decisions over their mean confidence, with Wilson's 95% interval and the
+    diagonal that a calibrated model lies on; below, how many decisions each bin has. Returns `out` (a PNG). Raises
+    LmgymError without a bin.
+
+    Example: calibration_plot(calibration_bins(confidences, right), Path("runs/rm/calibration.png"))
+    """
+    from matplotlib import style  # imported here since matplotlib takes long to import
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    if not bins:
+        raise LmgymError(f"{out}: there is no decision of a reward model to draw")
+    with style.context(["default", STYLE]):
+        figure = Figure(figsize=(5.5, 6), dpi=100, layout="constrained")
+        FigureCanvasAgg(figure)
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
+        _reliability(above, bins)
+        _counts(below, bins)
+        save_figure(figure, out)
+    return out
+
+
+def _reliability(axes: "Axes", bins: Sequence[Bin]) -> None:
+    axes.plot([0.5, 1], [0.5, 1], color=GREY, linewidth=1, linestyle=(0, (4, 3)), label="calibrated")
+    shares = [one.right for one in bins]
+    below = [one.right - one.right_low for one in bins]
+    beyond = [one.right_high - one.right for one in bins]
+    axes.errorbar(
+        [one.confidence for one in bins],
+        shares,
+        yerr=[[max(one, 0.0) for one in below], [max(one, 0.0) for one in beyond]],  # rounding may be below 0
+        color=BLUE,
+        marker="o",
+        markersize=5.5,
+        linestyle="none",
+        elinewidth=1.8,
+        capsize=3,
+        label="decisions of a bin, 95% interval",
+    )
+    axes.set_xlim(0.49, 1.01)
+    axes.set_ylim(min(0.48, *(one.right_low - 0.02 for one in bins)), 1.02)
+    axes.set_ylabel("share that is right")
+    decisions = sum(one.count for one in bins)
+    axes.set_title(f"Calibration error {calibration_error(bins):.3f} of {decisions:,} decisions", pad=22)
+    # Above the axes, below the title: there it hides no data.
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.1)
+
+
+def _counts(axes: "Axes", bins: Sequence[Bin]) -> None:
+    widths = [one.high - one.low for one in bins]
+    axes.bar([one.low for one in bins], [one.count for one in bins], width=widths, align="edge", color=BLUE, alpha=0.5)
+    axes.set_ylabel("decisions")
+    axes.set_xlabel("confidence: the probability of what was decided")

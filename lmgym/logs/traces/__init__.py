@@ -1,0 +1,1 @@
+"""The numbers of every token of some answers, as files."""

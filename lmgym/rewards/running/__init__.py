@@ -1,0 +1,1 @@
+"""Rewards in processes with time limits, beside generation."""

@@ -1,0 +1,1 @@
+"""What a checkpoint holds, how it is written and read."""

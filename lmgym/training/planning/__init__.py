@@ -1,0 +1,1 @@
+"""Before a run: do lengths, memory and time fit?"""

@@ -1,0 +1,316 @@
+"""Whether a recipe, its data and its model fit each other, checked before anything is trained.
+
+`check_model` reads the model's configuration and tokenizer only, so a recipe that cannot work is refused before any
+weight is loaded. `check_fit` counts the tokens of the data, with the policy loaded.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lmgym.algorithms.pairs import Pairs
+from lmgym.algorithms.requirements import ServedTeacher
+from lmgym.config.schema import Config, Stage
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
+from lmgym.functional.truncation import packed_bytes
+from lmgym.inference.base import Sampling
+from lmgym.inference.completions import check_memory
+from lmgym.inference.served_teacher import EndpointTeacher
+from lmgym.models.builtin import is_builtin
+from lmgym.models.load import PolicySection, check_start_token, load_tokenizer, read_model_info
+from lmgym.models.policy import Policy
+from lmgym.models.reward_model import as_reward_model
+from lmgym.rollouts.given_answers import check_labelled
+from lmgym.tasks.streamed import first_of
+from lmgym.text.chat import (
+    answer_ids,
+    decoder_answer_ids,
+    has_template,
+    messages_of,
+    plain_text,
+    prompt_ids,
+    source_ids,
+    start_ids,
+)
+from lmgym.text.control import control_tokens
+from lmgym.text.steps import step_ids
+from lmgym.training.planning.prompt_report import about_prompts
+from lmgym.training.run import Data
+from lmgym.types import Example, Message
+
+
+def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
+    """Raise LmgymError if the recipe and its examples (by stage) do not fit the model's configuration and tokenizer."""
+    facts = read_model_info(config.policy)
+    if config.policy.context_start_token is not None:
+        words = load_tokenizer(config.policy) if facts.encoder_decoder else None
+        check_start_token(config.policy, facts.encoder_decoder, words, facts.vocabulary)
+    for stage in config.stages:
+        stage.algorithm.check_vocabulary(facts.vocabulary)
+        if facts.vocabulary:
+            check_sampling(config, stage, facts.vocabulary)
+        if (teacher := stage.algorithm.requirements.teacher) and teacher not in OWN_TEACHERS:
+            check_teacher(config.policy, teacher)
+        if (served := stage.algorithm.requirements.served_teacher) is not None:
+            check_served_teacher(config.policy, served, facts.encoder_decoder, facts.vocabulary)
+    check_cut(config)
+    chat = next((e for own in examples for e in first_of(own) if not isinstance(e.prompt, str)), None)
+    if facts.encoder_decoder and chat is not None and not load_tokenizer(config.policy).chat_template:
+        raise LmgymError(
+            f"example '{chat.id}' is a chat of several messages, and {config.policy.model} is an encoder-decoder "
+            "without a chat template; take a task of plain prompts (prompt_prefix in place of system_prompt), or a "
+            "chat model"
+        )
+
+
+def check_fit(config: Config, data: Data, policy: Policy, say: Callable[[str], None]) -> None:
+    """Raise LmgymError, naming the example, if a prompt or reference is too long. `say` is told how many are cut."""
+    stages = [(stage, first_of(examples)) for stage, examples in zip(config.stages, data.training, strict=True)]
+    if (makes := config.stages[-1].algorithm.requirements.makes) != "policy":
+        as_reward_model(policy, makes)  # raises where there is no such model
+    for stage, examples in stages:
+        check_pairs(stage, examples, data)
+        check_steps(stage, examples, data)
+    for stage in config.stages:
+        for sampling in (stage.sampling, config.evaluation.decoding(stage.sampling)):
+            check_new_tokens(sampling, policy)
+    asked = {f"stage {stage.name}": examples for stage, examples in stages}
+    asked |= {f"evaluation on {split}": examples for split, examples in data.held_out.items()}
+    for where, examples in asked.items():
+        for sentences in about_prompts(examples, policy.tokenizer):
+            for sentence in sentences:
+                say(f"{where}: {sentence}")
+        if cut := cut_prompts(examples, config.policy, policy):
+            say(f"{where}: {cut}")
+    for stage, examples in stages:
+        if cut := cut_references(examples, stage, config.policy, policy):
+            say(f"stage {stage.name}: {cut}")
+    for stage, examples in stages:
+        for own in (examples, *data.held_out.values()):
+            check_lengths(own, config, stage, policy)
+
+
+def check_pairs(stage: Stage, examples: Sequence[Example], data: Data) -> None:
+    """Raise LmgymError if a stage that learns from pairs has none, or a reward model has none to be measured on."""
+    required = stage.algorithm.requirements
+    if required.answers != "rated" or not isinstance(stage.algorithm, Pairs):
+        return
+    asked = {f"the data of stage '{stage.name}'": examples}
+    if required.makes == "reward_model":
+        asked |= {f"the evaluation's split '{split}'": held_out for split, held_out in data.held_out.items()}
+    for where, own in asked.items():
+        unrated = required.makes == "policy" and not any(example.rated for example in own)  # `rated_answers` says so
+        if not unrated and not any(len({answer.rating for answer in example.rated}) > 1 for example in own):
+            raise LmgymError(
+                f"{where} has no example with two answers of different ratings, and "
+                f"{registry.name_of('algorithm', type(stage.algorithm))} learns from such pairs; kto learns from "
+                "answers that are good or bad alone"
+            )
+
+
+def check_steps(stage: Stage, examples: Sequence[Example], data: Data) -> None:
+    """Raise LmgymError, naming the example, if a stage that learns from labelled steps cannot learn from all of its
+    examples, or cannot be measured on those of an evaluation."""
+    required = stage.algorithm.requirements
+    if required.answers == "steps":
+        for own in (examples, *data.held_out.values()):
+            for example in own:
+                check_labelled(example, required.separator)
+
+
+def check_new_tokens(sampling: Sampling, policy: Policy) -> None:
+    """Raise LmgymError if no answer can have `max_new_tokens`: the model's context ends before, or the memory does."""
+    most, context = sampling.max_new_tokens, policy.context
+    if context is not None and most > context:
+        included = "" if policy.encoder_decoder else ", prompt included"
+        raise LmgymError(
+            f"{sampling.section}.max_new_tokens is {most:,}, and the model reads {context:,} tokens at most{included}; "
+            "lower it, or take a model with a longer context"
+        )
+    check_memory(policy, sampling)
+
+
+def check_sampling(config: Config, stage: Stage, vocabulary: int) -> None:
+    """Raise LmgymError if truncation does not fit the vocabulary, or the kept sets of a step need too much memory."""
+    for sampling in (stage.sampling, config.evaluation.decoding(stage.sampling)):
+        sampling.check_vocabulary(vocabulary)
+    gib = kept_bytes(stage, vocabulary) / 2**30
+    if gib > stage.sampling.kept_gib:
+        raise LmgymError(
+            f"the kept sets of a step may take {gib:.2f} GiB ({stage.prompts_per_step} prompts with "
+            f"{stage.algorithm.group_size} answers of {stage.sampling.max_new_tokens} tokens), more than "
+            f"sampling.kept_gib ({stage.sampling.kept_gib}); give a smaller sampling.top_k, lower prompts_per_step or "
+            "max_new_tokens, or raise sampling.kept_gib"
+        )
+
+
+def kept_bytes(stage: Stage, vocabulary: int) -> int:
+    """Most bytes that the kept sets of a step take, if each prompt is drawn once and answered in one turn."""
+    if stage.algorithm.requirements.answers != "policy":
+        return 0
+    restricted = stage.algorithm.restriction is not None
+    each = packed_bytes(vocabulary) if restricted else stage.sampling.kept_bytes(vocabulary)
+    return stage.prompts_per_step * stage.algorithm.group_size * stage.sampling.max_new_tokens * each
+
+
+OWN_TEACHERS = ("self", "initial")  # the policy itself, as it is now, or as it was when the stage began
+
+
+def teacher_section(section: PolicySection, name: str) -> PolicySection:
+    """The policy section of a teacher: the policy's device and precision, another model."""
+    own = replace(section, model=name, revision=None, lora_rank=None, quantise=None, architecture={}, new_weights=[])
+    own = replace(own, context_start_token=None, activation_checkpointing=False)  # it never trains
+    return replace(own, tokenizer=section.tokenizer if is_builtin(name) else None)
+
+
+def check_teacher(section: PolicySection, name: str) -> None:
+    """Raise LmgymError if the teacher cannot score the policy's tokens."""
+    teacher = teacher_section(section, name)
+    if read_model_info(teacher).encoder_decoder != read_model_info(section).encoder_decoder:
+        raise LmgymError(f"algorithm.teacher: {name} and the policy must both be causal, or both encoder-decoders")
+    if load_tokenizer(teacher).get_vocab() != load_tokenizer(section).get_vocab():
+        raise LmgymError(
+            f"algorithm.teacher: {name} has another tokenizer than the policy, so it cannot score the policy's tokens"
+        )
+
+
+def check_served_teacher(
+    section: PolicySection, served: ServedTeacher, encoder_decoder: bool, vocabulary: int | None
+) -> None:
+    """Raise LmgymError if the teacher's server cannot be asked, or cannot score the policy's tokens."""
+    if encoder_decoder:
+        raise LmgymError(
+            f"algorithm.teacher is an address, where a causal model reads prompt and answer as one, and "
+            f"{section.model} is an encoder-decoder; name a model of its type"
+        )
+    if vocabulary and served.top_k > vocabulary:
+        raise LmgymError(
+            f"algorithm.top_k is {served.top_k}, and the policy's vocabulary has {vocabulary} tokens; lower it"
+        )
+    EndpointTeacher(served, vocabulary or sys.maxsize).reach(load_tokenizer(section))
+
+
+def check_cut(config: Config) -> None:
+    """Raise LmgymError if `policy.max_prompt_tokens` would cut prompts that an environment writes."""
+    section = config.policy
+    sections = [stage.env for stage in config.stages] + [config.evaluation.env or {"name": "single_turn"}]
+    other = next((env["name"] for env in sections if env["name"] != "single_turn"), None)
+    if section.cut is not None and other is not None:
+        raise LmgymError(
+            f"policy.max_prompt_tokens cuts the prompts of a task, and those of environment '{other}' are its own; "
+            "remove it"
+        )
+
+
+def cut_prompts(examples: Sequence[Example], section: PolicySection, policy: Policy) -> str:
+    """A sentence that says how many of the prompts will be cut; empty if the recipe cuts none. Raises LmgymError,
+    naming the example, if a prompt cannot be cut.
+
+    Example: "131 of 1,000 prompts are longer than policy.max_prompt_tokens (512); these lose their beginning"
+    """
+    if section.cut is None:
+        return ""
+    tokenizer, encoder_decoder = policy.tokenizer, policy.encoder_decoder
+    limit, read = section.cut.tokens, source_ids if encoder_decoder else prompt_ids
+    if any(has_template(tokenizer, example.prompt) for example in first_of(examples)):
+        count, tried = 0, examples  # the first that is too long is refused
+    else:
+        lengths = _plain_lengths(tokenizer, [example.prompt for example in examples], encoder_decoder)
+        longer = [example for example, length in zip(examples, lengths, strict=True) if length > limit]
+        count, tried = len(longer), longer[:1]
+    for example in tried:
+        try:
+            read(tokenizer, example.prompt, section.chat_template_kwargs, section.cut)
+        except LmgymError as error:
+            raise LmgymError(f"example '{example.id}': {error}") from error
+    lost = {"left": "beginning", "right": "end"}[section.cut.side]
+    return (
+        f"{count:,} of {len(examples):,} prompts are longer than policy.max_prompt_tokens ({limit}); these lose their "
+        f"{lost}"
+    )
+
+
+def _plain_lengths(tokenizer: Any, prompts: Sequence[str | Sequence[Message]], encoder_decoder: bool) -> list[int]:
+    """The numbers of tokens of prompts without a chat template, many at a time: fast tokenizers then use all cores."""
+    lengths, names = [], control_tokens(tokenizer).names
+    for start in range(0, len(prompts), 1000):
+        some = prompts[start : start + 1000]
+        texts = [str(plain_text(messages_of(prompt))) for prompt in some]
+        for prompt, text, ids in zip(some, texts, tokenizer(texts)["input_ids"], strict=True):
+            if names.search(text):  # which takes more tokens as text than as a control token
+                lengths.append(len((source_ids if encoder_decoder else prompt_ids)(tokenizer, prompt)))
+                continue
+            ended = bool(ids) and ids[-1] == tokenizer.eos_token_id and not encoder_decoder
+            lengths.append(len(ids) - ended)
+    return lengths
+
+
+def given_answers(example: Example, stage: Stage) -> list[str]:
+    """The texts of an example that a stage trains on: its references, its rated answers, its steps as one, or none."""
+    match stage.algorithm.requirements.answers:
+        case "references":
+            return list(example.references)
+        case "rated":
+            return [answer.text for answer in example.rated]
+        case "steps":
+            return ["".join(step.text + stage.algorithm.requirements.separator for step in example.steps)]
+    return []
+
+
+def cut_references(examples: Sequence[Example], stage: Stage, section: PolicySection, policy: Policy) -> str:
+    """A sentence that says how many references (or rated answers) a stage trains on in part only; empty if the recipe
+    cuts none.
+
+    Example: "12 of 500 references are longer than policy.max_reference_tokens (64); these lose their end"
+    """
+    what = "rated answers" if stage.algorithm.requirements.answers == "rated" else "references"
+    limit = section.max_reference_tokens
+    texts = [text for example in examples for text in given_answers(example, stage)]
+    if limit is None or not texts:
+        return ""
+    longer = sum(len(decoder_answer_ids(policy.tokenizer, text)) > limit for text in texts)
+    return (
+        f"{longer:,} of {len(texts):,} {what} are longer than policy.max_reference_tokens ({limit}); these lose "
+        "their end"
+    )
+
+
+def check_lengths(examples: Sequence[Example], config: Config, stage: Stage, policy: Policy) -> None:
+    """Raise LmgymError, naming the example, if a prompt leaves the model no room to answer, or a demonstration does not
+    fit. A token takes at least one byte, so only texts of many bytes are tokenized."""
+    if policy.context is None or stage.env["name"] != "single_turn":
+        return
+    tokenizer, template, cut = policy.tokenizer, config.policy.chat_template_kwargs, config.policy.cut
+    required = stage.algorithm.requirements
+    learned = {"references": "reference", "rated": "rated answer", "steps": "steps"}.get(required.answers)
+    limit = config.policy.max_reference_tokens or sys.maxsize
+    start = config.policy.answer_start
+    given = len(start_ids(tokenizer, start, policy.encoder_decoder))
+    read = source_ids if policy.encoder_decoder else prompt_ids
+    around = len(read(tokenizer, examples[0].prompt, template, cut))  # at least what the chat template adds
+    most = policy.context if cut is None else cut.tokens
+    for example in examples:
+        answers = given_answers(example, stage)
+        longest = min(max((len(text.encode()) for text in answers), default=0), limit)
+        if min(around + len(plain_text(messages_of(example.prompt)).encode()), most) + given + longest < policy.context:
+            continue
+        length = len(read(tokenizer, example.prompt, template, cut))
+        if policy.encoder_decoder:  # each half has the whole context to itself
+            lengths = [min(len(decoder_answer_ids(tokenizer, text, given > 0)), limit) for text in answers]
+            spoken = [len(policy.decoder_start) + given + own for own in lengths]
+            length = max([length, *spoken])
+            what = f"the prompt or the {learned}" if learned else "the prompt"
+        else:
+            if required.answers == "steps":
+                lengths = [sum(len(step_ids(tokenizer, step.text, required.separator)) for step in example.steps)]
+            else:
+                lengths = [len(answer_ids(tokenizer, example.prompt, text, template, start)) for text in answers]
+            length += given + min(max(lengths, default=1), limit)
+            what = f"the prompt and {learned}" if learned else "the prompt, with one token of an answer,"
+        if length > policy.context:
+            raise LmgymError(
+                f"{what} of example '{example.id}' have {length} tokens, and the model reads {policy.context} at most; "
+                "shorten it (policy.max_prompt_tokens, max_reference_tokens), or take a model with a longer context"
+            )

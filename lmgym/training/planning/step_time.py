@@ -1,0 +1,179 @@
+"""About how many seconds a step will take, measured on a few answers: nothing is trained, and no random number moves.
+
+What is measured for each answer is multiplied by the answers of a step, of several ranks by those of the rank that has
+most of them. Not counted: rewards and environments, the optimizer's own work, what ranks exchange, and that more
+answers at a time are often faster.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lmgym.algorithms.supervised import Supervised
+from lmgym.batch import Batch, collate
+from lmgym.config.schema import Config, Stage
+from lmgym.core.errors import LmgymError
+from lmgym.inference.base import Completion, Engine, Request, Sampling
+from lmgym.models.policy import Policy
+from lmgym.training.planning.memory import share
+from lmgym.types import Episode, Restriction
+from lmgym.updates.prepare import prepare
+
+
+class TimedEngine:
+    """An engine that counts the `seconds` it samples.
+    Example: timed = TimedEngine(engine); timed.generate(requests, Sampling()); timed.seconds"""
+
+    def __init__(self, engine: Engine[Policy]) -> None:
+        self.engine, self.seconds = engine, 0.0
+
+    @property
+    def context(self) -> int | None:
+        return self.engine.context
+
+    @property
+    def rows(self) -> int:
+        return self.engine.rows
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, ended: Callable[[int, list[int]], None] | None = None
+    ) -> list[Completion]:
+        began = time.perf_counter()
+        completions = self.engine.generate(requests, sampling, ended)
+        self.seconds += time.perf_counter() - began
+        return completions
+
+    def restricted(self, restriction: Restriction, mask: Policy | None = None) -> Engine[Policy]:
+        return self.engine.restricted(restriction, mask)
+
+    def forget(self, conversations: Sequence[int]) -> None:
+        self.engine.forget(conversations)
+
+    def load(self, policy: Policy, version: int) -> None:
+        self.engine.load(policy, version)
+
+    def close(self) -> None:
+        """End the engine."""
+        self.engine.close()
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What was tried: the episodes of so many `answers` (a game of two has two episodes), and the seconds that it took
+    to sample them. Example: Sampled(episodes, answers=64, seconds=0.3)"""
+
+    episodes: list[Episode]
+    answers: int
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The seconds that some answers took: to sample, to score without gradient, and to score with a backward pass.
+    Example: Measured(answers=64, sampling=0.3, scoring=0.1, gradient=0.3)"""
+
+    answers: int
+    sampling: float
+    scoring: float
+    gradient: float
+
+
+def measure_passes(stage: Stage, policy: Policy, episodes: Sequence[Episode]) -> tuple[float, float]:
+    """The seconds of a pass over these answers without gradient, and of one with a backward pass. The policy is left as
+    it was. Raises LmgymError if the model cannot read them: training on them would fail too."""
+    played = [episode for episode in episodes if episode.turns and not episode.error]
+    sampled = stage.algorithm.requirements.answers == "policy"
+    temperature = stage.sampling.temperature if sampled else 1.0
+    batch = collate(played, policy.pad_id, temperature, sorted({*policy.stop_ids, *stage.sampling.stop_ids}))
+    batch = prepare(batch, policy, {}, Supervised())  # it wants no pass of its own
+    _check_lengths(policy, batch)
+    try:
+        began = _now(policy)
+        policy.compute_logprobs_no_grad(batch)
+        scored = _now(policy)
+        for rows in policy.micro_batches(batch):
+            logprobs = policy.compute_logprobs(batch[rows]).logprobs
+            (-logprobs.sum()).backward()  # type: ignore[no-untyped-call]
+        return scored - began, _now(policy) - scored
+    finally:
+        for parameter in policy.parameters():
+            parameter.grad = None
+
+
+def step_seconds(
+    config: Config, stage: Stage, measured: Measured, ranks: int = 1, teacher: float = 0.0
+) -> tuple[float, float]:
+    """The seconds that a step will take to sample, and to score and update. `teacher` is the size of the teacher beside
+    that of the policy (0 without one).
+
+    Example: step_seconds(config, stage, Measured(64, 0.3, 0.1, 0.3), ranks=2)
+    """
+    algorithm, required = stage.algorithm, stage.algorithm.requirements
+    prompts, group = share(stage.prompts_per_step, ranks), algorithm.group_size
+    sampled = prompts * (group + required.greedy)  # the baseline is one more answer to each prompt
+    # Fewer groups than ranks are updated with row by row.
+    updated = prompts * group if stage.prompts_per_step >= ranks else share(stage.prompts_per_step * group, ranks)
+    critics = 2 if required.values and config.policy.critic == "separate" else 1
+    # Passes without gradient: policy and value function before the update, the frozen models, and in each epoch policy
+    # and value function again if the loss is one of the whole batch.
+    before = algorithm.optimizer_steps > 1 or required.old_logprobs or required.values
+    own = bool(before) + algorithm.epochs * algorithm.whole_batch
+    scored = critics * own + required.reference + teacher
+    passes = scored * measured.scoring + critics * algorithm.epochs * measured.gradient
+    return sampled * measured.sampling / measured.answers, updated * passes / measured.answers
+
+
+def time_sentence(stage: Stage, measured: Measured, sampling: float, learning: float, ranks: int = 1) -> str:
+    """What `step_seconds` has found, in words.
+
+    Example: "a step takes about 1.9 s: 1.2 s sampling, 0.7 s scoring and update (from 64 answers; a step has 256)"
+    """
+    rollout, what = f"{rounded(sampling)} sampling, ", "answers"
+    if stage.algorithm.requirements.answers != "policy":
+        rollout, what = "", "references" if stage.algorithm.requirements.answers == "references" else "examples"
+    driver = stage.algorithm.driver
+    counted = "" if driver == "first_order" else f", of which {driver} makes more passes than are counted"
+    beside = ", without the exchange between ranks" if ranks > 1 else ""
+    return (
+        f"a step takes about {rounded(sampling + learning)}{beside}: {rollout}{rounded(learning)} scoring and update"
+        f"{counted} (from {measured.answers} {what}; a step has {stage.prompts_per_step * stage.algorithm.group_size})"
+    )
+
+
+def rounded(seconds: float) -> str:
+    """Seconds with two digits. Example: rounded(0.01234) is "0.012 s", rounded(123.4) is "123 s" """
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+
+
+def threads_of_a_rank(config: Config, ranks: int) -> int:
+    """The CPU threads of each process that `lmgym train --ranks` starts (distributed/launch.py)."""
+    if config.threads or "OMP_NUM_THREADS" in os.environ:
+        return torch.get_num_threads()
+    return max(1, torch.get_num_threads() // ranks)
+
+
+def crowding(policy: Policy, ranks: int) -> float:
+    """How many times as long everything takes because the ranks' threads are more than this machine's processors."""
+    if ranks == 1 or policy.device.type != "cpu":
+        return 1.0
+    return max(1.0, ranks * torch.get_num_threads() / (os.cpu_count() or 1))
+
+
+def _check_lengths(policy: Policy, batch: Batch) -> None:
+    longest = int(batch.mask.sum(1).max())
+    if batch.source_mask is not None:
+        longest = max(longest, int(batch.source_mask.sum(1).max()))
+    if policy.context is not None and longest > policy.context:
+        raise LmgymError(f"a row has {longest} tokens, and the model reads {policy.context} at most")
+
+
+def _now(policy: Policy) -> float:
+    """The time when the policy's device has done all that it was asked to."""
+    if policy.device.type == "cuda":
+        torch.cuda.synchronize()
+    elif policy.device.type == "mps":
+        torch.mps.synchronize()
+    return time.perf_counter()
