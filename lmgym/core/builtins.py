@@ -253,6 +253,11 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "guess_number": ("envs.games:GuessNumber", "find a secret number by higher and lower"),
         "tic_tac_toe": ("envs.games:TicTacToe", "three in a row, against oneself, a frozen copy or chance"),
         "conversation": ("envs.conversation:Conversation", "several turns, with tools and with a user who answers"),
+        "environment_factory": (
+            "envs.environment_factory:EnvironmentFactory",
+            "a conversation whose tools are the methods of an object, as in TRL",
+            "factory=",
+        ),
         "gymnasium": ("envs.gymnasium:Gymnasium", "any environment of gymnasium, put into words by an agent"),
         "openenv": (
             "envs.openenv:OpenEnv",
