@@ -256,7 +256,6 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "environment_factory": (
             "envs.environment_factory:EnvironmentFactory",
             "a conversation whose tools are the methods of an object, as in TRL",
-            "factory=",
         ),
         "gymnasium": ("envs.gymnasium:Gymnasium", "any environment of gymnasium, put into words by an agent"),
         "openenv": (
