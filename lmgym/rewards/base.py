@@ -29,6 +29,7 @@ from lmgym.rewards.views import Stripping, as_sequence, strip_thoughts, with_tex
 from lmgym.types import Episode, Example
 
 CorrectIsOne = bool | Literal["math_equal"]
+Normalise = bool | Literal["scale"]
 RewardFunction = TypeVar("RewardFunction", bound=Callable[..., Any])
 OPTIONS = {
     "weight": float,
@@ -37,6 +38,7 @@ OPTIONS = {
     "post_process": str,
     "shaping": bool,
     "each_turn": bool,
+    "normalise": Normalise,
     "parallel": dict[str, Any],
     "pool": bool,
     "tasks": list[str],
@@ -53,10 +55,10 @@ class Reward:
     With `strip_thinking` the function sees the text without the model's thoughts (see `without_thinking`).
     `post_process` then changes that text. `tasks` names the tasks of a mixture that the reward is for, `where` columns
     of the data with the values that they must have (empty: all); for other examples it is 0. With `shaping` each token
-    gets its own reward (see token_credit.py), with `each_turn` each turn does (see turn_credit.py). With
-    `correct_is_one` a text that announces the reference's final answer gets 1, and the function is not asked about it.
-    `pooled` says how a worker process finds the function, if it runs in one; `unlimited` is the reason why its limit of
-    time cannot be enforced.
+    gets its own reward (see token_credit.py), with `each_turn` each turn does (see turn_credit.py). `normalise` makes
+    it relative to a running estimate in training (normalisation.py). With `correct_is_one` a text that announces the
+    reference's final answer gets 1, and the function is not asked about it. `pooled` says how a worker process finds
+    the function, if it runs in one; `unlimited` is the reason why its limit of time cannot be enforced.
 
     Example: Reward("final_answer", 1.0, lmgym.core.registry.get("reward", "final_answer"))
     """
@@ -70,6 +72,7 @@ class Reward:
     post_process: Callable[[str], str] | None = None
     shaping: bool = False
     each_turn: bool = False
+    normalise: Normalise = False
     correct_is_one: CorrectIsOne = False
     pooled: Pooled | None = None
     unlimited: str = ""
@@ -353,11 +356,13 @@ def check_examples(rewards: Sequence[Reward], examples: Sequence[Example]) -> No
 
 
 def _check_tokens(function: Callable[..., Any], options: Mapping[str, Any], key: str) -> None:
-    """Raise LmgymError for options that exclude each other: a reward per token allows none of these five."""
+    """Raise LmgymError for options that exclude each other: a reward per token allows none of these six."""
     if getattr(function, "pays_tokens", False):
-        for option in ("shaping", "each_turn", "strip_thinking", "post_process", "correct_is_one"):
+        for option in ("shaping", "each_turn", "normalise", "strip_thinking", "post_process", "correct_is_one"):
             if options.get(option):
                 raise LmgymError(f"key '{key}.{option}': this reward pays token by token of itself; leave it out")
+    if options.get("normalise") and (options.get("shaping") or options.get("each_turn")):
+        raise LmgymError(f"key '{key}.normalise' is for a reward of whole answers; leave out shaping and each_turn")
     if options.get("shaping") and options.get("each_turn"):
         raise LmgymError(f"key '{key}': 'shaping' pays tokens and 'each_turn' turns; leave one of them out")
 

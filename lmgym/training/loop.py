@@ -28,6 +28,7 @@ from lmgym.logs.records import (
     version_lag,
 )
 from lmgym.logs.timings import timing_record
+from lmgym.rewards.normalisation import normalise
 from lmgym.rollouts.given_answers import labelled_steps, rated_answers
 from lmgym.rollouts.hints import hinted_episodes
 from lmgym.rollouts.play import exchanged, play, play_share
@@ -137,6 +138,8 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
         else:
             rewards, timeout = stage.rewards, run.config.reward_timeout
             episodes = play(prompts, stage.training_actor, config.sampling, path, stage.envs, rewards, timeout)
+        if algorithm.requirements.answers == "policy":
+            normalise(episodes, stage.rewards, stage.moments)
         if algorithm.requirements.greedy:
             add_greedy_baseline(stage, episodes, path)
         groups += groups_of(episodes)
@@ -192,6 +195,7 @@ def add_greedy_baseline(stage: StageRun, episodes: list[Episode], path: tuple[in
     prompts = [(group[0].group, group[0].example) for group in groups]
     sampling = replace(stage.config.sampling, temperature=0.0)
     greedy = play(prompts, stage.actor, sampling, (*path, "greedy"), stage.envs, stage.rewards, timeout)
+    normalise(greedy, stage.rewards, stage.moments, learn=False)
     if len(greedy) != len(groups):
         raise LmgymError(
             "the baseline is a greedy answer to the group's prompt, and a game of several players has none of its own; "

@@ -23,6 +23,7 @@ from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.sharding import shard_policy
 from lmgym.rewards.base import Reward, build_rewards
+from lmgym.rewards.normalisation import Moments, moments_to_json
 from lmgym.rewards.running import pooled
 from lmgym.rollouts.rollout import Actor
 from lmgym.tasks.curriculum import Curriculum
@@ -60,6 +61,8 @@ class StageRun:
     held_out_envs: Envs
     watch: Watch | None
     """Holds the doctor's rules against the steps of this stage since it began or was resumed."""
+    moments: dict[str, Moments] = field(default_factory=dict)
+    """Running estimates of the rewards with `normalise`."""
     ahead: Ahead = field(default_factory=Ahead)
     """The next step's answers, with `engine.ahead`."""
     began: float = field(default_factory=time.perf_counter)
@@ -199,6 +202,8 @@ def save_checkpoint(stage: StageRun) -> None:
         "teacher": stage.frozen_models.teacher if begun else None,
         "records": dict(run.writer.counts),
     }
+    if begun and stage.moments:
+        state["moments"] = moments_to_json(stage.moments)
     if begun and isinstance(stage.stream, Curriculum):
         state["curriculum"] = stage.stream.state_dict()
     if states := run.callbacks.state_dict():
@@ -237,6 +242,8 @@ def _restore(stage: StageRun, saved: Path) -> None:
             f"{saved / 'ahead.json'} holds no answers of a step ({type(error).__name__}: {error}); put it back, or "
             "delete the checkpoint to go on from the one before"
         ) from error
+    kept = checkpoint.read_state(saved).get("moments", {})
+    stage.moments |= {name: Moments(**known) for name, known in kept.items()}
     if isinstance(stage.stream, Curriculum):
         stage.stream.load_state_dict(checkpoint.read_state(saved)["curriculum"])
     steps, config = checkpoint.read_state(saved)["steps"], stage.config
