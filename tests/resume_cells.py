@@ -251,7 +251,7 @@ CELLS: list[Cell] = [
     *keys("recorded", "policy/", {"tokens_per_forward": 64, "activation_checkpointing": True, "path": "plain",
                                   "attention": "flex", "products": "onednn"}),
     *keys("refused", "policy/", {"model": "builtin:tiny", "lora_rank": 3, "lora_alpha": 2.0, "lora_targets": ["q_proj"],
-                                 "critic": "separate", "eos_token": "x", "template": "{{ messages }}", "answer_start": "A",
+                                 "critic": "separate", "eos_token": "x", "template": "{{ 1 }}", "answer_start": "A",
                                  "max_reference_tokens": 9, "truncation_side": "right",
                                  "chat_template_kwargs": {"a": 1}}),
     *keys("recorded", "engine/", {"rows": 8, "captured": True}),

@@ -14,7 +14,8 @@ these libraries is imported.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,16 +28,17 @@ from lmgym.rewards.foreign.trl import TRL, from_trl
 from lmgym.rewards.foreign.verifiers import from_verifiers, is_rubric
 from lmgym.rewards.foreign.verl import from_verl
 
-Style = Literal["lmgym", "trl", "verl", "openrlhf", "verifiers", "reasoning_gym"]
+Style = Literal["lmgym", "trl", "verl", "verl_sequence", "openrlhf", "verifiers", "reasoning_gym"]
 MARKS: dict[Style, set[str]] = {  # one of these parameters tells the form; the first that fits
     "verl": {"solution_str", "solution_strs"},
     "openrlhf": {"queries"},
     "trl": {*TRL, "environments"},
     "verifiers": {"completion", "state"},
 }
-MAKERS = {
+MAKERS: dict[str, Callable[..., Any]] = {
     "trl": from_trl,
     "verl": from_verl,
+    "verl_sequence": partial(from_verl, whole=True),  # only by the option `style`
     "openrlhf": from_openrlhf,
     "verifiers": from_verifiers,
     "reasoning_gym": from_reasoning_gym,

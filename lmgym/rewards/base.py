@@ -259,10 +259,7 @@ def call_reward(
     """
     if getattr(reward.function, "pays_tokens", False):
         raise LmgymError(f"reward '{reward.name}' pays token by token; let lmgym.apply_rewards apply it")
-    shown = _shown(reward, episodes, timeout)
-    if how := getattr(reward.function, "reads_sequence", None):
-        changed = bool(reward.strip_thinking) or reward.post_process is not None
-        shown = [as_sequence(episode, tokenizer, how == "tokens", changed) for episode in shown]
+    shown = as_read(reward, _shown(reward, episodes, timeout), tokenizer)
     right = reward.correct([episode.text for episode in shown], [episode.example for episode in shown])
     judged = iter(_judge(reward, [episode for episode, known in zip(shown, right, strict=True) if not known], timeout))
     values = iter([1.0 if known else next(judged) for known in right])
@@ -278,6 +275,12 @@ def episodes_to_judge(reward: Reward, episodes: Sequence[Episode]) -> list[Episo
     if reward.post_process is not None:
         shown = [with_text(episode, reward.post_process(episode.text)) for episode in shown]
     return shown
+
+
+def as_read(reward: Reward, shown: Sequence[Episode], tokenizer: Any) -> list[Episode]:
+    """The episodes to judge as the function reads them: with `reads_sequence`, prompt and answer as two texts."""
+    how, changed = getattr(reward.function, "reads_sequence", None), reward.strip_thinking or reward.post_process
+    return [as_sequence(one, tokenizer, how == "tokens", bool(changed)) for one in shown] if how else list(shown)
 
 
 def _judge(reward: Reward, episodes: Sequence[Episode], timeout: float | None) -> list[float]:

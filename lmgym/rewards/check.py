@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lmgym.core.errors import LmgymError, describe
-from lmgym.rewards.base import Reward, build_rewards, call_reward, check_examples, episodes_to_judge, guard_reward
+from lmgym.rewards.base import (
+    Reward,
+    as_read,
+    build_rewards,
+    call_reward,
+    check_examples,
+    episodes_to_judge,
+    guard_reward,
+)
 from lmgym.types import Episode, Example, Turn
 
 # A reward that asks a model in float32 adds the same numbers in another order when the batch is another one. Two orders
@@ -62,7 +70,9 @@ def check_reward(
                 raise LmgymError(f"reward '{name}' gives {episode.text!r} {together} in a batch but {value} {how}")
 
 
-def why_never_paid(reward: Reward, episodes: Sequence[Episode], timeout: float = 60.0) -> str:
+def why_never_paid(
+    reward: Reward, episodes: Sequence[Episode], timeout: float = 60.0, tokenizer: Any = None
+) -> str:
     """What is wrong with a reward that was 0 for all of these episodes, as far as can be told: its function has caught
     an error of a wrong type, or pays where it gets texts in place of messages. Empty if nothing was found. Calls the
     function again, in this process.
@@ -70,7 +80,7 @@ def why_never_paid(reward: Reward, episodes: Sequence[Episode], timeout: float =
     Example: why_never_paid(reward, episodes) ->
         'the function has caught TypeError: can only concatenate str (not "list") to str (rewards.py, line 7)'
     """
-    shown, function = episodes_to_judge(reward, episodes), reward.function
+    shown, function = as_read(reward, episodes_to_judge(reward, episodes), tokenizer), reward.function
     if not shown or reward.by_token:
         return ""
     given: tuple[Any, ...] = ([one.text for one in shown], [one.example for one in shown])
@@ -85,11 +95,13 @@ def why_never_paid(reward: Reward, episodes: Sequence[Episode], timeout: float =
     except LmgymError:
         return ""
     kind = "messages" if isinstance(shown[0].example.prompt, str) else "texts"
+    kind = "the prompt too" if hasattr(function, "reads_sequence") else kind
     return f"it pays some of them if it gets {kind}: {KINDS[kind]}" if paid else ""
 
 
 KINDS = {
     "messages": "task.prompts: chat makes messages of texts",
+    "the prompt too": "write style: verl_sequence, as verl 0.1 called it",
     "texts": "completions are lists of messages here, since prompts are; read completion[0]['content']",
 }
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -209,16 +210,18 @@ def _stage(
     _prompts(report, config, stage, policy, few, episodes)
     if required.answers == "policy":
         _answers(report, stage, episodes, verdict=verdict)
-        _never_paid(report, rewards, episodes, config.reward_timeout)
+        _never_paid(report, rewards, episodes, config.reward_timeout, policy.tokenizer)
     return Sampled(episodes, len(asked), engine.seconds)
 
 
-def _never_paid(report: Report, rewards: Sequence[Reward], episodes: Sequence[Episode], timeout: float) -> None:
+def _never_paid(
+    report: Report, rewards: Sequence[Reward], episodes: Sequence[Episode], timeout: float, tokenizer: Any
+) -> None:
     """Report rewards that were 0 for all answers; as a warning where a mistake was found that explains it."""
     answered = [episode for episode in episodes if episode.turns]
     silent = [one for one in rewards if not any(episode.reward_components[one.name] for episode in answered)]
     for reward in silent if answered else ():
-        if why := why_never_paid(reward, answered, timeout):
+        if why := why_never_paid(reward, answered, timeout, tokenizer):
             report.warn(f"reward '{reward.name}' was 0 for all {len(answered)} answers, and {why}")
         else:
             report.note(f"reward '{reward.name}' was 0 for all {len(answered)} answers")
@@ -262,6 +265,8 @@ def _prompts(
     if not read:
         return
     lengths = [len(ids) for ids in read]
+    if not getattr(policy.tokenizer, "chat_template", None) and any(len(one.messages) > 2 for one in episodes):
+        report.note("messages of the environment are joined without marks, since the model has no chat template")
     report.note(f"a prompt as the model reads it, control tokens in ⟦⟧: {prompt_as_read(policy.tokenizer, read[0])}")
     report.note(f"prompt tokens: {min(lengths)} to {max(lengths)}; context {policy.context or 'without limit'}")
     # What an answer shares its context with.

@@ -11,6 +11,7 @@ import pytest
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.adapters import style_of
 from lmgym.rewards.base import build_rewards, call_reward, check_examples
+from lmgym.rewards.check import why_never_paid
 from lmgym.rewards.foreign.signature import written_of
 from lmgym.rollouts.rollout import apply_rewards
 from lmgym.types import Episode, Example, Turn
@@ -142,6 +143,23 @@ def test_verl_reads_all_turns() -> None:
     seen.clear()
     values(seen_by_verl, [conversation(), *answered("4")])
     assert seen == ["call\ntool\n7\nassistant\nSo 7.", "4"]  # decoded without special tokens, as in verl
+
+
+def countdown(solution_str, ground_truth):  # type: ignore[no-untyped-def]
+    """As TinyZero's: the answer is what stands behind the mark of the assistant; without one there is none."""
+    if "<|im_start|>assistant" not in solution_str:
+        return 0
+    answer = solution_str.split("<|im_start|>assistant", 1)[1]
+    return 1.0 if ground_truth in answer else 0.1
+
+
+def test_verl_s_older_form_reads_the_prompt_too() -> None:
+    episodes = answered(*ANSWERS)
+    assert values(countdown, episodes) == [0.0] * 10
+    expected = [1.0 if "7" in text else 0.1 for text in ANSWERS]
+    assert values(countdown, episodes, style="verl_sequence") == expected
+    [reward] = build_rewards({f"{HERE}:countdown": {"pool": False}})
+    assert "style: verl_sequence" in why_never_paid(reward, episodes, tokenizer=chat)
 
 
 # OpenRLHF

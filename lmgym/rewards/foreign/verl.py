@@ -11,11 +11,12 @@ ONE = ("data_source", "solution_str", "ground_truth", "extra_info")
 BATCH = ("data_sources", "solution_strs", "ground_truths", "extra_infos")  # of verl's reward manager `batch`
 
 
-def from_verl(function: Callable[..., Any], name: str = "") -> EpisodeReward:
+def from_verl(function: Callable[..., Any], name: str = "", whole: bool = False) -> EpisodeReward:
     """Turn a score function written for verl into an lmgym reward of episodes.
 
     It is called once for each answer, or, if it takes `solution_strs`, once for all, with the keywords that it names.
-    `solution_str` is the answer without special tokens; of several turns all that stands behind the first prompt.
+    `solution_str` is the answer without special tokens; of several turns all that stands behind the first prompt; if
+    `whole`, prompt and answer with special tokens, as in verl 0.1 (TinyZero, Logic-RL).
     `data_source`, `extra_info` and `reward_model["ground_truth"]` are columns as in verl's files; without the last one
     `ground_truth` is the column of that name, else the first reference. It returns a number, a list that begins with
     it, or a dictionary: its `score` counts, and its other entries are recorded as NAME/KEY. The recipe's arguments are
@@ -35,8 +36,8 @@ def from_verl(function: Callable[..., Any], name: str = "") -> EpisodeReward:
     needed = foreign.needed()
     source = [key for key in ("data_source", "extra_info") if _required(foreign, key)]  # columns of verl's own names
 
-    def reward(episodes: list[Episode], **arguments: Any) -> list[float]:
-        rows = [{**_row(episode), **arguments} for episode in episodes]
+    def call(episodes: list[Episode], arguments: Mapping[str, Any], whole: bool) -> list[float]:
+        rows = [{**_row(episode, whole), **arguments} for episode in episodes]
         for row, episode in zip(rows, episodes, strict=True):
             row |= {key: episode.example.meta.get(key) for key in needed if key not in arguments}
         if batch:
@@ -46,8 +47,13 @@ def from_verl(function: Callable[..., Any], name: str = "") -> EpisodeReward:
             results = results_of([function(**foreign.chosen(row)) for row in rows])
         return [_score(result, episode, called) for result, episode in zip(results, episodes, strict=True)]
 
+    def reward(episodes: list[Episode], **arguments: Any) -> list[float]:
+        return call(episodes, arguments, whole)
+
     finished = foreign.finished(reward, [*source, *needed])
-    finished.reads_sequence = "text"
+    finished.reads_sequence = "tokens" if whole else "text"
+    if not whole:
+        finished.other_kind = lambda episodes, **arguments: call(episodes, arguments, True)
     return finished  # type: ignore[no-any-return]
 
 
@@ -55,9 +61,10 @@ def _required(foreign: Foreign, key: str) -> bool:
     return key in Foreign(foreign.function, foreign.called, foreign.library, ()).needed()
 
 
-def _row(episode: Episode) -> dict[str, Any]:
-    meta = episode.example.meta
-    written = episode.messages[-1]["content"] if len(episode.turns) > 1 else episode.text  # views.as_sequence
+def _row(episode: Episode, whole: bool) -> dict[str, Any]:
+    meta, written = episode.example.meta, episode.text
+    if whole or len(episode.turns) > 1:  # the two texts of views.as_sequence
+        written = "".join(message["content"] for message in episode.messages[0 if whole else -1 :])
     values = (meta.get("data_source"), written, ground_truth_of(episode.example), meta.get("extra_info"))
     return dict(zip(ONE, values, strict=True))
 
