@@ -233,6 +233,7 @@ class Episode:
     messages: list[Message] = field(default_factory=list)  # the conversation with roles, its last answer included
     baseline: float | None = None  # score of the greedy answer to the same prompt, if the algorithm needs it
     error: str = ""
+    chat: bool = False  # the conversation has begun with messages, whatever the example's prompt is
     reward_seconds: dict[str, float] = field(default_factory=dict, compare=False, repr=False)  # see logs/timings.py
 
     def to_json(self, seconds: bool = False) -> dict[str, Any]:

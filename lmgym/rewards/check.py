@@ -17,6 +17,7 @@ from lmgym.rewards.base import (
     episodes_to_judge,
     guard_reward,
 )
+from lmgym.rewards.foreign.trl import is_chat
 from lmgym.types import Episode, Example, Turn
 
 # A reward that asks a model in float32 adds the same numbers in another order when the batch is another one. Two orders
@@ -94,7 +95,7 @@ def why_never_paid(
             paid = other is not None and any(other(shown, **getattr(function, "keywords", {})))
     except LmgymError:
         return ""
-    kind = "messages" if isinstance(shown[0].example.prompt, str) else "texts"
+    kind = "texts" if is_chat(shown[0]) else "messages"
     kind = "the prompt too" if hasattr(function, "reads_sequence") else kind
     return f"it pays some of them if it gets {kind}: {KINDS[kind]}" if paid else ""
 

@@ -119,7 +119,7 @@ class PlayerState:
         if not ids:
             raise LmgymError(f"the prompt of example {self.episode.example.id} has no token at all; give it some text")
         self.history, self.ids, self.new_ids, self.message = messages_of(prompt), ids, ids, self.actor.answer_start
-        self.bare = isinstance(prompt, BarePrompt)
+        self.bare, self.episode.chat = isinstance(prompt, BarePrompt), not isinstance(prompt, str)
         self.restarted = bool(self.episode.turns)
 
     def request(self, one_turn: bool = False) -> Request:

@@ -186,7 +186,7 @@ def _stage(
                 f"({stage.prompts_per_step * stage.steps / len(examples):.2f} epochs)")  # fmt: skip
     if getattr(registry.get("env", stage.env["name"]), "needs_data", True):  # else prompts come from the environment
         _cut(report, config, policy, first_of(examples))
-        notes, warnings = about_prompts(first_of(examples), policy.tokenizer)
+        notes, warnings = about_prompts(first_of(examples), policy.tokenizer, stage.env["name"])
         for say, sentences in ((report.note, notes), (report.warn, warnings)):
             for sentence in sentences:
                 say(sentence)

@@ -13,8 +13,9 @@ from lmgym.envs.environment_factory import EnvironmentFactory
 from lmgym.envs.vector import Envs, InProcess
 from lmgym.inference.base import Sampling
 from lmgym.rewards.base import build_rewards
+from lmgym.rewards.foreign.trl import from_trl
 from lmgym.rollouts.rollout import Actor, apply_rewards, collect
-from lmgym.types import Episode, Example
+from lmgym.types import BarePrompt, Episode, Example
 from tests import runs
 from tests.property.test_rendering import Script, chat, ids_of
 
@@ -48,6 +49,22 @@ def test_each_episode_has_an_object_of_its_own(name: str) -> None:
     assert [[turn.reward for turn in episode.turns] for episode in episodes] == [[0, 0, 1.0], [0, 0, 0.0]]
     apply_rewards(episodes, build_rewards({f"{HERE}:reached": {"pool": False}}), tokenizer=chat)
     assert [episode.score for episode in episodes] == [1.0 + 0.3, 0.8]
+
+
+def test_a_text_in_a_conversation_is_a_chat_whatever_is_called() -> None:
+    """TRL's rewards of an agent get messages, for an answer without any call too."""
+    asked: list[Any] = []
+
+    def reads(completions: list[Any], prompts: list[Any]) -> list[float]:
+        asked.extend([prompts, completions])
+        return [0.0]
+
+    said, prompt = [[[*ids_of("Done."), chat.eos_token_id]]], BarePrompt("Count.")
+    envs = InProcess(lambda: EnvironmentFactory(factory=f"{HERE}:Counter"))
+    engine = Script(said, [chat.eos_token_id])
+    [episode] = collect([(0, Example("a/0", prompt))], Actor(engine, chat), Sampling(), (0, "test"), envs)
+    from_trl(reads)([episode])
+    assert asked == [[[{"role": "user", "content": "Count."}]], [[{"role": "assistant", "content": "Done."}]]]
 
 
 @pytest.mark.processes

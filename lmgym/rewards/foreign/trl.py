@@ -18,7 +18,8 @@ def from_trl(function: Callable[..., Any], name: str = "") -> EpisodeReward:
     reward of episodes.
 
     The function is called with keywords, as TRL's trainers do. `prompts` and `completions` are texts, or lists of
-    messages if the example's prompt is a chat; of several turns all messages behind the prompt, as TRL gives them.
+    messages if the prompt is a chat, by the data or the environment; of several turns all messages behind the prompt,
+    as TRL gives them.
     `completion_ids` are the sampled ids of the last turn. Each key of the examples' `meta` is a column (None if an
     example lacks it), and `references` is one too; the recipe's arguments replace columns. A function without
     **columns gets only the arguments that it names. It may be a coroutine function. It may return None instead of a
@@ -90,7 +91,7 @@ def _answers(episodes: Sequence[Episode], other: bool) -> dict[str, Any]:
     found: dict[str, list[Any]] = {key: [] for key in TRL}
     for episode in episodes:
         prompt, written = prompt_of(episode.example), written_of(episode)
-        chat = (not isinstance(prompt, str) or len(written) > 1) != other
+        chat = is_chat(episode) != other
         if chat and isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
         if not chat and not isinstance(prompt, str):
@@ -99,6 +100,11 @@ def _answers(episodes: Sequence[Episode], other: bool) -> dict[str, Any]:
         for key, value in zip(TRL, (prompt, written if chat else episode.text, ids), strict=True):
             found[key].append(value)
     return found
+
+
+def is_chat(episode: Episode) -> bool:
+    """True if TRL would give the answer as messages."""
+    return episode.chat or not isinstance(episode.example.prompt, str) or len(written_of(episode)) > 1
 
 
 def _asked(episodes: Sequence[Episode], called: str) -> dict[str, Any]:
@@ -127,10 +133,10 @@ def hint_of(error: Exception, columns: Mapping[str, Any], episodes: Sequence[Epi
         return f"the examples have no column '{missing}'{taken_columns(episode.example for episode in episodes)}"
     if "SimpleNamespace" in str(error):
         return "`environments` hold what the environment notes in Step.info, by the names that it gives it there"
-    if not isinstance(error, LookupError) and any(not isinstance(one.example.prompt, str) for one in episodes):
+    if not isinstance(error, LookupError) and any(map(is_chat, episodes)):
         return (
             "completions are lists of messages here, and no texts, as in TRL's chats: the prompts are messages, by the "
-            "data, task.prompts, task.system_prompt or task.few_shot; read completion[0]['content']"
+            "data, the environment, task.prompts, task.system_prompt or task.few_shot; read completion[0]['content']"
         )
     if isinstance(error, TypeError) and "string ind" in str(error):
         return (

@@ -78,10 +78,11 @@ def check_fit(config: Config, data: Data, policy: Policy, say: Callable[[str], N
             check_new_tokens(sampling, policy)
     asked = {f"stage {stage.name}": examples for stage, examples in stages}
     asked |= {f"evaluation on {split}": examples for split, examples in data.held_out.items()}
-    for where, examples in asked.items():
-        for sentences in about_prompts(examples, policy.tokenizer):
+    for stage, examples in stages:
+        for sentences in about_prompts(examples, policy.tokenizer, stage.env["name"]):
             for sentence in sentences:
-                say(f"{where}: {sentence}")
+                say(f"stage {stage.name}: {sentence}")
+    for where, examples in asked.items():
         if cut := cut_prompts(examples, config.policy, policy):
             say(f"{where}: {cut}")
     for stage, examples in stages:

@@ -15,8 +15,11 @@ LOOKED_AT = 1000  # examples
 SHOWN = 1200  # characters of a prompt
 
 
-def about_prompts(examples: Sequence[Example], tokenizer: Any) -> tuple[list[str], list[str]]:
-    """Sentences on how prompts reach the model, and sentences on what would spoil a run.
+def about_prompts(
+    examples: Sequence[Example], tokenizer: Any, env: str = "single_turn"
+) -> tuple[list[str], list[str]]:
+    """Sentences on how prompts reach the model, and sentences on what would spoil a run. Another environment than
+    `single_turn` may put texts into messages.
 
     Example: about_prompts([Example("a/0", [{"role": "user", "content": "2+2="}])], builtin_tokenizer())[0] ->
         ["the model has no chat template: messages are joined without marks (policy.template: FILE gives it one)"]
@@ -28,7 +31,7 @@ def about_prompts(examples: Sequence[Example], tokenizer: Any) -> tuple[list[str
         notes.append(
             "prompts are rendered already (task.prompts): the names of control tokens in them are control tokens"
         )
-    elif bare and template:
+    elif bare and template and env == "single_turn":
         notes.append(
             "prompts are texts, which the model reads without its chat template, as in TRL (task.prompts: chat would "
             "put each into a message of the user)"
