@@ -12,7 +12,7 @@ import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -157,12 +157,13 @@ def _import(module_name: str, wanted_as: str) -> Any:
 @contextmanager
 def _importing(wanted_as: str, module_name: str, *folders: Path) -> Iterator[None]:
     """Find a user's modules in the current folder and in `folders`, and turn an error of an import into a sentence; one
-    in lmgym's own modules is a bug, which keeps its traceback."""
+    in lmgym's own modules is a bug, which keeps its traceback. The process stays in its directory."""
     for folder in (*folders, Path.cwd()):  # last, because html.py there must not replace Python's own
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
     try:
-        yield
+        with chdir("."):
+            yield
     except (LmgymError, KeyboardInterrupt):
         raise
     except ModuleNotFoundError as error:
