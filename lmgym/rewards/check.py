@@ -75,14 +75,15 @@ def why_never_paid(
     reward: Reward, episodes: Sequence[Episode], timeout: float = 60.0, tokenizer: Any = None
 ) -> str:
     """What is wrong with a reward that was 0 for all of these episodes, as far as can be told: its function has caught
-    an error of a wrong type, or pays where it gets texts in place of messages. Empty if nothing was found. Calls the
-    function again, in this process.
+    an error of a wrong type, or pays where it gets texts in place of messages. Empty if nothing was found, and
+    for lmgym's own rewards. Calls the function again, in this process.
 
     Example: why_never_paid(reward, episodes) ->
         'the function has caught TypeError: can only concatenate str (not "list") to str (rewards.py, line 7)'
     """
     shown, function = as_read(reward, episodes_to_judge(reward, episodes), tokenizer), reward.function
-    if not shown or reward.by_token:
+    home = getattr(function, "__module__", None) or ""
+    if not shown or reward.by_token or (home.startswith("lmgym.") and not home.startswith("lmgym.rewards.foreign.")):
         return ""
     given: tuple[Any, ...] = ([one.text for one in shown], [one.example for one in shown])
     if getattr(function, "takes_episodes", False):
