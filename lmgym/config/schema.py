@@ -62,7 +62,8 @@ class Stage(Section):
 
     name: str = "train"
     task: dict[str, Any] = field(default_factory=dict)
-    """name, the task's own arguments, and limit, system_prompt, few_shot, prompt_prefix, prompt_suffix, split."""
+    """name, the task's own arguments, and limit, system_prompt, few_shot, prompt_prefix, prompt_suffix, prompts,
+    split."""
     env: dict[str, Any] = field(
         default_factory=lambda: {"name": DEFAULT["env"]}, metadata={"keys": {"workers": FREE, "seconds": FREE}}
     )

@@ -99,9 +99,9 @@ class Source:
         """The texts of an example that a stage trains on."""
         return []
 
-    def lengths(self, example: Example, tokenizer: Any, template: Mapping[str, Any], begun: bool) -> list[int]:
-        """The tokens of these texts behind the prompt of a causal model; `begun`: behind the beginning of an answer."""
-        return [len(answer_ids(tokenizer, example.prompt, text, template, begun)) for text in self.texts(example)]
+    def lengths(self, example: Example, tokenizer: Any, template: Mapping[str, Any], start: str) -> list[int]:
+        """The tokens of these texts behind the prompt of a causal model; `start`: of each answer."""
+        return [len(answer_ids(tokenizer, example.prompt, text, template, start)) for text in self.texts(example)]
 
     def answers_to_a_prompt(self, group_size: int) -> int:
         """How many answers a prompt usually has in a step."""
@@ -202,7 +202,7 @@ class LabelledSteps(Source):
         whole = "".join(step.text + self.requirements.separator for step in example.steps)
         return [whole] if example.steps else []
 
-    def lengths(self, example: Example, tokenizer: Any, template: Mapping[str, Any], begun: bool) -> list[int]:
+    def lengths(self, example: Example, tokenizer: Any, template: Mapping[str, Any], start: str) -> list[int]:
         separator = self.requirements.separator
         return [sum(len(step_ids(tokenizer, step.text, separator)) for step in example.steps)]
 

@@ -28,6 +28,7 @@ from lmgym.logs.records import (
     version_lag,
 )
 from lmgym.logs.timings import timing_record
+from lmgym.rewards.normalisation import Moments, normalise
 from lmgym.rollouts.hints import hinted_episodes
 from lmgym.rollouts.play import play
 from lmgym.rollouts.rollout import groups_of
@@ -130,8 +131,10 @@ def drawn_groups(stage: StageRun, step: int) -> tuple[list[list[Episode]], list[
     for number in range(config.max_draws):
         draw = stage.draw(step, number, first_group=len(groups))
         episodes = stage.source.episodes(draw)
+        if stage.source.samples:
+            normalise(episodes, stage.rewards, stage.moments)
         if algorithm.requirements.greedy:
-            add_greedy_baseline(episodes, replace(draw, actor=stage.actor))
+            add_greedy_baseline(episodes, replace(draw, actor=stage.actor), stage.moments)
         groups += groups_of(episodes)
         selected, more = algorithm.select(groups, config.prompts_per_step)
         if not more:
@@ -162,12 +165,13 @@ def mark_selected(groups: list[list[Episode]], selected: list[list[Episode]]) ->
     return episodes
 
 
-def add_greedy_baseline(episodes: list[Episode], draw: Draw) -> None:
+def add_greedy_baseline(episodes: list[Episode], draw: Draw, moments: dict[str, Moments]) -> None:
     """Score the greedy answer to each group's prompt and write it to the group's episodes as their `baseline`."""
     groups = groups_of(episodes)
     prompts = [(group[0].group, group[0].example) for group in groups]
     sampling, key = replace(draw.sampling, temperature=0.0), (*draw.key, "greedy")
     greedy = play(prompts, draw.actor, sampling, key, draw.envs, draw.rewards, draw.timeout)
+    normalise(greedy, draw.rewards, moments, learn=False)
     if len(greedy) != len(groups):
         raise LmgymError(
             "the baseline is a greedy answer to the group's prompt, and a game of several players has none of its own; "

@@ -70,7 +70,7 @@ class Memory:
         """Estimate a stage whose prompts are the task's, from some of them."""
         tokenizer, section = load_tokenizer(self.config.policy), self.config.policy
         read = source_ids if self.shapes.encoder_decoder else prompt_ids
-        lengths = [len(read(tokenizer, one.prompt, section.template, section.cut)) for one in examples]
+        lengths = [len(read(tokenizer, one.prompt, section.chat_template_kwargs, section.cut)) for one in examples]
         self._say(index, max(lengths))
 
     def at_worst(self, index: int) -> None:
