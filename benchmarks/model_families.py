@@ -20,11 +20,10 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from benchmarks.path_speed import milliseconds
-from benchmarks.small_configs import small_config
+from benchmarks.small_configs import small_model
 from lmgym.config.schema import Config, Stage
 from lmgym.core.errors import LmgymError
 from lmgym.inference.proof import Proof, prove
@@ -97,18 +96,6 @@ def steps_of(name: str) -> tuple[float, float] | None:
         return milliseconds(small_model("causal", name, wide=True))
     except Exception:  # of a configuration whose sizes do not fit each other any more
         return None
-
-
-def small_model(kind: str, name: str, wide: bool = False) -> PreTrainedModel:
-    """A random model whose attention and next-token distributions are far from uniform, so that a mistake shows."""
-    auto: Any = AutoModelForCausalLM if kind == "causal" else AutoModelForSeq2SeqLM
-    model = auto.from_config(small_config(name, wide))
-    generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            centre = 1.0 if parameter.dim() < 2 and bool((parameter == 1).all()) else 0.0  # norms
-            parameter.data = centre + 0.2 * torch.randn(parameter.shape, generator=generator)
-    return model.eval()  # type: ignore[no-any-return]
 
 
 def proven(folder: str, compute: Any, encoder_decoder: bool) -> tuple[str, str, Proof]:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 import transformers
 
+from benchmarks.small_configs import small_model
 from lmgym.batch import collate
 from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Request, Sampling
@@ -65,8 +66,6 @@ def step(policy: Policy) -> None:
 
 
 def main(names: Sequence[str]) -> None:
-    from benchmarks.model_families import small_model
-
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     for name in names:

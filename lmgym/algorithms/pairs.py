@@ -30,6 +30,8 @@ class Pairs(Algorithm):
         ...         return torch.relu(rejected - chosen)
     """
 
+    compares_pairs = True
+
     supervised_coefficient: NonNegativeFloat = 0.0
     """Weight of the chosen answers' mean negative log-likelihood per token."""
 

@@ -24,11 +24,7 @@ class ServedTeacher:
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """What a stage must provide besides the answers and their log-probabilities at sampling time.
-
-    Example: what a subclass adds to its parent's:
-        >>> replace(super().requirements, values=True)
-    """
+    """What a stage must provide besides the answers and their log-probabilities at sampling time."""
 
     answers: str = "policy"
     """What is trained on, by the name of its source (rollouts/sources.py): answers that the policy samples ("policy"),

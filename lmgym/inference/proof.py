@@ -34,9 +34,7 @@ T = TypeVar("T")
 class Proof:
     """The gaps of what was sampled and of what was scored to what the model itself says, and the bound on both.
 
-    Example:
-        >>> proof = prove(policy, Sampler(policy)); proof.bound.mean, proof.holds
-        (1.4e-05, True)
+    Example: proof = prove(policy, Sampler(policy)); proof.bound.mean, proof.holds -> (1.4e-05, True)
     """
 
     family: str

@@ -89,10 +89,7 @@ class Sampler:
 
     @torch.no_grad()
     def generate(
-        self,
-        requests: Sequence[Request],
-        sampling: Sampling,
-        ended: Callable[[int, list[int]], None] | None = None,
+        self, requests: Sequence[Request], sampling: Sampling, ended: Callable[[int, list[int]], None] | None = None
     ) -> list[Completion]:
         """One completion per request, in order. `ended` is called with index and ids of an answer when it ends. Raises
         LmgymError for a prompt that leaves no room for an answer, and for sampling settings that do not fit the

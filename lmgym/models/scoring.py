@@ -55,7 +55,9 @@ def packed(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: In
     # 2. No shared prompts, or only tokens of prompts requested: each distinct prompt is one plain packed row.
     if len(first) == rows or not bool((end > start).any()):
         longest = end.new_zeros(len(first)).scatter_reduce(0, prompt_of_row, end, "amax")
-        return States(_packed_rows(model, batch.tokens[first], longest, prompt_of_row[row], column), None)
+        used, plain = columns < longest[:, None], _layouts(model)[0](longest.tolist(), model.device)
+        hidden = model.forward_hidden(batch.tokens[first][used][None], plain.positions[None], plain)[0]
+        return States(hidden.index_select(0, plain.offsets.to(model.device)[prompt_of_row[row]] + column), None)
     # 3. Pack the distinct prompts, then each row's own tokens behind its prompt, and run the model on them.
     in_prompt = columns < start[first, None]
     in_answer = (columns >= start[:, None]) & (columns < end[:, None])
@@ -93,15 +95,6 @@ def _prompts(batch: Batch) -> tuple[Int[Tensor, " P"], Int[Tensor, " N"], Int[Te
     like = [seen.setdefault(prompt, row) for row, prompt in enumerate(prompts)]
     first, prompt_of_row = torch.tensor(like, device=device).unique(return_inverse=True)
     return first, prompt_of_row, start
-
-
-def _packed_rows(
-    model: ScoringModel, tokens: Int[Tensor, "N T"], lengths: Int[Tensor, " N"], row: Tensor, column: Tensor
-) -> Float[Tensor, "R H"]:
-    used = torch.arange(tokens.shape[1], device=model.device) < lengths[:, None]
-    layout = _layouts(model)[0](lengths.tolist(), model.device)
-    hidden = model.forward_hidden(tokens[used][None], layout.positions[None], layout)[0]
-    return hidden.index_select(0, layout.offsets.to(model.device)[row] + column)
 
 
 def _layouts(model: ScoringModel) -> tuple[type[PackedRows], type[PackedGroups]]:

@@ -49,12 +49,7 @@ class OptimizerSection(Section):
         """The learning rate of a step (counted from 0) of a stage of `steps`.
 
         A pure function, so a resumed run needs no scheduler state. Resuming with more steps continues on the longer
-        stage's curve: `constant` stays as it is, `linear` and `cosine` jump.
-
-        Example:
-            >>> [OptimizerSection(learning_rate=1.0, warmup=2, schedule="linear").at(s, 4) for s in range(4)]
-            [0.5, 1.0, 1.0, 0.5]
-        """
+        stage's curve: `constant` stays as it is, `linear` and `cosine` jump."""
         if step < self.warmup:
             return self.learning_rate * (step + 1) / self.warmup
         progress = min((step - self.warmup) / max(steps - self.warmup, 1), 1.0)

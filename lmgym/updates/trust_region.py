@@ -21,6 +21,7 @@ from lmgym.updates.first_order import minibatches_of
 from lmgym.updates.fisher import FisherProduct, Vector, filled, joined, split
 from lmgym.updates.optimizer import Optimizer
 from lmgym.updates.protocols import TrainablePolicy, UpdateWatcher
+from lmgym.updates.pushes import pushes
 
 
 @runtime_checkable
@@ -49,7 +50,7 @@ def trust_region(
     watcher: UpdateWatcher | None = None,
 ) -> dict[str, float]:
     """One step of the policy and the critic's optimizer steps on a prepared batch; returns the metrics of both. The
-    `watcher` is shown the log-probabilities that the gradient is taken of.
+    `watcher` is shown the log-probabilities that the gradient is taken of, and how it pushes them.
 
     Raises LmgymError if the algorithm lacks TRPO's fields, which the steps read, or if the gradient is not finite.
     """
@@ -160,11 +161,11 @@ def surrogate_gradient(
         with policy.twice_differentiable():
             logprobs = policy.compute_logprobs(part).logprobs
         mean = (part.require("advantages") * (logprobs - logprobs.detach()).exp() * part.actions).sum() / tokens
+        if watcher is not None and watcher.wants(numbers := batch.require("row")[rows]):
+            watcher.show(numbers, {"logprobs": logprobs.detach(), **pushes({"policy": -mean}, logprobs)})
         gradient += joined(filled(torch.autograd.grad(mean, parameters, allow_unused=True), parameters))
         if part.logprobs_sampler is not None:
             gap += float(((logprobs.detach() - part.logprobs_sampler).abs() * part.actions).sum())
-        if watcher is not None and watcher.wants(numbers := batch.require("row")[rows]):
-            watcher.show(numbers, {"logprobs": logprobs.detach()})
     policy.ranks.add(gradient)
     gap = policy.ranks.totals({"gap": gap})["gap"]
     return gradient, {} if batch.logprobs_sampler is None else {"sampler_logprob_gap": gap / tokens}

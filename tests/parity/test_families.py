@@ -397,9 +397,8 @@ def test_numbers_that_explicit_scores_keep_for_a_pair(rule: Rule, numbers: int) 
 
     seen = torch.ones(64, 64, dtype=torch.bool).tril()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        out = rules.attention(
-            query, keys, values, seen, None, rules.Asked(rule, torch.zeros(4) if rule.sinks else None)
-        )
+        asked = rules.Asked(None, rule, torch.zeros(4) if rule.sinks else None)
+        out = rules.attention(query, keys, values, seen, asked)
     pairs = 2 * 4 * 64 * 64
     assert sum(number for number in kept.values() if number >= pairs) // pairs == numbers
     assert out.requires_grad

@@ -18,6 +18,7 @@ from lmgym.inference.kernels import cuda_graphs
 from lmgym.inference.sampler import Sampler
 from lmgym.models.attention.flex import FlexGroups, FlexRows
 from lmgym.models.attention.packed import PackedGroups
+from lmgym.models.attention.rules import Asked
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from tests import models, rounding, runs
@@ -68,7 +69,7 @@ def test_the_kernel_itself_with_its_blocks_gives_the_same(scale: float | None) -
     allowed = layout.allowed[0, 0]
     blocks = create_block_mask(lambda b, h, q, k: allowed[q, k], None, None, 347, 347, device="cpu")
     out = flex_attention(query, key, value, block_mask=blocks, scale=scale, enable_gqa=True).transpose(1, 2)
-    ours, padded = (cls.attend(layout, 0, query, key, value, scale) for cls in (FlexGroups, PackedGroups))
+    ours, padded = (cls.attend(layout, 0, query, key, value, Asked(scale)) for cls in (FlexGroups, PackedGroups))
     # 16 products in each score, a softmax over up to 347 keys, and as many values, of which none is larger than 5.
     tolerance = rounding.rounding(16 + 2 * 347, float(value.abs().max()))
     assert torch.allclose(ours, out, atol=tolerance) and torch.allclose(ours, padded, atol=tolerance)

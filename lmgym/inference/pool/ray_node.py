@@ -20,12 +20,7 @@ GONE = (
 
 
 class RayNode:
-    """A connection to Ray's object store on this machine, which closes when Ray dies.
-
-    Example:
-        >>> with RayNode().watched():
-        ...     ray.put(weights)
-    """
+    """A connection to Ray's object store on this machine, which closes when Ray dies."""
 
     def __init__(self) -> None:
         from ray._private import worker

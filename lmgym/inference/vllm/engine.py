@@ -107,10 +107,7 @@ class VLLM:
         return self._context
 
     def generate(
-        self,
-        requests: Sequence[Request],
-        sampling: Sampling,
-        ended: Callable[[int, list[int]], None] | None = None,
+        self, requests: Sequence[Request], sampling: Sampling, ended: Callable[[int, list[int]], None] | None = None
     ) -> list[Completion]:
         """One completion per request, in order. Raises LmgymError for top_p, min_p and beams."""
         check_sampling(sampling)

@@ -1,6 +1,9 @@
 """The doctor's rules about the policy, its updates and the time that they take (see examine.py)."""
 
-from lmgym.logs.doctor.history import History, Sign, errors_apart, mean, median, rose
+from statistics import fmean as mean
+from statistics import median_high as median  # a single odd step does not move it
+
+from lmgym.logs.doctor.history import History, Sign, errors_apart, rose
 from lmgym.logs.doctor.rules_reward import EQUAL_GROUPS, held_out_change
 
 ENTROPY_LEFT, ENTROPY_GONE = 0.1, 1e-3

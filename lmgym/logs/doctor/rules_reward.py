@@ -1,9 +1,10 @@
 """The doctor's rules about rewards and answers (see examine.py)."""
 
 import math
+from statistics import fmean as mean
 
 from lmgym.logs.doctor.facts import bounded
-from lmgym.logs.doctor.history import SOLVED, WINDOW, History, Sign, errors_apart, fell, mean, rose
+from lmgym.logs.doctor.history import SOLVED, WINDOW, History, Sign, errors_apart, fell, rose
 
 EQUAL_GROUPS, NO_GROUPS = 0.8, 0.95
 """Share of groups without a signal: docs/metrics.md calls up to a half healthy; from here most sampling is lost."""
