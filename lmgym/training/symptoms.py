@@ -40,9 +40,13 @@ def evaluation_record(kept: Mapping[str, Any]) -> dict[str, Any]:
         >>> evaluation_record({"step": 20, "split": "test", "results": {"reward": interval}})
         {'step': 20, 'split': 'test', 'reward': 0.4, 'reward/low': 0.3, 'reward/high': None}
     """
-    record: dict[str, Any] = {"step": kept["step"], "split": kept["split"]}
-    for name, interval in kept["results"].items():
-        for key, end in (("mean", ""), ("low", "/low"), ("high", "/high")):
-            value = interval[key]
-            record[f"{name}{end}"] = None if value is None or math.isnan(value) else value
-    return record
+    numbers = flat_results(kept["results"])
+    plain = {key: None if value is None or math.isnan(value) else value for key, value in numbers.items()}
+    return {"step": kept["step"], "split": kept["split"], **plain}
+
+
+def flat_results(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Results with intervals as numbers by name. Example: flat_results({"a": {"mean": 0.4, "low": 0.3, "high": 0.5}})
+    -> {"a": 0.4, "a/low": 0.3, "a/high": 0.5}"""
+    ends = {"": "mean", "/low": "low", "/high": "high"}
+    return {f"{name}{end}": interval[key] for name, interval in results.items() for end, key in ends.items()}
