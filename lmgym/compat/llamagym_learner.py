@@ -163,6 +163,7 @@ class Learner:
         answers = sum(len(episode.turns) for episode in episodes)
         older = sum(len(episode.turns) for episode in episodes if episode.version < self.version)
         self.version += 1
+        self.policy.had_updates(self.version)
         self.engine.load(self.policy, self.version)
         for index, episode in enumerate(episodes):
             episode.group = index

@@ -63,10 +63,9 @@ class Sampler:
             return
         if self._copy is None:
             self._copy = copies.sampling(policy)
-        else:
-            with torch.no_grad():
-                for ours, theirs in zip(self._copy.model.parameters(), policy.model.parameters(), strict=True):
-                    ours.copy_(whole(theirs))
+        with torch.no_grad():
+            for ours, theirs in zip(self._copy.model.parameters(), policy.model.parameters(), strict=True):
+                ours.copy_(policy.computed(theirs) if shared else whole(theirs))
         if policy.prepacked and policy.device.type == "cpu" and onednn_linear.available():
             onednn_linear.lay_out(self._copy.model)
 

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from lmgym.distributed.parts import mesh_of
 from lmgym.models import copies
 from lmgym.models.policy import Policy
+from lmgym.models.rounding import RoundedWeights
 from lmgym.models.sharding import shard_module, shard_policy
 
 
@@ -29,6 +30,8 @@ def with_critic(policy: Policy, separate: bool) -> Policy:
         return policy
     if separate:
         critic = with_critic(copies.trainable(policy), separate=False)
+        if policy.rounded is not None:
+            critic = critic.but(rounded=RoundedWeights(critic.model, policy.rounded.seed))
         return policy.but(critic=critic if policy.skeleton is None else shard_policy(critic, policy.ranks))
     # Preferably like a parameter that trains: the weights of a quantized base are packed, its adapters are not.
     like = next(iter([*policy.parameters(), *policy.model.parameters()]))

@@ -26,6 +26,7 @@ from lmgym.models.hooks import layers_of
 from lmgym.models.integrity import check_complete, check_finite, check_vocabulary
 from lmgym.models.kernels import onednn_products
 from lmgym.models.policy import VALUE_HEAD, Policy, Route
+from lmgym.models.rounding import RoundedWeights
 from lmgym.text.chat import Cut
 
 transformers_logging.disable_progress_bar()
@@ -68,6 +69,9 @@ class PolicySection(Section):
     device: Literal["auto", "cpu", "cuda", "mps"] = field(default="auto", metadata=FREE)  # machine.json has what counts
     compute: Literal["auto", "float32", "bfloat16"] = field(default="auto", metadata=FREE)  # likewise
     """Precision of forward passes; the parameters stay fp32. auto: bf16 if a short measurement finds it faster."""
+    rounding: Literal["stochastic", "nearest"] = field(default="stochastic", metadata=RECORDED)
+    """How weights become the bf16 numbers that passes in bf16 compute with. nearest hides updates that are small beside
+    the weights, stochastic shows each in a share of the weights (docs/precision.md). No matter in fp32."""
     products: Literal["torch", "onednn"] = field(default="torch", metadata=RECORDED)
     """Matrix products in fp32 on a CPU: torch's own, which are MKL's, or oneDNN's, which are twice as fast on some
     processors (docs/models.md) and round otherwise. onednn: `compute: auto` is float32."""
@@ -155,6 +159,8 @@ def load_policy(
         check_vocabulary(section.model, model, tokenizer)
         policy = _plain_policy(section, model, tokenizer, compute, prepacked)
         policy = policy.but(**vars(_route(section, policy, tries)))
+        if section.rounding == "stochastic" and policy.compute == torch.bfloat16:
+            policy = policy.but(rounded=RoundedWeights(model, seed))
         return policy if folder is None else _with_saved_critic(policy, section, seed, folder)
 
 

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from transformers.utils import ModelOutput
 from lmgym.batch import Batch, PolicyOutputs, States
 from lmgym.core.errors import LmgymError, represent
 from lmgym.core.files import usual_modes
+from lmgym.distributed.parts import whole
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.functional.divergences import Divergence
 from lmgym.models import hooks, lora, quantization, scoring
@@ -36,6 +37,7 @@ from lmgym.models.families import (
 )
 from lmgym.models.kernels import onednn_products
 from lmgym.models.micro_batches import micro_batches
+from lmgym.models.rounding import RoundedWeights, UpdateSample
 from lmgym.models.skeleton import Skeleton
 from lmgym.models.teaching import compare
 from lmgym.text.chat import end_id
@@ -121,6 +123,9 @@ class Policy:
         self.critic: Policy | None = None  # a separate model, whose value head is used instead
         self.teacher: Policy | None = None  # whose distributions this one's are compared with; may be itself
         self.ranks = ranks  # the processes that share out its passes over a batch
+        self.rounded: RoundedWeights | None = None  # the copy that bf16 passes compute with, if rounded stochastically
+        self.seen: float | None = None  # the share of the last update that passes in bf16 see (`weights/seen`)
+        self.sample: UpdateSample | None = None  # that tells it
         self.skeleton: Skeleton | None = None  # if each rank holds a part of the weights: to make whole copies
 
     @cached_property
@@ -173,6 +178,15 @@ class Policy:
         if times < WORTH_SAYING:
             return ""
         return f"products: torch (policy.products: onednn multiplies {times:.1f} times as fast here; other roundings)"
+
+    @property
+    def rounding_sentence(self) -> str:
+        """How weights become what passes in bf16 compute with; empty if they are not rounded."""
+        if self.compute != torch.bfloat16 or not self.parameters():
+            return ""
+        if self.rounded is not None:
+            return "rounding: stochastic (bf16 weights, anew after each update)"
+        return "rounding: nearest" + (" (weights that ranks share out)" if self.skeleton is not None else "")
 
     @property
     def has_critic(self) -> bool:
@@ -254,7 +268,7 @@ class Policy:
         recompute = self.activation_checkpointing and torch.is_grad_enabled()
         # An idle pass asks for no state, and runs the model all the same.
         asked = (row, column) if len(row) else (row.new_zeros(1), column.new_zeros(1))
-        with hooks.activation_checkpointing(self.model) if recompute else nullcontext():
+        with hooks.activation_checkpointing(self.model, self.rounded_weights) if recompute else nullcontext():
             found = path(self, batch, *asked)
         if len(row):
             return found
@@ -360,12 +374,49 @@ class Policy:
         """Hidden states per LM-head call: about 2^24 logits, whatever the vocabulary."""
         return min(max(2**24 // self.vocabulary, 64), 8192)
 
-    def precision(self) -> Any:
-        """The autocast context of the forward pass; it does nothing if `compute` is the parameters' own precision."""
+    @contextmanager
+    def precision(self) -> Iterator[None]:
+        """The precision of a forward pass, this model's and a separate critic's: autocast, over weights that are
+        rounded stochastically or that it rounds to nearest. Nothing, if `compute` is the parameters' own precision."""
         if self.compute == next(self.model.parameters()).dtype:
-            return nullcontext()
-        # Copies in the lower precision would stay for the whole pass; they must go with the weights they are of.
-        return torch.autocast(self.device.type, dtype=self.compute, cache_enabled=self.skeleton is None)
+            yield
+            return
+        with ExitStack() as entered:
+            # Copies in the lower precision would stay for the whole pass; they must go with the weights they are of.
+            cached = self.skeleton is None
+            entered.enter_context(torch.autocast(self.device.type, dtype=self.compute, cache_enabled=cached))
+            for policy in (self, self.critic):
+                if policy is not None:
+                    entered.enter_context(policy.rounded_weights())
+            yield
+
+    def rounded_weights(self) -> AbstractContextManager[None]:
+        """Within this context the model computes with its stochastically rounded copy, if it has one."""
+        return nullcontext() if self.rounded is None else self.rounded.shown_in(self.model)
+
+    def had_updates(self, updates: int) -> None:
+        """Say how many updates the policy has had, in all: the random numbers of its rounding depend on it."""
+        for policy in (self, self.critic):
+            if policy is not None and policy.rounded is not None:
+                policy.rounded.updates = updates
+        if self.skeleton is None and self.compute == torch.bfloat16 != next(iter(self.parameters())).dtype:
+            self.sample = self.sample or UpdateSample(self.parameters())
+            self.seen = self.sample.share_seen(self.computed)
+
+    def computed(self, parameter: nn.Parameter) -> Tensor:
+        """What a forward pass takes for a parameter: its rounded copy, or itself in the precision of the pass."""
+        if self.rounded is not None and parameter in self.rounded.names:
+            return self.rounded.copies[parameter]
+        return parameter.detach().to(self.compute)
+
+    @property
+    def head_weights(self) -> tuple[Float[Tensor, "V H"], Float[Tensor, "V H"] | None]:
+        """Of a plain LM head: the weights that train, and a copy to compute with if they are rounded stochastically."""
+        parameters = self.model.get_output_embeddings()._parameters  # whatever `rounded` shows in their place
+        weight: Any = parameters["weight"]
+        if self.rounded is None or self.compute == weight.dtype:
+            return whole(weight), None
+        return weight, self.rounded.copies.get(weight)
 
     @contextmanager
     def twice_differentiable(self) -> Iterator[None]:
@@ -394,7 +445,7 @@ class Policy:
 
     def with_model(self, model: PreTrainedModel, **changes: Any) -> "Policy":
         """A copy of this policy around another model, without a value function or teacher."""
-        nothing = dict.fromkeys(("value_head", "critic", "teacher", "skeleton"))
+        nothing = dict.fromkeys(("value_head", "critic", "teacher", "skeleton", "rounded", "sample"))
         return self.but(**{**nothing, "model": model, **changes})
 
     def save_pretrained(self, folder: Path) -> None:

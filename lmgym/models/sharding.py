@@ -36,7 +36,7 @@ def shard_policy(policy: Policy, ranks: Ranks) -> Policy:
     if policy.value_head is not None:
         shard_module(policy.value_head, mesh)
     critic = None if policy.critic is None else shard_policy(policy.critic, ranks)
-    return policy.but(skeleton=skeleton, critic=critic)
+    return policy.but(skeleton=skeleton, critic=critic, rounded=None)  # autocast rounds parts to nearest
 
 
 def shard(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:

@@ -106,6 +106,7 @@ def advance(stage: StageRun) -> None:
     stage.source.finish()  # with the old weights, before the generators get new ones
     stage.stream.advance()
     stage.run.progress.advance()
+    stage.run.policy.had_updates(stage.run.progress.version)
     stage.algorithm.after_update(stage)
 
 
@@ -235,6 +236,7 @@ def step_record(stage: StageRun, episodes: list[Episode], batch: Batch, metrics:
     fresh, on_gpu = fresh_episodes(stage, episodes), run.policy.device.type == "cuda"
     record: dict[str, Any] = stage.position(stage.step - 1) | episode_metrics(fresh) | batch_metrics(batch) | metrics
     record |= version_lag(episodes, run.progress.version - 1) | stage.stream.metrics()
+    record |= {} if run.policy.seen is None else {"weights/seen": run.policy.seen}
     record |= {
         "learning_rate": stage.optimizer.learning_rate,
         "seconds": rollout + learning,

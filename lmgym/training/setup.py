@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import chdir
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,7 +54,8 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
     lock = lock_begun(folder, console.warn) if ranks.first else None  # before it is decided where the run stands
     try:
         ranks.wait()
-        callbacks = make_callbacks(config.callbacks) if ranks.first else Callbacks()
+        with chdir("."):
+            callbacks = make_callbacks(config.callbacks) if ranks.first else Callbacks()
         begun = Begun(folder, lock, *find_progress(folder, len(config.stages), console.warn))
         loaded = load(config, begun, ranks, console.say)
         engine = open_engine(config.engine, config.stages, loaded, folder, console.warn, ranks)
@@ -82,6 +84,7 @@ def load(config: Config, begun: Begun, ranks: Ranks, say: Callable[[str], None])
     model = read_model_info(config.policy, begun.weights)
     check_model(config, data.training, model)
     policy = load_weights(config.policy, config.seed, machine, begun.weights, model.tokenizer)
+    policy.had_updates(begun.progress.version)
     check_fit(config, data, policy, say)  # lengths of prompts and references
     compute, path = str(policy.compute).removeprefix("torch."), "fast" if policy.fast else "plain"
     machine = replace(machine, compute=compute, path=path, prepacked=policy.prepacked)
@@ -101,7 +104,8 @@ def prove(section: EngineSection, loaded: Loaded, engine: Engine, say: Callable[
     proofs = prove_policy(section, policy, engine)
     for proof in proofs:
         proof.check()
-    for sentence in filter(None, (proofs[-1].sentence, policy.path_sentence, policy.products_sentence)):
+    sentences = proofs[-1].sentence, policy.path_sentence, policy.products_sentence, policy.rounding_sentence
+    for sentence in filter(None, sentences):
         say(sentence)
     return gap_limits(section, proofs[-1])
 
@@ -137,7 +141,8 @@ def held_out_examples(config: Config, split: str | None = None) -> Sequence[Exam
 
 def _examples(section: dict[str, Any], split: str, seed: int) -> Sequence[Example]:
     arguments = {key: value for key, value in section.items() if key not in ("name", "split")}
-    return load_task(section["name"], split, seed=seed, **arguments)
+    with chdir("."):  # whose code may go elsewhere
+        return load_task(section["name"], split, seed=seed, **arguments)
 
 
 def held_out_rewards(config: Config, stage: Stage) -> list[Reward]:

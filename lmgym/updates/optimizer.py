@@ -115,6 +115,7 @@ class Optimizer:
                 "or look at the last rollouts for a reward that explodes"
             )
         self.torch.step()
+        torch.autograd.graph.increment_version(self.parameters)  # the fused AdamW does not say that it has changed them
         self.zero_grad()  # they make room for what sampling keeps
         return norm
 

@@ -246,7 +246,11 @@ def weights_of(policy: Policy, merge: bool = True) -> dict[str, Tensor]:
     if lora.has_adapter(policy.model) and not merge:
         return lora.base_weights(policy.model)
     model = lora.merged(policy.model) if lora.has_adapter(policy.model) else policy.model
-    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    if policy.rounded is not None and model is policy.model:  # a tied head has a name of its own here too
+        rounded = {parameter.data_ptr(): policy.computed(parameter) for parameter in policy.parameters()}
+        weights = {name: rounded.get(tensor.data_ptr(), tensor) for name, tensor in weights.items()}
+    return weights
 
 
 def _table(sets: Sequence[Sequence[int]]) -> Candidates:
