@@ -19,13 +19,7 @@ from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.logs.console import Console
-from lmgym.logs.records import (
-    episode_metrics,
-    peak_memory_gib,
-    rollout_record,
-    sampled_tokens,
-    version_lag,
-)
+from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens, version_lag
 from lmgym.logs.timings import timing_record
 from lmgym.rollouts.hints import hinted_episodes
 from lmgym.rollouts.play import play
