@@ -6,7 +6,7 @@ source, the fields of `Example` that it reads, and an algorithm that learns from
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
@@ -23,19 +23,6 @@ from lmgym.rollouts.rollout import demonstrate
 from lmgym.text.chat import answer_ids
 from lmgym.text.steps import step_ids
 from lmgym.types import Episode, Example
-
-
-class Wanted(Protocol):
-    """What a source reads of an algorithm's requirements."""
-
-    @property
-    def answers(self) -> str: ...
-    @property
-    def separator(self) -> str: ...
-    @property
-    def pairs(self) -> bool: ...
-    @property
-    def makes_policy(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -88,7 +75,7 @@ class Source:
     lag: int = 0
     """By how many updates the weights that sampled are older than those that train."""
 
-    def __init__(self, requirements: Wanted) -> None:
+    def __init__(self, requirements: Any) -> None:
         self.requirements = requirements
 
     def episodes(self, draw: Draw) -> list[Episode]:
@@ -128,7 +115,7 @@ class Source:
         """The stage is over."""
 
 
-def source_of(requirements: Wanted) -> Source:
+def source_of(requirements: Any) -> Source:
     """The source that an algorithm's requirements name."""
     source: Source = registry.get("source", requirements.answers)(requirements)
     return source

@@ -98,8 +98,9 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
     make_callbacks(config.callbacks)
     data = load_data(config)
     _resumes(report, config, data, folder)
-    check_model(config, data.training, read_model_info(config.policy))
-    memory = Memory(config, report, ranks)
+    model = read_model_info(config.policy)
+    check_model(config, data.training, model)
+    memory = Memory(config, report, model.tokenizer, ranks)
     fits = _memory(memory, config, data, load)
     report.show()
     if load and fits:

@@ -106,9 +106,14 @@ class StageRun:
         key, timeout = (*self.path, "step", step, number), self.run.config.reward_timeout
         return Draw(prompts, key, self.training_actor, self.config.sampling, self.envs, self.rewards, timeout)
 
+    @property
+    def place(self) -> dict[str, Any]:
+        """What records begin with: where the run stands."""
+        return {"stage": self.index, "stage_name": self.config.name, "step": self.step}
+
     def position(self, step: int) -> dict[str, Any]:
         """What the records of a step begin with."""
-        return {"kind": "train", "stage": self.index, "stage_name": self.config.name, "step": step}
+        return {"kind": "train", **self.place, "step": step}
 
     @property
     def teacher_context(self) -> int | None:

@@ -6,7 +6,7 @@ term by its log-probability (updates/pushes.py). What was not computed is absent
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -233,33 +233,18 @@ def reason_left_out(episode: Episode, group: Iterable[Episode]) -> str:
 
 def whole_record(episode: Episode, example: dict[str, Any], rows: Mapping[RowPlace, TraceRow]) -> TraceEpisode:
     """An episode with its rows."""
-    turns = [
-        TraceTurn(
-            text=turn.text,
-            given=turn.given,
-            continuation=turn.continuation,
-            stop=turn.stop,
-            reward=turn.reward,
-            restart=turn.restart,
-            min_new_tokens=turn.min_new_tokens,
-        )
-        for turn in episode.turns
-    ]
-    return TraceEpisode(
-        index=episode.index,
-        group=episode.group,
-        example=example,
-        messages=_plain(episode.messages),
-        score=episode.score,
-        reward_components=episode.reward_components,
-        baseline=episode.baseline,
-        terminated=episode.terminated,
-        error=episode.error,
-        version=episode.version,
-        selected=episode.selected,
-        turns=turns,
-        rows=[rows[episode.index, number] for number in range(len(episode.rows()))],
-    )
+    own = {
+        "example": example,
+        "messages": _plain(episode.messages),
+        "turns": [TraceTurn(**_same_fields(TraceTurn, turn)) for turn in episode.turns],
+        "rows": [rows[episode.index, number] for number in range(len(episode.rows()))],
+    }
+    return TraceEpisode(**{**_same_fields(TraceEpisode, episode), **own})
+
+
+def _same_fields(kind: Any, thing: Any) -> dict[str, Any]:
+    """What a dataclass of another kind has under the same names."""
+    return {one.name: getattr(thing, one.name) for one in fields(kind) if hasattr(thing, one.name)}
 
 
 def plain_example(example: Example) -> dict[str, Any]:
