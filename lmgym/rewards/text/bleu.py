@@ -1,7 +1,7 @@
 """BLEU and TER, computed by sacrebleu. chrF is in chrf.py, ROUGE in rouge.py, METEOR in meteor.py."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -51,9 +51,9 @@ def _sacre_bleu_sums(
     tokenize: Tokenize = "13a",
     smooth_method: Smoothing = "exp",
     lowercase: bool = False,
-    effective_order: bool = True,
+    **for_single_texts: bool,
 ) -> SufficientStatistics:
-    """The counts for one BLEU of all texts, from 0 to 1; `effective_order` is for single texts, and ignored here."""
+    """The counts for one BLEU of all texts, from 0 to 1."""
     return _sums("sacre_bleu", _counts("sacre_bleu", texts, examples, tokenize, lowercase), smooth_method)
 
 
@@ -135,11 +135,10 @@ def _tokenizer_13a(reward: str) -> Any:
 
 def _values(reward: str, counts: Sequence[Sequence[int]], smoothing: Smoothing, effective_order: bool) -> list[float]:
     """BLEU, from 0 to 1, of each row of `_counts` (or of each sum of such rows)."""
-    compute = needed("sacrebleu.metrics", reward).BLEU.compute_bleu
-    options = {"smooth_method": smoothing, "effective_order": effective_order}
-    scores = [
-        compute(list(row[2 : 2 + ORDER]), list(row[2 + ORDER :]), row[0], row[1], **options).score for row in counts
-    ]
+    compute = partial(
+        needed("sacrebleu.metrics", reward).BLEU.compute_bleu, smooth_method=smoothing, effective_order=effective_order
+    )
+    scores = [compute(list(row[2 : 2 + ORDER]), list(row[2 + ORDER :]), row[0], row[1]).score for row in counts]
     return [min(1.0, float(score) / 100) for score in scores]  # sacrebleu's 100 may be a little above 100 by rounding
 
 
