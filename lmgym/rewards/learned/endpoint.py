@@ -82,8 +82,8 @@ def endpoint_judge(
             start = endpoint.redacted(replies[conversation])[:100]
             expected = "yes or no" if read == "yes_no" else f"number from {lowest:g} to {highest:g}"
             raise LmgymError(
-                f"reward 'endpoint_judge': the reply for example '{example.id}' has no {expected}: {start!r}; change the "
-                "template, or write what such a reply is worth as 'unreadable: 0'"
+                f"reward 'endpoint_judge': the reply for example '{example.id}' has no {expected}: {start!r}; change "
+                "the template, or write what such a reply is worth as 'unreadable: 0'"
             )
         values.append(value)
     return values
