@@ -16,6 +16,7 @@ from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.constraints import PositiveInt
 from lmgym.core.errors import LmgymError
+from lmgym.core.parts import documentation
 from lmgym.core.validation import Section
 from lmgym.functional.reductions import Reduction
 from lmgym.types import Episode, Restriction
@@ -63,6 +64,8 @@ class Algorithm(Section):
     """Who takes the optimizer steps, by its registered name: first_order, trust_region, or one of your own."""
     optimized: ClassVar[tuple[ParameterGroup, ...]] = ("policy", "critic")
     """Whose parameters the recipe's `optimizer` moves; a driver may move others by itself."""
+    compares_pairs: ClassVar[bool] = False
+    """True if the best and the worst answer of each group train against each other."""
 
     group_size: PositiveInt = 1
     """Answers per prompt."""
@@ -78,6 +81,14 @@ class Algorithm(Section):
         """The keys of a recipe's section, those of earlier versions as they are written today, with a warning. `name`
         is the section's, `where` its place in the recipe, for messages."""
         return dict(given)
+
+    @property
+    def formulas(self) -> Mapping[str, str]:
+        """What is computed, as texts by the name of a term or of a symbol. They are kept with a run's traces, and shown
+        beside its tokens (`lmgym view`). Default: the class's docstring up to its first example, as "loss". A class
+        attribute `formulas = {"policy": "-A log pi"}` does as well."""
+        text = documentation(type(self))
+        return {"loss": text} if text else {}
 
     @property
     def requirements(self) -> Requirements:

@@ -75,6 +75,19 @@ class Regularised(Algorithm):
         self.beta = self.kl_coefficient
 
     @property
+    def formulas(self) -> Mapping[str, str]:
+        found = dict(super().formulas)
+        if self.kl_coefficient:
+            estimate = f"{self.kl_estimator}: {ESTIMATORS[self.kl_estimator].__doc__}"
+            if self.kl_in == "reward":
+                found["rewards and R"] = f"less beta {estimate} p is pi_old, q the reference."
+            else:
+                found["kl"] = f"beta r {estimate} p is pi, q the reference, r = p / pi_old."
+        if self.entropy_coefficient:
+            found["entropy"] = "-entropy_coefficient H: the entropy of the token's distribution, in nats."
+        return found
+
+    @property
     def requirements(self) -> Requirements:
         penalised = self.kl_coefficient > 0
         return replace(

@@ -95,7 +95,10 @@ class Reinforce(PolicyGradient):
 @register("algorithm", "rloo")
 @dataclass(kw_only=True)
 class RLOO(PolicyGradient):
-    """REINFORCE whose baseline is the mean score of the other answers to the same prompt (arXiv 2402.14740, eq. 8)."""
+    """REINFORCE whose baseline is the mean score of the other answers to the same prompt (arXiv 2402.14740, eq. 8).
+
+    loss = -mean over episodes of (R - mean of the others) * sum_t log pi(y_t)
+    """
 
     group_size: Annotated[int, Ge(2), Rule("rloo needs at least 2 answers per prompt")] = 4
 

@@ -119,6 +119,10 @@ class ReinforceStable(Regularised):
             advantages = returns - batch.per_token(means)
         return batch.replace(advantages=advantages, returns=returns)
 
+    @property
+    def formulas(self) -> Mapping[str, str]:
+        return {name: text for name, text in super().formulas.items() if name != "kl"}  # the docstring has its own
+
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
         length = turn_lengths(batch.actions, batch.require("turn"), batch.episode).clamp(min=1)
         cut = None

@@ -239,15 +239,28 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "first_order": ("updates.first_order", "optimizer steps over epochs of minibatches (the usual one)"),
         "trust_region": ("updates.trust_region", "a natural-gradient step with a line search, then the critic"),
     },
+    "source": {
+        "policy": ("rollouts.sources:PolicyAnswers", "answers that the policy samples"),
+        "references": ("rollouts.sources:References", "the task's references, or what a demonstrator says"),
+        "rated": ("rollouts.sources:RatedAnswers", "the task's rated answers"),
+        "steps": ("rollouts.sources:LabelledSteps", "the labelled steps of the task's answers"),
+    },
+    "judge": {
+        "pairs": ("training.judgements:pair_judgements", "how often held-out pairs are ordered as their ratings are"),
+        "steps": ("training.judgements:step_judgements", "how many held-out steps are found right or wrong"),
+    },
     "sink": {
         "tensorboard": ("logs.sinks:Tensorboard", "event files in the run folder", "tensorboard"),
         "wandb": ("logs.sinks:Wandb", "a run on Weights & Biases, or offline files", "wandb"),
         "trackio": ("logs.sinks:Trackio", "a run of Trackio, on this machine or a Space", "trackio"),
     },
     "engine": {
-        "sampler": ("inference.sampler:Sampler", "lmgym's own batched sampler, in the training process"),
-        "vllm": ("inference.vllm.engine:VLLM", "vLLM, in this process or on servers, with a canary after each update"),
-        "pool": ("inference.pool.ray_generators:RayGenerators", "the same in processes that Ray places", "lmgym[ray]"),
+        "sampler": ("inference.in_process:SamplerKind", "lmgym's own batched sampler, in the training process"),
+        "vllm": (
+            "inference.vllm.kind:VllmKind",
+            "vLLM, in this process or on servers, with a canary after each update",
+        ),
+        "pool": ("inference.pool.kind:PoolKind", "the same in processes that Ray places", "lmgym[ray]"),
     },
 }
 

@@ -146,20 +146,23 @@ def start_of(endpoint: Endpoint, reply: bytes) -> str:
 def _exchange(endpoint: Endpoint, request: urllib.request.Request) -> bytes:
     """Send the request and return the reply's bytes. Raises _Temporary for failures that are worth a retry."""
     deadline = time.monotonic() + endpoint.seconds
-    opener = urllib.request.build_opener(_NoRedirect, *timed_handlers(deadline))
     wait, refused, status = None, False, None
-    try:
-        with opener.open(request, timeout=endpoint.seconds) as response:
-            return _read(response, endpoint.largest)
-    except urllib.error.HTTPError as error:
-        with error:
-            status, reason = error.code, f"status {error.code} ({_words_of(endpoint, error)})"
-        refused = error.code not in RETRIED and error.code < 500
-        wait = _seconds(error.headers.get("Retry-After"))
-    except (OSError, http.client.HTTPException, ValueError) as error:  # URLError and time-outs are OSErrors
-        reason = endpoint.redacted(f"{type(error).__name__}: {error}")[:LONGEST_REASON]
-        if time.monotonic() >= deadline:
-            reason = f"TimeoutError: no complete reply within {endpoint.seconds:g} s"
+    with timed_handlers(deadline) as handlers:
+        opener = urllib.request.build_opener(_NoRedirect, *handlers)
+        try:
+            with opener.open(request, timeout=endpoint.seconds) as response:
+                reply = _read(response, endpoint.largest)
+            if time.monotonic() < deadline:
+                return reply
+        except urllib.error.HTTPError as error:
+            with error:
+                status, reason = error.code, f"status {error.code} ({_words_of(endpoint, error)})"
+            refused = error.code not in RETRIED and error.code < 500
+            wait = _seconds(error.headers.get("Retry-After"))
+        except (OSError, http.client.HTTPException, ValueError) as error:  # URLError and time-outs are OSErrors
+            reason = endpoint.redacted(f"{type(error).__name__}: {error}")[:LONGEST_REASON]
+    if status is None and time.monotonic() >= deadline:
+        reason = f"TimeoutError: no complete reply within {endpoint.seconds:g} s"
     # Raised here and not above, so that the server's own words, which may hold the key, are no part of the error.
     if refused:
         give_up(endpoint, f"refused the request: {reason}", status)

@@ -58,12 +58,11 @@ def gathered(policy: Policy) -> Policy | None:
     critic = None if policy.critic is None else gathered(policy.critic)
     if model is None:
         return None
-    other = policy.with_model(model)
-    other.critic = critic
+    whole_head = None
     if head is not None:
-        other.value_head = nn.Linear(head.shape[1], 1, bias=False)
-        other.value_head.weight.data = head.cpu()
-    return other
+        whole_head = nn.Linear(head.shape[1], 1, bias=False)
+        whole_head.weight.data = head.cpu()
+    return policy.with_model(model, critic=critic, value_head=whole_head)
 
 
 def _whole_model(policy: Policy) -> PreTrainedModel:
@@ -76,9 +75,7 @@ def without_weights(policy: Policy) -> Policy:
     if quantization.is_quantised(policy.model):
         raise LmgymError("policy.quantise: packed weights stay in the training process; write engine: sampler")
     skeleton = policy.skeleton or Skeleton(policy.model)
-    other = policy.with_model(skeleton.model)
-    other.ranks = ALONE
-    return other
+    return policy.with_model(skeleton.model, ranks=ALONE)
 
 
 def with_weights(empty: Policy, weights: Sequence[Tensor]) -> Policy:

@@ -82,19 +82,21 @@ def logprobs_of_states(
     # The usual case, a plain linear head: the fused function.
     if states.logits is None and model.own_head is None and is_plain(head) and renormalised:
         hidden = states.hidden[: len(row)]
-        hidden = hidden if model.compute == head.weight.dtype else hidden.to(model.compute)
+        weight, computed = model.head_weights
+        hidden = hidden if model.compute == weight.dtype else hidden.to(model.compute)
 
         def adjust(logits: Tensor, part: slice) -> Tensor:
             return action_logits(logits, batch, row[part], column[part])
 
         scale = 1.0 if batch.temperature == 0 else 1 / batch.temperature
         return FusedLogprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
-            hidden, whole(head.weight), bias_of(model), batch.tokens[row, column], adjust, scale, entropy,
-            model.head_chunk, logprob_gradient, model.onednn,
+            hidden, weight, bias_of(model), batch.tokens[row, column], adjust, scale, entropy,
+            model.head_chunk, logprob_gradient, model.onednn, computed,
         )  # fmt: skip
 
     def chunk_logprobs(hidden: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
-        return logprobs_of_logits(model.head(hidden), batch, row, column, entropy)
+        with model.rounded_weights():  # in backward too
+            return logprobs_of_logits(model.head(hidden), batch, row, column, entropy)
 
     # Any other head: autograd over the chunks, which are computed again in backward if there are several.
     chunks = []

@@ -19,7 +19,7 @@ from lmgym.models.critic import value_head
 from lmgym.models.load import PolicySection
 from lmgym.models.policy import Policy
 
-Kind = Literal["reward_model", "process_reward_model"]
+Kind = Literal["policy", "reward_model", "process_reward_model"]  # what a stage makes; the first is none
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ Each function returns the hidden states that predict the batch's actions, at (ro
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +32,11 @@ class ScoringModel(Protocol):
 
     @property
     def head_chunk(self) -> int: ...
+
+    @property
+    def head_weights(self) -> tuple[Float[Tensor, "V H"], Float[Tensor, "V H"] | None]: ...
+
+    def rounded_weights(self) -> AbstractContextManager[None]: ...
 
     def head(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R V"]: ...
 

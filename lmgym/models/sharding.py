@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def shard_policy(policy: Policy, ranks: Ranks) -> None:
-    """Let each rank keep its part of a policy's weights, and of its value function's; nothing to do for one rank."""
+def shard_policy(policy: Policy, ranks: Ranks) -> Policy:
+    """The policy, of whose weights (and its value function's) each rank keeps its part; itself for one rank. The model
+    is cut in place."""
     if ranks.size == 1:
-        return
-    mesh = mesh_of(ranks, policy.device.type)
-    policy.skeleton = Skeleton(policy.model)
+        return policy
+    mesh, skeleton = mesh_of(ranks, policy.device.type), Skeleton(policy.model)
     shard(policy.model, mesh)
     if policy.value_head is not None:
         shard_module(policy.value_head, mesh)
-    if policy.critic is not None:
-        shard_policy(policy.critic, ranks)
+    critic = None if policy.critic is None else shard_policy(policy.critic, ranks)
+    return policy.but(skeleton=skeleton, critic=critic, rounded=None)  # autocast rounds parts to nearest
 
 
 def shard(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:

@@ -63,18 +63,20 @@ def compare(
     head: Any = model.model.get_output_embeddings()
     if states.logits is None and is_plain(head):
         hidden = states.hidden[: len(row)]
-        hidden = hidden if model.compute == head.weight.dtype else hidden.to(model.compute)
+        weight, computed = model.head_weights
+        hidden = hidden if model.compute == weight.dtype else hidden.to(model.compute)
         scale, bias = 1.0 if batch.temperature == 0 else 1 / batch.temperature, bias_of(model)
         return Compared(
             *FusedDivergence.apply(  # type: ignore[no-untyped-call]
-                hidden, whole(head.weight), bias, batch.tokens[row, column], adjust, scale, model.head_chunk,
-                comparison, model.onednn,
+                hidden, weight, bias, batch.tokens[row, column], adjust, scale, model.head_chunk,
+                comparison, model.onednn, computed,
             )
         )  # fmt: skip
 
     # Any other head: autograd over the chunks, which are computed again in backward if there are several.
     def compare_chunk(inputs: Tensor, part: slice) -> tuple[Tensor, Tensor]:
-        own = model.head(inputs) if states.logits is None else inputs
+        with model.rounded_weights():  # in backward too
+            own = model.head(inputs) if states.logits is None else inputs
         student = adjust(own, part).log_softmax(-1)
         logprobs = student.gather(1, batch.tokens[row[part], column[part]][:, None])[:, 0]
         return logprobs, _Divergences.apply(student, comparison(part), part)  # type: ignore[no-untyped-call]

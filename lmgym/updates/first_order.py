@@ -14,6 +14,7 @@ from lmgym.core.registry import register
 from lmgym.functional.reductions import Reduction, Totals, tokens_of_episode, totals, weights
 from lmgym.updates.optimizer import Optimizer
 from lmgym.updates.protocols import TrainablePolicy, UpdateWatcher
+from lmgym.updates.pushes import pushes
 from lmgym.updates.whole_batch import whole_batch_gradient
 
 
@@ -119,7 +120,7 @@ def _micro_batch(
         return weights(reduction, batch.actions, episode_tokens, total)
 
     def add_up(terms: Terms) -> dict[str, Tensor]:
-        return {f"loss/{name}": (weigh(reduction) * term).sum() for name, (term, reduction) in terms.items()}
+        return {name: (weigh(reduction) * term).sum() for name, (term, reduction) in terms.items()}
 
     def compute_losses(batch: Batch, new: PolicyOutputs) -> dict[str, Tensor]:
         return add_up(algorithm.loss(batch, new)[0])
@@ -140,6 +141,8 @@ def _micro_batch(
     # Backward.
     terms, metrics = algorithm.loss(batch, new)
     losses = add_up(terms)
+    if watcher is not None and numbers is not None and watcher.wants(numbers):
+        watcher.show(numbers, _token_columns(batch, new, terms, {**metrics, **pushes(losses, new.logprobs)}, weigh))
     torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
     # Sums for the metrics, over this micro-batch's tokens.
     with torch.no_grad():
@@ -150,20 +153,22 @@ def _micro_batch(
         if first and batch.logprobs_sampler is not None:
             gap = (new.logprobs.detach() - batch.logprobs_sampler).abs() * batch.actions
             sums["sampler_logprob_gap"] = gap.sum().to(wide)
-        if watcher is not None and numbers is not None and watcher.wants(numbers):
-            watcher.show(numbers, _token_columns(batch, new, terms, metrics, weigh))
-    return sums | {name: loss.detach() for name, loss in losses.items()}
+    return sums | {f"loss/{name}": loss.detach() for name, loss in losses.items()}
 
 
 def _token_columns(
-    batch: Batch, new: PolicyOutputs, terms: Terms, metrics: Mapping[str, Tensor], weigh: Callable[[Reduction], Tensor]
+    batch: Batch,
+    new: PolicyOutputs,
+    terms: Terms,
+    others: Mapping[str, Tensor],
+    weigh: Callable[[Reduction], Tensor],
 ) -> dict[str, Tensor]:
-    """What a watcher is shown of a pass: columns [N T] that it has anyway, each term's weights among them."""
+    """What a watcher is shown of a pass: columns [N T], among them each term with its weights and `others`."""
     known = {"logprobs": new.logprobs, "advantages": batch.advantages, "entropy": new.entropy}
     columns = {name: column for name, column in known.items() if column is not None}
     for name, (term, reduction) in terms.items():
         columns |= {f"weight/{name}": weigh(reduction), f"loss/{name}": term}
-    columns |= metrics
+    columns |= others
     return {name: column.detach().broadcast_to(batch.actions.shape) for name, column in columns.items()}
 
 

@@ -13,7 +13,6 @@ from lmgym.logs.timings import PARTS, timing_columns, timing_of
 from lmgym.logs.traces.trace import TraceEpisode, TraceStep
 from lmgym.viewer.episodes import episode_of_record, mean_advantage, row_tree, turn_texts
 from lmgym.viewer.explain import explanation
-from lmgym.viewer.formulas import FAMILIES, PAIRS
 from lmgym.viewer.rollouts import Moment
 from lmgym.viewer.runs import RunRecords
 
@@ -101,7 +100,7 @@ def group_tree(run: RunRecords, stage: int, step: int, group: int) -> dict[str, 
     example = next((dict(episode.example) for episode in episodes.values()), {"id": columns["example"][rows[0]]})
     answers = [_answer_of_group(columns, row, episodes.get(columns["index"][row])) for row in rows]
     tree = {"stage": stage, "step": step, "group": group, "example": example, "answers": answers, "pair": None}
-    if trace is not None and FAMILIES.get(trace.algorithm) is PAIRS:
+    if trace is not None and trace.pairs:
         tree["pair"] = pair_of(columns, rows, episodes, bool(trace.fields.get("length_norm")))
     return tree
 
@@ -159,9 +158,8 @@ def answer_tree(run: RunRecords, moment: Moment, index: int, split: str | None =
     tree["rows"] = [row_tree(row, tokenizer) for row in episode.rows]
     tree |= {"tokenizer": tokenizer is not None, "texts": turn_texts(episode), "reason": "", "algorithm": ""}
     if trace is not None:
-        explained = explanation(trace, episode, run.token_limit(moment.stage))
         tree["seconds"] = answer_seconds(run.timing(moment.stage, moment.step), trace.episodes["index"].index(index))
-        return tree | _of_step(trace, episode) | {"explanation": explained}
+        return tree | _of_step(trace, episode) | {"explanation": explanation(trace, episode)}
     records = [one for one in run.rollouts.records(moment) if split in (None, one.get("split"))]
     return tree | {"mates": [one["index"] for one in records if one.get("group") == episode.group]}
 

@@ -18,6 +18,8 @@ from lmgym.core import availability, seeds
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.launch import RANK_LOST
 from lmgym.inference.base import Request, Sampling
+from lmgym.inference.in_process import make_engine
+from lmgym.inference.kinds import EngineSection
 from lmgym.inference.pool import ray_generators
 from lmgym.inference.pool.generator import Call
 from lmgym.inference.pool.pool import Here, InUnits
@@ -28,7 +30,6 @@ from lmgym.models.copies import with_weights, without_weights
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.training.checkpoints import manifest
-from lmgym.training.engines import make_engine
 from tests import runs
 from tests.parity.test_resume import Interrupting
 from tests.parity.test_resume_environments import NUMBERS
@@ -198,9 +199,9 @@ def test_a_policy_comes_back_from_its_parts() -> None:
 
 
 def test_a_recipes_unit_is_what_one_process_computes_together() -> None:
-    engine = make_engine(build_config(runs.tiny(engine=ONE)), policy())
+    engine = make_engine(build_config(runs.tiny(engine=ONE)).engine, policy())
     assert isinstance(engine, InUnits) and engine.units.size == UNIT
-    assert isinstance(make_engine(build_config(runs.tiny()), policy()), Sampler)
+    assert isinstance(make_engine(EngineSection(), policy()), Sampler)
 
 
 def test_a_pool_chooses_its_units_once(cluster: None, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
     {objective: cispo, clip_high: 4.0}   ->   {surrogate: {name: cispo, high: 4.0}}
 
 Recipes, sweeps and run folders with the former keys are read through `in_parts`, with a warning that names the new
-form; `in_former_keys` is the way back, for what shows a run (the viewer's formulas). No torch is imported here.
+form; `in_former_keys` is the way back, for what holds beside them. No torch is imported here.
 """
 
 from collections.abc import Mapping

@@ -19,7 +19,6 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import register
 from lmgym.distributed.parts import whole
 from lmgym.inference.base import Completion
 from lmgym.inference.pool.generator import Call, Generator
@@ -81,7 +80,6 @@ class Worker:
     units: set[int] = field(default_factory=set)  # whose conversations it caches
 
 
-@register("engine", "pool")
 class RayGenerators:
     """`workers` actors, each with one CPU of Ray's for each of its `threads` (or one GPU, if the policy is on one).
 
@@ -263,9 +261,11 @@ def _knock(address: str | None) -> None:
 
 
 def _arrays(policy: Policy, trained: bool) -> list[np.ndarray]:
-    """The weights that train, or those that don't, in the order of the model's parameters."""
+    """The weights that train, or those that don't, in the order of the model's parameters and in their precision."""
     chosen = [parameter for parameter in policy.model.parameters() if parameter.requires_grad == trained]
-    return [whole(parameter).detach().cpu().numpy() for parameter in chosen]
+    rounded = () if policy.rounded is None else policy.rounded.names
+    tensors = (policy.computed(one).to(one.dtype) if one in rounded else whole(one).detach() for one in chosen)
+    return [tensor.cpu().numpy() for tensor in tensors]
 
 
 def _reason(error: BaseException) -> str:

@@ -27,10 +27,11 @@ Comparison = Callable[[slice], OfPart]
 class FusedDivergence(torch.autograd.Function):
     """Log-probability of each target [R] under the student, and the divergence of its distribution [R], in nats.
 
-    apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, chunk, comparison, onednn)
+    apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, chunk, comparison, onednn,
+    computed)
 
-    `adjust`, `scale`, `chunk` and `onednn` are those of `FusedLogprobs`. The `comparison` is `with_logits` or
-    `with_top`. The teacher has no gradient, and must say the same in backward."""
+    `adjust`, `scale`, `chunk`, `onednn` and `computed` are those of `FusedLogprobs`. The `comparison` is `with_logits`
+    or `with_top`. The teacher has no gradient, and must say the same in backward."""
 
     @staticmethod
     def forward(
@@ -44,11 +45,12 @@ class FusedDivergence(torch.autograd.Function):
         chunk: int,
         comparison: Comparison,
         onednn: bool = False,
+        computed: Float[Tensor, "V H"] | None = None,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden, weight, bias, targets)
-        ctx.settings = adjust, scale, chunk, comparison, onednn
+        ctx.settings = adjust, scale, chunk, comparison, onednn, computed
         logprobs, divergences = (hidden.new_zeros(len(hidden), dtype=wide_of(hidden.dtype)) for _ in range(2))
-        head = weight.to(hidden.dtype)
+        head = weight.to(hidden.dtype) if computed is None else computed
         for tile, compare in _compared(tiles(hidden, head, bias, adjust, chunk, onednn), comparison):
             student = tile.logits.log_softmax(-1)
             logprobs[tile.part] = student.gather(1, targets[tile.part, None])[:, 0]
@@ -59,8 +61,8 @@ class FusedDivergence(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, by_logprob: Tensor, by_divergence: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets = ctx.saved_tensors
-        adjust, scale, chunk, comparison, onednn = ctx.settings
-        head = weight.to(hidden.dtype)
+        adjust, scale, chunk, comparison, onednn, computed = ctx.settings
+        head = weight.to(hidden.dtype) if computed is None else computed
         gradient = HeadGradient(ctx, hidden, weight, head, onednn)
         for tile, compare in _compared(tiles(hidden, head, bias, adjust, chunk, onednn), comparison):
             part, student = tile.part, tile.logits.log_softmax(-1)
@@ -68,7 +70,7 @@ class FusedDivergence(torch.autograd.Function):
             by_logits = logits_gradient(student, scale * by_logprob[part, None], targets[part, None])
             by_logits[:, : by_shared.shape[1]].addcmul_(by_shared, scale * by_divergence[part, None])
             gradient.add(tile, by_logits)
-        return *gradient.both, *[None] * 7
+        return *gradient.both, *[None] * 8
 
 
 def with_logits(divergence: Divergence, teacher_logits: TeacherLogits, adjust: Adjust) -> Comparison:

@@ -33,7 +33,7 @@ class FusedLogprobs(torch.autograd.Function):
     """Log-probability of each target [R], and the entropy of each distribution [R] (empty unless asked for), in nats.
 
     apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, entropy, chunk, logprob_gradient,
-    onednn)
+    onednn, computed)
 
     `adjust` may divide by a temperature, whose inverse is `scale`, and set logits to -inf; nothing else. `chunk` is the
     number of rows per matrix product. `logprob_gradient` [R] is the gradient by the log-probabilities that backward
@@ -53,8 +53,9 @@ class FusedLogprobs(torch.autograd.Function):
         chunk: int,
         logprob_gradient: Float[Tensor, " R"] | None = None,
         onednn: bool = False,
+        computed: Float[Tensor, "V H"] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        head, wide = weight.to(hidden.dtype), wide_of(hidden.dtype)
+        head, wide = weight.to(hidden.dtype) if computed is None else computed, wide_of(hidden.dtype)
         once = hidden.dtype != wide and not entropy  # the exponentials serve the gradient too
         columns = (hidden.new_zeros(len(hidden), dtype=wide) for _ in range(5))
         normaliser, target_logits, entropies, highest, sums = columns
@@ -82,7 +83,7 @@ class FusedLogprobs(torch.autograd.Function):
         finished = (None, None) if gradient is None else gradient.both
         softmax = (normaliser, highest, sums)
         ctx.save_for_backward(hidden, weight, bias, targets, *softmax, entropies, logprob_gradient, *finished)
-        ctx.settings = adjust, scale, entropy, chunk, onednn
+        ctx.settings = adjust, scale, entropy, chunk, onednn, computed
         return target_logits - normaliser, entropies if entropy else entropies[:0]
 
     @staticmethod
@@ -91,9 +92,9 @@ class FusedLogprobs(torch.autograd.Function):
         hidden, weight, bias, targets, *softmax, entropies, logprob_gradient, by_hidden, by_weight = ctx.saved_tensors
         normaliser, highest, sums = softmax
         if logprob_gradient is not None and torch.equal(logprob_gradient, by_logprob):
-            return by_hidden, by_weight, *[None] * 8
-        adjust, scale, entropy, chunk, onednn = ctx.settings
-        head = weight.to(hidden.dtype)
+            return by_hidden, by_weight, *[None] * 9
+        adjust, scale, entropy, chunk, onednn, computed = ctx.settings
+        head = weight.to(hidden.dtype) if computed is None else computed
         gradient = HeadGradient(ctx, hidden, weight, head, onednn)
         for tile in tiles(hidden, head, bias, adjust, chunk, onednn):
             part, logits = tile.part, tile.logits
@@ -110,7 +111,7 @@ class FusedLogprobs(torch.autograd.Function):
             else:
                 by_logits = logits_gradient(logits.sub_(normaliser[part, None]), share, targets[part, None])
             gradient.add(tile, by_logits)
-        return *gradient.both, *[None] * 8
+        return *gradient.both, *[None] * 9
 
 
 class Tile(NamedTuple):
