@@ -155,8 +155,7 @@ def final_answer(texts: list[str], examples: list[Example], *, strict: bool = Fa
         answers = [extract_answer(text, strict=True)]
         if answers == [None] and not strict:  # nothing announced: the last number or the whole text may be right
             answers = [extract_answer(text), text]
-        equal = any(same_answer(answer, one) for answer in answers if answer is not None for one in right)
-        values.append(float(equal))
+        values.append(float(any(same_answer(one, other) for one in answers if one is not None for other in right)))
     return values
 
 

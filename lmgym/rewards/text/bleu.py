@@ -75,7 +75,8 @@ def bleu(texts: list[str], examples: list[Example]) -> SufficientStatistics:
 
 
 @register("reward", "ter")
-def ter(texts: list[str], examples: list[Example], *, case_sensitive: bool = False) -> list[float]:
+@reward_of_sums
+def ter(texts: list[str], examples: list[Example], *, case_sensitive: bool = False) -> SufficientStatistics:
     """1 - translation edit rate: 1 - edits / length of the reference, so that higher is better. At most 1; below 0 if a
     text needs more edits than its reference has words.
 
@@ -88,32 +89,21 @@ def ter(texts: list[str], examples: list[Example], *, case_sensitive: bool = Fal
         >>> ter(["a b x"], [Example("a/0", "?", references=("a b c",))])
         [0.6666666666666667]
     """
-    return [1.0 - score.score / 100 for score in _ter_scores(texts, examples, case_sensitive)]
-
-
-def _ter_sums(texts: list[str], examples: list[Example], *, case_sensitive: bool = False) -> SufficientStatistics:
-    """For each text the number of edits and the (mean) number of words of its references."""
 
     def value(sums: npt.NDArray[Any]) -> npt.NDArray[Any]:
         edits, words = sums[:, 0], sums[:, 1]
         return 1.0 - np.where(words > 0, edits / np.where(words > 0, words, 1.0), edits > 0)  # as in sacrebleu
 
-    scores = _ter_scores(texts, examples, case_sensitive)
-    return SufficientStatistics(
-        np.array([[score.num_edits, score.ref_length] for score in scores], float).reshape(-1, 2), value
-    )
-
-
-def _ter_scores(texts: Sequence[str], examples: Sequence[Example], case_sensitive: bool) -> list[Any]:
     metric = needed("sacrebleu.metrics", "ter").TER(case_sensitive=case_sensitive)
-    references = references_of("ter", examples)
-    return [metric.sentence_score(text, own) for text, own in zip(texts, references, strict=True)]
+    pairs = zip(texts, references_of("ter", examples), strict=True)
+    scores = [metric.sentence_score(text, references) for text, references in pairs]
+    rows = [[score.num_edits, score.ref_length] for score in scores]  # edits, and the mean length of the references
+    return SufficientStatistics(np.array(rows, float).reshape(-1, 2), value)
 
 
 sacre_bleu.corpus = corpus_of(_sacre_bleu_sums)  # type: ignore[attr-defined]
 sacre_bleu.check = reference_check("sacre_bleu", "sacrebleu")  # type: ignore[attr-defined]
 bleu.check = reference_check("bleu", "sacrebleu")  # type: ignore[attr-defined]
-ter.corpus = corpus_of(_ter_sums)  # type: ignore[attr-defined]
 ter.check = reference_check("ter", "sacrebleu")  # type: ignore[attr-defined]
 
 
