@@ -57,14 +57,14 @@ def pass_at_k(score: PerRow, episode: RowIds, group: RowIds, k: int) -> PerRow:
         raise ValueError(f"k is {k}; the best of 1 answer is the answer, so k must be at least 2")
     first = first_rows(episode)
     values = torch.zeros_like(score[first])
-    for one in torch.unique(group):
-        own = (group[first] == one).nonzero()[:, 0]
-        size = len(own)
-        ordered, order = score[first][own].sort()
+    for number in torch.unique(group):
+        members = (group[first] == number).nonzero()[:, 0]
+        size = len(members)
+        ordered, order = score[first][members].sort()
         # Of the sets of k - 1 others, in how many each is the largest; C(n, k) sets in all.
         ways = ordered.new_tensor([comb(place, k - 2) / comb(size, k) if size >= k else 0.0 for place in range(size)])
         lead = (ordered[:, None] - ordered[None, :]).clamp(min=0)  # 0 towards larger ones and equals
-        values[own[order]] = size * (lead * ways).sum(1)
+        values[members[order]] = size * (lead * ways).sum(1)
     return _of_rows(values, episode, first)
 
 

@@ -58,12 +58,12 @@ def turn_group_advantages(
     for level in range(history + 1):
         seen: dict[tuple[object, ...], int] = {}
         labels = []
-        for index, (own, known) in enumerate(zip(owners, place, strict=True)):
-            key = (own, *texts[index - level : index + 1]) if known >= level else (index,)  # else alone
+        for index, (owner, known) in enumerate(zip(owners, place, strict=True)):
+            key = (owner, *texts[index - level : index + 1]) if known >= level else (index,)  # else alone
             labels.append(seen.setdefault((known >= level, key), len(seen)))
-        found, differ = _centred(values, torch.tensor(labels, device=values.device), len(seen), scaled, epsilon)
+        centred, differ = _centred(values, torch.tensor(labels, device=values.device), len(seen), scaled, epsilon)
         weight = (level + 2) ** power * differ.to(values.dtype)
-        total, weights = total + weight * found, weights + weight
+        total, weights = total + weight * centred, weights + weight
     credits = torch.where(weights > 0, total / torch.where(weights > 0, weights, 1.0), 0.0)
     # 4. From the first action of a turn to all of them: episodes are lines, and each begins with a turn.
     which = (begins.flatten().cumsum(0) - 1).reshape(begins.shape)

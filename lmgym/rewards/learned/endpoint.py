@@ -70,7 +70,7 @@ def endpoint_judge(
     # Write one conversation per answer; send each distinct one once.
     items = [Item(0, example, "", text) for text, example in zip(texts, examples, strict=True)]
     messages = [judge_messages(system, template, item, item.answer) for item in items]
-    conversations = [tuple((one["role"], clean(one["content"])) for one in own) for own in messages]
+    conversations = [tuple((message["role"], clean(message["content"])) for message in asked) for asked in messages]
     distinct = list(dict.fromkeys(conversations))
     replies = dict(zip(distinct, in_threads(partial(ask_endpoint, endpoint), distinct, concurrency), strict=True))
     # Read the value of each reply.

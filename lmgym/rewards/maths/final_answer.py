@@ -172,15 +172,15 @@ def vote_of(text: str) -> str | None:
 
 def _right_answers(reward: str, examples: Sequence[Example]) -> list[list[str]]:
     """The answer in each reference of each example."""
-    found = [[reference_answer(one) for one in references] for references in answers_of(reward, examples)]
-    for example, right in zip(examples, found, strict=True):
+    answers = [[reference_answer(reference) for reference in references] for references in answers_of(reward, examples)]
+    for example, right in zip(examples, answers, strict=True):
         for reference, answer in zip(example.references, right, strict=True):
             if not _normalise_text(answer):
                 raise LmgymError(
                     f"reward '{reward}': the reference {reference[:100]!r} of example '{example.id}' has no final "
                     "answer, so an empty answer would be right; mend it, or leave the example out"
                 )
-    return found
+    return answers
 
 
 final_answer.check = reference_check("final_answer", read=_right_answers)  # type: ignore[attr-defined]

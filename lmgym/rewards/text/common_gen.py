@@ -100,16 +100,16 @@ def _check_preference(examples: Sequence[Example], **arguments: Any) -> None:
 
 def _concepts(reward: str, examples: Sequence[Example]) -> list[Sequence[str]]:
     """The concepts of each example. Raises LmgymError for an example without any."""
-    found: list[Sequence[str]] = []
+    rows: list[Sequence[str]] = []
     for example in examples:
         concepts = example.meta.get("concepts")
-        if not isinstance(concepts, list | tuple) or not concepts or not all(isinstance(one, str) for one in concepts):
+        if not isinstance(concepts, list | tuple) or not concepts or not all(isinstance(c, str) for c in concepts):
             raise LmgymError(
                 f"reward '{reward}' needs meta['concepts'], a list of words, and that of example '{example.id}' is "
                 f"{concepts!r}"
             )
-        found.append(concepts)
-    return found
+        rows.append(concepts)
+    return rows
 
 
 def _missing(reward: str, texts: Sequence[str], examples: Sequence[Example]) -> list[list[str]]:

@@ -142,8 +142,8 @@ def _scores(
     references = references_of(name, examples)
     path, program = _found(name, jar, java)
     rows = [
-        {"image_id": str(index), "test": text, "refs": list(own)}
-        for index, (text, own) in enumerate(zip(texts, references, strict=True))
+        {"image_id": str(index), "test": text, "refs": list(wanted)}
+        for index, (text, wanted) in enumerate(zip(texts, references, strict=True))
     ]
     if not rows:
         return []
@@ -152,12 +152,12 @@ def _scores(
         source.write_text(json.dumps(rows), encoding="utf-8")
         command = [program, f"-Xmx{memory}", "-jar", str(path), str(source), "-out", str(target), "-silent"]
         try:
-            status, said = _run(command, path.parent, Path(folder, "errors.txt"), seconds)
+            status, errors = _run(command, path.parent, Path(folder, "errors.txt"), seconds)
         except subprocess.TimeoutExpired as error:
             late = f"SPICE took longer than {seconds:g} s for {len(rows)} texts; raise rewards.{name}.seconds"
             raise LmgymError(f"reward '{name}': {late}") from error
         if status or not target.is_file():
-            reason = next((line.strip() for line in said.splitlines() if line.strip()), "it wrote nothing")
+            reason = next((line.strip() for line in errors.splitlines() if line.strip()), "it wrote nothing")
             raise LmgymError(f"reward '{name}': {path.name} ended with status {status} ({reason[:200]})")
         return read_scores(target.read_text(encoding="utf-8"), len(rows), name)
 
