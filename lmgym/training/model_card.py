@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.config.build import load_config, resolved
-from lmgym.config.redacted import redacted
 from lmgym.config.schema import Config
 from lmgym.config.yaml import write_yaml
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
+from lmgym.core.redacted import redacted
 from lmgym.logs.writer import read_records
 from lmgym.models import export as files
 from lmgym.models.builtin import is_builtin

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import IO
 
 from lmgym.config.build import dump, resolved
-from lmgym.config.redacted import redacted
 from lmgym.config.schema import Config, LogsSection
 from lmgym.core.errors import LmgymError
+from lmgym.core.redacted import redacted
 from lmgym.inference.base import Engine
 from lmgym.logs.console import Console
 from lmgym.logs.records import rename_evaluations

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import chdir
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,7 +54,8 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
     lock = lock_begun(folder, console.warn) if ranks.first else None  # before it is decided where the run stands
     try:
         ranks.wait()
-        callbacks = make_callbacks(config.callbacks) if ranks.first else Callbacks()
+        with chdir("."):
+            callbacks = make_callbacks(config.callbacks) if ranks.first else Callbacks()
         begun = Begun(folder, lock, *find_progress(folder, len(config.stages), console.warn))
         loaded = load(config, begun, ranks, console.say)
         engine = open_engine(config.engine, config.stages, loaded, folder, console.warn, ranks)
@@ -139,7 +141,8 @@ def held_out_examples(config: Config, split: str | None = None) -> Sequence[Exam
 
 def _examples(section: dict[str, Any], split: str, seed: int) -> Sequence[Example]:
     arguments = {key: value for key, value in section.items() if key not in ("name", "split")}
-    return load_task(section["name"], split, seed=seed, **arguments)
+    with chdir("."):  # whose code may go elsewhere
+        return load_task(section["name"], split, seed=seed, **arguments)
 
 
 def held_out_rewards(config: Config, stage: Stage) -> list[Reward]:

@@ -135,6 +135,7 @@ def begin_stage(run: Run) -> StageRun:
     """Build what the run's next stage needs; on resume, restore the optimizer and the algorithm's own state. Raises
     LmgymError if the checkpoint's state does not fit the algorithm."""
     index, config = run.progress.stage_index, run.config
+    run.settings.hold(run.console)
     section = config.stages[index]
     algorithm = copy.deepcopy(section.algorithm)  # its state belongs to this run, not to the config
     if algorithm.requirements.values:

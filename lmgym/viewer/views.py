@@ -59,7 +59,7 @@ def step_tree(run: RunRecords, stage: int, step: int) -> dict[str, Any]:
     records = run.rollouts.records(Moment("train", stage, step))
     if not records:
         why = "; ".join(filter(None, [problem, *run.rollouts.problems]))
-        raise LmgymError(f"{run.name} has no answers of stage {stage} step {step}{why and f': {why}'}")
+        raise LmgymError(f"{run.name} has no answers of {Moment('train', stage, step)}{why and f': {why}'}")
     return tree | {"algorithm": "", "columns": step_columns(records), "note": problem or NO_TRACES}
 
 
@@ -93,7 +93,7 @@ def group_tree(run: RunRecords, stage: int, step: int, group: int) -> dict[str, 
     columns = step_tree(run, stage, step)["columns"]
     rows = [row for row, own in enumerate(columns["group"]) if own == group]
     if not rows:
-        raise LmgymError(f"{run.name} has no group {group} in stage {stage} step {step}")
+        raise LmgymError(f"{run.name} has no group {group} in {Moment('train', stage, step)}")
     wanted = [columns["index"][row] for row in rows]
     trace = _trace(run, stage, step)[0]
     episodes = run.answers(Moment("train", stage, step), wanted, trace)
@@ -149,8 +149,9 @@ def answer_tree(run: RunRecords, moment: Moment, index: int, split: str | None =
     trace = _trace(run, moment.stage, moment.step)[0] if moment.kind == "train" else None
     episode = run.answers(moment, [index], trace, split).get(index)
     if episode is None:
-        where = f"stage {moment.stage} step {moment.step}"
-        raise LmgymError(f"answer {index} of {where} was not kept whole; `logs.traces` in the recipe says how many are")
+        raise LmgymError(
+            f"answer {index} of {moment} was not kept whole; `logs.traces` in the recipe says how many are"
+        )
     tokenizer = run.tokenizer
     tree = {name: value for name, value in vars(episode).items() if name != "rows"}
     tree |= {"kind": moment.kind, "stage": moment.stage, "step": moment.step, "split": split}

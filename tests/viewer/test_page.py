@@ -434,6 +434,17 @@ def test_a_run_is_told_on_one_page(page: Page) -> None:
     page.until(lambda: "unfinished" in page.text)
 
 
+def test_what_the_doctor_says_follows_a_run_that_trains(page: Page, folders: dict[str, Path]) -> None:
+    page.open("#/run/0/about")
+    page.until(lambda: "unfinished" in page.text)
+    assert "environment errors" not in page.text
+    newest = max(int(path.stem[-6:]) for path in (folders["live"] / "traces").iterdir())
+    add_step(folders["live"], byte_tokenizer(), newest + 1)
+    record = {"kind": "train", "stage": 0, "stage_name": "rl", "step": newest + 2, "environment_errors": 0.75}
+    append(folders["live"] / "metrics.jsonl", record)
+    page.see("75% of a step's episodes ended because their environment failed")
+
+
 def test_a_note_that_was_not_saved_is_there_when_one_comes_back(page: Page) -> None:
     page.open("#/run/1/answer/train/0/0/0")
     page.write("textarea", "half a thought")

@@ -87,7 +87,7 @@ def test_a_folder_without_traces_shows_what_rollouts_has(folder: Path, tmp_path:
     answer = at(run, "runs/0/answers/train/0/5/1")
     assert set(answer["rows"][0]["columns"]) == {"logprobs_sampler"} and not answer["tokenizer"]
     assert answer["rows"][0]["pieces"][0] == "[1]"
-    with pytest.raises(LmgymError, match="no group 1 in stage 0 step 5"):
+    with pytest.raises(LmgymError, match="no group 1 in stage 1, step 6"):
         tree_at([run], "runs/0/groups/0/5/1")
 
 

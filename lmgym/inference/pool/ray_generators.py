@@ -20,9 +20,10 @@ from ray.exceptions import RayError, RayTaskError
 
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.parts import whole
+from lmgym.distributed.ranks import Lost
 from lmgym.inference.base import Completion
 from lmgym.inference.pool.generator import Call, Generator
-from lmgym.inference.pool.ray_node import RayNode
+from lmgym.inference.pool.ray_node import RESUME, RayNode
 from lmgym.inference.sampler import Sampler
 from lmgym.models.copies import with_weights, without_weights
 from lmgym.models.device import prepare_process
@@ -31,6 +32,7 @@ from lmgym.types import Restriction
 
 MOST_LOSSES = 3  # of generators at one and the same call; then the run ends
 STARTUP = 300.0  # seconds more that a new process may take to its first answer
+LOOK = 20.0  # seconds without an answer, after which the size of the cluster is looked at
 ANSWER = 10.0  # seconds that a Ray elsewhere may take to answer
 SPARE = 256 * 2**20  # bytes of Ray's object store beside the weights
 
@@ -105,6 +107,7 @@ class RayGenerators:
         self._started = _connect(address, workers * threads, 3 * size + SPARE)
         self._node = RayNode()
         on_gpu = policy.device.type == "cuda"
+        self._needs = ("GPU", workers) if on_gpu else ("CPU", workers * threads)
         self._class = ray.remote(num_gpus=1 if on_gpu else 0, num_cpus=0 if on_gpu else threads)(Process)
         with self._node.watched():
             self._empty = ray.put(without_weights(policy))
@@ -130,8 +133,12 @@ class RayGenerators:
                     running[self._send(worker, calls[place])] = (place, worker, time.monotonic() + allowed)
             # 2. Wait for the first answer, at most until the first time limit.
             first = min(limit for _, _, limit in running.values())
+            left = max(0.0, first - time.monotonic())
             with self._node.watched():
-                ready, _ = ray.wait([*running], timeout=max(0.0, first - time.monotonic()))
+                ready, _ = ray.wait([*running], timeout=min(left, LOOK))
+            if not ready and left > LOOK:
+                self._check_room()
+                continue
             late = [] if ready else [answer for answer, (_, _, limit) in running.items() if limit == first]
             for answer in [*ready, *late]:
                 place, worker, _ = running.pop(answer)
@@ -229,6 +236,17 @@ class RayGenerators:
         self.warn(f"a generator was lost, and its answers are sampled again: it {why}")
         worker.actor, worker.version = self._actor(), None
         worker.units.clear()
+
+    def _check_room(self) -> None:
+        """Raise Lost if Ray's cluster has become too small, so that a lost generator would be waited for in vain."""
+        kind, needed = self._needs
+        with self._node.watched():
+            there = int(ray.cluster_resources().get(kind, 0))
+        if there < needed:
+            raise Lost(
+                f"a machine of Ray's cluster has gone: {there} {kind}s are left, and the generators need {needed}; "
+                f"bring it back, or lower engine.workers, then {RESUME}"
+            )
 
 
 def _connect(address: str | None, processors: int, memory: int) -> bool:

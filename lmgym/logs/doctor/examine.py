@@ -77,6 +77,7 @@ RULES = (
     Rule("learning_rate_too_low", policy.learning_rate_too_low, has("reward"), policy.STILL_STEPS),
     Rule("stale_rollouts", policy.stale_rollouts, has("version_lag"), WINDOW),
     Rule("slow_part", policy.slow_part, has("seconds"), WINDOW),
+    Rule("invalid_actions", policy.invalid_actions, has("environment/invalid"), WINDOW, live=False),
     Rule("environment_errors", policy.environment_errors, has("environment_errors"), 1, live=False),
 )
 LIVE = frozenset(rule.name for rule in RULES if rule.live)

@@ -234,3 +234,19 @@ def environment_errors(history: History) -> Sign | None:
         share,
         steps=1,
     )
+
+
+def invalid_actions(history: History) -> Sign | None:
+    """Not one answer was an action of the environment for a whole window, so that nothing can be learned but by
+    chance."""
+    recent = history.recent("environment/invalid")
+    if not recent or min(recent) < 1:
+        return None
+    return Sign(
+        "severe",
+        f"not one answer of {len(recent)} steps was a valid action of the environment",
+        "`lmgym check` shows an answer and why it is no action; say the form of an action in the prompt or the system "
+        "prompt, begin with a supervised stage, or mend the agent's extract_action",
+        "environment/invalid",
+        1.0,
+    )
