@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from lmgym.algorithms.dpo import DPO
 from lmgym.algorithms.requirements import Requirements
@@ -40,14 +41,8 @@ class OnlineDPO(DPO):
     def select(self, groups: list[list[Episode]], wanted: int) -> tuple[list[list[Episode]], bool]:
         """The best and the worst of each group whose scores differ. Where none does, more prompts are drawn, and at
         last the first group stands in for a step that moves nothing."""
-        pairs = [pair for group in groups if (pair := _best_and_worst(group))]
+        usable = [[episode for episode in group if not episode.error] for group in groups]
+        mixed = [group for group in usable if len({episode.score for episode in group}) > 1]
+        score = attrgetter("score")
+        pairs = [[max(group, key=score), min(group, key=score)] for group in mixed]  # of equals the earliest
         return pairs or groups[:1], not pairs
-
-
-def _best_and_worst(group: list[Episode]) -> list[Episode]:
-    """Empty if all scores are equal; of equals the earliest."""
-    usable = [episode for episode in group if not episode.error]
-    if len({episode.score for episode in usable}) < 2:
-        return []
-    best = max(usable, key=lambda episode: episode.score)
-    return [best, min(usable, key=lambda episode: episode.score)]
