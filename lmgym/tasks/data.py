@@ -1,0 +1,266 @@
+"""`data` (or by its old name `jsonl`): any rows as prompts."""
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+from lmgym.core.errors import LmgymError, represent
+from lmgym.core.registry import register, suggest
+from lmgym.tasks.base import SPLITS, MissingSplit, check_split, hash_fraction
+from lmgym.tasks.rows import Row
+from lmgym.tasks.rows.cells import Cell, as_prompt, check_template, column, fill, references_of
+from lmgym.tasks.rows.find import NAMES, Paths, Source, plain_stem
+from lmgym.tasks.rows.formats import place_of
+from lmgym.tasks.rows.load import Found, find_split
+from lmgym.tasks.rows.unfit import dropping, examples_of, unreadable
+from lmgym.tasks.streamed import StreamedExamples
+from lmgym.types import Example
+
+
+@register("task", "jsonl")
+@register("task", "data")
+def data(
+    split: str,
+    path: str | list[str] | Path | None = None,
+    hub_id: str | None = None,
+    config: str | None = None,
+    revision: str | None = None,
+    data_files: Any = None,
+    splits: dict[str, str] | None = None,
+    prompt: str | list[dict[str, str]] | dict[str, str] = "prompt",
+    references: str | dict[str, str] | None = "references",
+    id: str | None = None,
+    columns: dict[str, str] | None = None,
+    test_path: str | list[str] | Path | None = None,
+    validation_path: str | list[str] | Path | None = None,
+    validation: float = 0.0,
+    test: float = 0.1,
+    streaming: bool | None = None,
+) -> Sequence[Example]:
+    """Each row of any data becomes an Example: of files (.parquet, .arrow, .jsonl, .json, .csv, .tsv, also .gz, .xz or
+    .zst), or of a data set of the Hugging Face Hub.
+
+    `path` is a file, a folder (a clone of a data set, what `save_to_disk` wrote, the library's cache), a pattern
+    ("data/{split}-*.parquet"), a member of an archive ("rows.zip/train.jsonl"), or a list of these, all of whose rows
+    count. Without it, `hub_id` with `config`, `revision` and `data_files` as in the datasets library.
+
+    `prompt`, `references` and `id` are columns, also inside of others ("extra_info.question", "messages.0.content"). A
+    prompt is a text, or chat messages in OpenAI's or ShareGPT's form; or a template ("{Body} {Question}"), or messages
+    with such templates. References are a text, a number, a list of these, or missing (`references: null`: none); or a
+    template, or {column: answer, pattern: "#### (.*)"}, or {function: "module:function"} of the row. All columns but
+    prompt, `references` and id go to `meta` as they stand in the file, and so do `columns`, under new names: {solution:
+    reward_model.ground_truth}. Without `id`, the id is made of file and row.
+
+    Splits: `splits` names those of the data, or parts of them: {train: "train_prefs[:5%]", test: test_prefs}.
+    `test_path` and `validation_path` are the data of these splits. A split that the data does not have is taken out of
+    train: the shares `validation` and `test`, by a hash of the prompt. So rows may be added or reordered, and equal
+    prompts are never in two splits. A single file, whatever its name, is what train is taken of.
+
+    With `streaming` the rows stay in their files, and each is read when it is asked for (tasks/streamed.py); without
+    the key, large files do. An error in a row behind the first ones then ends the run when the row's turn comes,
+    unless splits are taken out of train, for which every row is read at the beginning. `id` needs all rows in memory.
+
+    Raises LmgymError with file and line for data that cannot be read.
+
+    Example, the SVAMP data set in its original format, and GSM8K as verl prepares it:
+        >>> load_task("data", "train", path="SVAMP.json", prompt="{Body} {Question}", references="Answer", id="ID")
+        >>> load_task("data", "train", path="gsm8k/train.parquet", references="reward_model.ground_truth")
+    """
+    check_split("data", split)
+    if validation < 0 or test < 0 or validation + test >= 1:
+        raise LmgymError(
+            f"task.validation ({validation}) and task.test ({test}) must be shares that leave some to train on"
+        )
+    if (path is None) == (hub_id is None):
+        raise LmgymError("key 'task.path' is missing; 'task' needs it, or task.hub_id, and not both")
+    for name in splits or {}:
+        if name not in SPLITS:
+            raise LmgymError(f"task.splits names '{name}'; {suggest(name, SPLITS)}")
+    if streaming and id is not None:
+        raise LmgymError("task.id cannot be checked for ids that come twice with task.streaming; remove one of them")
+    source = Source("data", path, hub_id or "", config, revision, data_files, splits or {}, named=False)
+    own = {"test": test_path, "validation": validation_path}
+    reader = Reader.of(prompt, references, id, columns or {})
+    shares = {"test": test, "validation": validation}
+    return _Data(source, own, reader, shares, False if id is not None else streaming).examples(split)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a row becomes an example. Example: Reader.of("question", "answer", None, {}).example(row, "rows/1")"""
+
+    prompt: Cell | list[dict[str, str]]
+    references: Cell | None
+    id: str | None
+    columns: Mapping[str, str]
+
+    @classmethod
+    def of(cls, prompt: Any, references: Any, id: str | None, columns: Mapping[str, str]) -> "Reader":
+        """The reader of a recipe's keys. Raises LmgymError for what they cannot mean."""
+        if isinstance(prompt, list):
+            for message in prompt:
+                if {*message} != {"role", "content"}:
+                    raise LmgymError(f"key 'task.prompt': a message has a role and a content, got {represent(message)}")
+                check_template(message["content"], "task.prompt")
+            return cls(prompt, _cell(references), id, columns)
+        return cls(Cell.of(prompt, "task.prompt"), _cell(references), id, columns)
+
+    def prompt_of(self, row: Row) -> Any:
+        """The prompt of a row, a text or messages. Raises LmgymError if it has none."""
+        where, values = row
+        if isinstance(self.prompt, list):
+            filled = [{**one, "content": fill(one["content"], values, where)} for one in self.prompt]
+            return as_prompt(filled, "task.prompt", where, continued=True)
+        return as_prompt(self.prompt.value(values, where), self.prompt.name, where, continued=True)
+
+    def example(self, row: Row, stems: Mapping[str, str]) -> Example:
+        """The example of a row; `stems` are how ids begin, by file. Raises LmgymError, with file and line, if it cannot
+        be one."""
+        where, values = row
+        prompt = self.prompt_of(row)
+        references = references_of(values, self.references, where)
+        used = {"references", self.id, None if isinstance(self.prompt, list) else self.prompt.column}
+        meta = {key: value for key, value in values.items() if key not in used}
+        meta |= {name: column(values, path, where) for name, path in self.columns.items()}
+        return Example(self._id(row, stems), prompt, references, meta)
+
+    def columns_of_prompt(self) -> list[str] | None:
+        """The columns that a prompt is made of; None: any."""
+        cells = [self.prompt] if isinstance(self.prompt, Cell) else []
+        if any(cell.function is not None for cell in cells):
+            return None
+        templates = [one["content"] for one in self.prompt] if isinstance(self.prompt, list) else []
+        templates += [cell.template for cell in cells if cell.template is not None]
+        names = [name for one in templates for _, name, _, _ in Formatter().parse(one) if name]
+        names += [cell.column for cell in cells if cell.column is not None]
+        return [*names, *(name.partition(".")[0] for name in names)]
+
+    def _id(self, row: Row, stems: Mapping[str, str]) -> str:
+        where, values = row
+        if self.id is None:
+            file, number = place_of(where)
+            return f"{stems[file]}/{number}"
+        value = column(values, self.id, where)
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise LmgymError(
+                f"{where}: column '{self.id}' must hold a text or a whole number as id, got {represent(value)}"
+            )
+        return str(value)
+
+
+def _cell(references: Any) -> Cell | None:
+    return None if references is None else Cell.of(references, "task.references")
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The data of a task, and how its splits are made."""
+
+    source: Source
+    own: Mapping[str, Paths | None]
+    """Paths of splits that have their own."""
+    reader: Reader
+    shares: Mapping[str, float]
+    """Of train, for the splits that the data does not have."""
+    streaming: bool | None
+
+    def examples(self, split: str) -> Sequence[Example]:
+        """The examples of a split, as a list or where they lie."""
+        if split != "train" and (own := self._own(split)) is not None:
+            return self._all(own, split, f"/{split}", None)
+        if split != "train" and not self.shares[split]:
+            raise MissingSplit(f"task 'data' has no split '{split}': set task.{split}_path, or task.{split} above 0")
+        ends = [0.0 if self._own(part) is not None else self.shares[part] for part in ("test", "validation")]
+
+        def part_of(prompt: Any) -> str:
+            fraction = hash_fraction(str(prompt))
+            return "test" if fraction < ends[0] else "validation" if fraction < sum(ends) else "train"
+
+        found = find_split(self.source, "train")
+        given = self.source.path if isinstance(self.source.path, list) else [self.source.path or ""]
+        exact = found.paths == [Path(path).expanduser() for path in given]
+        return self._all(found, split, "" if exact else "/train", part_of if any(ends) else None)
+
+    def _own(self, split: str) -> Found | None:
+        """The data of a split that has its own; None if it is to be taken out of train."""
+        try:
+            if (path := self.own[split]) is not None:
+                names = (*NAMES[split], "train")
+                return find_split(replace(self.source, path=path, splits={}, names={split: names}), split)
+            return find_split(self.source, split)
+        except MissingSplit:
+            if split in self.source.splits or self.own[split] is not None:
+                raise
+            return None
+
+    def _all(
+        self, found: Found, split: str, below: str, part_of: Callable[[Any], str] | None
+    ) -> Sequence[Example]:
+        """The examples of what was found, or those of them whose prompts are the split's."""
+        stems = {file: stem + below for file, stem in _stems(found).items()}
+        if self.streaming or (self.streaming is None and found.large):
+            return self._streamed(found, split, stems, part_of)
+        places, counts = dict[str, str](), Counter[str]()
+
+        def make(number: int, row: Row) -> Example | None:
+            example = self.reader.example(row, stems)
+            if (first := places.setdefault(example.id, row[0])) != row[0]:
+                line = place_of(first)[1]
+                raise LmgymError(f"{row[0]}: the id '{example.id}' is that of line {line} already; ids must be unique")
+            counts[part := split if part_of is None else part_of(example.prompt)] += 1
+            return example if part == split else None
+
+        examples = list(examples_of(found.rows(), make))
+        self._check_some(split, counts)
+        return examples
+
+    def _streamed(
+        self, found: Found, split: str, stems: Mapping[str, str], part_of: Callable[[Any], str] | None
+    ) -> StreamedExamples:
+        """`_all` where the rows stay in their files. They are read now only if it depends on them which ones count."""
+        files, numbers = found.indexed()
+        chosen = None if numbers is None else array("q", numbers)
+        if part_of is not None or dropping():
+            counts, all_parts = Counter[str](), None if chosen is None else set(chosen)
+            only, chosen, first = None if dropping() else self.reader.columns_of_prompt(), array("q"), 0
+            for file in files:
+                for index, row in file.rows(only):
+                    if all_parts is not None and first + index not in all_parts:
+                        continue
+                    try:
+                        prompt = self.reader.example(row, stems).prompt if dropping() else self.reader.prompt_of(row)
+                    except LmgymError as error:
+                        unreadable(row[0], error)
+                        continue
+                    counts[part := split if part_of is None else part_of(prompt)] += 1
+                    if part == split:
+                        chosen.append(first + index)
+                first += len(file)
+            self._check_some(split, counts)
+        return StreamedExamples(files, partial(self.reader.example, stems=stems), chosen, asked=bool(self.streaming))
+
+    def _check_some(self, split: str, counts: Mapping[str, int]) -> None:
+        """Raise LmgymError for a split that is empty though the data has rows."""
+        total = sum(counts.values())
+        if total and not counts.get(split):
+            rows = ", ".join(f"{part} {counts.get(part, 0):,}" for part in SPLITS)
+            share = f"raise task.{split} ({self.shares[split]:g})" if split != "train" else "lower task.test"
+            raise LmgymError(
+                f"task 'data' has no examples in split '{split}': a hash of the prompts shares {total:,} rows out "
+                f"(rows: {rows}); {share}, or give the split a path of its own, such as task.test_path"
+            )
+
+
+def _stems(found: Found) -> dict[str, str]:
+    """How the ids of a file's rows begin: its name without endings, and its number before it where names are equal."""
+    if found.table is not None:
+        return {found.source.hub_id: found.source.hub_id}
+    stems = [plain_stem(path) for path in found.paths]
+    if len({*stems}) < len({*found.paths}):
+        stems = [f"{number}-{stem}" for number, stem in enumerate(stems)]
+    return dict(zip(map(str, found.paths), stems, strict=True))
