@@ -17,7 +17,7 @@ from lmgym.tasks.rows.cells import Cell, as_prompt, check_template, column, fill
 from lmgym.tasks.rows.find import NAMES, Paths, Source, plain_stem
 from lmgym.tasks.rows.formats import place_of
 from lmgym.tasks.rows.load import Found, find_split
-from lmgym.tasks.rows.unfit import dropping, examples_of, unreadable
+from lmgym.tasks.rows.unfit import dropping, fitting, unreadable
 from lmgym.tasks.streamed import StreamedExamples
 from lmgym.types import Example
 
@@ -171,11 +171,13 @@ class _Data:
 
     def examples(self, split: str) -> Sequence[Example]:
         """The examples of a split, as a list or where they lie."""
-        if split != "train" and (own := self._own(split)) is not None:
+        patterned = "{split}" in str(self.source.path)  # it says where each split is
+        if split != "train" and (own := self._own(split, needed=patterned)) is not None:
             return self._all(own, split, f"/{split}", None)
         if split != "train" and not self.shares[split]:
             raise MissingSplit(f"task 'data' has no split '{split}': set task.{split}_path, or task.{split} above 0")
-        ends = [0.0 if self._own(part) is not None else self.shares[part] for part in ("test", "validation")]
+        taken = [part for part in ("test", "validation") if not patterned and self._own(part) is None]
+        ends = [self.shares[part] if part in taken else 0.0 for part in ("test", "validation")]
 
         def part_of(prompt: Any) -> str:
             fraction = hash_fraction(str(prompt))
@@ -186,15 +188,16 @@ class _Data:
         exact = found.paths == [Path(path).expanduser() for path in given]
         return self._all(found, split, "" if exact else "/train", part_of if any(ends) else None)
 
-    def _own(self, split: str) -> Found | None:
-        """The data of a split that has its own; None if it is to be taken out of train."""
+    def _own(self, split: str, needed: bool = False) -> Found | None:
+        """The data of a split that has its own; None if it is to be taken out of train. Raises MissingSplit if it is
+        named, or `needed`, and is not there."""
         try:
             if (path := self.own[split]) is not None:
                 names = (*NAMES[split], "train")
                 return find_split(replace(self.source, path=path, splits={}, names={split: names}), split)
             return find_split(self.source, split)
         except MissingSplit:
-            if split in self.source.splits or self.own[split] is not None:
+            if needed or split in self.source.splits or self.own[split] is not None:
                 raise
             return None
 
@@ -215,7 +218,7 @@ class _Data:
             counts[part := split if part_of is None else part_of(example.prompt)] += 1
             return example if part == split else None
 
-        examples = list(examples_of(found.rows(), make))
+        examples = list(fitting(found.rows(), make))
         self._check_some(split, counts)
         return examples
 

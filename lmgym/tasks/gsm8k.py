@@ -9,7 +9,7 @@ from lmgym.tasks.base import MissingSplit, check_split
 from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.cells import text_of
 from lmgym.tasks.rows.load import load_rows
-from lmgym.tasks.rows.unfit import examples_of
+from lmgym.tasks.rows.unfit import fitting
 from lmgym.types import Example
 
 CALCULATOR = re.compile(r"<<[^<>\n]*>>")
@@ -43,7 +43,7 @@ def gsm8k(
         raise MissingSplit("task 'gsm8k' has no split 'validation': set task.validation above 0 to take it from train")
     part = "test" if split == "test" else "train"
     rows = load_rows("gsm8k", part, path, hub_id, "main")
-    examples = list(examples_of(rows, lambda index, row: _example(row, f"gsm8k/{part}/{index}", strip_calculator)))
+    examples = list(fitting(rows, lambda index, row: _example(row, f"gsm8k/{part}/{index}", strip_calculator)))
     kept = len(examples) - round(validation * len(examples))
     return examples if split == "test" else examples[:kept] if split == "train" else examples[kept:]
 

@@ -16,7 +16,7 @@ from lmgym.tasks.rows.cells import Prompt, as_prompt, column, messages_of, promp
 from lmgym.tasks.rows.find import Source
 from lmgym.tasks.rows.formats import rows_of
 from lmgym.tasks.rows.load import rows_of_split
-from lmgym.tasks.rows.unfit import examples_of
+from lmgym.tasks.rows.unfit import fitting
 from lmgym.tasks.sources import shared_out
 from lmgym.types import Example, Message, RatedAnswer
 
@@ -90,7 +90,7 @@ def preferences(
         if isinstance(path, str | Path) and (rollouts := Path(path).expanduser() / "rollouts.jsonl").is_file():
             return _sampled(part, rollouts)
         rows = rows_of_split(Source("preferences", path, hub_id or "", config, splits=splits or {}), part)
-        return list(examples_of(rows, lambda number, row: _example(row, columns, f"preferences/{part}/{number}")))
+        return list(fitting(rows, lambda number, row: _example(row, columns, f"preferences/{part}/{number}")))
 
     return shared_out("preferences", split, examples_of, validation, test)
 

@@ -11,7 +11,7 @@ from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.cells import column, prompt_of
 from lmgym.tasks.rows.find import Source
 from lmgym.tasks.rows.load import rows_of_split
-from lmgym.tasks.rows.unfit import examples_of
+from lmgym.tasks.rows.unfit import fitting
 from lmgym.tasks.sources import shared_out
 from lmgym.types import Example, LabelledStep
 
@@ -55,7 +55,7 @@ def step_labels(
     def examples_of(part: str) -> list[Example]:
         rows = rows_of_split(Source("step_labels", path, hub_id or "", config, splits=splits or {}), part)
         names = (prompt, completions, labels)
-        return list(examples_of(rows, lambda number, row: _example(row, f"step_labels/{part}/{number}", names)))
+        return list(fitting(rows, lambda number, row: _example(row, f"step_labels/{part}/{number}", names)))
 
     return shared_out("step_labels", split, examples_of, validation, test)
 

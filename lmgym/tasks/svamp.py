@@ -11,7 +11,7 @@ from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.cells import column, text_of
 from lmgym.tasks.rows.find import split_named
 from lmgym.tasks.rows.load import load_rows
-from lmgym.tasks.rows.unfit import examples_of
+from lmgym.tasks.rows.unfit import fitting
 from lmgym.types import Example
 
 # What Fraction reads, with as many digits as a word problem may have: of 1e9999999 it would make ten million.
@@ -55,7 +55,7 @@ def svamp(
     if whole and split == "test" and not test:
         raise MissingSplit("task 'svamp' has no split 'test': set task.test above 0 to hold some of the file out")
     part = "test" if split == "test" and not whole else "train"
-    examples = list(examples_of(load_rows("svamp", part, path, hub_id), lambda _, row: _example(row)))
+    examples = list(fitting(load_rows("svamp", part, path, hub_id), lambda _, row: _example(row)))
     # Keep the examples whose hashes belong to the split. With separate files, test is all of its file (1.0) and nothing
     # of train's (0.0).
     test_end = test if whole else float(split == "test")

@@ -19,10 +19,13 @@ CACHE = "lmgym/rows"  # below $XDG_CACHE_HOME: rows of large .parquet files as .
 def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a .parquet file, a few at a time."""
     number = 0
-    for batch in _batches(path):
-        for row in checked(batch, path):
-            number += 1
-            yield f"{path}: row {number}", row
+    try:
+        for batch in _batches(path):
+            for row in checked(batch, path):
+                number += 1
+                yield f"{path}: row {number}", row
+    except LmgymError as error:
+        raise LmgymError(f"{error} (after row {number})") from error
 
 
 def arrow_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -141,7 +141,8 @@ def as_prompt(value: Any, name: str, where: str, continued: bool = False) -> Pro
     if isinstance(value, str) and value:
         return value
     messages = messages_of(value, name, where)
-    if messages[-1]["role"] not in ("user", "tool", "assistant" if continued else ""):
+    begun = continued and len(messages) > 1 and messages[-1]["role"] == "assistant"
+    if messages[-1]["role"] not in ("user", "tool") and not begun:
         raise LmgymError(f"{where}: the last message in column '{name}' must be the user's, for the model to answer")
     return messages
 

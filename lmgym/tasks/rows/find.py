@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.files import open_regular
 from lmgym.tasks.base import MissingSplit
 from lmgym.tasks.rows.formats import SUFFIXES
-from lmgym.tasks.rows.unpacked import ARCHIVES, PACKED, archive_of, exists, kind_of, members
+from lmgym.tasks.rows.unpacked import ARCHIVES, PACKED, archive_of, exists, kind_of, members, readable
 
 Paths = str | Path | Sequence[str | Path]
 NAMES: Mapping[str, Sequence[str]] = {  # names that data sets use for the splits
@@ -119,6 +120,9 @@ def _at(source: Source, path: Path, split: str, names: Sequence[str]) -> list[Pa
         return _in_folder(source, path, split, names)
     files = _matching(str(path))
     if not files:
+        if path.exists():
+            with readable(path):
+                open_regular(path).close()  # says what it is instead
         raise LmgymError(f"task.path: there is no file or folder {path}{_inside(path)}")
     named = source.named or files != [path]
     holds = {

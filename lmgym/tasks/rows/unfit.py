@@ -77,7 +77,7 @@ _current: ContextVar[Unfit | None] = ContextVar("unfit", default=None)
 
 @contextmanager
 def collecting(choice: Choice) -> Iterator[Unfit]:
-    """While a task is loaded: what `unreadable` and `examples_of` note goes to the Unfit that this gives, and what that
+    """While a task is loaded: what `unreadable` and `fitting` note goes to the Unfit that this gives, and what that
     has told, to the one around it."""
     around, own = _current.get(), Unfit(choice)
     token = _current.set(own)
@@ -104,7 +104,7 @@ def unreadable(where: str, error: LmgymError) -> None:
     found.add(where, error)
 
 
-def examples_of(rows: Iterable[Row], make: Callable[[int, Row], Made | None]) -> Iterator[Made]:
+def fitting(rows: Iterable[Row], make: Callable[[int, Row], Made | None]) -> Iterator[Made]:
     """What `make` (row's number from 0, row) makes of rows; those that it raises LmgymError for do not fit, and those
     that it makes None of are none."""
     for number, row in enumerate(rows):
