@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from string import Formatter
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from lmgym.core.errors import LmgymError, represent
 from lmgym.core.registry import register, suggest
@@ -16,6 +18,7 @@ from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.cells import Cell, as_prompt, check_template, column, fill, references_of
 from lmgym.tasks.rows.find import NAMES, Paths, Source, plain_stem
 from lmgym.tasks.rows.formats import place_of
+from lmgym.tasks.rows.indexed import IndexedRows
 from lmgym.tasks.rows.load import Found, find_split
 from lmgym.tasks.rows.unfit import dropping, fitting, unreadable
 from lmgym.tasks.streamed import StreamedExamples
@@ -157,6 +160,21 @@ def _cell(references: Any) -> Cell | None:
     return None if references is None else Cell.of(references, "task.references")
 
 
+class _Ends(NamedTuple):
+    """Where the shares of test and validation end, of hashes in [0, 1). Example: _Ends(0.1, 0.0).part_of(0.5)"""
+
+    test: float
+    validation: float
+
+    def part_of(self, fraction: float) -> str:
+        if fraction < self.test:
+            return "test"
+        return "validation" if fraction < self.test + self.validation else "train"
+
+
+_fractions_of: dict[tuple[tuple[str, ...], str], np.ndarray] = {}  # of the newest files, by what it depends on
+
+
 @dataclass(frozen=True)
 class _Data:
     """The data of a task, and how its splits are made."""
@@ -176,17 +194,12 @@ class _Data:
             return self._all(own, split, f"/{split}", None)
         if split != "train" and not self.shares[split]:
             raise MissingSplit(f"task 'data' has no split '{split}': set task.{split}_path, or task.{split} above 0")
-        taken = [part for part in ("test", "validation") if not patterned and self._own(part) is None]
-        ends = [self.shares[part] if part in taken else 0.0 for part in ("test", "validation")]
-
-        def part_of(prompt: Any) -> str:
-            fraction = hash_fraction(str(prompt))
-            return "test" if fraction < ends[0] else "validation" if fraction < sum(ends) else "train"
-
         found = find_split(self.source, "train")
         given = self.source.path if isinstance(self.source.path, list) else [self.source.path or ""]
         exact = found.paths == [Path(path).expanduser() for path in given]
-        return self._all(found, split, "" if exact else "/train", part_of if any(ends) else None)
+        taken = {part for part in self.shares if not patterned and self._own(part) is None}
+        ends = _Ends(*(self.shares[part] if part in taken else 0.0 for part in ("test", "validation")))
+        return self._all(found, split, "" if exact else "/train", ends if any(ends) else None)
 
     def _own(self, split: str, needed: bool = False) -> Found | None:
         """The data of a split that has its own; None if it is to be taken out of train. Raises MissingSplit if it is
@@ -201,13 +214,11 @@ class _Data:
                 raise
             return None
 
-    def _all(
-        self, found: Found, split: str, below: str, part_of: Callable[[Any], str] | None
-    ) -> Sequence[Example]:
+    def _all(self, found: Found, split: str, below: str, ends: "_Ends | None") -> Sequence[Example]:
         """The examples of what was found, or those of them whose prompts are the split's."""
         stems = {file: stem + below for file, stem in _stems(found).items()}
         if self.streaming or (self.streaming is None and found.large):
-            return self._streamed(found, split, stems, part_of)
+            return self._streamed(found, split, stems, ends)
         places, counts = dict[str, str](), Counter[str]()
 
         def make(number: int, row: Row) -> Example | None:
@@ -215,7 +226,7 @@ class _Data:
             if (first := places.setdefault(example.id, row[0])) != row[0]:
                 line = place_of(first)[1]
                 raise LmgymError(f"{row[0]}: the id '{example.id}' is that of line {line} already; ids must be unique")
-            counts[part := split if part_of is None else part_of(example.prompt)] += 1
+            counts[part := split if ends is None else ends.part_of(hash_fraction(str(example.prompt)))] += 1
             return example if part == split else None
 
         examples = list(fitting(found.rows(), make))
@@ -223,29 +234,42 @@ class _Data:
         return examples
 
     def _streamed(
-        self, found: Found, split: str, stems: Mapping[str, str], part_of: Callable[[Any], str] | None
+        self, found: Found, split: str, stems: Mapping[str, str], ends: "_Ends | None"
     ) -> StreamedExamples:
         """`_all` where the rows stay in their files. They are read now only if it depends on them which ones count."""
         files, numbers = found.indexed()
         chosen = None if numbers is None else array("q", numbers)
-        if part_of is not None or dropping():
-            counts, all_parts = Counter[str](), None if chosen is None else set(chosen)
-            only, chosen, first = None if dropping() else self.reader.columns_of_prompt(), array("q"), 0
-            for file in files:
-                for index, row in file.rows(only):
-                    if all_parts is not None and first + index not in all_parts:
-                        continue
-                    try:
-                        prompt = self.reader.example(row, stems).prompt if dropping() else self.reader.prompt_of(row)
-                    except LmgymError as error:
-                        unreadable(row[0], error)
-                        continue
-                    counts[part := split if part_of is None else part_of(prompt)] += 1
-                    if part == split:
-                        chosen.append(first + index)
-                first += len(file)
-            self._check_some(split, counts)
-        return StreamedExamples(files, partial(self.reader.example, stems=stems), chosen, asked=bool(self.streaming))
+        read = partial(self.reader.example, stems=stems)
+        if ends is not None or dropping():
+            fractions = self._fractions(files, read)
+            among = np.arange(len(fractions)) if chosen is None else np.asarray(chosen)
+            among = among[fractions[among] <= 1]
+            edges = [0.0, ends.test, ends.test + ends.validation, 1.0] if ends else [0.0, 1.0]
+            parts = np.searchsorted(edges, fractions[among], side="right") - 1
+            names = ["test", "validation", "train"] if ends else [split]
+            self._check_some(split, {name: int((parts == number).sum()) for number, name in enumerate(names)})
+            chosen = array("q", among[parts == names.index(split)].astype(np.int64).tobytes())
+        return StreamedExamples(files, read, chosen, asked=bool(self.streaming))
+
+    def _fractions(self, files: Sequence[IndexedRows], read: Callable[[Row], Example]) -> np.ndarray:
+        """The hash of each row's prompt, in [0, 1); 2 for rows that do not fit. Two splits of a run ask for it."""
+        key = (tuple(file.sha256 for file in files), repr(self.reader.prompt))
+        if key in _fractions_of and not dropping():
+            return _fractions_of[key]
+        only = None if dropping() else self.reader.columns_of_prompt()
+        fractions, first = np.full(sum(map(len, files)), 2.0), 0
+        for file in files:
+            for index, row in file.rows(only):
+                try:
+                    prompt = read(row).prompt if dropping() else self.reader.prompt_of(row)
+                    fractions[first + index] = hash_fraction(str(prompt))
+                except LmgymError as error:
+                    unreadable(row[0], error)
+            first += len(file)
+        if (fractions <= 1).all():
+            _fractions_of.clear()
+            _fractions_of[key] = fractions
+        return fractions
 
     def _check_some(self, split: str, counts: Mapping[str, int]) -> None:
         """Raise LmgymError for a split that is empty though the data has rows."""

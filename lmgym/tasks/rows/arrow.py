@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a .parquet file, a few at a time."""
     number = 0
     try:
-        for batch in _batches(path):
-            for row in checked(batch, path):
-                number += 1
-                yield f"{path}: row {number}", row
+        with _opened_parquet(path) as parquet:
+            for batch in parquet.iter_batches(batch_size=BATCH):
+                for row in checked(batch, path):
+                    number += 1
+                    yield f"{path}: row {number}", row
     except LmgymError as error:
         raise LmgymError(f"{error} (after row {number})") from error
 
@@ -35,8 +36,15 @@ def arrow_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def table_rows(table: Any, path: Path | str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a table, made a few at a time."""
-    for start in range(0, table.num_rows, BATCH):
-        for number, row in enumerate(checked(table.slice(start, BATCH), path), start + 1):
+    return rows_of_batches((table.slice(start, BATCH) for start in range(0, table.num_rows, BATCH)), path)
+
+
+def rows_of_batches(batches: Iterable[Any], path: Path | str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of tables or batches, one after the other."""
+    number = 0
+    for batch in batches:
+        for row in checked(batch, path):
+            number += 1
             yield f"{path}: row {number}", row
 
 
@@ -61,13 +69,18 @@ def arrow_table(path: Path) -> Any:
         begin = source.read(len(MAGIC))
         source.seek(0)
         reader = pyarrow.ipc.open_file(source) if begin == MAGIC else pyarrow.ipc.open_stream(source)
-        table = reader.read_all()
-        table.validate()
-        return table
+        return reader.read_all()
 
 
-def mapped_parquet(path: Path, sha256: str) -> Any:
-    """A .parquet file's table, memory-mapped from a copy as .arrow, which is made if there is none."""
+def batches_in_turn(path: Path) -> Iterator[Any]:
+    """The batches of an .arrow stream one after the other, of which none stays in memory as a map's pages would."""
+    pyarrow = _library(path)
+    with _damaged(path), pyarrow.OSFile(str(path)) as file, pyarrow.ipc.open_stream(file) as reader:
+        yield from reader
+
+
+def arrow_copy(path: Path, sha256: str) -> Path:
+    """A copy of a .parquet file as .arrow, in batches of a few megabytes; it is made if there is none."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / CACHE
     copy = folder / f"{sha256}.arrow"
     if not copy.is_file():
@@ -75,9 +88,9 @@ def mapped_parquet(path: Path, sha256: str) -> Any:
             folder.mkdir(parents=True, exist_ok=True)
             with replacing(copy, durable=False) as file, _opened_parquet(path) as parquet:
                 with _library(path).ipc.new_stream(file, parquet.schema_arrow) as writer:
-                    for batch in _batches_of(parquet):
+                    for batch in parquet.iter_batches(batch_size=8 * BATCH):
                         writer.write_batch(batch)
-    return arrow_table(copy)
+    return copy
 
 
 def parquet_size(path: Path) -> int:
@@ -90,15 +103,6 @@ def digest_of(path: Path) -> str:
     """The SHA-256 of a file's bytes. Raises LmgymError if it cannot be read."""
     with readable(path), open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _batches(path: Path) -> Iterator[Any]:
-    with _opened_parquet(path) as parquet:
-        yield from _batches_of(parquet)
-
-
-def _batches_of(parquet: Any) -> Iterator[Any]:
-    return parquet.iter_batches(batch_size=BATCH)  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -12,7 +12,16 @@ from typing import Any, BinaryIO, Protocol
 from lmgym.core.errors import LmgymError
 from lmgym.core.files import lines_of, open_regular
 from lmgym.tasks.rows import Row
-from lmgym.tasks.rows.arrow import arrow_table, checked, digest_of, mapped_parquet, parquet_size, table_rows
+from lmgym.tasks.rows.arrow import (
+    arrow_copy,
+    arrow_table,
+    batches_in_turn,
+    checked,
+    digest_of,
+    parquet_size,
+    rows_of_batches,
+    table_rows,
+)
 from lmgym.tasks.rows.json_text import json_object
 from lmgym.tasks.rows.unfit import unreadable
 from lmgym.tasks.rows.unpacked import archive_of, kind_of, readable
@@ -86,6 +95,7 @@ class Table:
     name: str
     table: Any
     sha256: str
+    copy: Path | None = None  # of a .parquet file, as .arrow
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -95,10 +105,15 @@ class Table:
         return f"{self.name}: row {index + 1}", row
 
     def rows(self, only: Sequence[str] | None = None) -> Iterator[tuple[int, Row]]:
-        table = self.table
-        if only is not None:
-            table = table.select([name for name in table.column_names if name in only])
-        return enumerate(table_rows(table, self.name))
+        if self.copy is None:
+            return enumerate(table_rows(self.table if only is None else self.table.select(self._of(only)), self.name))
+        batches = batches_in_turn(self.copy)
+        return enumerate(
+            rows_of_batches(batches if only is None else (one.select(self._of(only)) for one in batches), self.name)
+        )
+
+    def _of(self, names: Sequence[str]) -> list[str]:
+        return [name for name in self.table.column_names if name in names]
 
 
 def can_stay(path: Path) -> bool:
@@ -117,8 +132,8 @@ def indexed(path: Path) -> IndexedRows:
     if kind_of(path) in LINES:
         return find_lines(path)
     sha256 = digest_of(path)
-    table = mapped_parquet(path, sha256) if kind_of(path) == ".parquet" else arrow_table(path)
-    return Table(str(path), table, sha256)
+    copy = arrow_copy(path, sha256) if kind_of(path) == ".parquet" else None
+    return Table(str(path), arrow_table(copy or path), sha256, copy)
 
 
 def indexed_table(name: str, table: Any) -> Table:
