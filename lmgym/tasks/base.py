@@ -211,7 +211,7 @@ def _examples(
     task = registry.get("task", name)
     arguments = check_arguments(task, arguments, "task", given=1, also=OPTIONS)
     try:
-        with collecting(unfit):
+        with collecting(unfit, f"task '{name}', split '{split}'"):
             produced = task(split, **arguments)
             if not isinstance(produced, Iterable):
                 raise LmgymError(

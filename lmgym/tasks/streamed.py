@@ -78,6 +78,14 @@ def in_memory(examples: Sequence[Example], refusal: str) -> Sequence[Example]:
     return list(examples) if isinstance(examples, StreamedExamples) else examples
 
 
+def without(examples: Sequence[Example], indices: set[int]) -> Sequence[Example]:
+    """The examples but those at these indices."""
+    if not isinstance(examples, StreamedExamples):
+        return [one for index, one in enumerate(examples) if index not in indices]
+    places = range(len(examples)) if examples.chosen is None else examples.chosen
+    return replace(examples, chosen=array("q", (place for n, place in enumerate(places) if n not in indices)))
+
+
 def first_of(examples: Sequence[Example]) -> Sequence[Example]:
     """What a check before training looks at: all examples that are in memory, the first of those that are not."""
     return examples[:FIRST] if isinstance(examples, StreamedExamples) else examples

@@ -76,9 +76,20 @@ _current: ContextVar[Unfit | None] = ContextVar("unfit", default=None)
 
 
 @contextmanager
-def collecting(choice: Choice) -> Iterator[Unfit]:
-    """While a task is loaded: what `unreadable` and `fitting` note goes to the Unfit that this gives, and what that
-    has told, to the one around it."""
+def telling() -> Iterator[list[str]]:
+    """While tasks are loaded: the sentences about rows that were left out."""
+    own = Unfit()
+    token = _current.set(own)
+    try:
+        yield own.told
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def collecting(choice: Choice, what: str) -> Iterator[Unfit]:
+    """While a task is loaded: what `unreadable` and `fitting` note goes to the Unfit that this gives; what that has
+    told of `what` is loaded, to the one around it."""
     around, own = _current.get(), Unfit(choice)
     token = _current.set(own)
     try:
@@ -87,7 +98,7 @@ def collecting(choice: Choice) -> Iterator[Unfit]:
     finally:
         _current.reset(token)
         if around is not None:
-            around.told += own.told
+            around.told += [f"{what}: {sentence}" for sentence in own.told]
 
 
 def dropping() -> bool:
