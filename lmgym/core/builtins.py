@@ -247,6 +247,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "post_processor": {
         "three_sentence_summary": ("rewards.text.post_processing", "the first three sentences, a line each")
     },
+    "row": {},  # functions of a row, for the keys `prompt` and `references` of task data
     "env": {
         "single_turn": ("envs.single_turn:SingleTurn", "one prompt, one answer"),
         "guess_number": ("envs.games:GuessNumber", "find a secret number by higher and lower"),

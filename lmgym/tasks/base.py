@@ -20,7 +20,14 @@ from lmgym.tasks.rows.unfit import Choice, collecting
 from lmgym.tasks.streamed import StreamedExamples, first_of, in_memory
 from lmgym.types import Example, Message, RecipeText
 
-OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix", "unfit")  # of any task, see `load_task`
+OPTIONS = (
+    "limit",
+    "system_prompt",
+    "few_shot",
+    "prompt_prefix",
+    "prompt_suffix",
+    "unfit",
+)  # of any task, see `load_task`
 LONGEST_SYSTEM_PROMPT = 2**20  # bytes
 SPLITS = ("train", "validation", "test")
 Task = TypeVar("Task", bound=Callable[..., Any])
@@ -203,9 +210,7 @@ def hash_fraction(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
 
 
-def _examples(
-    name: str, split: str, arguments: Mapping[str, Any], unfit: Choice = "refuse"
-) -> Sequence[Example]:
+def _examples(name: str, split: str, arguments: Mapping[str, Any], unfit: Choice = "refuse") -> Sequence[Example]:
     """Call the task and check every example that it returns; those that stay in their file, the first ones now and each
     when it is read."""
     task = registry.get("task", name)

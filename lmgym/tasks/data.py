@@ -233,9 +233,7 @@ class _Data:
         self._check_some(split, counts)
         return examples
 
-    def _streamed(
-        self, found: Found, split: str, stems: Mapping[str, str], ends: "_Ends | None"
-    ) -> StreamedExamples:
+    def _streamed(self, found: Found, split: str, stems: Mapping[str, str], ends: "_Ends | None") -> StreamedExamples:
         """`_all` where the rows stay in their files. They are read now only if it depends on them which ones count."""
         files, numbers = found.indexed()
         chosen = None if numbers is None else array("q", numbers)

@@ -116,9 +116,7 @@ def load_data(config: Config) -> Data:
     splits = {config.evaluation.split, config.evaluation.final_split or config.evaluation.split}
     with telling() as told:
         training = [training_examples(config, stage) for stage in config.stages]
-        held_out = {
-            split: held_out_examples(config, split) for split in sorted(splits) if config.evaluation.examples
-        }
+        held_out = {split: held_out_examples(config, split) for split in sorted(splits) if config.evaluation.examples}
     for stage, examples in zip(config.stages, training, strict=True):
         if stage.epochs is not None:
             stage.steps = max(math.ceil(stage.epochs * len(examples) / stage.prompts_per_step), 1)

@@ -96,7 +96,7 @@ class Cell:
         if (section.get("column") is None) == (section.get("function") is None):
             raise LmgymError(f"key '{key}' needs either a column (and a pattern), or a function of a row")
         if section.get("function") is not None:
-            return cls(function=registry.load_attribute(section["function"], f"{key}.function"), name=key)
+            return cls(function=registry.get("row", section["function"]), name=key)
         try:
             pattern = None if section.get("pattern") is None else re.compile(section["pattern"], re.DOTALL)
         except re.error as error:

@@ -69,9 +69,9 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         with raw:
             size = raw.seek(0, io.SEEK_END)
             raw.seek(0)
-            yield raw if path.suffix.lower() not in PACKED else io.BufferedReader(
-                _Unpacked(_unpacking(raw, path.suffix.lower()), size), 2**20
-            )
+            if (suffix := path.suffix.lower()) in PACKED:
+                raw = io.BufferedReader(_Unpacked(_unpacking(raw, suffix), size), 2**20)
+            yield raw
 
 
 @contextmanager
