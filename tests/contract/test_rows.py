@@ -471,3 +471,25 @@ def _written(path: Path, content: bytes) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return str(path)
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_an_answer_that_is_begun_goes_on(template: bool) -> None:
+    """The text of a last assistant message stands behind what the template begins an answer with, in the same message;
+    its names of control tokens are text."""
+    from lmgym.models.builtin import byte_tokenizer
+    from lmgym.text.chat import answer_ids, prompt_ids
+
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = CHATML if template else None
+    begun = [*ASKED, {"role": "assistant", "content": "Let me<eos> see.\n<think>"}]
+    before, ids = prompt_ids(tokenizer, ASKED), prompt_ids(tokenizer, begun)
+    assert ids[: len(before)] == before and tokenizer.decode(ids[len(before) :]) == "Let me<eos> see.\n<think>"
+    assert tokenizer.eos_token_id not in ids[len(before) :]
+    assert tokenizer.decode(answer_ids(tokenizer, begun, "2+2=4")[:-1]) == "2+2=4"
+
+
+CHATML = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}{% if add_generation_prompt %}[assistant]"
+    "{% endif %}"
+)
