@@ -41,7 +41,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     """The prompts of a file: one a line, blank lines skipped; of rows (.jsonl, .parquet ...), each row's `prompt` (a
     text, or a list of chat messages). Raises LmgymError for a file that cannot be read or holds no prompt."""
     if kind_of(path) in SUFFIXES:
-        prompts = [prompt_of(row, "prompt", where) for where, row in rows_of(path)]
+        prompts: list[Prompt] = [prompt_of(row, "prompt", where) for where, row in rows_of(path)]
     else:
         prompts = list(lines_of_prompts(_text_of(path)))
     if not prompts:

@@ -16,6 +16,7 @@ from lmgym.core.errors import LmgymError, describe, place
 from lmgym.core.files import read_text
 from lmgym.core.registry import suggest
 from lmgym.core.validation import check_arguments, check_text
+from lmgym.tasks.rows import MissingSplit as MissingSplit
 from lmgym.tasks.rows.unfit import Choice, collecting
 from lmgym.tasks.streamed import StreamedExamples, first_of, in_memory
 from lmgym.types import Example, Message, RecipeText
@@ -32,14 +33,6 @@ LONGEST_SYSTEM_PROMPT = 2**20  # bytes
 SPLITS = ("train", "validation", "test")
 Task = TypeVar("Task", bound=Callable[..., Any])
 Prompt = str | Sequence[Message]
-
-
-class MissingSplit(LmgymError):
-    """The task does not have the requested split. `check_task` skips such a split.
-
-    Example:
-        >>> raise MissingSplit("riddles: there is no split 'test'; it has train")
-    """
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,8 @@ class _Data:
         if split != "train" and not self.shares[split]:
             raise MissingSplit(f"task 'data' has no split '{split}': set task.{split}_path, or task.{split} above 0")
         found = find_split(self.source, "train")
-        given = self.source.path if isinstance(self.source.path, list) else [self.source.path or ""]
+        path = self.source.path or ""
+        given = [path] if isinstance(path, str | Path) else path
         exact = found.paths == [Path(path).expanduser() for path in given]
         taken = {part for part in self.shares if not patterned and self._own(part) is None}
         ends = _Ends(*(self.shares[part] if part in taken else 0.0 for part in ("test", "validation")))

@@ -98,8 +98,8 @@ def mixture(split: str, tasks: list[dict[str, Any]]) -> list[Example]:
     if not members:
         raise LmgymError("task.tasks is empty; name at least one task")
     labels = [member.label for member in members]
-    for member in members:
-        if labels.count(member.label) > 1:
+    for number, member in enumerate(members):
+        if member.label in labels[:number]:
             raise LmgymError(f"key '{member.key}': two tasks are called '{member.label}'; give one another 'label'")
     loaded = [_loaded(member, split) for member in members]
     weights = {

@@ -83,7 +83,9 @@ class OptimizerSection(Section):
         warmup = self.warmup if self.warmup_ratio is None else math.ceil(self.warmup_ratio * steps)
         if step < warmup:
             return self.learning_rate * (step + 1) / warmup
-        return self.learning_rate * share_of_peak(self, step, steps, warmup)
+        shape = (self.cycles, self.power, self.decay_fraction)
+        share = share_of_peak(self.schedule, step, steps, warmup, *shape)
+        return self.learning_rate * (self.final_fraction + (1 - self.final_fraction) * share)
 
 
 class Optimizer:

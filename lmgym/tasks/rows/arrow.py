@@ -105,8 +105,11 @@ def parquet_size(path: Path) -> int:
 
 def digest_of(path: Path) -> str:
     """The SHA-256 of a file's bytes. Raises LmgymError if it cannot be read."""
+    digest = hashlib.sha256()
     with readable(path), open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while part := file.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.files import open_regular
-from lmgym.tasks.base import MissingSplit
+from lmgym.tasks.rows import MissingSplit
 from lmgym.tasks.rows.formats import SUFFIXES
 from lmgym.tasks.rows.unpacked import ARCHIVES, PACKED, archive_of, exists, kind_of, members, readable
 

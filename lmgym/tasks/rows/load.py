@@ -8,8 +8,7 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.hub import prepare_hub, unreachable
-from lmgym.tasks.base import MissingSplit
-from lmgym.tasks.rows import Row
+from lmgym.tasks.rows import MissingSplit, Row
 from lmgym.tasks.rows.arrow import table_rows
 from lmgym.tasks.rows.find import NAMES, Paths, Source, files_of
 from lmgym.tasks.rows.formats import SUFFIXES, rows_of
