@@ -68,9 +68,9 @@ def load_task(
     `arguments` go to the task and are checked against its signature. `limit` keeps only the first examples.
     `prompt_prefix` and `prompt_suffix` are put around each prompt and each shot; of a chat prompt, around the user's
     last message. `unfit` says what is done with rows that cannot be examples: "refuse" tells of all of them, "drop"
-    leaves them out and counts them (rows/unfit.py). With `system_prompt` (a text, or "file:PATH", read without its last newline) or `few_shot`, prompts become
-    chat messages: the system message, question and first reference of each shot, the question. `seed` is for random
-    shots.
+    leaves them out and counts them (rows/unfit.py). With `system_prompt` (a text, or "file:PATH", read without its last
+    newline) or `few_shot`, prompts become chat messages: the system message, question and first reference of each shot,
+    the question. `seed` is for random shots.
 
     Raises LmgymError for unknown or wrong arguments, a missing or empty split, a repeated id, an empty prompt, or a
     shot without references.

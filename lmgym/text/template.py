@@ -29,7 +29,8 @@ def template_pieces(
     `control.split_text` gives them. `generate`: with the beginning of an answer at the end.
 
     A last message of the assistant is an answer that is begun: its text follows what the template begins an answer
-    with. If the template refuses the messages, they are merged by `merge_roles`, with a warning, unless `merge` is False.
+    with. If the template refuses the messages, they are merged by `merge_roles`, with a warning, unless `merge` is
+    False.
     Raises LmgymError if it refuses them still, or if a role is not one word.
 
     Example: with a template that writes "<|user|>" and a user who writes "<eos>"

@@ -248,8 +248,8 @@ ORIGINALS: dict[str, tuple[Any, dict[str, Any], Any, tuple[str, ...]]] = {
         {"prompt": "conversations"}, [{"role": "system", "content": "Add."}, USER], (),
     ),
     "OpenAI, with all keys": (
-        {"prompt": [{"role": "developer", "content": [{"type": "text", "text": "Add."}], "name": None, "tool_calls": None},
-                    {"role": "user", "content": [{"type": "text", "text": "2+2?"}], "name": None, "tool_calls": None}]},
+        {"prompt": [{"role": "developer", "content": [{"type": "text", "text": "Add."}], "name": None, "tools": None},
+                    {"role": "user", "content": [{"type": "text", "text": "2+2?"}], "name": None, "tools": None}]},
         {}, [{"role": "system", "content": "Add."}, USER], (),
     ),
     "one message": ({"prompt": USER, "answer": 4}, {"references": "answer"}, ASKED, ("4",)),
@@ -312,7 +312,7 @@ def test_functions_of_a_row_and_new_names(tmp_path: Path, monkeypatch: pytest.Mo
                             columns={"solution": "answer", "second": "x.y.-1"})  # fmt: skip
         assert found.references == ("4",)
         assert found.meta == {"answer": "It is 4", "x": {"y": [1, 2.5]}, "solution": "It is 4", "second": 2.5}
-    with pytest.raises(LmgymError, match="column 'x.y' holds no '7'; there is \\[1, 2.5\\]"):
+    with pytest.raises(LmgymError, match=r"column 'x\.y' holds no '7'; there is \[1, 2\.5\]"):
         load_task("data", "train", path=path, test=0.0, columns={"z": "x.y.7"})
 
 
@@ -384,7 +384,9 @@ def test_pairs_that_do_not_fit(tmp_path: Path) -> None:
 
 def test_an_empty_split_says_how_many_rows_each_has(tmp_path: Path) -> None:
     path = _written(tmp_path / "rows.jsonl", as_lines(SUMS[:3]))
-    with pytest.raises(LmgymError, match=r"3 rows out \(rows: train 3, validation 0, test 0\); raise task\.test \(0\.01"):
+    with pytest.raises(
+        LmgymError, match=r"3 rows out \(rows: train 3, validation 0, test 0\); raise task\.test "
+    ):
         load_task("data", "test", path=path, test=0.01)
 
 

@@ -62,7 +62,8 @@ class Unfit:
         if total == 1:
             return first
         return LmgymError(
-            f"{str(first).rstrip(chr(46))}. In all {total:,} rows do not fit (task.unfit: drop leaves them out): {self._kinds()}"
+            f"{str(first).rstrip('.')}. In all {total:,} rows do not fit (task.unfit: drop leaves them out): "
+            f"{self._kinds()}"
         )
 
     def _kinds(self) -> str:
