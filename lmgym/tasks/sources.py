@@ -5,10 +5,7 @@ from collections.abc import Callable, Iterable
 
 from lmgym.core.errors import LmgymError
 from lmgym.tasks.base import SPLITS, MissingSplit, check_split, hash_fraction
-from lmgym.tasks.rows.load import load_rows
 from lmgym.types import Example
-
-__all__ = ["disjoint", "load_rows", "shared_out", "texts_of"]
 
 
 def disjoint(split: str, examples_of: Callable[[str], Iterable[Example]]) -> list[Example]:

@@ -412,6 +412,14 @@ def test_tables_stay_in_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len([*(tmp_path / ".own" / "lmgym" / "rows").iterdir()]) == 1  # the copy of the .parquet file
 
 
+def test_a_copy_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _written(tmp_path / "rows.parquet", as_parquet(SUMS))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(LmgymError, match=r"cannot write .*\.arrow, a copy of .*rows\.parquet: .*set XDG_CACHE_HOME"):
+        load_task("data", "train", path=path, test=0.0, streaming=True)
+
+
 # ---------------------------------------------------------------- damaged and hostile files
 
 

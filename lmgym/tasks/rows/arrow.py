@@ -20,11 +20,8 @@ def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a .parquet file, a few at a time."""
     number = 0
     try:
-        with _opened_parquet(path) as parquet:
-            for batch in parquet.iter_batches(batch_size=BATCH):
-                for row in checked(batch, path):
-                    number += 1
-                    yield f"{path}: row {number}", row
+        for number, row in enumerate(rows_of_batches(_batches(path, BATCH), path), start=1):
+            yield row
     except LmgymError as error:
         raise LmgymError(f"{error} (after row {number})") from error
 
@@ -83,17 +80,20 @@ def arrow_copy(path: Path, sha256: str) -> Path:
     """A copy of a .parquet file as .arrow, in batches of a few megabytes; it is made if there is none."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / CACHE
     copy = folder / f"{sha256}.arrow"
-    if not copy.is_file():
-        with readable(copy):
-            folder.mkdir(parents=True, exist_ok=True)
-            stream = _library(path).ipc.new_stream
-            with (
-                _opened_parquet(path) as parquet,
-                replacing(copy, durable=False) as file,
-                stream(file, parquet.schema_arrow) as writer,
-            ):
-                for batch in parquet.iter_batches(batch_size=8 * BATCH):
-                    writer.write_batch(batch)
+    if copy.is_file():
+        return copy
+    with _opened_parquet(path) as parquet:
+        schema = parquet.schema_arrow
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(copy, durable=False) as file, _library(path).ipc.new_stream(file, schema) as writer:
+            for batch in _batches(path, 8 * BATCH):
+                writer.write_batch(batch)
+    except OSError as error:
+        raise LmgymError(
+            f"cannot write {copy}, a copy of {path}: {error.strerror or error}; set XDG_CACHE_HOME to a folder with "
+            "room, or task.streaming: false"
+        ) from error
     return copy
 
 
@@ -110,6 +110,11 @@ def digest_of(path: Path) -> str:
         while part := file.read(2**20):
             digest.update(part)
     return digest.hexdigest()
+
+
+def _batches(path: Path, rows: int) -> Iterator[Any]:
+    with _opened_parquet(path) as parquet:
+        yield from parquet.iter_batches(batch_size=rows)
 
 
 @contextmanager
