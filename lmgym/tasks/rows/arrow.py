@@ -20,7 +20,8 @@ def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a .parquet file, a few at a time."""
     number = 0
     try:
-        for number, row in enumerate(rows_of_batches(_batches(path, BATCH), path), start=1):
+        for row in rows_of_batches(_batches(path, BATCH), path):
+            number += 1
             yield row
     except LmgymError as error:
         raise LmgymError(f"{error} (after row {number})") from error
