@@ -116,7 +116,8 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "mixture": ("tasks.mixture", "several tasks as one, each with a weight"),
         "episodes": ("tasks.episodes", "numbered episodes, for environments that need no data"),
         "topics": ("tasks.topics", "open writing prompts without right answers"),
-        "jsonl": ("tasks.jsonl", "any .jsonl file with prompt and reference columns", "path="),
+        "data": ("tasks.data", "any rows as prompts: parquet, arrow, jsonl, json, csv, tsv or the Hub", "path="),
+        "jsonl": ("tasks.data:data", "an older name of data", "path="),
         "preferences": ("tasks.preferences", "pairs (chosen, rejected) or marked answers, file or Hub", "path="),
         "step_labels": ("tasks.step_labels", "answers in steps, each right or wrong, file or Hub", "path="),
         "increasing_numbers": ("tasks.synthetic", "a number to count on from, or one prompt"),
@@ -215,6 +216,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "post_processor": {
         "three_sentence_summary": ("rewards.text.post_processing", "the first three sentences, a line each")
     },
+    "row": {},  # functions of a row, for the keys `prompt` and `references` of task data
     "env": {
         "single_turn": ("envs.single_turn:SingleTurn", "one prompt, one answer"),
         "guess_number": ("envs.games:GuessNumber", "find a secret number by higher and lower"),

@@ -71,9 +71,7 @@ def check_reward(
                 raise LmgymError(f"reward '{name}' gives {episode.text!r} {together} in a batch but {value} {how}")
 
 
-def why_never_paid(
-    reward: Reward, episodes: Sequence[Episode], timeout: float = 60.0, tokenizer: Any = None
-) -> str:
+def why_never_paid(reward: Reward, episodes: Sequence[Episode], timeout: float = 60.0, tokenizer: Any = None) -> str:
     """What is wrong with a reward that was 0 for all of these episodes, as far as can be told: its function has caught
     an error of a wrong type, or pays where it gets texts in place of messages. Empty if nothing was found, and
     for lmgym's own rewards. Calls the function again, in this process.

@@ -121,6 +121,8 @@ def open_folder(
         missing = rewind(folder, progress.stage_index, progress.step, counted, begun=progress.begun)
         writer = Writer(folder, config.logs.sinks, console, redacted(resolved(config)))
         report(changed, missing, progress, config, writer, console)
+        if loaded.data.told and not begun.weights:
+            writer.metrics({"kind": "data", "stage": 0, "step": 0, "left_out": loaded.data.told})
         for sentence in set_aside(changed, progress, config):
             console.say(sentence)
         traces = open_traces(config.logs, folder, loaded.policy, progress, console)

@@ -264,7 +264,7 @@ def _restore(stage: StageRun, saved: Path) -> None:
     stage.moments |= {name: Moments(**known) for name, known in state.get("moments", {}).items()}
     stage.stream.load_state_dict(state.get("curriculum", {}))
     steps = state["steps"]
-    if steps != config.steps and config.optimizer.schedule != "constant":
+    if steps != config.steps and config.optimizer.depends_on_steps:
         stage.run.console.warn(
             f"stage {config.name} now has {config.steps} steps instead of {steps}, so its {config.optimizer.schedule} "
             f"learning rate jumps to where the new curve stands after step {stage.step}"

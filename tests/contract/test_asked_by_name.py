@@ -22,7 +22,7 @@ COMPARED = {  # who may compare with such a word, and what it means there
     ("compat/rl4lms/convert_algorithm.py", "trpo"): "a name in RL4LMs' files",
     ("functional/preferences.py", "ipo"): "a loss of pairs, by the paper's name",
     ("rewards/adapters.py", "verifiers"): "the library",
-    ("tasks/jsonl.py", "references"): "a column",
+    ("tasks/data.py", "references"): "a column",
     ("training/planning/memory.py", "policy"): "a group of parameters",
     ("training/resuming/differences.py", "steps"): "a key of a recipe",
     ("updates/optimizer.py", "policy"): "a group of parameters",

@@ -137,9 +137,7 @@ def test_a_text_goes_on_as_a_text() -> None:
 def test_a_rendered_prompt_is_not_rendered_again() -> None:
     example = Example("a/0", BarePrompt(rendered("?"), form="rendered"))
     engine = Script([[[chat.eos_token_id]]], [chat.eos_token_id])
-    with pytest.raises(
-        LmgymError, match="the environment puts it into a message"
-    ):
+    with pytest.raises(LmgymError, match="the environment puts it into a message"):
         collect([(0, example)], Actor(engine, chat), Sampling(), (0, "test"), Conversation)
     [episode] = collect([(0, example)], Actor(engine, chat), Sampling(), (0, "test"), StepwiseEnv)
     assert episode.turns[0].prompt_ids == prompt_ids(chat, user("?"))

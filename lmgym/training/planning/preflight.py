@@ -23,16 +23,9 @@ from lmgym.models.policy import Policy
 from lmgym.models.reward_model import as_reward_model
 from lmgym.rollouts.sources import Own
 from lmgym.tasks.streamed import first_of
-from lmgym.text.chat import (
-    decoder_answer_ids,
-    has_template,
-    messages_of,
-    plain_text,
-    prompt_ids,
-    source_ids,
-    start_ids,
-)
+from lmgym.text.chat import decoder_answer_ids, has_template, messages_of, plain_text, prompt_ids, source_ids
 from lmgym.text.control import control_tokens
+from lmgym.training.planning.lengths import check_lengths
 from lmgym.training.planning.prompt_report import about_prompts
 from lmgym.training.run import Data
 from lmgym.types import Example, Message
@@ -227,38 +220,3 @@ def cut_references(examples: Sequence[Example], stage: Stage, section: PolicySec
         f"{longer:,} of {len(texts):,} {source.many} are longer than policy.max_reference_tokens ({limit}); these lose "
         "their end"
     )
-
-
-def check_lengths(examples: Sequence[Example], config: Config, stage: Stage, policy: Policy) -> None:
-    """Raise LmgymError, naming the example, if a prompt leaves the model no room to answer, or a demonstration does not
-    fit. A token takes at least one byte, so only texts of many bytes are tokenized."""
-    if policy.context is None or stage.is_played:
-        return
-    tokenizer, template, cut = policy.tokenizer, config.policy.chat_template_kwargs, config.policy.cut
-    source, learned = stage.source, stage.source.one
-    limit = config.policy.max_reference_tokens or sys.maxsize
-    start = config.policy.answer_start
-    given = len(start_ids(tokenizer, start, policy.encoder_decoder))
-    read = source_ids if policy.encoder_decoder else prompt_ids
-    around = len(read(tokenizer, examples[0].prompt, template, cut))  # at least what the chat template adds
-    most = policy.context if cut is None else cut.tokens
-    for example in examples:
-        answers = source.texts(example)
-        longest = min(max((len(text.encode()) for text in answers), default=0), limit)
-        if min(around + len(plain_text(messages_of(example.prompt)).encode()), most) + given + longest < policy.context:
-            continue
-        length = len(read(tokenizer, example.prompt, template, cut))
-        if policy.encoder_decoder:  # each half has the whole context to itself
-            lengths = [min(len(decoder_answer_ids(tokenizer, text, given > 0)), limit) for text in answers]
-            spoken = [len(policy.decoder_start) + given + own for own in lengths]
-            length = max([length, *spoken])
-            what = f"the prompt or the {learned}" if learned else "the prompt"
-        else:
-            lengths = source.lengths(example, tokenizer, template, start)
-            length += given + min(max(lengths, default=1), limit)
-            what = f"the prompt and {learned}" if learned else "the prompt, with one token of an answer,"
-        if length > policy.context:
-            raise LmgymError(
-                f"{what} of example '{example.id}' have {length} tokens, and the model reads {policy.context} at most; "
-                "shorten it (policy.max_prompt_tokens, max_reference_tokens), or take a model with a longer context"
-            )

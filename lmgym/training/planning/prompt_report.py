@@ -15,9 +15,7 @@ LOOKED_AT = 1000  # examples
 SHOWN = 1200  # characters of a prompt
 
 
-def about_prompts(
-    examples: Sequence[Example], tokenizer: Any, env: str = "single_turn"
-) -> tuple[list[str], list[str]]:
+def about_prompts(examples: Sequence[Example], tokenizer: Any, env: str = "single_turn") -> tuple[list[str], list[str]]:
     """Sentences on how prompts reach the model, and sentences on what would spoil a run. Another environment than
     `single_turn` may put texts into messages.
 

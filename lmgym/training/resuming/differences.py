@@ -80,7 +80,8 @@ def _compare_keys(
     keys = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
     # Of another algorithm or environment the name is enough: its fields are others anyway.
     renamed = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))
-    curved = (now.get("optimizer") or {}).get("schedule", "constant") != "constant"
+    optimizer = now.get("optimizer") or {}
+    curved = optimizer.get("schedule", "constant") != "constant" or optimizer.get("warmup_ratio") is not None
     for key in keys:
         if not key.startswith(renamed) or key.endswith(".name"):
             # A longer curve has other learning rates from here on; a last step has sampled nothing ahead.
