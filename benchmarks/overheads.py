@@ -20,6 +20,7 @@ from lmgym.config.build import build_config
 from lmgym.config.schema import Config
 from lmgym.core.registry import register
 from lmgym.inference.decoder import Decoder
+from lmgym.inference.drawing import Drawing
 from lmgym.inference.kernels.mkl_linear import MKLLinearLayers
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
@@ -116,7 +117,7 @@ def watch(clock: Clock) -> None:
         (Sampler, "generate", "other sampling"),
         (Decoder, "_admit", "prefill"),
         (Decoder, "_step", "decoding"),
-        (Decoder, "_draw", "draw"),
+        (Drawing, "draw", "draw"),
         (MKLLinearLayers, "begin_step", "layout of weights"),
         (MKLLinearLayers, "release", "layout of weights"),
         (play, "apply_rewards", "rewards"),

@@ -56,15 +56,15 @@ class KTO(Algorithm):
     def batch_loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Mapping[str, Tensor], Mapping[str, float]]:
         # 1. Log-ratios: of the answers to the prompts of others first, since their numbers are below 0.
         ratios, episodes = self.answer_scores(batch, new), torch.unique(batch.episode)
-        others, own = ratios[episodes < 0], ratios[episodes >= 0]
+        others, answers = ratios[episodes < 0], ratios[episodes >= 0]
         baseline = others.detach().mean().clamp(min=0.0)
         # 2. The loss of the answers.
-        first = torch.tensor([int((batch.episode == one).nonzero()[0]) for one in episodes[episodes >= 0]])
+        first = torch.tensor([int((batch.episode == number).nonzero()[0]) for number in episodes[episodes >= 0]])
         good = batch.score[first] > self.threshold
-        losses = kto_loss(own, good, baseline, self.beta, self.good_weight, self.bad_weight)
+        losses = kto_loss(answers, good, baseline, self.beta, self.good_weight, self.bad_weight)
         # 3. How the policy finds them now; there is no margin in a batch of one kind.
         metrics = {"preference/kl": float(baseline)}
-        kinds = {"chosen": own.detach().double()[good], "rejected": own.detach().double()[~good]}
+        kinds = {"chosen": answers.detach().double()[good], "rejected": answers.detach().double()[~good]}
         metrics |= {f"preference/{name}": float(values.mean()) for name, values in kinds.items() if len(values)}
         if len(metrics) == 3:
             metrics["preference/margin"] = metrics["preference/chosen"] - metrics["preference/rejected"]

@@ -1,11 +1,14 @@
 """Online DPO: pairs from the policy's own answers, judged by any reward (arXiv 2402.04792)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from lmgym.algorithms.dpo import DPO
 from lmgym.algorithms.requirements import Requirements
 from lmgym.core.constraints import PositiveInt
 from lmgym.core.errors import LmgymError
+from lmgym.core.parts import documentation
 from lmgym.core.registry import register
 from lmgym.types import Episode
 
@@ -28,20 +31,18 @@ class OnlineDPO(DPO):
             raise LmgymError(f"algorithm.group_size is {self.group_size}; a pair needs at least 2 answers")
 
     @property
+    def formulas(self) -> Mapping[str, str]:
+        return {**super().formulas, "preference": documentation(DPO)}
+
+    @property
     def requirements(self) -> Requirements:
         return replace(super().requirements, answers="policy")
 
     def select(self, groups: list[list[Episode]], wanted: int) -> tuple[list[list[Episode]], bool]:
         """The best and the worst of each group whose scores differ. Where none does, more prompts are drawn, and at
         last the first group stands in for a step that moves nothing."""
-        pairs = [pair for group in groups if (pair := _best_and_worst(group))]
+        usable = [[episode for episode in group if not episode.error] for group in groups]
+        mixed = [group for group in usable if len({episode.score for episode in group}) > 1]
+        score = attrgetter("score")
+        pairs = [[max(group, key=score), min(group, key=score)] for group in mixed]  # of equals the earliest
         return pairs or groups[:1], not pairs
-
-
-def _best_and_worst(group: list[Episode]) -> list[Episode]:
-    """Empty if all scores are equal; of equals the earliest."""
-    usable = [episode for episode in group if not episode.error]
-    if len({episode.score for episode in usable}) < 2:
-        return []
-    best = max(usable, key=lambda episode: episode.score)
-    return [best, min(usable, key=lambda episode: episode.score)]

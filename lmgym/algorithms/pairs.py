@@ -51,15 +51,15 @@ class Pairs(Algorithm):
     def batch_loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Mapping[str, Tensor], Mapping[str, float]]:
         # 1. What each episode is worth to the policy, and which of them make a pair.
         scores = self.answer_scores(batch, new)
-        first = torch.tensor([int((batch.episode == one).nonzero()[0]) for one in torch.unique(batch.episode)])
+        first = torch.tensor([int((batch.episode == number).nonzero()[0]) for number in torch.unique(batch.episode)])
         ratings = batch.score[first]
         chosen, rejected = best_and_worst(ratings, batch.group[first])
         # 2. The loss of the pairs.
         count, apart = max(len(chosen), 1), ratings[chosen] - ratings[rejected]
-        found = {"preference": self.pair_losses(scores[chosen], scores[rejected], apart).sum() / count}
+        losses = {"preference": self.pair_losses(scores[chosen], scores[rejected], apart).sum() / count}
         if self.supervised_coefficient:
             each = -episode_totals(new.logprobs, batch.actions, batch.episode, mean=True)[chosen]
-            found["supervised"] = self.supervised_coefficient * each.sum() / count
+            losses["supervised"] = self.supervised_coefficient * each.sum() / count
         # 3. How the policy orders them now.
         better, worse = scores.detach().double()[chosen], scores.detach().double()[rejected]
         metrics = {
@@ -68,4 +68,4 @@ class Pairs(Algorithm):
             "preference/chosen": float(better.sum()) / count,
             "preference/rejected": float(worse.sum()) / count,
         }
-        return found, metrics
+        return losses, metrics

@@ -116,7 +116,8 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "mixture": ("tasks.mixture", "several tasks as one, each with a weight"),
         "episodes": ("tasks.episodes", "numbered episodes, for environments that need no data"),
         "topics": ("tasks.topics", "open writing prompts without right answers"),
-        "jsonl": ("tasks.jsonl", "any .jsonl file with prompt and reference columns", "path="),
+        "data": ("tasks.data", "any rows as prompts: parquet, arrow, jsonl, json, csv, tsv or the Hub", "path="),
+        "jsonl": ("tasks.data:data", "an older name of data", "path="),
         "preferences": ("tasks.preferences", "pairs (chosen, rejected) or marked answers, file or Hub", "path="),
         "step_labels": ("tasks.step_labels", "answers in steps, each right or wrong, file or Hub", "path="),
         "increasing_numbers": ("tasks.synthetic", "a number to count on from, or one prompt"),
@@ -150,6 +151,8 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "words": ("rewards.text.form", "number of words (a metric)"),
         "regex": ("rewards.text.form", "1 where a regular expression matches"),
         "exact_match": ("rewards.text.form", "1 if the text is one of the references"),
+        "missing_eos": ("rewards.text.form", "1 if an answer has no end of sequence (TRL's missing_eos_penalty)"),
+        "remote_reward": ("rewards.remote", "what a reward server of OpenRLHF's form says"),
         "overlong": ("rewards.text.form", "0, falling to -1 over the last tokens before a limit (DAPO)"),
         "increasing_numbers": ("rewards.text.synthetic", "share of numbers in increasing order"),
         "dates": ("rewards.text.synthetic", "1 if a date such as 2021-03-04 occurs"),
@@ -213,11 +216,16 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "post_processor": {
         "three_sentence_summary": ("rewards.text.post_processing", "the first three sentences, a line each")
     },
+    "row": {},  # functions of a row, for the keys `prompt` and `references` of task data
     "env": {
         "single_turn": ("envs.single_turn:SingleTurn", "one prompt, one answer"),
         "guess_number": ("envs.games:GuessNumber", "find a secret number by higher and lower"),
         "tic_tac_toe": ("envs.games:TicTacToe", "three in a row, against oneself, a frozen copy or chance"),
         "conversation": ("envs.conversation:Conversation", "several turns, with tools and with a user who answers"),
+        "environment_factory": (
+            "envs.environment_factory:EnvironmentFactory",
+            "a conversation whose tools are the methods of an object, as in TRL",
+        ),
         "gymnasium": ("envs.gymnasium:Gymnasium", "any environment of gymnasium, put into words by an agent"),
         "openenv": ("envs.openenv:OpenEnv", "an environment of OpenEnv, class or server", "environment= or url="),
         "verifiers": ("envs.verifiers:Verifiers", "a taskset of verifiers with its own rewards", "lmgym[verifiers]"),

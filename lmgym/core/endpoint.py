@@ -17,7 +17,8 @@ from typing import Any, NoReturn, TypeVar
 from lmgym.core.errors import LmgymError
 from lmgym.core.timed_connections import timed_handlers
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 RETRIED = (408, 409, 425, 429)  # status codes, and all 5xx, after which the same request may succeed later
 LONGEST_WAIT = 60.0  # seconds between two tries, even if the server asks for more
 LARGEST = 4 * 2**20  # bytes of a reply, unless the endpoint says otherwise

@@ -114,13 +114,14 @@ class ProcessGroup(Ranks):
         heard: set[int] = set()
 
         def ask() -> None:
-            self._store.set(f"lost/{self.rank}", "")
-            while True:
-                heard.update(rank for rank in others if self._store.check([f"lost/{rank}"]))
-                time.sleep(0.1)
+            with suppress(RuntimeError):
+                self._store.set(f"lost/{self.rank}", "")
+                while True:
+                    heard.update(rank for rank in others if self._store.check([f"lost/{rank}"]))
+                    time.sleep(0.1)
 
         # In a thread, because the store may be behind a dead connection, and has no limit of its own.
-        Thread(target=_quietly, args=(ask,), daemon=True).start()
+        Thread(target=ask, daemon=True).start()
         time.sleep(LISTENING)
         missing = [str(rank) for rank in others if rank not in heard] or [str(rank) for rank in others]
         return f"rank {missing[0]}" if len(missing) == 1 else f"one of the ranks {', '.join(missing)}"
@@ -135,11 +136,6 @@ def _join(joining: "Future[dist.Store]", limit: timedelta) -> None:
         joining.set_result(store)
     except BaseException as error:
         joining.set_exception(error)
-
-
-def _quietly(act: Callable[[], None]) -> None:
-    with suppress(RuntimeError):
-        act()
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

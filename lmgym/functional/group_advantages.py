@@ -4,10 +4,10 @@ every episode counts once, whatever its number of rows."""
 from math import comb
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lmgym.functional.advantages import first_rows, group_means, mixed_groups, sums
+from lmgym.functional.advantages import deviation, first_rows, group_centred, group_means, mixed_groups, sums
 from lmgym.functional.shapes import PerRow, RowIds
 
 
@@ -57,15 +57,38 @@ def pass_at_k(score: PerRow, episode: RowIds, group: RowIds, k: int) -> PerRow:
         raise ValueError(f"k is {k}; the best of 1 answer is the answer, so k must be at least 2")
     first = first_rows(episode)
     values = torch.zeros_like(score[first])
-    for one in torch.unique(group):
-        own = (group[first] == one).nonzero()[:, 0]
-        size = len(own)
-        ordered, order = score[first][own].sort()
+    for number in torch.unique(group):
+        members = (group[first] == number).nonzero()[:, 0]
+        size = len(members)
+        ordered, order = score[first][members].sort()
         # Of the sets of k - 1 others, in how many each is the largest; C(n, k) sets in all.
         ways = ordered.new_tensor([comb(place, k - 2) / comb(size, k) if size >= k else 0.0 for place in range(size)])
         lead = (ordered[:, None] - ordered[None, :]).clamp(min=0)  # 0 towards larger ones and equals
-        values[own[order]] = size * (lead * ways).sum(1)
+        values[members[order]] = size * (lead * ways).sum(1)
     return _of_rows(values, episode, first)
+
+
+def gdpo_advantages(
+    components: Float[Tensor, "N P"],
+    weights: Float[Tensor, " P"],
+    episode: RowIds,
+    group: RowIds,
+    epsilon: float = 1e-4,
+) -> PerRow:
+    """S / (deviation of S in the batch + epsilon), where S = sum_k w_k (r_k - mean r_k) / (deviation r_k + epsilon).
+
+    Mean and deviation of a component are those of the group (GDPO, arXiv 2601.05242, section 3): so its influence
+    depends on its weight and not on its scale, and answers with the same sum but different components keep different
+    advantages. Each group's S sums to zero, so the paper's shift by the batch's mean is left out. A group of equal
+    answers gets exactly zero. Deviations are unbiased; epsilon is TRL's.
+
+    Example: two answers; the first is right, the second is brief, and being right has twice the weight:
+        >>> gdpo_advantages(torch.eye(2), torch.tensor([2., 1.]), torch.arange(2), torch.zeros(2, dtype=torch.long))
+        tensor([ 0.7070, -0.7070])
+    """
+    normalised = [group_centred(component, episode, group, "group", epsilon) for component in components.unbind(1)]
+    total = (torch.stack(normalised, 1) * weights).sum(1)
+    return total / (deviation(total[first_rows(episode)]) + epsilon)
 
 
 def ranks_in_group(values: PerRow, episode: RowIds, group: RowIds) -> RowIds:

@@ -19,7 +19,8 @@ def turn_lengths(actions: Mask, turn: TokenIds, episode: RowIds) -> PerToken:
         >>> turn_lengths(torch.tensor([[0, 1, 1, 0, 1]]).bool(), torch.tensor([[0, 0, 0, 0, 1]]), torch.zeros(1).long())
         tensor([[0., 2., 2., 0., 1.]])
     """
-    number = _turn_of_episode(turn, episode)
+    inverse: Tensor = torch.unique(episode, return_inverse=True)[1]
+    number = inverse[:, None] * (turn.max() + 1) + turn  # of each turn, different between episodes
     counts = sums(actions.to(torch.get_default_dtype()).flatten(), number.flatten())
     return counts[number] * actions
 
@@ -86,9 +87,3 @@ def turn_means(returns: PerToken, actions: Mask, turn: TokenIds, episode: RowIds
     least = values.new_zeros(int(inverse.max()) + 1).scatter_reduce(0, owner, values, "amin", include_self=False)
     above, counts = sums(values - least[owner], owner), sums(torch.ones_like(values), owner)
     return (least + above / counts)[inverse]
-
-
-def _turn_of_episode(turn: TokenIds, episode: RowIds) -> TokenIds:
-    """A number for each turn of each episode, different between episodes."""
-    inverse: Tensor = torch.unique(episode, return_inverse=True)[1]
-    return inverse[:, None] * (turn.max() + 1) + turn

@@ -25,9 +25,8 @@ def turn_group_advantages(
 
     GiGPO's step-relative advantage (arXiv 2505.10978): an inner group are the turns of one group whose observation, the
     tokens between the action before and their own first one (with `source`, the encoder's tokens too), is the same.
-    `scaled` divides by the inner group's unbiased standard deviation + epsilon. `returns` are the turns' own
-    (turn_discounts.turn_returns), and a turn counts once. A turn that no other answers with, and turns of equal
-    returns, get exactly zero, and so do tokens that are no actions.
+    `scaled` divides by the inner group's unbiased standard deviation + epsilon. `returns` are the turns' own. A turn
+    counts once; a turn alone, turns of equal returns and tokens that are no actions get exactly zero.
 
     With `history` K, HGPO's (arXiv 2602.22817): A_0 is the one above, A_k the same among turns whose last k
     observations before it are the same too, k up to K; and A = sum of w_k A_k / sum of w_k, w_k = (k + 2)^power, over
@@ -52,23 +51,22 @@ def turn_group_advantages(
         before = actions[r, :c].nonzero()
         start = int(before[-1]) + 1 if len(before) else 0
         texts.append((tuple(tokens[r, start:c].tolist()), None if source is None else tuple(source[r].tolist())))
-    place = (begins.cumsum(1) - 1)[begins].tolist()
-    owners = group[first_row].tolist()
+    place, owners = (begins.cumsum(1) - 1)[begins].tolist(), group[first_row].tolist()
     # 3. The mean of the levels' advantages, those with a longer history weighing more.
     values = returns[first_row, first_column]
     total, weights = torch.zeros_like(values), torch.zeros_like(values)
     for level in range(history + 1):
         seen: dict[tuple[object, ...], int] = {}
         labels = []
-        for index, (own, known) in enumerate(zip(owners, place, strict=True)):
-            key = (own, *texts[index - level : index + 1]) if known >= level else (index,)  # else alone
+        for index, (owner, known) in enumerate(zip(owners, place, strict=True)):
+            key = (owner, *texts[index - level : index + 1]) if known >= level else (index,)  # else alone
             labels.append(seen.setdefault((known >= level, key), len(seen)))
-        found, differ = _centred(values, torch.tensor(labels, device=values.device), len(seen), scaled, epsilon)
+        centred, differ = _centred(values, torch.tensor(labels, device=values.device), len(seen), scaled, epsilon)
         weight = (level + 2) ** power * differ.to(values.dtype)
-        total, weights = total + weight * found, weights + weight
+        total, weights = total + weight * centred, weights + weight
     credits = torch.where(weights > 0, total / torch.where(weights > 0, weights, 1.0), 0.0)
-    # 4. From the first action of a turn to all of them.
-    which = (begins.flatten().cumsum(0) - 1).reshape(begins.shape)  # episodes are lines, and each begins with a turn
+    # 4. From the first action of a turn to all of them: episodes are lines, and each begins with a turn.
+    which = (begins.flatten().cumsum(0) - 1).reshape(begins.shape)
     return scatter_steps(credits[which] * steps, row, column, steps, (actions.shape[0], actions.shape[1]))
 
 

@@ -11,17 +11,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lmgym.core import seeds
-from lmgym.functional import truncation
-from lmgym.functional.sampling import draw, draw_among, fp32_or_wider
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.inference.completions import Answers
 from lmgym.inference.conversation_cache import ConversationCache
+from lmgym.inference.drawing import Drawing
 from lmgym.inference.hf_cache import EncoderDecoderReader, PlainReader
 from lmgym.inference.kernels.cuda_graphs import CapturedSteps
 from lmgym.inference.kernels.mkl_linear import MKLLinearLayers
 from lmgym.inference.kernels.onednn_layers import OneDNNLinearLayers
-from lmgym.models.attention.kv_cache import CachedRows, ExtendedRows, KeyValueCache, PrefilledRows, SharedPrompts
+from lmgym.models.attention.cached_rows import CachedRows, ExtendedRows, PrefilledRows
+from lmgym.models.attention.kv_cache import KeyValueCache, SharedPrompts
 from lmgym.models.policy import Policy
 from lmgym.types import Restriction
 
@@ -58,8 +57,7 @@ class Decoder:
         ended: Callable[[int, list[int]], None] | None = None,
     ) -> None:
         self.policy, self.requests, self.sampling, self.rows = policy, requests, sampling, min(rows, len(requests))
-        self.captured, self.captures, self.ended = captured, list[CapturedSteps](), ended
-        self.restriction, self.conversations = restriction, conversations
+        self.captured, self.captures, self.conversations = captured, list[CapturedSteps](), conversations
         self.conversing = any(request.conversation is not None for request in requests)
         # Every model that needs the logits: the sampled policy, and another one that restricts its tokens.
         self.policies = [policy] if mask is None else [policy, mask]
@@ -69,9 +67,7 @@ class Decoder:
         self.ids, self.stops = self.answers.ids, self.answers.stops
         limits = zip(requests, self.answers.limits, strict=True)
         self.whole = max(len(request.prompt_ids) + limit for request, limit in limits)  # tokens of the longest row
-        keys = [request.key for request in requests]
-        self.uniforms = torch.from_numpy(seeds.uniforms(keys, 0, max(self.answers.limits)))
-        self.stops_at = torch.tensor(sorted(self.answers.stop_ids), device=self.device)
+        self.drawing = Drawing(policy, self.answers, restriction, ended)
 
     def finish(self) -> list[Completion]:
         """Decode all requests; returns one completion for each, in order."""
@@ -229,7 +225,7 @@ class Decoder:
     def _take(self, logits: list[Float[Tensor, "R V"]], slots: list[int], live: LiveSlots) -> None:
         """Sample one token per slot, and free the slots of ended answers. Conversations stay cached."""
         requests = [live.request[slot] for slot in slots]
-        live.last[slots] = torch.tensor(self._draw(logits, requests))
+        live.last[slots] = torch.tensor(self.drawing.draw(logits, requests))
         for request, slot in zip(requests, slots, strict=True):
             if not self.stops[request]:
                 continue
@@ -239,45 +235,6 @@ class Decoder:
                 live.lengths[slot] = 0
             else:  # the length stays, so that what steps write to this free slot comes after the cached tokens
                 self.conversations.record(conversation, (*self.requests[request].prompt_ids, *self.ids[request][:-1]))
-
-    def _draw(self, logits: list[Float[Tensor, "R V"]], requests: list[int]) -> list[int]:
-        """Sample the next token of these unfinished answers, given each model's logits, and append it to them."""
-        # 1. No stop id among the first min_new_tokens.
-        counts = [len(self.ids[request]) for request in requests]
-        early = torch.tensor([count < self.sampling.min_new_tokens for count in counts])
-        if bool(early.any()):
-            for of_model in logits:  # in place: a mask of [R V] would be ten times the work
-                stop_logits = of_model[:, self.stops_at].masked_fill(early.to(self.device)[:, None], float("-inf"))
-                of_model[:, self.stops_at] = stop_logits
-        # 2. Draw, from all tokens or from a restricted set, which is stored with the answer.
-        uniform = self.uniforms[requests, counts].to(self.device, torch.float32 if self.device.type == "mps" else None)
-        temperature = self.sampling.temperature
-        if self.restriction is None and not self.sampling.truncates:
-            tokens, logprobs = draw(logits[0], temperature, uniform)
-        else:
-            logits = [fp32_or_wider(of_model) for of_model in logits]
-            candidates = self._candidates(logits[-1] if temperature in (0, 1) else logits[-1] / temperature)
-            self.answers.add_sets(requests, candidates)
-            tokens, logprobs = draw_among(logits[0], candidates, temperature, uniform)
-        # 3. Append, and tell the caller which answers are finished.
-        for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
-            self.answers.add(request, token, logprob)
-            if self.stops[request] and self.ended is not None:
-                self.ended(request, self.ids[request])
-        return tokens.tolist()
-
-    def _candidates(self, logits: Float[Tensor, "R V"]) -> truncation.Candidates:
-        """The tokens that each row may draw: by top-k, top-p and min-p, or by the algorithm's restriction. `logits` are
-        at the sampling temperature, and of the restricting policy if there is one."""
-        sampling, rule = self.sampling, self.restriction
-        if rule is None:
-            return truncation.truncated(logits, sampling.top_k, sampling.top_p, sampling.min_p)
-        if rule.rule == "top_p":
-            mask = truncation.top_p(logits, rule.amount, rule.least)
-        else:
-            mask = truncation.top_k(logits, int(rule.amount), rule.least)
-        mask[:, list(self.policy.special_ids)] = True  # always allowed
-        return truncation.from_mask(mask)
 
     def _compact(self, live: LiveSlots, caches: list[KeyValueCache]) -> None:
         """Drop the free slots, because no request waits for them."""
@@ -306,7 +263,9 @@ class Decoder:
                     self.linear_layers.begin_step(len(block))
                 logits = [reader.step(tokens) for reader in readers]
                 unfinished = [row for row, request in enumerate(block) if not self.stops[request]]
-                drawn = self._draw([of_model[unfinished] for of_model in logits], [block[row] for row in unfinished])
+                drawn = self.drawing.draw(
+                    [of_model[unfinished] for of_model in logits], [block[row] for row in unfinished]
+                )
                 tokens = torch.full((len(block),), self.policy.pad_id, device=self.device)  # for finished answers
                 tokens[unfinished] = torch.tensor(drawn, device=self.device)
                 unfinished = [row for row in unfinished if not self.stops[block[row]]]

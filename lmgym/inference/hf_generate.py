@@ -5,7 +5,7 @@ the ids that end an answer and an encoder-decoder's first tokens are used: the r
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -38,8 +38,9 @@ def generate(policy: Policy, requests: Sequence[Request], decoding: Decoding, ro
         inputs, start = _inputs(policy, [requests[request] for request in block])
         config = _configuration(policy, answers, settings, answers.limits[block[0]])
         stops = StoppingCriteriaList([_StopStrings(answers, block[0], start)] if answers.stop_texts[block[0]] else [])
+        random = seeded(requests[block[0]].key, [policy.device] if policy.device.type == "cuda" else [])
         try:
-            with _blank_configuration(policy.model), _seeded(requests[block[0]].key, policy.device, decoding):
+            with _blank_configuration(policy.model), random if decoding.temperature > 0 else nullcontext():
                 output = policy.model.generate(**inputs, generation_config=config, stopping_criteria=stops)
         except ValueError as error:
             raise LmgymError(f"evaluation.generation: {' '.join(str(error).split())[:300]}") from error
@@ -131,13 +132,3 @@ def _blank_configuration(model: Any) -> Iterator[None]:
         yield
     finally:
         model.generation_config = usual
-
-
-@contextmanager
-def _seeded(key: int, device: torch.device, decoding: Decoding) -> Iterator[None]:
-    """Within this context torch's generators are seeded by the key; afterwards they continue as before."""
-    if decoding.temperature == 0:
-        yield
-        return
-    with seeded(key, [device] if device.type == "cuda" else []):
-        yield

@@ -94,20 +94,20 @@ class EndpointTeacher:
             raise LmgymError("an action has no token before it, so it cannot be scored; give each prompt at least one")
         # 1. The tokens of each row up to its last action, and the places of its actions.
         places = [actions.nonzero()[:, 0] for actions in batch.actions.cpu()]
-        ends = [int(own[-1]) + 1 if len(own) else 0 for own in places]
+        ends = [int(columns[-1]) + 1 if len(columns) else 0 for columns in places]
         rows = [tuple(tokens[:end].tolist()) for tokens, end in zip(batch.tokens.cpu(), ends, strict=True)]
         distinct = [row for row in dict.fromkeys(rows) if row]
         self._check_lengths(distinct)
         # 2. Each rank asks for some of the rows, a few at a time.
-        own = self.ranks.shares(distinct, [len(row) for row in distinct])[self.ranks.rank]
-        said = dict(zip(own, in_threads(self._ask_row, own, self.served.concurrency), strict=True))
+        asked = self.ranks.shares(distinct, [len(row) for row in distinct])[self.ranks.rank]
+        replies = dict(zip(asked, in_threads(self._ask_row, asked, self.served.concurrency), strict=True))
         # 3. The actions, row by row; zeros where another rank knows.
         count, start = sum(map(len, places)), 0
         ids, logprobs = torch.zeros(count, self.served.top_k, dtype=torch.int32), torch.zeros(count, self.served.top_k)
         for row, columns in zip(rows, places, strict=True):
             part = slice(start, start := start + len(columns))
-            if row in said:  # which has no entry for the first token
-                ids[part], logprobs[part] = said[row][0][columns - 1].int(), said[row][1][columns - 1]
+            if row in replies:  # which has no entry for the first token
+                ids[part], logprobs[part] = replies[row][0][columns - 1].int(), replies[row][1][columns - 1]
         self.ranks.add(ids)
         self.ranks.add(logprobs)
         return TopLogprobs(ids, with_rest(logprobs))
@@ -136,14 +136,14 @@ class EndpointTeacher:
             raise LmgymError(f"{error}; {self._remedy(error)}") from None
         try:
             tables = _json(endpoint, reply)["choices"][0]["prompt_logprobs"]
-            found = [_likeliest(table, token, top_k) for token, table in zip(row[1:], tables[1:], strict=True)]
+            likeliest = [_likeliest(table, token, top_k) for token, table in zip(row[1:], tables[1:], strict=True)]
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             give_up(
                 endpoint,
                 f"did not send prompt_logprobs as vLLM does ({type(error).__name__}: {error}) but "
                 f"{start_of(endpoint, reply)!r}",
             )
-        ids, logprobs = (torch.tensor([one[part] for one in found]) for part in (0, 1))
+        ids, logprobs = (torch.tensor([pair[part] for pair in likeliest]) for part in (0, 1))
         self._check(ids, logprobs)
         return ids, logprobs
 

@@ -1,14 +1,19 @@
-"""Copies of a policy: one that trains, one that is frozen, one that samples, one with all weights of all ranks."""
+"""Copies of a policy: one that trains, one that is frozen, one that samples, one with all weights of all ranks, and one
+without its weights, as it is sent to another process."""
 
 import copy
+from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from lmgym.core.errors import LmgymError
 from lmgym.distributed.parts import whole
+from lmgym.distributed.ranks import ALONE
 from lmgym.models import lora, quantization
 from lmgym.models.policy import Policy
+from lmgym.models.skeleton import Skeleton
 
 
 def trainable(policy: Policy) -> Policy:
@@ -62,3 +67,18 @@ def gathered(policy: Policy) -> Policy | None:
 
 def _whole_model(policy: Policy) -> PreTrainedModel:
     return copy.deepcopy(policy.model) if policy.skeleton is None else policy.skeleton.filled(policy.model)
+
+
+def without_weights(policy: Policy) -> Policy:
+    """A copy whose parameters are empty, without a value function. Its buffers, tokenizer and settings are the
+    policy's. Raises LmgymError for quantized weights, which are more than parameters."""
+    if quantization.is_quantised(policy.model):
+        raise LmgymError("policy.quantise: packed weights stay in the training process; write engine: sampler")
+    skeleton = policy.skeleton or Skeleton(policy.model)
+    return policy.with_model(skeleton.model, ranks=ALONE)
+
+
+def with_weights(empty: Policy, weights: Sequence[Tensor]) -> Policy:
+    """The policy with these parameters, in the order of `model.parameters()`, on its device."""
+    model = Skeleton(empty.model).with_parameters([tensor.to(empty.device) for tensor in weights])
+    return empty.with_model(model)

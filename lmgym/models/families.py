@@ -56,16 +56,13 @@ def context_length(model: PreTrainedModel) -> int | None:
     config: Any = model.config.get_text_config(decoder=True)
     named = [getattr(config, name, None) for name in CONTEXT_KEYS]
     limits = [value for value in named if isinstance(value, int) and value > 0]  # XLNet's -1 means none
-    limits = [min([*limits[:1], *_longrope_limits(config)])] if limits else []
-    return None if not limits else limits[0] - (first_position(model) or 0)
-
-
-def _longrope_limits(config: Any) -> list[int]:
-    """The tokens up to which each kind of LongRoPE in a configuration uses its first frequencies."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    each = [parameters, *parameters.values()]  # of the whole model, or by the type of a layer
-    found = [one for one in each if isinstance(one, dict) and one.get("rope_type") == "longrope"]
-    return [int(one["original_max_position_embeddings"]) for one in found]
+    if not limits:
+        return None
+    # The tokens up to which each kind of LongRoPE, of the whole model or of a layer's type, keeps its frequencies.
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [one for one in (rope, *rope.values()) if isinstance(one, dict) and one.get("rope_type") == "longrope"]
+    longest = min([limits[0], *(int(one["original_max_position_embeddings"]) for one in kinds)])
+    return longest - (first_position(model) or 0)
 
 
 def default_decoder_start(model: PreTrainedModel) -> tuple[int, ...]:

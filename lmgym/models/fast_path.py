@@ -16,7 +16,8 @@ from lmgym.batch import Batch, collate
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.models import copies
-from lmgym.models.attention.kv_cache import CachedRows, ExtendedRows, KeyValueCache, PrefilledRows, SharedPrompts
+from lmgym.models.attention.cached_rows import CachedRows, ExtendedRows, PrefilledRows
+from lmgym.models.attention.kv_cache import KeyValueCache, SharedPrompts
 from lmgym.models.attention_probe import attention_rules, is_own_mistake, one_line
 from lmgym.models.bound import bound_of, gap_of
 from lmgym.models.distributions import own_logprobs

@@ -18,19 +18,19 @@ def check_complete(source: str, found: Mapping[str, Any], new: Sequence[str], un
     lacking = _others(found.get("missing_keys", ()), new)
     reshaped = _others((key[0] for key in found.get("mismatched_keys", ())), new)
     beyond = [name for name in _others(found.get("unexpected_keys", ()), unused) if not COMPUTED.search(name)]
-    said = [f"lack {_some(lacking)}"] * bool(lacking)
-    said += [f"hold {_some(reshaped)} in another shape"] * bool(reshaped)
-    said += [f"hold {_some(beyond)} that the model lacks"] * bool(beyond)
-    if said:
+    complaints = [f"lack {_some(lacking)}"] * bool(lacking)
+    complaints += [f"hold {_some(reshaped)} in another shape"] * bool(reshaped)
+    complaints += [f"hold {_some(beyond)} that the model lacks"] * bool(beyond)
+    if complaints:
         ways = ["in policy.new_weights what is to begin as random numbers"] * bool(lacking or reshaped)
         ways += ["in policy.unused_weights what is to be left out"] * bool(beyond)
         raise LmgymError(
-            f"policy.model: the files of {source} {', and '.join(said)}, so they are not of the model that its "
+            f"policy.model: the files of {source} {', and '.join(complaints)}, so they are not of the model that its "
             f"config.json describes; take the right one, or name {' and '.join(ways)}"
         )
     drawn = {*found.get("missing_keys", ()), *(key[0] for key in found.get("mismatched_keys", ()))}
     for name in new:
-        if not any(one.startswith(name) for one in drawn):
+        if not any(tensor.startswith(name) for tensor in drawn):
             raise LmgymError(
                 f"policy.new_weights: no tensor whose name begins with '{name}' is missing from the files of {source}; "
                 "remove it"

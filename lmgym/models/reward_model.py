@@ -63,7 +63,8 @@ def as_reward_model(policy: Policy, kind: Kind = "reward_model") -> PreTrainedMo
     with torch.device("meta"):
         classifier = form.auto.from_config(config)
     # 2. The trunk's weights, and the head's.
-    trunk, heads = classifier.base_model, _heads(classifier, len(names))
+    trunk, parts = classifier.base_model, classifier.named_children()
+    heads = [key for key, part in parts if isinstance(part, nn.Linear) and part.out_features == len(names)]
     if type(trunk) is not type(model.base_model) or len(heads) != 1:
         raise LmgymError(f"the {form.noun} of {name} is more than its trunk and a linear map")
     setattr(classifier, classifier.base_model_prefix, model.base_model)
@@ -72,15 +73,6 @@ def as_reward_model(policy: Policy, kind: Kind = "reward_model") -> PreTrainedMo
     head = policy.value_head or value_head(policy.hidden_size, next(iter(policy.parameters())))
     setattr(classifier, heads[0], _written(head, getattr(classifier, heads[0])))
     return classifier.eval()  # type: ignore[no-any-return]
-
-
-def _heads(classifier: nn.Module, outputs: int) -> list[str]:
-    """The names of a classifier's linear maps to so many numbers, outside of its trunk."""
-    return [
-        name
-        for name, part in classifier.named_children()
-        if isinstance(part, nn.Linear) and part.out_features == outputs
-    ]
 
 
 @torch.no_grad()
@@ -120,7 +112,7 @@ def facts_of_base(section: PolicySection, separator: str = "") -> dict[str, Any]
     what separates steps."""
     base = section.model if is_builtin(section.model) or not Path(section.model).exists() else Path(section.model).name
     facts = {"base_model": base, "revision": section.revision, "licence": licence_of(section)}
-    return facts | {"template": section.template} | ({"separator": separator} if separator else {})
+    return facts | {"template": section.chat_template_kwargs} | ({"separator": separator} if separator else {})
 
 
 def licence_of(section: PolicySection) -> str | None:

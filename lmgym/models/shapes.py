@@ -61,6 +61,9 @@ def shapes_of(section: PolicySection) -> Shapes:
     first = dict(_linear_layers(layers[-1])) if layers else linear
     inner = max((max(sizes) for name, sizes in first.items() if "attn" not in name.lower()), default=width)
     layer_norm = any(isinstance(module, nn.LayerNorm) for module in model.modules())
+    # Where scores are explicit, their softmax; with capped scores (Gemma 2) also the tangent (attention/rules.py).
+    pairs = int(hasattr(config, "relative_attention_num_buckets") or config._attn_implementation == "eager")
+    pairs = 2 if getattr(config, "attn_logit_softcapping", None) else pairs
     return Shapes(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         linear=sum(into * out for into, out in linear.values()),
@@ -76,18 +79,11 @@ def shapes_of(section: PolicySection) -> Shapes:
         keys=(_size(config, "num_key_value_heads") or heads) * size,
         norm_values=2 if layer_norm else 3,
         vocabulary=vocabulary,
-        pair_values=_pair_values(config),
+        pair_values=pairs,
         fast=supports_fast_path(model.config) and section.path != "plain",
         context=context_length(model),
         tried=section.path != "plain" and not (supports_fast_path(model.config) or model.config.is_encoder_decoder),
     )
-
-
-def _pair_values(config: Any) -> int:
-    """Where scores are explicit, their softmax; with capped scores (Gemma 2) also the tangent (attention/rules.py)."""
-    if getattr(config, "attn_logit_softcapping", None):
-        return 2
-    return int(hasattr(config, "relative_attention_num_buckets") or config._attn_implementation == "eager")
 
 
 def _size(config: Any, name: str) -> int | None:

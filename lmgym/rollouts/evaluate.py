@@ -38,8 +38,8 @@ class EvaluationSection(Section):
     """Held-out split of the evaluations on the way, which early stopping and keep_best look at."""
     final_split: str | None = None
     """Another split for the before-and-after table, so that its numbers have not been selected on."""
-    examples: PositiveInt = 256
-    """Held-out prompts (all of them, where there are fewer)."""
+    examples: NonNegativeInt = 256
+    """Held-out prompts (all of them, where there are fewer). 0: no evaluation, as with evaluation: null."""
     samples: PositiveInt = 1
     """Answers per prompt; with more than one, pass@k is reported too, and maj@k of rewards that read a final answer."""
     best_of: str | None = None
@@ -72,6 +72,8 @@ class EvaluationSection(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.examples and (self.keep_best or self.final_split):
+            raise LmgymError("evaluation.keep_best and final_split need evaluations, and examples is 0; remove them")
         self.generation = checked(self.generation, self.temperature)
         if self.best_of is not None and self.samples < 2:
             raise LmgymError(
@@ -165,7 +167,7 @@ def _elected(
 ) -> dict[str, list[list[float]]]:
     """maj@k of a reward that says what an answer votes for (`vote`, a function of its text)."""
     vote = getattr(reward.function, "vote", None)
-    if vote is None or reward.tasks:
+    if vote is None or reward.selective:
         return {}
     votes = [[vote(episode.text) for episode in episodes_to_judge(reward, group)] for group in groups]
     return {
@@ -221,7 +223,7 @@ def by_task(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> d
             task = f"reward/{group[0].example.meta['task']}"
             values.setdefault(task, []).append([episode.score for episode in group])
     for reward in rewards:
-        own = [group for group in groups if reward.applies(group[0].example)] if reward.tasks else []
+        own = [group for group in groups if reward.applies(group[0].example)] if reward.selective else []
         for name, numbers in measured(own, [reward]).items() if own else ():
             if name == reward.name or name.startswith(f"{reward.name}/"):
                 values[name] = numbers

@@ -40,19 +40,19 @@ def calibration_bins(confidences: Sequence[float], right: Sequence[float], bins:
     """
     if len(confidences) != len(right):
         raise LmgymError(f"there are {len(confidences)} confidences and {len(right)} decisions; each needs one")
-    if wrong := [one for one in confidences if not 0.5 <= one <= 1]:
+    if wrong := [confidence for confidence in confidences if not 0.5 <= confidence <= 1]:
         raise LmgymError(f"a confidence must lie between 0.5 and 1, not {wrong[0]}; take that of what was decided")
     members: dict[int, list[int]] = {}
     for index, confidence in enumerate(confidences):
         place = math.ceil(round((confidence - 0.5) * 2 * bins, 9)) - 1  # rounded, so that 0.6 lies below 0.6 + 1e-16
         members.setdefault(max(place, 0), []).append(index)
-    found = []
-    for place, own in sorted(members.items()):
-        share = math.fsum(right[index] for index in own) / len(own)
+    filled = []
+    for place, indices in sorted(members.items()):
+        share = math.fsum(right[index] for index in indices) / len(indices)
         edges = 0.5 + place / (2 * bins), 0.5 + (place + 1) / (2 * bins)
-        mean = math.fsum(confidences[index] for index in own) / len(own)
-        found.append(Bin(*edges, len(own), mean, share, *wilson_interval(share, len(own))))
-    return found
+        mean = math.fsum(confidences[index] for index in indices) / len(indices)
+        filled.append(Bin(*edges, len(indices), mean, share, *wilson_interval(share, len(indices))))
+    return filled
 
 
 def calibration_error(bins: Sequence[Bin]) -> float:

@@ -78,7 +78,12 @@ def mean_interval(
         >>> str(mean_interval([[1.0], [0.0], [1.0], [1.0]])), str(mean_interval([[3.0, 5.0], [2.0, 2.0]]))
         ('0.750 [0.125, 1.000]', '3.000 [-9.706, 15.706]')
     """
-    means = _prompt_means(values_per_prompt)
+    if not len(values_per_prompt):
+        raise LmgymError("there are no prompts to average over; the evaluation set is empty")
+    for number, samples in enumerate(values_per_prompt):
+        if not len(samples):
+            raise LmgymError(f"prompt {number} has no samples; each prompt needs at least one value")
+    means = [_mean(samples) for samples in values_per_prompt]
     shares = shares or all(value in (0, 1) for samples in values_per_prompt for value in samples)
     return share_interval(means, confidence) if shares else student_t(means, confidence)
 
@@ -119,7 +124,7 @@ def student_t(values: Sequence[float], confidence: float = 0.95, share: bool = F
         >>> str(student_t([0.60, 0.64, 0.62])), str(student_t([0.6, 0.6]))
         ('0.620 [0.570, 0.670]', '0.600 [no interval]')
     """
-    _check_confidence(confidence)
+    check_confidence(confidence)
     if not len(values):
         raise LmgymError("there are no values to average over; a table over seeds needs at least one finished run")
     count, mean = len(values), _mean(values)
@@ -151,7 +156,7 @@ def jackknifed(summed: SufficientStatistics) -> npt.NDArray[Any]:
 
 def jackknife_interval(figure: float, without: npt.NDArray[Any], confidence: float = 0.95) -> Interval:
     """The interval of a figure, from what it is `without` each of the prompts [N] (see `sums_interval`)."""
-    _check_confidence(confidence)
+    check_confidence(confidence)
     count = len(without)
     error = math.sqrt(max(count - 1, 1) / count * float(((without - without.mean()) ** 2).sum()))
     return _bounded(figure, error, float(abs(without).max()), count, confidence)
@@ -253,15 +258,6 @@ def _t_quantile(probability: float, freedom: int) -> float:
     return high
 
 
-def _prompt_means(values: Sequence[Sequence[float]]) -> list[float]:
-    if not len(values):
-        raise LmgymError("there are no prompts to average over; the evaluation set is empty")
-    for number, samples in enumerate(values):
-        if not len(samples):
-            raise LmgymError(f"prompt {number} has no samples; each prompt needs at least one value")
-    return [_mean(samples) for samples in values]
-
-
 def _mean(values: Sequence[float]) -> float:
     """The mean, rounded once: the order of the values does not matter."""
     try:
@@ -270,6 +266,7 @@ def _mean(values: Sequence[float]) -> float:
         return math.fsum(value / len(values) for value in values)
 
 
-def _check_confidence(confidence: float) -> None:
+def check_confidence(confidence: float) -> None:
+    """Raise LmgymError for a confidence that is no probability between 0 and 1."""
     if not 0 < confidence < 1:
         raise LmgymError(f"confidence is {confidence}; it must lie between 0 and 1, as 0.95 does")

@@ -17,6 +17,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.stats.intervals import (
     Interval,
     SufficientStatistics,
+    check_confidence,
     jackknife_interval,
     jackknifed,
     mean_interval,
@@ -144,8 +145,7 @@ def tango(gained: int, lost: int, pairs: int, confidence: float = 0.95) -> Inter
     """
     if pairs < 1 or min(gained, lost) < 0 or gained + lost > pairs:
         raise LmgymError(f"tango: {gained} and {lost} of {pairs} pairs; needs pairs >= 1 and no more than all of them")
-    if not 0 < confidence < 1:
-        raise LmgymError(f"confidence is {confidence}; it must lie between 0 and 1, as 0.95 does")
+    check_confidence(confidence)
     squared = NormalDist().inv_cdf((1 + confidence) / 2) ** 2
     estimate = (gained - lost) / pairs
 

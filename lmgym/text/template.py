@@ -28,15 +28,34 @@ def template_pieces(
     """The messages rendered by the tokenizer's chat template, with `template` as its keyword arguments, in pieces as
     `control.split_text` gives them. `generate`: with the beginning of an answer at the end.
 
-    If the template refuses the messages, they are merged by `merge_roles`, with a warning, unless `merge` is False.
+    A last message of the assistant is an answer that is begun: its text follows what the template begins an answer
+    with. If the template refuses the messages, they are merged by `merge_roles`, with a warning, unless `merge` is
+    False.
     Raises LmgymError if it refuses them still, or if a role is not one word.
 
     Example: with a template that writes "<|user|>" and a user who writes "<eos>"
         >>> template_pieces(tokenizer, [{"role": "user", "content": "a<eos>"}])
         ['<|user|>a', '<eos>', '<|assistant|>']
     """
+    if generate and len(messages) > 1 and messages[-1]["role"] == "assistant":
+        *before, last = template_pieces(tokenizer, messages[:-1], template, merge=merge)
+        first, *others = split_text(tokenizer, messages[-1]["content"])
+        return [*before, last + first, *others]
     marks = Marks(tokenizer, repr((messages, template)))
     return marks.split(_rendered(tokenizer, marks.put_messages(messages), marks.put(template or {}), generate, merge))
+
+
+NO_TOOLS = (
+    "the model's chat template leaves out `tools`, so the model reads nothing of them; write env.tool_prompt: system"
+)
+
+
+def ignores_tools(tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any] | None) -> bool:
+    """True if the template is given `tools` and writes the same without them."""
+    if not template or not template.get("tools"):
+        return False
+    without = {key: value for key, value in template.items() if key != "tools"}
+    return template_pieces(tokenizer, messages, template) == template_pieces(tokenizer, messages, without)
 
 
 def ending_pieces(

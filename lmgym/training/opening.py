@@ -95,23 +95,10 @@ def open_run(
         set_aside(check_resumable(begun.weights, loaded.stands_on, begun.progress), begun.progress, config)
         ranks.wait()  # until the first one has written
     lock, writer, traces = written
-    return Run(
-        config=config,
-        folder=begun.folder,
-        section=replace(config.policy, compute=loaded.machine.compute),
-        data=loaded.data,
-        policy=loaded.policy,
-        engine=engine,
-        console=console,
-        writer=writer,
-        lock=lock,
-        progress=begun.progress,
-        resume_from=begun.weights,
-        fingerprint=loaded.stands_on,
-        gap_limits=limits,
-        traces=traces,
-        callbacks=callbacks,
-    )
+    section = replace(config.policy, compute=loaded.machine.compute)
+    parts, logs = (loaded.data, loaded.policy, engine), (console, writer, lock)
+    stands = (begun.progress, begun.weights, loaded.stands_on)
+    return Run(config, begun.folder, section, *parts, *logs, *stands, limits, traces, callbacks)
 
 
 def open_folder(
@@ -134,6 +121,8 @@ def open_folder(
         missing = rewind(folder, progress.stage_index, progress.step, counted, begun=progress.begun)
         writer = Writer(folder, config.logs.sinks, console, redacted(resolved(config)))
         report(changed, missing, progress, config, writer, console)
+        if loaded.data.told and not begun.weights:
+            writer.metrics({"kind": "data", "stage": 0, "step": 0, "left_out": loaded.data.told})
         for sentence in set_aside(changed, progress, config):
             console.say(sentence)
         traces = open_traces(config.logs, folder, loaded.policy, progress, console)

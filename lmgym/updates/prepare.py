@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm
 from lmgym.batch import Batch
@@ -40,7 +39,11 @@ def prepare(batch: Batch, policy: TrainablePolicy, copies: Mapping[str, FrozenPo
     if required.reference:
         batch = batch.replace(logprobs_ref=copies["reference"].compute_logprobs_no_grad(batch).logprobs)
     if required.teacher and required.divergence is None:
-        batch = batch.replace(logprobs_teacher=_teacher_logprobs(batch, copies["teacher"]))
+        read = batch if batch.hinted is None else batch.hinted  # the prompts that the teacher reads
+        taught = copies["teacher"].compute_logprobs_no_grad(read).logprobs
+        if read is not batch:
+            taught = taught.new_zeros(batch.actions.shape).masked_scatter_(batch.actions, taught[read.actions])
+        batch = batch.replace(logprobs_teacher=taught)
     if required.served_teacher is not None:
         batch = _with_teacher_top(batch, copies.get("teacher"))
     return algorithm.advantages(batch)
@@ -57,14 +60,6 @@ def _with_teacher_top(batch: Batch, teacher: FrozenPolicy | None) -> Batch:
     places = torch.arange(len(found.ids))
     taught = torch.zeros(batch.actions.shape, dtype=torch.long).masked_scatter_(batch.actions.cpu(), places)
     return batch.replace(teacher_top=found, taught=taught)
-
-
-def _teacher_logprobs(batch: Batch, teacher: FrozenPolicy) -> Tensor:
-    """The teacher's log-probabilities [N T] of the actions, behind the prompts that it reads."""
-    if batch.hinted is None:
-        return teacher.compute_logprobs_no_grad(batch).logprobs
-    found = teacher.compute_logprobs_no_grad(batch.hinted).logprobs
-    return found.new_zeros(batch.actions.shape).masked_scatter_(batch.actions, found[batch.hinted.actions])
 
 
 def _check_ids(batch: Batch, vocabulary: int) -> None:

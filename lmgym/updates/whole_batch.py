@@ -31,44 +31,44 @@ def whole_batch_gradient(
         raise LmgymError(
             f"{type(algorithm).__name__}: batch_loss gets no divergence from a teacher; write a loss by tokens"
         )
-    said = policy.compute_logprobs_no_grad(batch, required.values, required.values, required.entropy)
+    outputs = policy.compute_logprobs_no_grad(batch, required.values, required.values, required.entropy)
     if first:
-        batch = batch.replace(logprobs_old=said.logprobs)
-    columns = {"logprobs": said.logprobs, "entropy": said.entropy, "values": said.values}
+        batch = batch.replace(logprobs_old=outputs.logprobs)
+    columns = {"logprobs": outputs.logprobs, "entropy": outputs.entropy, "values": outputs.values}
     shown = {name: column for name, column in columns.items() if column is not None}
-    columns["last_values"] = said.last_values
+    columns["last_values"] = outputs.last_values
     leaves = {name: column.detach().requires_grad_() for name, column in columns.items() if column is not None}
     # 2. The loss, and its derivative by each number; every rank finds the same.
     losses, metrics = algorithm.batch_loss(batch, PolicyOutputs(**leaves))
     if watcher is not None and watcher.wants(batch.require("row")):
         watcher.show(batch.require("row"), shown | pushes(losses, leaves["logprobs"]))
     total = torch.stack([loss.double() for loss in losses.values()]).sum()
-    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True) if total.requires_grad else ()
-    derivatives = {name: one for name, one in zip(leaves, found, strict=False) if one is not None}
+    gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True) if total.requires_grad else ()
+    derivatives = {name: column for name, column in zip(leaves, gradients, strict=False) if column is not None}
     # 3. The second pass, over the rows that have any.
     moved = torch.zeros(len(batch), dtype=torch.bool)
-    for one in derivatives.values():
-        moved |= (one != 0).reshape(len(batch), -1).any(1)
+    for column in derivatives.values():
+        moved |= (column != 0).reshape(len(batch), -1).any(1)
     numbers = moved.nonzero()[:, 0]
     for rows in policy.micro_batches(batch[moved]) if len(numbers) else []:
         part = batch[numbers[rows]] if len(rows) else batch.idle()
-        own = {name: one[numbers[rows] if len(rows) else [0]] for name, one in derivatives.items()}
-        _apply(policy, part, own)
-    return {"rows/computed": float(moved.float().mean())} | _metrics(batch, said, losses, metrics, first)
+        of_rows = {name: column[numbers[rows] if len(rows) else [0]] for name, column in derivatives.items()}
+        _apply(policy, part, of_rows)
+    return {"rows/computed": float(moved.float().mean())} | _metrics(batch, outputs, losses, metrics, first)
 
 
 def _apply(policy: TrainablePolicy, batch: Batch, derivatives: dict[str, Tensor]) -> None:
     """Add to the gradients: each number of a micro-batch times the loss's derivative by it."""
     batch, width = batch.to(policy.device), batch.tokens.shape[1]
     there = {1: batch.actions.any(1), 2: batch.actions}  # an idle row has no actions
-    own = {name: one if one.dim() == 1 else one[:, :width] for name, one in derivatives.items()}
-    derivatives = {name: one.to(policy.device) * there[one.dim()] for name, one in own.items()}
+    narrow = {name: column if column.dim() == 1 else column[:, :width] for name, column in derivatives.items()}
+    derivatives = {name: column.to(policy.device) * there[column.dim()] for name, column in narrow.items()}
     entropy, last = "entropy" in derivatives, "last_values" in derivatives
     known = None
     if not entropy and "logprobs" in derivatives:
         known = derivatives["logprobs"].to(torch.promote_types(policy.compute, torch.float32))
     new = policy.compute_logprobs(batch, entropy, "values" in derivatives or last, last, known)
-    terms = [(one.to(new.require(name).dtype) * new.require(name)).sum() for name, one in derivatives.items()]
+    terms = [(column.to(new.require(name).dtype) * new.require(name)).sum() for name, column in derivatives.items()]
     torch.stack(terms).sum().backward()  # type: ignore[no-untyped-call]
 
 

@@ -22,13 +22,12 @@ COMPARED = {  # who may compare with such a word, and what it means there
     ("compat/rl4lms/convert_algorithm.py", "trpo"): "a name in RL4LMs' files",
     ("functional/preferences.py", "ipo"): "a loss of pairs, by the paper's name",
     ("rewards/adapters.py", "verifiers"): "the library",
-    ("tasks/jsonl.py", "references"): "a column",
+    ("tasks/data.py", "references"): "a column",
     ("training/planning/memory.py", "policy"): "a group of parameters",
     ("training/resuming/differences.py", "steps"): "a key of a recipe",
     ("updates/optimizer.py", "policy"): "a group of parameters",
     ("viewer/addresses.py", "pairs"): "a part of an address",
     ("viewer/addresses.py", "steps"): "a part of an address",
-    **{("viewer/formulas.py", name): "the viewer's copy of the losses" for name in NAMES},
 }
 ASKED = {  # who may ask for a class that extends another of lmgym's
     ("distributed/process_group.py", "Lost"): "an error that is raised, and caught",

@@ -27,7 +27,7 @@ from lmgym.config.build import build_config, resolved
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.functional import losses
-from lmgym.functional.reward_components import gdpo_advantages
+from lmgym.functional.group_advantages import gdpo_advantages
 from lmgym.rewards.base import build_rewards, call_reward
 from lmgym.types import Episode, Example, Turn
 from tests.family import grpo

@@ -28,9 +28,9 @@ from lmgym.inference.pool.pool import Here, InUnits
 from lmgym.inference.pool.ray_generators import MOST_LOSSES, RayGenerators, Worker
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
+from lmgym.models.copies import with_weights, without_weights
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
-from lmgym.models.without_weights import with_weights, without_weights
 from lmgym.training.checkpoints import manifest
 from tests import runs
 from tests.parity.test_resume import Interrupting

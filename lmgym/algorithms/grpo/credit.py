@@ -20,7 +20,6 @@ from lmgym.core.registry import register
 from lmgym.functional import group_advantages, token_baseline
 from lmgym.functional.advantages import group_centred
 from lmgym.functional.reductions import tokens_of_episode
-from lmgym.functional.reward_components import gdpo_advantages
 from lmgym.functional.shapes import PerRow, PerToken
 from lmgym.functional.turn_discounts import turn_returns
 from lmgym.functional.turn_groups import turn_group_advantages
@@ -176,7 +175,7 @@ class EachReward(Credit):
             raise LmgymError("algorithm.credit: each_reward needs the parts of the score; give collate(weights=...)")
         components = batch.reward_components
         parts = torch.tensor(batch.component_weights, dtype=components.dtype, device=components.device)
-        return batch.per_token(gdpo_advantages(components, parts, batch.episode, batch.group))
+        return batch.per_token(group_advantages.gdpo_advantages(components, parts, batch.episode, batch.group))
 
     def with_its_needs(self, required: Requirements) -> Requirements:
         return replace(required, reward_components=True)

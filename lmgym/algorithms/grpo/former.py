@@ -7,6 +7,7 @@ form; `in_former_keys` is the way back, for what holds beside them. No torch is 
 """
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from lmgym.core import registry
@@ -107,8 +108,8 @@ def in_parts(given: Mapping[str, Any], owner: Any, preset: Mapping[str, Any], wh
                     f"'{where}{kind}' and '{where}{next(key for key in old if KIND_OF[key] == kind)}' say the same in "
                     f"two ways; remove the second, which is the former one"
                 )
-        flat = {kind: in_former_keys({kind: start[kind]}) | _of_kind(old, kind) for kind in kinds}
-        parts = {kind: _part(kind, keys) for kind, keys in flat.items()}
+        told = {kind: {key: value for key, value in old.items() if KIND_OF[key] == kind} for kind in kinds}
+        parts = {kind: _part(kind, in_former_keys({kind: start[kind]}) | told[kind]) for kind in kinds}
         _check_read(old, parts, where, complete=len(old) > len(KIND_OF) // 2)
         new |= parts
     if old or "length_norm" in given:
@@ -195,10 +196,8 @@ def _check_read(old: Tree, parts: Mapping[str, Tree], where: str, complete: bool
     """Raise LmgymError for a former key that no part reads; with all keys written out, only warn."""
     for key, value in old.items():
         kind = KIND_OF[key]
-        if value == DEFAULTS[kind][key]:
-            continue
         back = DEFAULTS[kind] | _former(kind, parts[kind])
-        if back.get(key) == value:
+        if value in (DEFAULTS[kind][key], back.get(key)):
             continue
         sentence = f"'{where}{key}' is {value}, and nothing reads it beside {kind}: {parts[kind]['name']}"
         if not complete:
@@ -206,16 +205,10 @@ def _check_read(old: Tree, parts: Mapping[str, Tree], where: str, complete: bool
         warn(f"{sentence}; it had no effect", FutureWarning, stacklevel=4)
 
 
-def _of_kind(flat: Tree, kind: str) -> Tree:
-    return {key: value for key, value in flat.items() if KIND_OF.get(key) == kind}
-
-
 def _plain(part: Any) -> Tree:
     """A part as a tree with its name, parts inside of it too."""
     if isinstance(part, Mapping):
         return dict(part)
-    from dataclasses import fields
-
     tree: Tree = {"name": registry.name_of(part.kind, type(part))}
     for one in fields(part):
         value = getattr(part, one.name)

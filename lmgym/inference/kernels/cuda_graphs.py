@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lmgym.core.errors import warn
-from lmgym.models.attention.kv_cache import CachedRows, KeyValueCache
+from lmgym.models.attention.cached_rows import CachedRows
+from lmgym.models.attention.kv_cache import KeyValueCache
 from lmgym.models.policy import Policy
 
 WIDTH = 256  # attention reads a multiple of this many tokens

@@ -25,9 +25,9 @@ from lmgym.inference.base import Completion
 from lmgym.inference.pool.generator import Call, Generator
 from lmgym.inference.pool.ray_node import RESUME, RayNode
 from lmgym.inference.sampler import Sampler
+from lmgym.models.copies import with_weights, without_weights
 from lmgym.models.device import prepare_process
 from lmgym.models.policy import Policy
-from lmgym.models.without_weights import with_weights, without_weights
 from lmgym.types import Restriction
 
 MOST_LOSSES = 3  # of generators at one and the same call; then the run ends

@@ -111,6 +111,6 @@ class Here:
 def _sampled(output: Any) -> Sampled:
     """What vLLM has sampled."""
     ids = [int(token) for token in output.token_ids]
-    pairs = [[(int(token), float(one.logprob)) for token, one in own.items()] for own in output.logprobs]
-    logprobs = [dict(own)[token] for token, own in zip(ids, pairs, strict=True)]
+    pairs = [[(int(token), float(entry.logprob)) for token, entry in table.items()] for table in output.logprobs]
+    logprobs = [dict(table)[token] for token, table in zip(ids, pairs, strict=True)]
     return Sampled(ids, logprobs, pairs, {str(span.version) for span in output.weight_versions})

@@ -157,9 +157,10 @@ def _sampled(answer: Answer) -> Sampled:
     try:
         choice = answer["choices"][0]
         ids, content = [int(token) for token in choice["token_ids"]], choice["logprobs"]["content"]
-        likeliest = [[(int(one["token_id"]), float(one["logprob"])) for one in own["top_logprobs"]] for own in content]
-        versions = {str(one["version"]) for one in choice["weight_versions"]}
-        logprobs = [float(one["logprob"]) for _, one in zip(ids, content, strict=True)]
+        tables = [place["top_logprobs"] for place in content]
+        likeliest = [[(int(entry["token_id"]), float(entry["logprob"])) for entry in table] for table in tables]
+        versions = {str(entry["version"]) for entry in choice["weight_versions"]}
+        logprobs = [float(entry["logprob"]) for _, entry in zip(ids, content, strict=True)]
         return Sampled(ids, logprobs, likeliest, versions)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"

@@ -4,7 +4,7 @@ Hugging Face models call a registered attention function with queries, keys and 
 Ours, `attend`, passes them to a layout, which knows where each row lies among the packed tokens:
 
     scoring    PackedRows and PackedGroups; faster versions in cpu.py (CPU) and flex.py (flex attention, for GPUs)
-    sampling   in kv_cache.py: PrefilledRows (new prompts), ExtendedRows (next turns), CachedRows (one token each)
+    sampling   in cached_rows.py: PrefilledRows (new prompts), ExtendedRows (next turns), CachedRows (one token each)
 
 All else in a model works token by token (embeddings, norms, MLPs, projections: most of the work), so with packed rows
 it is computed for real tokens only.

@@ -1,8 +1,8 @@
 """What a layer asks of attention beyond "all tokens before this one": a window, capped scores, sinks. Pure torch.
 
-A layer without any of it goes through the kernels of packed.py, cpu.py and kv_cache.py, and so does one whose window is
-at least as long as the rows. All others come here: with the mask of their rows, and with explicit scores if these are
-capped or have a sink.
+A layer without any of it goes through the kernels of packed.py, cpu.py and cached_rows.py, and so does one whose window
+is at least as long as the rows. All others come here: with the mask of their rows, and with explicit scores if these
+are capped or have a sink.
 """
 
 from dataclasses import dataclass

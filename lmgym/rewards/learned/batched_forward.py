@@ -24,10 +24,7 @@ def token_logits(scorer: Scorer, rows: Sequence[Row], budget: int) -> list[Any]:
     """A token classifier's outputs for each token of each row, [tokens, labels], fp32, on the CPU, before any
     softmax."""
 
-    def read(batch: list[Row], output: Any) -> list[Any]:
-        return [values[: len(row.ids)].float().cpu() for row, values in zip(batch, output.logits, strict=True)]
-
-    return _each(scorer, rows, budget, read)
+    return _each(scorer, rows, budget, lambda batch, output: _of_tokens(batch, output.logits))
 
 
 def embeddings(scorer: Scorer, rows: Sequence[Row], budget: int, layer: int | None) -> list[Any]:
@@ -35,10 +32,14 @@ def embeddings(scorer: Scorer, rows: Sequence[Row], budget: int, layer: int | No
     (0: the embeddings)."""
 
     def read(batch: list[Row], output: Any) -> list[Any]:
-        vectors = output.last_hidden_state if layer is None else output.hidden_states[layer]
-        return [vector[: len(row.ids)].float().cpu() for row, vector in zip(batch, vectors, strict=True)]
+        return _of_tokens(batch, output.last_hidden_state if layer is None else output.hidden_states[layer])
 
     return _each(scorer, rows, budget, read, output_hidden_states=layer is not None)
+
+
+def _of_tokens(batch: list[Row], padded: Any) -> list[Any]:
+    """What was computed for each row's tokens, without padding."""
+    return [values[: len(row.ids)].float().cpu() for row, values in zip(batch, padded, strict=True)]
 
 
 def next_logprobs(scorer: Scorer, rows: Sequence[Row], budget: int, tokens: Sequence[int]) -> list[list[float]]:

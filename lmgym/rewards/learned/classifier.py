@@ -80,12 +80,11 @@ def reward_model(
     check_scalar("reward_model", scorer)
     layout = _layout(scorer) if layout == "auto" else layout
     rows: list[Row]
-    if layout == "answer":
-        rows = [_answer(scorer, text, example, truncation) for text, example in zip(texts, examples, strict=True)]
-    elif layout == "chat":
-        if not getattr(scorer.tokenizer, "chat_template", None):
-            raise LmgymError(f"key 'rewards.reward_model.layout': {model} has no chat template; write pair or joined")
-        rows = [_chat(scorer, text, example, truncation) for text, example in zip(texts, examples, strict=True)]
+    if layout == "chat" and not getattr(scorer.tokenizer, "chat_template", None):
+        raise LmgymError(f"key 'rewards.reward_model.layout': {model} has no chat template; write pair or joined")
+    if layout in ("answer", "chat"):
+        row = _answer if layout == "answer" else _chat
+        rows = [row(scorer, text, example, truncation) for text, example in zip(texts, examples, strict=True)]
     elif layout == "pair":
         rows = text_rows("reward_model", scorer, list(map(_prompt, examples)), truncation, second=texts)
     else:

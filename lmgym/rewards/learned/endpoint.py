@@ -59,9 +59,7 @@ def endpoint_judge(
 
     Raises LmgymError if the endpoint does not answer or rejects the request.
 
-    Example:
-        >>> endpoint_judge(["4"], [Example("a/0", "2+2?")], base_url="http://localhost:8000/v1", model="judge")
-        [1.0]
+    Example: endpoint_judge(["4"], [example], base_url="http://localhost:8000/v1", model="judge") -> [1.0]
     """
     endpoint = _endpoint(base_url, model, key_variable, options, seconds, retries, wait)
     check_template("endpoint_judge", template)
@@ -70,10 +68,9 @@ def endpoint_judge(
     if concurrency < 1:
         raise LmgymError(f"key 'rewards.endpoint_judge.concurrency' must be at least 1, not {concurrency}")
     # Write one conversation per answer; send each distinct one once.
-    conversations = []
-    for text, example in zip(texts, examples, strict=True):
-        messages = judge_messages(system, template, Item(0, example, "", text), text)
-        conversations.append(tuple((message["role"], clean(message["content"])) for message in messages))
+    items = [Item(0, example, "", text) for text, example in zip(texts, examples, strict=True)]
+    messages = [judge_messages(system, template, item, item.answer) for item in items]
+    conversations = [tuple((message["role"], clean(message["content"])) for message in asked) for asked in messages]
     distinct = list(dict.fromkeys(conversations))
     replies = dict(zip(distinct, in_threads(partial(ask_endpoint, endpoint), distinct, concurrency), strict=True))
     # Read the value of each reply.
@@ -85,9 +82,8 @@ def endpoint_judge(
             start = endpoint.redacted(replies[conversation])[:100]
             expected = "yes or no" if read == "yes_no" else f"number from {lowest:g} to {highest:g}"
             raise LmgymError(
-                f"reward 'endpoint_judge': the reply for example '{example.id}' has no {expected}: "
-                f"{start!r}; change the template, or write what such a reply is worth as "
-                "'unreadable: 0'"
+                f"reward 'endpoint_judge': the reply for example '{example.id}' has no {expected}: {start!r}; change "
+                "the template, or write what such a reply is worth as 'unreadable: 0'"
             )
         values.append(value)
     return values

@@ -105,10 +105,8 @@ def _label(scorer: Scorer, intent: int) -> int:
 
 def _before(example: Example, context: Context, end: str) -> str:
     """The text that the classifier reads before the answer."""
-    if context == "none":
-        return ""
     prompt = plain_text(messages_of(example.prompt))
-    if context == "all":
-        return prompt
+    if context != "last":
+        return prompt if context == "all" else ""
     utterances = [utterance.strip() for utterance in prompt.split(end) if utterance.strip()]
     return f"{utterances[-1]} {end}" if utterances else ""

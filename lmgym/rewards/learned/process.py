@@ -3,7 +3,7 @@
 import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from lmgym.core.errors import LmgymError, represent
@@ -66,7 +66,8 @@ def aggregated(probabilities: Sequence[float], how: Aggregate) -> float:
     """One number for the probabilities of an answer's steps, of which there is one or more."""
     if how == "last":
         return probabilities[-1]
-    return {"min": min, "product": math.prod, "mean": statistics.fmean}[how](probabilities)
+    ways: dict[str, Callable[[Sequence[float]], float]] = {"min": min, "product": math.prod, "mean": statistics.fmean}
+    return ways[how](probabilities)
 
 
 def _separator(scorer: Scorer, given: str | None) -> str:

@@ -80,13 +80,13 @@ def _row_apart(scorer: Scorer, text: str, pair: str | None, truncation: Truncati
     whole = _rows(scorer, [text], None if pair is None else [pair])[0]
     types = list(whole.types or [0] * len(whole.ids))
     parts, place = list[tuple[list[int], list[int], bool]](), 0  # ids, types, whether they are those of a text
-    for one in [text] if pair is None else [text, pair]:
-        read = bare_ids(scorer.tokenizer, clean(one), split_special_tokens=True)
-        own = text_ids(scorer.tokenizer, clean(one))
+    for given in [text] if pair is None else [text, pair]:
+        read = bare_ids(scorer.tokenizer, clean(given), split_special_tokens=True)
+        ids = text_ids(scorer.tokenizer, clean(given))
         starts = (n for n in range(place, len(whole.ids)) if list(whole.ids[n : n + len(read)]) == read)
         start = next(starts, place)
         parts.append((list(whole.ids[place:start]), types[place:start], False))
-        parts.append((own, [types[start]] * len(own) if start < len(types) else [], True))
+        parts.append((ids, [types[start]] * len(ids) if start < len(types) else [], True))
         place = start + len(read)
     parts.append((list(whole.ids[place:]), types[place:], False))
     # Cut the longer text, token by token, until the row fits.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, TypeVar
 
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
@@ -20,11 +20,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 Kind = Literal["classifier", "token_classifier", "encoder", "causal"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Compute = Literal["float32", "bfloat16"]
+CLASSES = {
+    "classifier": "AutoModelForSequenceClassification",
+    "token_classifier": "AutoModelForTokenClassification",
+    "encoder": "AutoModel",
+    "causal": "AutoModelForCausalLM",
+}
 NEEDED = {
-    "classifier": "a model with a trained classification head (AutoModelForSequenceClassification)",
-    "token_classifier": "a model with a trained head for each token (AutoModelForTokenClassification)",
-    "encoder": "an encoder (AutoModel)",
-    "causal": "a causal language model (AutoModelForCausalLM)",
+    "classifier": f"a model with a trained classification head ({CLASSES['classifier']})",
+    "token_classifier": f"a model with a trained head for each token ({CLASSES['token_classifier']})",
+    "encoder": f"an encoder ({CLASSES['encoder']})",
+    "causal": f"a causal language model ({CLASSES['causal']})",
 }
 UNBOUNDED = 10**6  # tokens; some tokenizers write 1e30 for an unknown limit
 SHIFTED = ("roberta", "camembert", "longformer", "xmod", "data2vec-text")  # positions start at the padding id + 1
@@ -102,97 +108,72 @@ def scorer_device(reward: str, device: Device) -> str:
 
 def _load(reward: str, kind: Kind, name: str, revision: str | None, device: str, compute: Compute) -> Scorer:
     import torch
-    from transformers import (
-        AutoConfig,
-        AutoModel,
-        AutoModelForCausalLM,
-        AutoModelForSequenceClassification,
-        AutoModelForTokenClassification,
-        AutoTokenizer,
-    )
+    import transformers
 
-    classes: dict[str, Any] = {
-        "classifier": AutoModelForSequenceClassification,
-        "token_classifier": AutoModelForTokenClassification,
-        "encoder": AutoModel,
-        "causal": AutoModelForCausalLM,
-    }
+    key = f"key 'rewards.{reward}.model'"
     # Read the configuration first: it shows a missing model or a wrong kind without loading weights.
     if Path(name, "recipe.yaml").is_file():  # a run of lmgym
-        name = _final_of(reward, Path(name))
+        if not Path(name, "final").is_dir():
+            raise LmgymError(f"{key}: the run {name} has written no model yet (there is no final/)")
+        name = str(Path(name, "final"))
     looks_local = name.startswith((".", "/", "~", os.sep)) or name.count("/") > 1
     if looks_local and not Path(name).is_dir():
-        raise LmgymError(f"key 'rewards.{reward}.model': there is no model folder {name}")
+        raise LmgymError(f"{key}: there is no model folder {name}")
     prepare_hub(name)
-    check_no_adapters(f"key 'rewards.{reward}.model'", name)
+    check_no_adapters(key, name)
     try:
-        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
     except Exception as error:  # the errors of transformers and the Hub client have no common base class
-        _refuse(reward, name, error)
+        raise cannot_load(key, name, error) from error
     if kind == "causal":
-        _check_causal(reward, name, config)
+        _check_causal(key, reward, name, config)
     settings = {"revision": revision, "trust_remote_code": False}
     try:
         # Missing weights get random values; fork_rng keeps these draws out of the run's own random numbers.
         with _quietly(), seeds.GLOBAL, torch.random.fork_rng(devices=[]):
-            model, info = classes[kind].from_pretrained(
+            model, info = getattr(transformers, CLASSES[kind]).from_pretrained(
                 name, dtype=getattr(torch, compute), output_loading_info=True, ignore_mismatched_sizes=True, **settings
             )
-    except ValueError as error:
-        if "Unrecognized configuration class" not in str(error):
-            _refuse(reward, name, error)
-        raise LmgymError(
-            f"key 'rewards.{reward}.model': {name} is a {config.model_type}, and '{reward}' needs {NEEDED[kind]}"
-        ) from error
     except Exception as error:
-        _refuse(reward, name, error)
-    _check_weights(reward, kind, name, info, model.base_model_prefix)
+        if "Unrecognized configuration class" in str(error):
+            raise LmgymError(f"{key}: {name} is a {config.model_type}, and '{reward}' needs {NEEDED[kind]}") from error
+        raise cannot_load(key, name, error) from error
+    _check_weights(key, reward, kind, name, info, model.base_model_prefix)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **settings)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **settings)
     except Exception as error:
-        _refuse(reward, name, error, tokenizer=True)
+        raise cannot_load(key, name, error, tokenizer=True) from error
     if kind == "encoder" and getattr(config, "is_encoder_decoder", False):
         model = model.get_encoder()
     model = model.to(device).eval().requires_grad_(False)
     return Scorer(name, reward, model, tokenizer, _longest(config, tokenizer))
 
 
-def _check_weights(reward: str, kind: Kind, name: str, info: Mapping[str, Any], trunk: str) -> None:
+def _check_weights(key: str, reward: str, kind: Kind, name: str, info: Mapping[str, Any], trunk: str) -> None:
     """Raise LmgymError for a checkpoint without a trained head, or whose tensors are not those that its configuration
     describes. A pooler is often left over or missing, and so is what an encoder's checkpoint has beside its trunk."""
-    missing = sorted(key for key in info["missing_keys"] if kind != "encoder" or "pooler" not in key)
+    missing = sorted(one for one in info["missing_keys"] if kind != "encoder" or "pooler" not in one)
     if missing:
-        raise LmgymError(
-            f"key 'rewards.{reward}.model': {name} lacks {', '.join(missing[:3])}, and '{reward}' needs {NEEDED[kind]}"
-        )
+        raise LmgymError(f"{key}: {name} lacks {', '.join(missing[:3])}, and '{reward}' needs {NEEDED[kind]}")
     reshaped = sorted(one[0] for one in info["mismatched_keys"])
-    beyond = sorted(key for key in info["unexpected_keys"] if key.startswith(f"{trunk}.") and "pooler" not in key)
-    beyond = [key for key in beyond if not COMPUTED.search(key)]
+    beyond = sorted(one for one in info["unexpected_keys"] if one.startswith(f"{trunk}.") and "pooler" not in one)
+    beyond = [one for one in beyond if not COMPUTED.search(one)]
     for names, what in ((reshaped, "in another shape than"), (beyond, "that are not in")):
         if names:
             raise LmgymError(
-                f"key 'rewards.{reward}.model': {name} holds {len(names):,} tensors {what} the model that its "
+                f"{key}: {name} holds {len(names):,} tensors {what} the model that its "
                 f"config.json describes ({', '.join(names[:3])}); take the right configuration"
             )
 
 
-def _final_of(reward: str, run: Path) -> str:
-    """The model folder of a run that has ended."""
-    if not (run / "final").is_dir():
-        raise LmgymError(f"key 'rewards.{reward}.model': the run {run} has written no model yet (there is no final/)")
-    return str(run / "final")
-
-
-def _check_causal(reward: str, name: str, config: Any) -> None:
+def _check_causal(key: str, reward: str, name: str, config: Any) -> None:
     """Raise LmgymError if the model is not causal. transformers loads a masked LM as a causal one without any warning,
     and its numbers would mean nothing."""
     names = getattr(config, "architectures", None) or []
     causal = any(one.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) for one in names)
     if getattr(config, "is_encoder_decoder", False) or (names and not causal):
-        raise LmgymError(
-            f"key 'rewards.{reward}.model': {name} is a {names[0] if names else config.model_type}, and '{reward}' "
-            f"needs {NEEDED['causal']}"
-        )
+        kind = names[0] if names else config.model_type
+        raise LmgymError(f"{key}: {name} is a {kind}, and '{reward}' needs {NEEDED['causal']}")
 
 
 def _longest(config: Any, tokenizer: Any) -> int | None:
@@ -203,10 +184,6 @@ def _longest(config: Any, tokenizer: Any) -> int | None:
         positions -= text.pad_token_id + 1
     known = [int(number) for number in (positions, tokenizer.model_max_length) if number and 0 < number < UNBOUNDED]
     return min(known, default=None)
-
-
-def _refuse(reward: str, name: str, error: Exception, tokenizer: bool = False) -> NoReturn:
-    raise cannot_load(f"key 'rewards.{reward}.model'", name, error, tokenizer) from error
 
 
 @contextmanager

@@ -4,6 +4,7 @@ No function raises, or takes more than linear time: formulas are looked for in 2
 """
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -118,7 +119,7 @@ def _unannounced(text: str) -> list[str]:
     if bare and ("\\" in bare or normalise_number(tidied(bare)) is not None):
         return [bare]
     tail = text[-LONGEST:]
-    run = _last_run(tail)
+    run = next(iter(deque(_runs(tail), maxlen=1)), None)  # the last one
     # A number inside a word (A2B) is none, and after "or" it is only one of several.
     numbers = [
         match
@@ -155,13 +156,6 @@ def _run_from(text: str, start: int) -> Span | None:
     if first is None or first.start != 0:
         return None
     return Span(start, start + first.end, first.content)
-
-
-def _last_run(text: str) -> Span | None:
-    run = None
-    for run in _runs(text):  # noqa: B007
-        pass
-    return run
 
 
 def _runs(text: str) -> Iterator[Span]:

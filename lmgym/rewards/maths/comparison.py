@@ -47,7 +47,9 @@ def easily_equal(answer: str, right: str) -> bool | None:
     scales = [Fraction(1)] if percents[0] == percents[1] else [Fraction(1), Fraction(100)]
     if any(first == second * scale if percents[0] else first * scale == second for scale in scales):
         return True
-    return ("." in answer or "." in right) and _close(first, second)
+    # Decimals are equal in their first six places, and off by no more than a thousandth.
+    near = abs(first - second) <= RELATIVE * max(abs(first), abs(second))
+    return ("." in answer or "." in right) and near and round(first * 10**PLACES) == round(second * 10**PLACES)
 
 
 def equal(answer: str, right: str) -> bool:
@@ -82,7 +84,10 @@ def parts(latex: str) -> list[str]:
 
 def parsed(latex: str) -> tuple[Any, ...]:
     """What math-verify reads: a sympy expression and a text, or nothing. Runs in a worker."""
-    return _parsed(_oriented(latex))
+    match = REVERSED.fullmatch(latex)
+    if match and not LETTERS.search(match["value"]):  # "2 = x" as "x = 2", which math-verify can compare with 2
+        latex = f"{match['name']}={match['value']}"
+    return _parsed(latex)
 
 
 def verified(answer: str, right: str) -> bool:
@@ -163,19 +168,6 @@ def _chosen(letter: str, choice: str) -> bool:
     """True if the second is the choice with this letter: "C" and "C. x = 42"."""
     first, second = LETTER.fullmatch(letter), CHOICE.fullmatch(choice)
     return bool(first and second and first[1] == second["letter"])
-
-
-def _close(first: Fraction, second: Fraction) -> bool:
-    """Equal in the first six decimals, and off by no more than a thousandth."""
-    scale = 10**PLACES
-    off = abs(first - second) <= RELATIVE * max(abs(first), abs(second))
-    return off and round(first * scale) == round(second * scale)
-
-
-def _oriented(latex: str) -> str:
-    """ "2 = x" as "x = 2", which math-verify can compare with 2."""
-    match = REVERSED.fullmatch(latex)
-    return f"{match['name']}={match['value']}" if match and not LETTERS.search(match["value"]) else latex
 
 
 @lru_cache(maxsize=1_000)

@@ -155,8 +155,7 @@ def final_answer(texts: list[str], examples: list[Example], *, strict: bool = Fa
         answers = [extract_answer(text, strict=True)]
         if answers == [None] and not strict:  # nothing announced: the last number or the whole text may be right
             answers = [extract_answer(text), text]
-        equal = any(same_answer(answer, one) for answer in answers if answer is not None for one in right)
-        values.append(float(equal))
+        values.append(float(any(same_answer(one, other) for one in answers if one is not None for other in right)))
     return values
 
 
@@ -173,15 +172,15 @@ def vote_of(text: str) -> str | None:
 
 def _right_answers(reward: str, examples: Sequence[Example]) -> list[list[str]]:
     """The answer in each reference of each example."""
-    found = [[reference_answer(one) for one in references] for references in answers_of(reward, examples)]
-    for example, right in zip(examples, found, strict=True):
+    answers = [[reference_answer(reference) for reference in references] for references in answers_of(reward, examples)]
+    for example, right in zip(examples, answers, strict=True):
         for reference, answer in zip(example.references, right, strict=True):
             if not _normalise_text(answer):
                 raise LmgymError(
                     f"reward '{reward}': the reference {reference[:100]!r} of example '{example.id}' has no final "
                     "answer, so an empty answer would be right; mend it, or leave the example out"
                 )
-    return found
+    return answers
 
 
 final_answer.check = reference_check("final_answer", read=_right_answers)  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """BLEU and TER, computed by sacrebleu. chrF is in chrf.py, ROUGE in rouge.py, METEOR in meteor.py."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -51,9 +51,9 @@ def _sacre_bleu_sums(
     tokenize: Tokenize = "13a",
     smooth_method: Smoothing = "exp",
     lowercase: bool = False,
-    effective_order: bool = True,
+    **for_single_texts: bool,
 ) -> SufficientStatistics:
-    """The counts for one BLEU of all texts, from 0 to 1; `effective_order` is for single texts, and ignored here."""
+    """The counts for one BLEU of all texts, from 0 to 1."""
     return _sums("sacre_bleu", _counts("sacre_bleu", texts, examples, tokenize, lowercase), smooth_method)
 
 
@@ -75,7 +75,8 @@ def bleu(texts: list[str], examples: list[Example]) -> SufficientStatistics:
 
 
 @register("reward", "ter")
-def ter(texts: list[str], examples: list[Example], *, case_sensitive: bool = False) -> list[float]:
+@reward_of_sums
+def ter(texts: list[str], examples: list[Example], *, case_sensitive: bool = False) -> SufficientStatistics:
     """1 - translation edit rate: 1 - edits / length of the reference, so that higher is better. At most 1; below 0 if a
     text needs more edits than its reference has words.
 
@@ -88,32 +89,21 @@ def ter(texts: list[str], examples: list[Example], *, case_sensitive: bool = Fal
         >>> ter(["a b x"], [Example("a/0", "?", references=("a b c",))])
         [0.6666666666666667]
     """
-    return [1.0 - score.score / 100 for score in _ter_scores(texts, examples, case_sensitive)]
-
-
-def _ter_sums(texts: list[str], examples: list[Example], *, case_sensitive: bool = False) -> SufficientStatistics:
-    """For each text the number of edits and the (mean) number of words of its references."""
 
     def value(sums: npt.NDArray[Any]) -> npt.NDArray[Any]:
         edits, words = sums[:, 0], sums[:, 1]
         return 1.0 - np.where(words > 0, edits / np.where(words > 0, words, 1.0), edits > 0)  # as in sacrebleu
 
-    scores = _ter_scores(texts, examples, case_sensitive)
-    return SufficientStatistics(
-        np.array([[score.num_edits, score.ref_length] for score in scores], float).reshape(-1, 2), value
-    )
-
-
-def _ter_scores(texts: Sequence[str], examples: Sequence[Example], case_sensitive: bool) -> list[Any]:
     metric = needed("sacrebleu.metrics", "ter").TER(case_sensitive=case_sensitive)
-    references = references_of("ter", examples)
-    return [metric.sentence_score(text, own) for text, own in zip(texts, references, strict=True)]
+    pairs = zip(texts, references_of("ter", examples), strict=True)
+    scores = [metric.sentence_score(text, references) for text, references in pairs]
+    rows = [[score.num_edits, score.ref_length] for score in scores]  # edits, and the mean length of the references
+    return SufficientStatistics(np.array(rows, float).reshape(-1, 2), value)
 
 
 sacre_bleu.corpus = corpus_of(_sacre_bleu_sums)  # type: ignore[attr-defined]
 sacre_bleu.check = reference_check("sacre_bleu", "sacrebleu")  # type: ignore[attr-defined]
 bleu.check = reference_check("bleu", "sacrebleu")  # type: ignore[attr-defined]
-ter.corpus = corpus_of(_ter_sums)  # type: ignore[attr-defined]
 ter.check = reference_check("ter", "sacrebleu")  # type: ignore[attr-defined]
 
 
@@ -135,11 +125,10 @@ def _tokenizer_13a(reward: str) -> Any:
 
 def _values(reward: str, counts: Sequence[Sequence[int]], smoothing: Smoothing, effective_order: bool) -> list[float]:
     """BLEU, from 0 to 1, of each row of `_counts` (or of each sum of such rows)."""
-    compute = needed("sacrebleu.metrics", reward).BLEU.compute_bleu
-    options = {"smooth_method": smoothing, "effective_order": effective_order}
-    scores = [
-        compute(list(row[2 : 2 + ORDER]), list(row[2 + ORDER :]), row[0], row[1], **options).score for row in counts
-    ]
+    compute = partial(
+        needed("sacrebleu.metrics", reward).BLEU.compute_bleu, smooth_method=smoothing, effective_order=effective_order
+    )
+    scores = [compute(list(row[2 : 2 + ORDER]), list(row[2 + ORDER :]), row[0], row[1]).score for row in counts]
     return [min(1.0, float(score) / 100) for score in scores]  # sacrebleu's 100 may be a little above 100 by rounding
 
 

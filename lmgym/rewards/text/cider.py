@@ -85,22 +85,15 @@ def cider(
     return _scores(texts, examples, idf, sigma, tokens)
 
 
-def _corpus(
-    texts: list[str],
-    examples: list[Example],
-    *,
-    documents: str | None = None,
-    sigma: float = 6.0,
-    tokens: Tokens = "words",
-) -> float:
+def _corpus(texts: list[str], examples: list[Example], *, documents: str | None = None, **options: Any) -> float:
     """The mean over the texts; without `documents`, the IDF comes from the references of these examples."""
     if documents is not None:
-        frequencies = _read(documents, tokens)
+        values = cider(texts, examples, documents=documents, **options)
     else:
-        references_of("cider", examples)
+        sigma, tokens = options.get("sigma", 6.0), options.get("tokens", "words")
         distinct = {example.id: example.references for example in examples}
-        frequencies = _document_frequencies(distinct.values(), tokens)
-    values = _scores(texts, examples, IDF(*frequencies), sigma, tokens)
+        idf = IDF(*_document_frequencies(distinct.values(), tokens))
+        values = _scores(texts, examples, idf, sigma, tokens)
     return math.fsum(values) / len(values)
 
 

@@ -8,7 +8,7 @@ from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.rewards.text.meteor import meteor, meteor_stem
-from lmgym.rewards.text.references import needed, references_of, stem
+from lmgym.rewards.text.references import reference_check, references_of, stem
 from lmgym.types import Example
 
 WORD = re.compile(r"[^\W_]+")
@@ -88,15 +88,6 @@ def common_gen_preference(
     ]
 
 
-def _check_penalty(examples: Sequence[Example], **arguments: Any) -> None:
-    _concepts("common_gen_repeat_penalty", examples)
-
-
-def _check_coverage(examples: Sequence[Example], **arguments: Any) -> None:
-    needed("nltk", "concept_coverage")
-    _concepts("concept_coverage", examples)
-
-
 def _check_preference(examples: Sequence[Example], **arguments: Any) -> None:
     function = registry.get("reward", arguments["preference"])
     if hasattr(function, "check"):
@@ -107,23 +98,18 @@ def _check_preference(examples: Sequence[Example], **arguments: Any) -> None:
     references_of("common_gen_preference", examples)
 
 
-common_gen_repeat_penalty.check = _check_penalty  # type: ignore[attr-defined]
-concept_coverage.check = _check_coverage  # type: ignore[attr-defined]
-common_gen_preference.check = _check_preference  # type: ignore[attr-defined]
-
-
 def _concepts(reward: str, examples: Sequence[Example]) -> list[Sequence[str]]:
     """The concepts of each example. Raises LmgymError for an example without any."""
-    found: list[Sequence[str]] = []
+    rows: list[Sequence[str]] = []
     for example in examples:
         concepts = example.meta.get("concepts")
-        if not isinstance(concepts, list | tuple) or not concepts or not all(isinstance(one, str) for one in concepts):
+        if not isinstance(concepts, list | tuple) or not concepts or not all(isinstance(c, str) for c in concepts):
             raise LmgymError(
                 f"reward '{reward}' needs meta['concepts'], a list of words, and that of example '{example.id}' is "
                 f"{concepts!r}"
             )
-        found.append(concepts)
-    return found
+        rows.append(concepts)
+    return rows
 
 
 def _missing(reward: str, texts: Sequence[str], examples: Sequence[Example]) -> list[list[str]]:
@@ -137,3 +123,8 @@ def _missing(reward: str, texts: Sequence[str], examples: Sequence[Example]) -> 
 
 def _stems(text: str) -> list[str]:
     return [stem(word) for word in WORD.findall(text.lower())]
+
+
+common_gen_repeat_penalty.check = reference_check("common_gen_repeat_penalty", read=_concepts)  # type: ignore[attr-defined]
+concept_coverage.check = reference_check("concept_coverage", "nltk", read=_concepts)  # type: ignore[attr-defined]
+common_gen_preference.check = _check_preference  # type: ignore[attr-defined]

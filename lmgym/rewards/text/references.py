@@ -157,12 +157,13 @@ def _split_contraction(token: str) -> tuple[str, ...]:
     return JOINED.get(token, (token,))
 
 
+@lru_cache(maxsize=2**16)
 def stem(word: str) -> str:
     """NLTK's Porter stem of a lower-case word; a word of more than 100 characters is returned unchanged.
 
     Example: stem("fields"), stem("looking") -> ('field', 'look')
     """
-    return _stem(word) if len(word) <= LONGEST_STEMMED else word
+    return str(_stemmer().stem(word)) if len(word) <= LONGEST_STEMMED else word
 
 
 def grams(tokens: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
@@ -179,11 +180,6 @@ def in_common(one: Counter[tuple[str, ...]], other: Counter[tuple[str, ...]]) ->
     Example: in_common(Counter("aab"), Counter("abb")) -> 2
     """
     return sum(min(one[gram], other[gram]) for gram in one.keys() & other.keys())
-
-
-@lru_cache(maxsize=2**16)
-def _stem(word: str) -> str:
-    return str(_stemmer().stem(word))
 
 
 @cache

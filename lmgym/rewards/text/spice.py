@@ -115,10 +115,11 @@ def _found(name: str, jar: str, java: str) -> tuple[Path, str]:
         raise LmgymError(
             f"key 'rewards.{name}.jar': there is no file {path}; SPICE needs spice-1.0.jar, its folder lib beside it"
         )
+    library = path.parent / "lib"
     for needed in CORENLP:
-        if not (path.parent / "lib" / needed).is_file():
+        if not (library / needed).is_file():
             raise LmgymError(
-                f"reward '{name}': {path.parent / 'lib'} holds no {needed}; SPICE needs it from Stanford CoreNLP 3.6.0"
+                f"reward '{name}': {library} holds no {needed}; SPICE needs it from Stanford CoreNLP 3.6.0"
             )
     if program is None:
         raise LmgymError(
@@ -141,8 +142,8 @@ def _scores(
     references = references_of(name, examples)
     path, program = _found(name, jar, java)
     rows = [
-        {"image_id": str(index), "test": text, "refs": list(own)}
-        for index, (text, own) in enumerate(zip(texts, references, strict=True))
+        {"image_id": str(index), "test": text, "refs": list(wanted)}
+        for index, (text, wanted) in enumerate(zip(texts, references, strict=True))
     ]
     if not rows:
         return []
@@ -151,14 +152,12 @@ def _scores(
         source.write_text(json.dumps(rows), encoding="utf-8")
         command = [program, f"-Xmx{memory}", "-jar", str(path), str(source), "-out", str(target), "-silent"]
         try:
-            status, said = _run(command, path.parent, Path(folder, "errors.txt"), seconds)
+            status, errors = _run(command, path.parent, Path(folder, "errors.txt"), seconds)
         except subprocess.TimeoutExpired as error:
-            raise LmgymError(
-                f"reward '{name}': SPICE took longer than {seconds:g} s for {len(rows)} texts; raise "
-                f"rewards.{name}.seconds"
-            ) from error
+            late = f"SPICE took longer than {seconds:g} s for {len(rows)} texts; raise rewards.{name}.seconds"
+            raise LmgymError(f"reward '{name}': {late}") from error
         if status or not target.is_file():
-            reason = next((line.strip() for line in said.splitlines() if line.strip()), "it wrote nothing")
+            reason = next((line.strip() for line in errors.splitlines() if line.strip()), "it wrote nothing")
             raise LmgymError(f"reward '{name}': {path.name} ended with status {status} ({reason[:200]})")
         return read_scores(target.read_text(encoding="utf-8"), len(rows), name)
 

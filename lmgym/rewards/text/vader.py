@@ -96,11 +96,17 @@ def sentiment(text: str, lexicon: Lexicon) -> dict[Score, float]:
     # 1. The rating of each word in its context.
     text = _without_emoji(text, lexicon.emoji).strip()
     words = [_bare(word) for word in text.split()]
-    ratings = _after_but([word.lower() for word in words], _ratings(words, lexicon.ratings))
+    lower, ratings = [word.lower() for word in words], _ratings(words, lexicon.ratings)
     if not ratings:
         return {"compound": 0.0, "positive": 0.0, "negative": 0.0, "neutral": 0.0}
-    # 2. The sum; exclamation and question marks make it stronger, in its own direction.
-    emphasis = 0.292 * min(text.count("!"), 4) + _questions(text.count("?"))
+    if "but" in lower:  # before the first one a rating counts half, after it one and a half times
+        turn = lower.index("but")
+        factors = [0.5 if index < turn else 1.5 if index > turn else 1.0 for index in range(len(ratings))]
+        ratings = [rating * factor for rating, factor in zip(ratings, factors, strict=True)]
+    # 2. The sum; exclamation and question marks (two or more) make it stronger, in its own direction.
+    questions = text.count("?")
+    emphasis = 0.292 * min(text.count("!"), 4)
+    emphasis += 0.0 if questions < 2 else 0.18 * questions if questions <= 3 else 0.96
     total = sum(ratings)
     total += math.copysign(emphasis, total) if total else 0.0
     # 3. The fractions. A neutral word counts 1, a rated one its rating and 1; the emphasis goes to the larger side.
@@ -204,19 +210,6 @@ def _phrased(rating: float, lower: Sequence[str], index: int) -> float:
     return rating
 
 
-def _after_but(lower: Sequence[str], ratings: list[float]) -> list[float]:
-    """Ratings before the first "but" count half, ratings after it one and a half times."""
-    if "but" not in lower:
-        return ratings
-    turn = lower.index("but")
-    return [rating * (0.5 if index < turn else 1.5 if index > turn else 1.0) for index, rating in enumerate(ratings)]
-
-
-def _questions(count: int) -> float:
-    """The emphasis of question marks: none for one, 0.18 each for two or three, 0.96 for more."""
-    return 0.0 if count < 2 else 0.18 * count if count <= 3 else 0.96
-
-
 def _bare(word: str) -> str:
     """The word without punctuation around it; unchanged if at most two characters would remain, as of an emoticon."""
     bare = word.strip(string.punctuation)
@@ -225,12 +218,8 @@ def _bare(word: str) -> str:
 
 def _without_emoji(text: str, emoji: Mapping[str, str]) -> str:
     """The text with each emoji replaced by its description in words."""
-    if not any(character in emoji for character in text):
-        return text
     parts: list[str] = []
     for character in text:
-        if character in emoji:
-            parts.append(("" if not parts or parts[-1].endswith(" ") else " ") + emoji[character])
-        else:
-            parts.append(character)
+        space = "" if character not in emoji or not parts or parts[-1].endswith(" ") else " "
+        parts.append(space + emoji.get(character, character))
     return "".join(parts)

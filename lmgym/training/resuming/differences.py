@@ -39,11 +39,7 @@ def differences(before: Fingerprint, now: Fingerprint, progress: Progress) -> Di
 
 
 def _compare_recipes(
-    then: Mapping[str, Any],
-    now: Mapping[str, Any],
-    same_data: list[bool],
-    progress: Progress,
-    found: Differences,
+    then: Mapping[str, Any], now: Mapping[str, Any], same_data: list[bool], progress: Progress, found: Differences
 ) -> None:
     """Compare the keys of two recipes. A stage that is over must be the same; one that has not begun may be another;
     where what is read is the same, a key may name it in another way (another path)."""
@@ -84,7 +80,8 @@ def _compare_keys(
     keys = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
     # Of another algorithm or environment the name is enough: its fields are others anyway.
     renamed = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))
-    curved = (now.get("optimizer") or {}).get("schedule", "constant") != "constant"
+    optimizer = now.get("optimizer") or {}
+    curved = optimizer.get("schedule", "constant") != "constant" or optimizer.get("warmup_ratio") is not None
     for key in keys:
         if not key.startswith(renamed) or key.endswith(".name"):
             # A longer curve has other learning rates from here on; a last step has sampled nothing ahead.
