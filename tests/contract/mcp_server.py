@@ -73,7 +73,7 @@ for line in sys.stdin:
         send(id=request["id"], result={"protocolVersion": VERSION, "capabilities": {"tools": {}}, "serverInfo": server})
     elif method == "tools/list" and "--list" in sys.argv:
         kind = sys.argv[sys.argv.index("--list") + 1]
-        time.sleep(0.15 if kind == "slow" else 0)
+        time.sleep(0.4 if kind == "slow" else 0)
         print(f'{{"jsonrpc": "2.0", "id": {request["id"]}, "result": {HOSTILE[kind]}}}', flush=True)
     elif method == "tools/list":
         tool, cursor = PAGES[given.get("cursor")]

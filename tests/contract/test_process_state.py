@@ -86,6 +86,17 @@ def test_runs_in_threads_begin_with_the_weights_of_their_seeds(tmp_path: Path) -
     assert alone == together and len({*alone}) == len(seeds)
 
 
+def test_whoever_borrows_torchs_generator_holds_the_lock() -> None:
+    """Else two threads put each other's random numbers back. (`load_policy` holds it around all that it calls.)"""
+    sources = {path.name: path.read_text() for path in (Path(runs.ROOT) / "lmgym").rglob("*.py")}
+    borrowing = {
+        name: [line for line in text.splitlines() if " torch.random.fork_rng(" in line]
+        for name, text in sources.items()
+    }
+    assert {name for name, lines in borrowing.items() if lines} == {"scorers.py", "here.py", "seeded.py", "load.py"}
+    assert all("seeds.GLOBAL" in line for name, lines in borrowing.items() if name != "load.py" for line in lines)
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 def test_rewards_in_processes_need_no_standard_error() -> None:
