@@ -2,7 +2,7 @@
 
 A trace of the calls of one set-up: each call of a function of the package from another file of the package is a step,
 once for each pair of functions, in the order in which they first happen. A step into a file that an earlier step has
-entered is a return.
+entered is a return. Besides, which of these files are handed the whole recipe.
 
     python -m benchmarks.start_walk [RECIPE] [key=value ...] [--files]
 """
@@ -23,10 +23,10 @@ from lmgym.training.setup import start
 PACKAGE = str(Path(sys.modules["lmgym"].__file__ or "").parent)
 
 
-def traced(act: Callable[[], Any]) -> list[tuple[str, str]]:
-    """The steps of `act` between files of the package: (file that is left, file that is entered)."""
+def traced(act: Callable[[], Any], config: Config) -> list[tuple[str, bool]]:
+    """The steps of `act` between files of the package: the file that is entered, and whether it gets the recipe."""
     seen: set[tuple[Any, Any]] = set()
-    steps: list[tuple[str, str]] = []
+    steps: list[tuple[str, bool]] = []
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
         own, caller = frame.f_code, frame.f_back
@@ -37,7 +37,7 @@ def traced(act: Callable[[], Any]) -> list[tuple[str, str]]:
         if caller is None or caller.f_code.co_filename == own.co_filename or (caller.f_code, own) in seen:
             return
         seen.add((caller.f_code, own))
-        steps.append((caller.f_code.co_filename, own.co_filename))
+        steps.append((own.co_filename, any(value is config for value in frame.f_locals.values())))
 
     before = sys.getprofile()
     sys.setprofile(watch)
@@ -48,8 +48,9 @@ def traced(act: Callable[[], Any]) -> list[tuple[str, str]]:
     return steps
 
 
-def walk(config: Config) -> list[str]:
-    """The files that the set-up of a run enters, in order; one that is entered again is there again."""
+def walk(config: Config) -> list[tuple[str, bool]]:
+    """The files that the set-up of a run enters, in order; one that is entered again is there again. Each with whether
+    it is handed the whole recipe then."""
     with tempfile.TemporaryDirectory() as folder:
         config.out = str(Path(folder) / "run")
 
@@ -59,7 +60,7 @@ def walk(config: Config) -> list[str]:
             with run:
                 pass
 
-        return [str(Path(entered).relative_to(PACKAGE)) for _, entered in traced(set_up)]
+        return [(str(Path(entered).relative_to(PACKAGE)), whole) for entered, whole in traced(set_up, config)]
 
 
 def main() -> None:
@@ -68,9 +69,11 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--files", action="store_true", help="name the files, and how often each is entered")
     given = parser.parse_args()
-    entered = walk(load_config(given.recipe, given.overrides))
+    steps = walk(load_config(given.recipe, given.overrides))
+    entered, handed = [file for file, _ in steps], [file for file, whole in steps if whole]
     files = dict.fromkeys(entered)
     print(f"{given.recipe}: start enters {len(files)} files, with {len(entered) - len(files)} returns")
+    print(f"{len(handed)} of its {len(entered)} steps hand over the whole recipe, into {len({*handed})} files")
     for name in files if given.files else ():
         print(f"{entered.count(name):4} {name}")
 

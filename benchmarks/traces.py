@@ -144,7 +144,7 @@ def recording(kind: str, algorithm: Algorithm, answers: int, tokens: int, folder
     if critic:
         batch = batch.replace(returns=noise[1], values=noise[2], logprobs_old=noise[3], logprobs_ref=noise[4])
     shown = {"logprobs": noise[3], "advantages": batch.advantages, "loss/policy": -batch.advantages}
-    shown |= {"loss/value": noise[2]} if critic else {}
+    shown |= {"push/policy": batch.advantages, **({"loss/value": noise[2]} if critic else {})}
     shown |= {name: batch.actions.float() for name in ("weight/policy", "ratio/mean", "ratio/clipped", "kl/old")}
     run = SimpleNamespace(
         config=SimpleNamespace(logs=SimpleNamespace(traces=kind)),

@@ -203,45 +203,24 @@ def collate(
         tensor([[5, 6, 7, 2]])
     """
     rows = [(episode, row) for episode in episodes for row in episode.rows()]
-    if not rows:
-        raise LmgymError("there is no episode to train on")
-    # 1. Each turn is a segment of given tokens, then one of actions; all of them one behind the other.
+    _check_rows(rows)
     turns = [turn for _, row in rows for turn in row]
     actions_of = np.array([len(turn.action_ids) for turn in turns])
-    segments = np.stack([[len(turn.prompt_ids) for turn in turns], actions_of], axis=1)
-    ids = np.fromiter(chain.from_iterable(chain(turn.prompt_ids, turn.action_ids) for turn in turns), np.int64)
-    is_action = np.repeat(np.tile([False, True], len(turns)), segments.ravel())
-    if not actions_of.all():
-        owner = next(one for one, row in rows if not all(turn.action_ids for turn in row))
-        raise LmgymError(f"episode {owner.index} (example {owner.example.id}) has a turn without an action")
-    # 2. Columns: the tokens of all rows fill the places of `mask` in order, what belongs to actions those of `actions`.
-    ends = np.cumsum([len(row) for _, row in rows])
-    lengths = np.diff(np.cumsum(segments.sum(1))[ends - 1], prepend=0)
-    mask = torch.from_numpy(np.arange(lengths.max()) < lengths[:, None])
-    tokens = torch.full(mask.shape, pad_id, dtype=torch.long)
-    tokens[mask] = torch.from_numpy(ids)
-    actions = torch.zeros_like(mask)
-    actions[mask] = torch.from_numpy(is_action)
+    tokens, mask, actions = _laid_out([row for _, row in rows], pad_id)
 
     def column(values: npt.NDArray[Any]) -> Tensor:
         """A value for each action, zero elsewhere."""
         numbers = torch.from_numpy(values)
         return numbers.new_zeros(mask.shape).masked_scatter_(actions, numbers)
 
+    # Columns that exist only if all turns or episodes have them.
     sampled = all(turn.logprobs for turn in turns)
-    for turn in turns if sampled else ():
-        if len(turn.logprobs) != len(turn.action_ids):
-            raise LmgymError(f"a turn of {len(turn.action_ids)} actions has {len(turn.logprobs)} logprobs")
+    greedy = all(episode.baseline is not None for episode in episodes)
+    owners, sources = [episode for episode, _ in rows], [row[0].source_ids for _, row in rows]
     numbers = {id(turn): number for episode in episodes for turn, number in numbered_turns(episode.turns)}
     logprobs = np.fromiter(chain.from_iterable(turn.logprobs for turn in turns), np.float32) if sampled else None
     excluded = np.array([turn.min_new_tokens for turn in turns])  # the first actions of a turn, so many
     place = np.arange(actions_of.sum()) - np.repeat(np.cumsum(actions_of) - actions_of, actions_of)
-    # 3. Columns that exist only if all turns or episodes have them.
-    owners = [episode for episode, _ in rows]
-    sources = [row[0].source_ids for _, row in rows]
-    if any(sources) and not (all(sources) and all(len(row) == 1 for _, row in rows)):
-        raise LmgymError("some turns have source_ids; then each turn needs them, and a row of its own (restart=True)")
-    greedy = all(episode.baseline is not None for episode in episodes)
     return Batch(
         tokens=tokens,
         mask=mask,
@@ -275,6 +254,38 @@ def _required(owner: Batch | PolicyOutputs, name: str) -> Tensor:
             "in before (advantages and returns: in `advantages`; logprobs_sampler: in `collate`)"
         )
     return column
+
+
+def _check_rows(rows: Sequence[tuple[Episode, Sequence[Turn]]]) -> None:
+    """Raise LmgymError for rows that cannot be trained on together, or at all."""
+    if not rows:
+        raise LmgymError("there is no episode to train on")
+    for owner, row in rows:
+        if not all(turn.action_ids for turn in row):
+            raise LmgymError(f"episode {owner.index} (example {owner.example.id}) has a turn without an action")
+    turns = [turn for _, row in rows for turn in row]
+    for turn in turns if all(turn.logprobs for turn in turns) else ():
+        if len(turn.logprobs) != len(turn.action_ids):
+            raise LmgymError(f"a turn of {len(turn.action_ids)} actions has {len(turn.logprobs)} logprobs")
+    sources = [row[0].source_ids for _, row in rows]
+    if any(sources) and not (all(sources) and all(len(row) == 1 for _, row in rows)):
+        raise LmgymError("some turns have source_ids; then each turn needs them, and a row of its own (restart=True)")
+
+
+def _laid_out(rows: Sequence[Sequence[Turn]], pad_id: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens of all rows [N T], which of them are no padding, and which were sampled."""
+    # 1. Each turn is a segment of given tokens, then one of actions; all of them one behind the other.
+    turns = [turn for row in rows for turn in row]
+    segments = np.array([[len(turn.prompt_ids), len(turn.action_ids)] for turn in turns])
+    ids = np.fromiter(chain.from_iterable(chain(turn.prompt_ids, turn.action_ids) for turn in turns), np.int64)
+    is_action = np.repeat(np.tile([False, True], len(turns)), segments.ravel())
+    # 2. They fill the places of `mask` in order.
+    ends = np.cumsum([len(row) for row in rows])
+    lengths = np.diff(np.cumsum(segments.sum(1))[ends - 1], prepend=0)
+    mask = torch.from_numpy(np.arange(lengths.max()) < lengths[:, None])
+    tokens, actions = torch.full(mask.shape, pad_id, dtype=torch.long), torch.zeros_like(mask)
+    tokens[mask], actions[mask] = torch.from_numpy(ids), torch.from_numpy(is_action)
+    return tokens, mask, actions
 
 
 def _rewards(turns: Sequence[Turn], actions_of: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:

@@ -45,19 +45,42 @@ class RecipeText(str):
         return cls(whole, spans) if spans else whole
 
 
-def recipe_spans(prompt: str | Sequence[Message]) -> list[list[int]]:
-    """The recipe's parts of a prompt as JSON can hold them: [message, begin, end] for each.
+class BarePrompt(RecipeText):
+    """A prompt that reaches the model without its chat template (`task.prompts`).
+
+    As "text" it is tokenized like any text. As "rendered" a template has written it before: all of it may spell control
+    tokens, and the tokenizer adds none. Every operation of `str` gives a plain text.
+
+    Example: BarePrompt("<|im_start|>user\n2+2=<|im_end|>\n<|im_start|>assistant\n", form="rendered")
+    """
+
+    form: Literal["text", "rendered"]
+
+    def __new__(
+        cls, text: str, spans: Sequence[Sequence[int]] | None = (), form: Literal["text", "rendered"] = "text"
+    ) -> "BarePrompt":
+        made = super().__new__(cls, text, None if form == "rendered" else spans)
+        made.form = form  # type: ignore[attr-defined]
+        return made  # type: ignore[return-value]
+
+
+def recipe_spans(prompt: str | Sequence[Message]) -> list[list[Any]]:
+    """The recipe's parts of a prompt as JSON can hold them: [message, begin, end] for each; first [form] of a prompt
+    without template.
 
     Example:
         >>> recipe_spans([{"role": "system", "content": RecipeText("Add.")}, {"role": "user", "content": "1+1="}])
         [[0, 0, 4]]
     """
     texts = [prompt] if isinstance(prompt, str) else [message.get("content", "") for message in prompt]
-    return [[index, *span] for index, text in enumerate(texts) for span in getattr(text, "spans", ())]
+    spans = [[index, *span] for index, text in enumerate(texts) for span in getattr(text, "spans", ())]
+    return [[prompt.form], *spans] if isinstance(prompt, BarePrompt) else spans
 
 
-def with_recipe_spans(prompt: Any, spans: Sequence[Sequence[int]]) -> Any:
+def with_recipe_spans(prompt: Any, spans: Sequence[Sequence[Any]]) -> Any:
     """The prompt with the parts that `recipe_spans` has found in it."""
+    if isinstance(prompt, str) and spans and len(spans[0]) == 1:
+        return BarePrompt(prompt, [span[1:] for span in spans[1:]], spans[0][0])
     if isinstance(prompt, str):
         return RecipeText(prompt, [span[1:] for span in spans]) if spans else prompt
     messages = list(prompt)
@@ -210,6 +233,7 @@ class Episode:
     messages: list[Message] = field(default_factory=list)  # the conversation with roles, its last answer included
     baseline: float | None = None  # score of the greedy answer to the same prompt, if the algorithm needs it
     error: str = ""
+    chat: bool = False  # the conversation has begun with messages, whatever the example's prompt is
     reward_seconds: dict[str, float] = field(default_factory=dict, compare=False, repr=False)  # see logs/timings.py
 
     def to_json(self, seconds: bool = False) -> dict[str, Any]:

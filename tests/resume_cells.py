@@ -251,8 +251,9 @@ CELLS: list[Cell] = [
     *keys("recorded", "policy/", {"tokens_per_forward": 64, "activation_checkpointing": True, "path": "plain",
                                   "attention": "flex", "products": "onednn"}),
     *keys("refused", "policy/", {"model": "builtin:tiny", "lora_rank": 3, "lora_alpha": 2.0, "lora_targets": ["q_proj"],
-                                 "critic": "separate", "eos_token": "x", "template": {"a": 1}, "answer_start": "A",
-                                 "max_reference_tokens": 9, "truncation_side": "right"}),
+                                 "critic": "separate", "eos_token": "x", "template": "{{ 1 }}", "answer_start": "A",
+                                 "max_reference_tokens": 9, "truncation_side": "right",
+                                 "chat_template_kwargs": {"a": 1}}),
     *keys("recorded", "engine/", {"rows": 8, "captured": True}),
     *keys("free", "engine/", {"name": "pool", "unit": 2, "gap_at_load": 0.1, "gap_warning": 0.1, "gap_error": 0.1}),
     # The evaluation is free, but numbers that were measured otherwise are not compared.

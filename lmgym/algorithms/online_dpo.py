@@ -1,5 +1,6 @@
 """Online DPO: pairs from the policy's own answers, judged by any reward (arXiv 2402.04792)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -7,6 +8,7 @@ from lmgym.algorithms.dpo import DPO
 from lmgym.algorithms.requirements import Requirements
 from lmgym.core.constraints import PositiveInt
 from lmgym.core.errors import LmgymError
+from lmgym.core.parts import documentation
 from lmgym.core.registry import register
 from lmgym.types import Episode
 
@@ -27,6 +29,10 @@ class OnlineDPO(DPO):
         super().__post_init__()
         if self.group_size < 2:
             raise LmgymError(f"algorithm.group_size is {self.group_size}; a pair needs at least 2 answers")
+
+    @property
+    def formulas(self) -> Mapping[str, str]:
+        return {**super().formulas, "preference": documentation(DPO)}
 
     @property
     def requirements(self) -> Requirements:

@@ -19,13 +19,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     """Print each metric with its interval, and write them beside the run."""
     with quick_imports():
-        from lmgym.experiments.evaluations import evaluate_model, print_evaluation
+        from lmgym.experiments.evaluations import evaluate_model
         from lmgym.logs.console import Console
 
     named = read_model(given)
     with Console(quiet=given.json) as console:
         record = evaluate_model(named, console, given.samples, shown(given), given.overrides)
-        print_evaluation(record, console)
+        rows = [(name, str(interval)) for name, interval in record.metrics.items()]
+        console.table("mean [95% interval]", ("metric", record.split), rows)
         if given.json:
             print(record.text(), end="")
         if named.run is not None:

@@ -62,7 +62,8 @@ class Stage(Section):
 
     name: str = "train"
     task: dict[str, Any] = field(default_factory=dict)
-    """name, the task's own arguments, and limit, system_prompt, few_shot, prompt_prefix, prompt_suffix, split."""
+    """name, the task's own arguments, and limit, system_prompt, few_shot, prompt_prefix, prompt_suffix, prompts,
+    split."""
     env: dict[str, Any] = field(
         default_factory=lambda: {"name": DEFAULT["env"]}, metadata={"keys": {"workers": FREE, "seconds": FREE}}
     )
@@ -249,12 +250,11 @@ class Config(Section):
             raise LmgymError("distributed.sharding: packed weights cannot be cut; remove it, or policy.quantise")
         if self.distributed.sharding != "none" and self.policy.products == "onednn":
             raise LmgymError("distributed.sharding: oneDNN multiplies whole weights; remove it, or policy.products")
-        engine = self.engine.kind
-        if not engine.parts and self.distributed.sharding != "none":
+        if not self.engine.kind.parts and self.distributed.sharding != "none":
             raise LmgymError(
                 f"distributed.sharding: with engine {self.engine.name} each rank holds the whole model; remove it"
             )
-        if not engine.shares_weights and self.policy.quantise is not None:
+        if not self.engine.kind.shares_weights and self.policy.quantise is not None:
             raise LmgymError("engine.name: packed weights stay in the training process; write sampler")
         for stage in self.stages:
             stage.check(f"stage '{stage.name}': " if len(self.stages) > 1 else "")
@@ -264,27 +264,7 @@ class Config(Section):
                     f"distributed.sharding: stage '{stage.name}' multiplies with the Fisher matrix, which needs all "
                     "weights on each rank; remove it, or take a first-order algorithm such as ppo"
                 )
-            if not engine.shares_weights and stage.algorithm.restriction is not None:
-                raise LmgymError(
-                    f"engine.name: stage '{stage.name}' samples within a restriction by a frozen policy, which only "
-                    "the training process holds; write sampler"
-                )
-            if not engine.any_kept_set and stage.sampling.more_than_top_k:
-                raise LmgymError(
-                    f"engine.name: {self.engine.name} knows the sets of sampling.top_k, not those of top_p and min_p, "
-                    f"which stage '{stage.name}' asks for; write top_k instead, or engine.name: sampler"
-                )
-            if self.engine.ahead and stage.source.samples and not stage.algorithm.weighs_old:
-                name = registry.name_of("algorithm", type(stage.algorithm))
-                raise LmgymError(
-                    f"engine.ahead: the answers of stage '{stage.name}' come from older weights, which {name} does not "
-                    "correct for as it is; take grpo or a preset of it, with algorithm.correction: truncated"
-                )
-            if self.engine.ahead and stage.curriculum is not None:
-                raise LmgymError(
-                    f"engine.ahead: the curriculum of stage '{stage.name}' chooses a step's prompts by the answers of "
-                    "the one before, and ahead samples them earlier; remove one of them"
-                )
+            self._check_engine(stage)
         for name in self.logs.sinks:
             registry.get("sink", name)
         if isinstance(self.logs.predictions, str):
@@ -296,6 +276,31 @@ class Config(Section):
             if stage.algorithm.requirements.values and self.policy.critic == "none":
                 name = registry.name_of("algorithm", type(stage.algorithm))
                 raise LmgymError(f"{name} needs a value function, and policy.critic is none; write head or separate")
+
+    def _check_engine(self, stage: Stage) -> None:
+        """Raise LmgymError for a stage that needs what the engine does not support."""
+        engine = self.engine.kind
+        if not engine.shares_weights and stage.algorithm.restriction is not None:
+            raise LmgymError(
+                f"engine.name: stage '{stage.name}' samples within a restriction by a frozen policy, which only "
+                "the training process holds; write sampler"
+            )
+        if not engine.any_kept_set and stage.sampling.more_than_top_k:
+            raise LmgymError(
+                f"engine.name: {self.engine.name} knows the sets of sampling.top_k, not those of top_p and min_p, "
+                f"which stage '{stage.name}' asks for; write top_k instead, or engine.name: sampler"
+            )
+        if self.engine.ahead and stage.source.samples and not stage.algorithm.weighs_old:
+            name = registry.name_of("algorithm", type(stage.algorithm))
+            raise LmgymError(
+                f"engine.ahead: the answers of stage '{stage.name}' come from older weights, which {name} does not "
+                "correct for as it is; take grpo or a preset of it, with algorithm.correction: truncated"
+            )
+        if self.engine.ahead and stage.curriculum is not None:
+            raise LmgymError(
+                f"engine.ahead: the curriculum of stage '{stage.name}' chooses a step's prompts by the answers of "
+                "the one before, and ahead samples them earlier; remove one of them"
+            )
 
     def _check_reward_model(self, stage: Stage) -> None:
         """Raise LmgymError for what a reward model could not be used with later: it scores whole texts."""

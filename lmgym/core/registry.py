@@ -113,8 +113,8 @@ def suggest(word: str, valid: Iterable[str]) -> str:
 
 
 def load_plugin(plugin: str) -> None:
-    """Import a module (by dotted name) or a file (by path), so that its `@register` decorators run. Raises LmgymError
-    if there is no such module or file."""
+    """Import a module (by dotted name) or a file (by path), so that its `@register` decorators run. A file finds the
+    modules next to it. Raises LmgymError if there is no such module or file."""
     if plugin.endswith(".py"):
         path = Path(plugin)
         if not path.is_file():
@@ -126,8 +126,9 @@ def load_plugin(plugin: str) -> None:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
+        folder = path.resolve().parent
         try:
-            with _importing(f"plugins: {plugin}", name):
+            with _importing(f"plugins: {plugin}", name, folder):
                 spec.loader.exec_module(module)
         except BaseException:  # the next attempt shall not find half of a module
             del sys.modules[name]
@@ -149,25 +150,26 @@ def load_attribute(target: str, wanted_as: str) -> Any:
 
 
 def _import(module_name: str, wanted_as: str) -> Any:
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        # A user's module usually lies in the current folder. Last, because html.py there must not replace Python's own.
-        sys.path.append(str(Path.cwd()))
     with _importing(wanted_as, module_name):
         return importlib.import_module(module_name)
 
 
 @contextmanager
-def _importing(wanted_as: str, module_name: str) -> Iterator[None]:
-    """Turn an error of an import into a sentence; one in lmgym's own modules is a bug, which keeps its traceback. The
-    process stays in its directory."""
+def _importing(wanted_as: str, module_name: str, *folders: Path) -> Iterator[None]:
+    """Find a user's modules in the current folder and in `folders`, and turn an error of an import into a sentence; one
+    in lmgym's own modules is a bug, which keeps its traceback. The process stays in its directory."""
+    for folder in (*folders, Path.cwd()):  # last, because html.py there must not replace Python's own
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
     try:
         with chdir("."):
             yield
     except (LmgymError, KeyboardInterrupt):
         raise
     except ModuleNotFoundError as error:
+        where = "".join(f"{folder} and " for folder in folders if folder != Path.cwd())
         raise LmgymError(
-            f"{wanted_as}: there is no module '{error.name}' (looked in the current folder too)"
+            f"{wanted_as}: there is no module '{error.name}' (looked in {where}the current folder too)"
         ) from error
     except BaseException as error:  # SystemExit, too
         if module_name.startswith("lmgym."):

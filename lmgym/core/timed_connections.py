@@ -31,7 +31,7 @@ def timed_handlers(deadline: float) -> Iterator[list[urllib.request.BaseHandler]
             with suppress(OSError):  # the server was faster
                 own.shutdown(socket.SHUT_RDWR)
 
-    def reach(address: tuple[str, int], *_: Any) -> socket.socket:
+    def reach(address: tuple[str, int], *others: Any) -> socket.socket:
         """A socket to the first address of the host that can be reached in the time left."""
         problem = OSError(f"{address[0]} has no address")
         for *_, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):

@@ -120,12 +120,6 @@ def evaluate_model(
     )
 
 
-def print_evaluation(record: EvaluationRecord, console: Console) -> None:
-    """Print each metric with its interval."""
-    rows = [(name, str(interval)) for name, interval in record.metrics.items()]
-    console.table("mean [95% interval]", ("metric", record.split), rows)
-
-
 def with_samples(
     section: EvaluationSection, samples: int, temperature: float, overrides: Sequence[str] = ()
 ) -> EvaluationSection:

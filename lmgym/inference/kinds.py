@@ -19,6 +19,7 @@ from lmgym.inference.base import Engine
 from lmgym.models.policy import Policy
 
 Gap = Annotated[float, Gt(0), FINITE, Rule("it must be a number of nats above 0")]
+Units = tuple[int | None, int | None]
 Seconds = Annotated[float, Gt(0), FINITE, Rule("it must be above 0 seconds")]
 
 
@@ -130,17 +131,10 @@ class EngineKind:
     def check_installed(self, section: EngineSection) -> None:
         """Raise LmgymError if a library is missing."""
 
-    def units(
-        self,
-        section: EngineSection,
-        unit: int | None,
-        threads: int | None,
-        of_run: int,
-        steps: Iterable[tuple[int, int]],
-    ) -> tuple[int | None, int | None]:
-        """The answers of a unit and the threads of a generator, where neither recipe nor run has chosen them: `of_run`
-        are the run's threads, `steps` the prompts and the group size of each stage."""
-        return unit, threads
+    def usual_units(self, section: EngineSection, threads: int, steps: Iterable[tuple[int, int]]) -> Units:
+        """The answers of a unit and the threads of a generator, where neither recipe nor run has chosen them: `threads`
+        are the run's, `steps` the prompts and the group size of each stage."""
+        return None, None
 
     def sentence(self, section: EngineSection, unit: int | None, threads: int | None) -> str:
         """Where and how a run samples its answers."""

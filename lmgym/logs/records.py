@@ -63,11 +63,13 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     for episode in episodes:
         scores.setdefault(episode.group, []).append(episode.score)
     groups = list(scores.values())
-    components = {n: sum(e.reward_components[n] for e in episodes) / count for n in episodes[0].reward_components}
+    components: dict[str, list[float]] = {}  # what a reward function notes, it may note of some answers only
+    for name, number in (item for episode in episodes for item in episode.reward_components.items()):
+        components.setdefault(name, []).append(number)
     return {
         "answers": float(count),
         "reward": sum(episode.score for episode in episodes) / count,
-        **{f"reward/{name}": value for name, value in components.items()},
+        **{f"reward/{name}": sum(values) / len(values) for name, values in components.items()},
         "length/mean": sum(lengths) / count,
         "length/max": float(max(lengths)),
         "truncated": sum(episode.truncated for episode in episodes) / count,

@@ -19,6 +19,7 @@ from lmgym.core.model_folder import cannot_load, check_no_adapters
 from lmgym.core.validation import FREE, RECORDED, Section
 from lmgym.models import lora, quantization
 from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
+from lmgym.models.chat_template import use_template
 from lmgym.models.critic import with_critic
 from lmgym.models.device import choose_compute, choose_device, choose_prepacked
 from lmgym.models.fast_path import route_of
@@ -88,8 +89,11 @@ class PolicySection(Section):
     attention: Literal["padded", "flex"] = field(default="padded", metadata=RECORDED)
     """Attention of packed rows, in scoring and training. padded: torch's usual kernel, with rows padded to the longest;
     flex: flex attention, which is made for GPUs and has not been measured on one yet."""
-    template: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the tokenizer's chat template."""
+    template: dict[str, Any] | str | None = None
+    """Chat template in place of the tokenizer's own: a file, a text of Jinja, or none, which joins messages without
+    marks. (A section here is an old name of chat_template_kwargs.)"""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the chat template, such as enable_thinking."""
     max_prompt_tokens: PositiveInt | None = None
     """Longer prompts are cut to this many tokens, special tokens included; `lmgym check` and the run's log count them.
     A prompt from a chat template is refused instead."""
@@ -118,6 +122,9 @@ class PolicySection(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.template, dict):
+            known = {**self.template, **self.chat_template_kwargs}
+            self.template, self.chat_template_kwargs = known.pop("chat_template", None), known
         if self.products == "onednn" and (self.compute == "bfloat16" or self.quantise is not None):
             other = "compute: bfloat16" if self.compute == "bfloat16" else "quantise"
             raise LmgymError(f"policy.products: onednn is for products in fp32; remove it, or policy.{other}")
@@ -294,16 +301,25 @@ def skeleton(section: PolicySection) -> Any:
 
 
 def load_tokenizer(section: PolicySection, folder: Path | None = None) -> Any:
-    """The tokenizer of a recipe; of a run's checkpoint that holds a whole model, the one in its `folder`."""
+    """The tokenizer of a recipe, with its chat template; of a run's checkpoint that holds a whole model, the one in its
+    `folder`."""
     if folder is not None and (folder / lora.CONFIG).is_file():
         folder = None  # adapters are read beside the recipe's own model
     if folder is None and is_builtin(section.model):
-        return builtin_tokenizer(section.tokenizer or "builtin:bytes")
-    name = str(folder or section.tokenizer or section.model)
+        tokenizer: Any = builtin_tokenizer(section.tokenizer or "builtin:bytes")
+    else:
+        tokenizer = _tokenizer(section, str(folder or section.tokenizer or section.model))
+    if isinstance(section.template, str):  # else the tokenizer's own
+        use_template(tokenizer, section.template)
+    return tokenizer
+
+
+def _tokenizer(section: PolicySection, name: str) -> Any:
+    """A tokenizer from a folder or the Hub."""
     prepare_hub(name)
     try:
         revision = section.revision if name == section.model else None
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+        tokenizer: Any = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
         tokenizer("")  # a value of a wrong type in its configuration shows no earlier
     except Exception as error:  # transformers, the Hub client and tokenizers have no common exception
         key = "policy.tokenizer" if section.tokenizer else "policy.model"

@@ -112,7 +112,7 @@ def facts_of_base(section: PolicySection, separator: str = "") -> dict[str, Any]
     what separates steps."""
     base = section.model if is_builtin(section.model) or not Path(section.model).exists() else Path(section.model).name
     facts = {"base_model": base, "revision": section.revision, "licence": licence_of(section)}
-    return facts | {"template": section.template} | ({"separator": separator} if separator else {})
+    return facts | {"template": section.chat_template_kwargs} | ({"separator": separator} if separator else {})
 
 
 def licence_of(section: PolicySection) -> str | None:

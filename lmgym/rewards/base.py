@@ -8,7 +8,7 @@ instead. A metric is the same kind of function.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial, update_wrapper
 from typing import Any, Literal, TypeVar
 
@@ -21,14 +21,15 @@ from lmgym.core.validation import check_arguments, converted, parameters_of
 from lmgym.processes import coroutines
 from lmgym.processes.coroutines import result_of
 from lmgym.rewards import adapters
-from lmgym.rewards.adapters import Style, adapted, style_of
+from lmgym.rewards.adapters import Style, adapted, is_factory, made_by, style_of
 from lmgym.rewards.running.alarm import TimeUp, alarm
 from lmgym.rewards.running.parallel import Parallel, in_parallel
 from lmgym.rewards.running.pooled import NeedsTorch, Pooled, pooled_target, pooled_values, unlimited_reason
-from lmgym.rewards.views import Stripping, strip_thoughts, with_text
+from lmgym.rewards.views import Stripping, as_sequence, strip_thoughts, with_text
 from lmgym.types import Episode, Example
 
 CorrectIsOne = bool | Literal["math_equal"]
+Normalise = bool | Literal["scale"]
 RewardFunction = TypeVar("RewardFunction", bound=Callable[..., Any])
 OPTIONS = {
     "weight": float,
@@ -37,9 +38,11 @@ OPTIONS = {
     "post_process": str,
     "shaping": bool,
     "each_turn": bool,
+    "normalise": Normalise,
     "parallel": dict[str, Any],
     "pool": bool,
     "tasks": list[str],
+    "where": dict[str, Any],
     "style": Style,
     "correct_is_one": CorrectIsOne,
 }
@@ -50,11 +53,12 @@ class Reward:
     """One component of the score: a function with its arguments bound, and its weight (0: a metric only).
 
     With `strip_thinking` the function sees the text without the model's thoughts (see `without_thinking`).
-    `post_process` then changes that text. `tasks` names the tasks of a mixture that the reward is for (empty: all); for
-    examples of other tasks it is 0. With `shaping` each token gets its own reward (see token_credit.py), with
-    `each_turn` each turn does (see turn_credit.py). With `correct_is_one` a text that announces the reference's final
-    answer gets 1, and the function is not asked about it. `pooled` says how a worker process finds the function, if it
-    runs in one; `unlimited` is the reason why its limit of time cannot be enforced.
+    `post_process` then changes that text. `tasks` names the tasks of a mixture that the reward is for, `where` columns
+    of the data with the values that they must have (empty: all); for other examples it is 0. With `shaping` each token
+    gets its own reward (see token_credit.py), with `each_turn` each turn does (see turn_credit.py). `normalise` makes
+    it relative to a running estimate in training (normalisation.py). With `correct_is_one` a text that announces the
+    reference's final answer gets 1, and the function is not asked about it. `pooled` says how a worker process finds
+    the function, if it runs in one; `unlimited` is the reason why its limit of time cannot be enforced.
 
     Example: Reward("final_answer", 1.0, lmgym.core.registry.get("reward", "final_answer"))
     """
@@ -64,9 +68,11 @@ class Reward:
     function: Callable[..., Any]
     strip_thinking: Stripping = False
     tasks: tuple[str, ...] = ()
+    where: Mapping[str, Any] = field(default_factory=dict)
     post_process: Callable[[str], str] | None = None
     shaping: bool = False
     each_turn: bool = False
+    normalise: Normalise = False
     correct_is_one: CorrectIsOne = False
     pooled: Pooled | None = None
     unlimited: str = ""
@@ -76,8 +82,20 @@ class Reward:
         """True if each token gets its own reward."""
         return self.shaping or getattr(self.function, "pays_tokens", False)
 
+    @property
+    def selective(self) -> bool:
+        """True if the reward is for some examples only."""
+        return bool(self.tasks or self.where)
+
     def applies(self, example: Example) -> bool:
-        """True if the reward is for the example's task. Raises LmgymError if `tasks` names an unknown task."""
+        """True if the reward is for the example. Raises LmgymError if `tasks` names an unknown task, or `where` a
+        column that the example lacks."""
+        for column, wanted in self.where.items():
+            if column not in example.meta:
+                valid = suggest(column, example.meta)
+                raise LmgymError(f"key 'rewards.{self.name}.where': '{example.id}' has no column '{column}'; {valid}")
+            if example.meta[column] not in (wanted if isinstance(wanted, list) else [wanted]):
+                return False
         if not self.tasks:
             return True
         if "mixture" not in example.meta:
@@ -154,11 +172,14 @@ def build_rewards(section: Mapping[str, Any]) -> list[Reward]:
             raise LmgymError(f"key '{key}.weight' must be finite, not {options['weight']}")
         # Find the function, adapt it if it is of another library's form, and check the arguments against its signature.
         target = options.pop("reward", name)
-        original = registry.get("reward", target)
-        style = options.pop("style", None) or style_of(original, name)
+        original = function = registry.get("reward", target)
+        style, sent = options.pop("style", None), arguments
+        if factory := style is None and target not in registry.BUILTIN["reward"] and is_factory(original, name):
+            function, arguments = made_by(original, arguments, name), {}
+        style = style or style_of(function, name)
         if target in registry.BUILTIN["reward"] and style != "lmgym":
             raise LmgymError(f"key '{key}.style' is {style}, and '{target}' is a reward of lmgym's own; remove it")
-        function = original if style == "lmgym" else episodes(adapted(original, style, name))
+        function = function if style == "lmgym" else episodes(adapted(function, style, name))
         of_episodes = getattr(function, "takes_episodes", False)
         if "correct_is_one" in options and "correct_is_one" in parameters_of(function, given=1)[0]:
             arguments["correct_is_one"] = options.pop("correct_is_one")  # judges of lines know better where it holds
@@ -167,10 +188,11 @@ def build_rewards(section: Mapping[str, Any]) -> list[Reward]:
         wanted = options.pop("pool", True)
         limits_itself = "parallel" in options or hasattr(original, "limits_itself") or hasattr(original, "linear_time")
         if not limits_itself:
-            reason = unlimited_reason(original, arguments, target) if wanted else "the recipe says pool: false"
+            sent = sent if factory else arguments
+            reason = unlimited_reason(original, sent, target) if wanted else "the recipe says pool: false"
             options["unlimited"] = reason
             if not reason:
-                options["pooled"] = Pooled(str(pooled_target(original, target)), arguments, style, of_episodes)
+                options["pooled"] = Pooled(str(pooled_target(original, target)), sent, style, of_episodes, factory)
         if "parallel" in options:
             how = Parallel(**check_arguments(Parallel, options.pop("parallel"), f"{key}.parallel", given=0))
             if of_episodes or getattr(function, "pays_tokens", False):
@@ -217,7 +239,9 @@ def _available(name: str) -> str:
     return entry.substitute
 
 
-def call_reward(reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0) -> list[float]:
+def call_reward(
+    reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0, tokenizer: Any = None
+) -> list[float]:
     """Call a reward: one finite number per episode, not yet weighted; 0 if the reward is not for the episode's task.
 
     Raises LmgymError, in one sentence, if the reward raises, returns anything but one finite number per episode,
@@ -226,7 +250,8 @@ def call_reward(reward: Reward, episodes: Sequence[Episode], timeout: float | No
     why) gets an alarm signal instead. It interrupts Python code and regular expressions, but not a call that blocks
     inside a C library nor code that catches it, and it needs the main thread and a system with SIGALRM. A function
     with the attribute `limits_itself` gets no alarm: it works in time-limited processes (processes/pool.py) and
-    limits each text by itself, so that a slow text costs its own reward and not the run.
+    limits each text by itself, so that a slow text costs its own reward and not the run. A function with the attribute
+    `reads_sequence` gets prompt and answer as the `tokenizer` writes them (views.as_sequence).
 
     Example:
         >>> call_reward(build_rewards({"final_answer": 1.0})[0], episodes)
@@ -234,7 +259,7 @@ def call_reward(reward: Reward, episodes: Sequence[Episode], timeout: float | No
     """
     if getattr(reward.function, "pays_tokens", False):
         raise LmgymError(f"reward '{reward.name}' pays token by token; let lmgym.apply_rewards apply it")
-    shown = _shown(reward, episodes, timeout)
+    shown = as_read(reward, _shown(reward, episodes, timeout), tokenizer)
     right = reward.correct([episode.text for episode in shown], [episode.example for episode in shown])
     judged = iter(_judge(reward, [episode for episode, known in zip(shown, right, strict=True) if not known], timeout))
     values = iter([1.0 if known else next(judged) for known in right])
@@ -250,6 +275,12 @@ def episodes_to_judge(reward: Reward, episodes: Sequence[Episode]) -> list[Episo
     if reward.post_process is not None:
         shown = [with_text(episode, reward.post_process(episode.text)) for episode in shown]
     return shown
+
+
+def as_read(reward: Reward, shown: Sequence[Episode], tokenizer: Any) -> list[Episode]:
+    """The episodes to judge as the function reads them: with `reads_sequence`, prompt and answer as two texts."""
+    how, changed = getattr(reward.function, "reads_sequence", None), reward.strip_thinking or reward.post_process
+    return [as_sequence(one, tokenizer, how == "tokens", bool(changed)) for one in shown] if how else list(shown)
 
 
 def _judge(reward: Reward, episodes: Sequence[Episode], timeout: float | None) -> list[float]:
@@ -328,18 +359,20 @@ def check_examples(rewards: Sequence[Reward], examples: Sequence[Example]) -> No
 
 
 def _check_tokens(function: Callable[..., Any], options: Mapping[str, Any], key: str) -> None:
-    """Raise LmgymError for options that exclude each other: a reward per token allows none of these five."""
+    """Raise LmgymError for options that exclude each other: a reward per token allows none of these six."""
     if getattr(function, "pays_tokens", False):
-        for option in ("shaping", "each_turn", "strip_thinking", "post_process", "correct_is_one"):
+        for option in ("shaping", "each_turn", "normalise", "strip_thinking", "post_process", "correct_is_one"):
             if options.get(option):
                 raise LmgymError(f"key '{key}.{option}': this reward pays token by token of itself; leave it out")
+    if options.get("normalise") and (options.get("shaping") or options.get("each_turn")):
+        raise LmgymError(f"key '{key}.normalise' is for a reward of whole answers; leave out shaping and each_turn")
     if options.get("shaping") and options.get("each_turn"):
         raise LmgymError(f"key '{key}': 'shaping' pays tokens and 'each_turn' turns; leave one of them out")
 
 
 def _place(error: BaseException) -> str:
     """Where the error happened: " at FILE:LINE", the innermost line in the reward's own file."""
-    return place(error, __file__, adapters.__file__, coroutines.__file__, TimeUp.file)
+    return place(error, __file__, *adapters.FILES, coroutines.__file__, TimeUp.file)
 
 
 def _as_list(values: Any) -> list[Any] | str:

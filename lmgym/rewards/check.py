@@ -1,11 +1,23 @@
-"""`check_reward`: tests the contract of a reward. For users who write their own."""
+"""`check_reward` tests the contract of a reward, for users who write their own; `why_never_paid` looks for the mistake
+in one that never pays."""
 
+import inspect
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build_rewards, call_reward, check_examples
+from lmgym.core.errors import LmgymError, describe
+from lmgym.rewards.base import (
+    Reward,
+    as_read,
+    build_rewards,
+    call_reward,
+    check_examples,
+    episodes_to_judge,
+    guard_reward,
+)
+from lmgym.rewards.foreign.trl import is_chat
 from lmgym.types import Episode, Example, Turn
 
 # A reward that asks a model in float32 adds the same numbers in another order when the batch is another one. Two orders
@@ -57,3 +69,69 @@ def check_reward(
         for value, how in ((call_reward(reward, [episode])[0], "alone"), (backwards, "in the batch reversed")):
             if not math.isclose(value, together, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
                 raise LmgymError(f"reward '{name}' gives {episode.text!r} {together} in a batch but {value} {how}")
+
+
+def why_never_paid(
+    reward: Reward, episodes: Sequence[Episode], timeout: float = 60.0, tokenizer: Any = None
+) -> str:
+    """What is wrong with a reward that was 0 for all of these episodes, as far as can be told: its function has caught
+    an error of a wrong type, or pays where it gets texts in place of messages. Empty if nothing was found, and
+    for lmgym's own rewards. Calls the function again, in this process.
+
+    Example: why_never_paid(reward, episodes) ->
+        'the function has caught TypeError: can only concatenate str (not "list") to str (rewards.py, line 7)'
+    """
+    shown, function = as_read(reward, episodes_to_judge(reward, episodes), tokenizer), reward.function
+    home = getattr(function, "__module__", None) or ""
+    if not shown or reward.by_token or (home.startswith("lmgym.") and not home.startswith("lmgym.rewards.foreign.")):
+        return ""
+    given: tuple[Any, ...] = ([one.text for one in shown], [one.example for one in shown])
+    if getattr(function, "takes_episodes", False):
+        given = (shown,)
+    try:
+        with guard_reward(reward, len(shown), timeout):
+            if caught := _caught(lambda: function(*given)):
+                return f"the function has caught {caught}"
+            other = getattr(function, "other_kind", None)
+            paid = other is not None and any(other(shown, **getattr(function, "keywords", {})))
+    except LmgymError:
+        return ""
+    kind = "texts" if is_chat(shown[0]) else "messages"
+    kind = "the prompt too" if hasattr(function, "reads_sequence") else kind
+    return f"it pays some of them if it gets {kind}: {KINDS[kind]}" if paid else ""
+
+
+KINDS = {
+    "messages": "task.prompts: chat makes messages of texts",
+    "the prompt too": "write style: verl_sequence, as verl 0.1 called it",
+    "texts": "completions are lists of messages here, since prompts are; read completion[0]['content']",
+}
+
+
+def _caught(call: Callable[[], Any]) -> str:
+    """The first error of a wrong type that a call has raised and caught, with its line; empty if there is none. Those
+    of libraries are not looked at, nor a search that has found nothing."""
+    found: list[str] = []
+
+    def watch(frame: Any, event: str, argument: Any) -> Any:
+        if event == "exception" and issubclass(argument[0], TypeError | AttributeError):
+            error, file = argument[1], frame.f_code.co_filename
+            if "NoneType" not in str(error):
+                told = describe(error if isinstance(error, BaseException) else argument[0](error))
+                found.append(f"{told} ({file.rsplit('/', 1)[-1]}, line {frame.f_lineno})")
+        return watch
+
+    def enter(frame: Any, event: str, argument: Any) -> Any:
+        file = frame.f_code.co_filename
+        return None if "site-packages" in file or file.startswith((sys.prefix, sys.base_prefix, LMGYM)) else watch
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return found[0] if found else ""
+
+
+LMGYM = inspect.getfile(LmgymError).rsplit("/core/", 1)[0]

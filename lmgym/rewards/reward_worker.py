@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.machinery
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,6 +15,7 @@ from lmgym.core import registry
 from lmgym.core.errors import LmgymError, describe
 from lmgym.rewards.adapters import Style, adapted
 from lmgym.rewards.base import Reward, call_reward, episodes
+from lmgym.rewards.foreign.signature import notes_of
 from lmgym.rewards.running.pooled import NeedsTorch, episode_from_json, unpacked
 from lmgym.types import Episode, Example, Turn
 
@@ -36,19 +38,21 @@ def run(item: Mapping[str, Any]) -> dict[str, Any]:
     """{"values": the reward's values}, {"refused": a sentence}, or {"stays": the reason} for a function that has to be
     called in the training process. An item without rows only imports the function."""
     try:
-        function = _function(item["target"], item["style"], item["name"])
+        packed = json.dumps(item["arguments"]) if item["factory"] else ""
+        function = _function(item["target"], item["style"], item["name"], packed)
     except NeedsTorch:
         return {"stays": "it imports torch"}
     except Exception as error:
         return {"stays": f"another process cannot import it ({describe(error)})"}
     try:
-        if arguments := unpacked(item["arguments"]):
-            function = partial(function, **arguments)
+        # A partial has no attribute `reads_sequence`: the episodes are sent as the reward is to see them.
+        function = partial(function, **({} if item["factory"] else unpacked(item["arguments"])))
         if item["takes_episodes"]:
             function = episodes(function)
         examples = [replace(Example.from_json(tree), meta=unpacked(meta)) for tree, meta in item["examples"]]
         shown = [_episode(row, examples[number], index) for index, (number, row) in enumerate(item["rows"])]
-        return {"values": call_reward(Reward(item["name"], 1.0, function), shown, item["timeout"])}
+        values = call_reward(Reward(item["name"], 1.0, function), shown, item["timeout"])
+        return {"values": values, "notes": [notes_of(episode, item["name"]) for episode in shown]}
     except LmgymError as error:
         return {"refused": str(error)}
     except NeedsTorch:
@@ -64,7 +68,7 @@ run.prepare = prepare  # type: ignore[attr-defined]
 
 
 @cache
-def _function(target: str, style: Style, name: str) -> Any:
+def _function(target: str, style: Style, name: str, made_of: str) -> Any:
     module, _, path = target.rpartition(":")
     if module.endswith(".py"):
         registry.load_plugin(module)
@@ -73,7 +77,7 @@ def _function(target: str, style: Style, name: str) -> Any:
         found = importlib.import_module(module)
     for part in path.split("."):
         found = getattr(found, part)
-    return adapted(found, style, name)
+    return adapted(found(**unpacked(json.loads(made_of))) if made_of else found, style, name)
 
 
 def _episode(row: Any, example: Example, index: int) -> Episode:

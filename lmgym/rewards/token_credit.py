@@ -61,7 +61,7 @@ def _shaped(
 ) -> list[tuple[float, list[float]]]:
     # Score all prefixes of all episodes in one call, then hand the values back to their episodes.
     prefixes = [token_prefixes(episode, tokenizer) for episode in episodes]
-    values = iter(call_reward(reward, [prefix for own in prefixes for prefix in own], timeout))
+    values = iter(call_reward(reward, [prefix for own in prefixes for prefix in own], timeout, tokenizer))
     results = []
     for episode, own in zip(episodes, prefixes, strict=True):
         scores = [next(values) for _ in own]

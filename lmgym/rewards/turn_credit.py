@@ -2,18 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from lmgym.rewards.base import Reward, call_reward
 from lmgym.types import Episode
 
 
-def rewards_by_turn(reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0) -> list[list[float]]:
+def rewards_by_turn(
+    reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0, tokenizer: Any = None
+) -> list[list[float]]:
     """For each episode the rewards of its turns, not yet weighted. A turn's reward is that of the episode as if it
     ended after this turn. A turn whose action continues in the next one (`Turn.unfinished`) gets 0.
 
     The reward of the episode is their sum. It costs one call of the reward per turn. Raises as `call_reward` does."""
     prefixes = [turn_prefixes(episode) for episode in episodes]
-    values = iter(call_reward(reward, [prefix for own in prefixes for _, prefix in own], timeout))
+    values = iter(call_reward(reward, [prefix for own in prefixes for _, prefix in own], timeout, tokenizer))
     results = []
     for episode, own in zip(episodes, prefixes, strict=True):
         earned = [0.0] * len(episode.turns)

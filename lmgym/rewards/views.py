@@ -2,9 +2,10 @@
 
 import re
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
-from lmgym.types import Episode
+from lmgym.text.chat import messages_of, plain_text
+from lmgym.types import Episode, Message
 
 Stripping = bool | Literal["opened"]
 TAG = re.compile(r"<(?P<end>/?)think>")
@@ -49,3 +50,26 @@ def with_text(episode: Episode, text: str) -> Episode:
         return episode
     *before, last = (replace(turn, continuation=None) for turn in episode.turns)
     return replace(episode, turns=[*before, replace(last, given="", text=text)])
+
+
+def as_sequence(episode: Episode, tokenizer: Any, special: bool, changed: bool = False) -> Episode:
+    """A copy of an episode whose messages are two texts: what the model has read first, with its control tokens, and
+    all that stands behind it (`special`: also with them). Without a tokenizer the texts are those of the data; where
+    the answer's text was `changed` for the reward, that stands behind the prompt.
+
+    Example:
+        >>> [message["content"] for message in as_sequence(episode, tokenizer, special=True).messages]
+        ['<|im_start|>user\\n2+2=<|im_end|>\\n<|im_start|>assistant\\n', '4<|im_end|>']
+    """
+    if not episode.turns:
+        return episode
+    first, *later = episode.turns
+    read, written = str(plain_text(messages_of(episode.example.prompt))), episode.text
+    if tokenizer is not None:
+        ids = [*first.action_ids, *(id for turn in later for id in (*turn.prompt_ids, *turn.action_ids))]
+        read = tokenizer.decode(first.source_ids or first.prompt_ids, clean_up_tokenization_spaces=False)
+        behind = tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+        given = "" if read.endswith(first.given) else first.given
+        written = written if changed else given + behind
+    pair: list[Message] = [{"role": "user", "content": read}, {"role": "assistant", "content": written}]
+    return replace(episode, messages=pair)

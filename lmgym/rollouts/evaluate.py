@@ -165,7 +165,7 @@ def _elected(
 ) -> dict[str, list[list[float]]]:
     """maj@k of a reward that says what an answer votes for (`vote`, a function of its text)."""
     vote = getattr(reward.function, "vote", None)
-    if vote is None or reward.tasks:
+    if vote is None or reward.selective:
         return {}
     votes = [[vote(episode.text) for episode in episodes_to_judge(reward, group)] for group in groups]
     return {
@@ -221,7 +221,7 @@ def by_task(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> d
             task = f"reward/{group[0].example.meta['task']}"
             values.setdefault(task, []).append([episode.score for episode in group])
     for reward in rewards:
-        own = [group for group in groups if reward.applies(group[0].example)] if reward.tasks else []
+        own = [group for group in groups if reward.applies(group[0].example)] if reward.selective else []
         for name, numbers in measured(own, [reward]).items() if own else ():
             if name == reward.name or name.startswith(f"{reward.name}/"):
                 values[name] = numbers

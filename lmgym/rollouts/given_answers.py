@@ -17,13 +17,13 @@ def given_turn(example: Example, answer: str, actor: Actor) -> Turn:
 
     Example: given_turn(Example("a/0", "2+2="), "4", actor).action_ids -> [53, 2]
     """
-    prompt, tokenizer, begun = actor.encode_prompt(example.prompt), actor.tokenizer, bool(actor.answer_start)
+    prompt, tokenizer, start = actor.encode_prompt(example.prompt), actor.tokenizer, actor.answer_start
     if actor.decoder_start:
-        ids = decoder_answer_ids(tokenizer, answer, begun)
-        turn = Turn(list(actor.decoder_ids), ids, text=answer, source_ids=prompt, given=actor.answer_start)
+        ids = decoder_answer_ids(tokenizer, answer, bool(start))
+        turn = Turn(list(actor.decoder_ids), ids, text=answer, source_ids=prompt, given=start)
     else:
-        ids = answer_ids(tokenizer, example.prompt, answer, actor.template, begun)
-        turn = Turn(prompt, ids, text=answer, given=actor.answer_start)
+        ids = answer_ids(tokenizer, example.prompt, answer, actor.template, start)
+        turn = Turn(prompt, ids, text=answer, given=start)
     turn.action_ids = turn.action_ids[: actor.reference_tokens]
     return turn
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lmgym.core.errors import LmgymError
 from lmgym.rollouts.players import Actor, PromptCache
-from lmgym.types import Episode, Example, Message, RecipeText
+from lmgym.types import BarePrompt, Episode, Example, Message, RecipeText
 
 PLACE = re.compile(r"\{(\w+)\}")
 
@@ -24,7 +24,8 @@ def hinted_prompt(hint: str, example: Example) -> str | Sequence[Message]:
         'It is 4. 2+2='
     """
     if isinstance(example.prompt, str):
-        return _filled(hint, example, example.prompt)
+        filled, given = _filled(hint, example, example.prompt), example.prompt
+        return BarePrompt(filled, getattr(filled, "spans", ()), given.form) if isinstance(given, BarePrompt) else filled
     messages = list(example.prompt)
     last = max((place for place, message in enumerate(messages) if message["role"] == "user"), default=None)
     if last is None:

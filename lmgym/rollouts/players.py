@@ -29,7 +29,7 @@ from lmgym.text.chat import (
     source_ids,
     start_ids,
 )
-from lmgym.types import Episode, Message, Turn, recipe_spans
+from lmgym.types import BarePrompt, Episode, Message, Turn, recipe_spans
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,21 @@ class PlayerState:
     new_ids: list[int] = field(default_factory=list)  # the tokens at the end of `ids` that no turn holds yet
     message: str = ""  # the beginning of the message that the policy is writing
     restarted: bool = False  # the next turn begins a new row
+    bare: bool = False  # the conversation has begun with a BarePrompt, so nothing of it goes through the template
 
     def begin(self, prompt: str | Sequence[Message], encode: PromptCache) -> None:
-        """Start the conversation, or start it again, with a prompt. Raises LmgymError if the prompt has no token."""
+        """Start the conversation, or start it again, with a prompt. Raises LmgymError if the prompt has no token, or if
+        an environment has put a rendered prompt into a message."""
+        if getattr(self.episode.example.prompt, "form", "text") == "rendered" and not isinstance(prompt, str):
+            raise LmgymError(
+                f"example {self.episode.example.id}: task.prompts is rendered, and the environment puts it into "
+                "a message, which would be rendered again; write prompts: chat, or env: single_turn"
+            )
         ids = encode(prompt, self.template)
         if not ids:
             raise LmgymError(f"the prompt of example {self.episode.example.id} has no token at all; give it some text")
         self.history, self.ids, self.new_ids, self.message = messages_of(prompt), ids, ids, self.actor.answer_start
+        self.bare, self.episode.chat = isinstance(prompt, BarePrompt), not isinstance(prompt, str)
         self.restarted = bool(self.episode.turns)
 
     def request(self, one_turn: bool = False) -> Request:
@@ -129,7 +137,7 @@ class PlayerState:
         elif self.message or (self.episode.turns and not self.restarted):
             ids = [*continued_ids(tokenizer, text), end_id(tokenizer)]
         else:
-            ids = answer_ids(tokenizer, self.history, text, self.template)
+            ids = answer_ids(tokenizer, self.history[0]["content"] if self.bare else self.history, text, self.template)
         stopped = any(text.endswith(stop) for stop in self.stop)
         return Completion(ids[:-1], [], "stop") if stopped else Completion(ids, [], "eos")
 
@@ -156,7 +164,7 @@ class PlayerState:
         else:
             said, ended = turns[-1].action_ids, turns[-1].stop == "eos"
             self.new_ids = appended_ids(
-                self.actor.tokenizer, self.history, step.messages, said[-1], self.template, ended
+                self.actor.tokenizer, self.history, step.messages, said[-1], self.template, ended, self.bare
             )
             self.history = [*self.history, {"role": "assistant", "content": self.message}, *step.messages]
             start = self.actor.start_ids

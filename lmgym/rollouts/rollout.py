@@ -138,12 +138,12 @@ def apply_rewards(
                 episode.reward_components[reward.name] = value
                 _pay_tokens(episode.turns[-1], reward.weight * value, [reward.weight * earned for earned in tokens])
         elif reward.each_turn:
-            for episode, values in zip(played, rewards_by_turn(reward, played, timeout), strict=True):
+            for episode, values in zip(played, rewards_by_turn(reward, played, timeout, tokenizer), strict=True):
                 episode.reward_components[reward.name] = math.fsum(values)
                 for turn, value in zip(episode.turns, values, strict=True):
                     turn.reward += reward.weight * value
         else:
-            for episode, value in zip(played, call_reward(reward, played, timeout), strict=True):
+            for episode, value in zip(played, call_reward(reward, played, timeout, tokenizer), strict=True):
                 episode.reward_components[reward.name] = value
                 episode.turns[-1].reward += reward.weight * value
         seconds = time.perf_counter() - began

@@ -6,7 +6,7 @@ source, the fields of `Example` that it reads, and an algorithm that learns from
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
@@ -23,19 +23,6 @@ from lmgym.rollouts.rollout import demonstrate
 from lmgym.text.chat import answer_ids
 from lmgym.text.steps import step_ids
 from lmgym.types import Episode, Example
-
-
-class Wanted(Protocol):
-    """What a source reads of an algorithm's requirements."""
-
-    @property
-    def answers(self) -> str: ...
-    @property
-    def separator(self) -> str: ...
-    @property
-    def pairs(self) -> bool: ...
-    @property
-    def makes_policy(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -88,7 +75,7 @@ class Source:
     lag: int = 0
     """By how many updates the weights that sampled are older than those that train."""
 
-    def __init__(self, requirements: Wanted) -> None:
+    def __init__(self, requirements: Any) -> None:
         self.requirements = requirements
 
     def episodes(self, draw: Draw) -> list[Episode]:
@@ -99,9 +86,9 @@ class Source:
         """The texts of an example that a stage trains on."""
         return []
 
-    def lengths(self, example: Example, tokenizer: Any, template: Mapping[str, Any], begun: bool) -> list[int]:
-        """The tokens of these texts behind the prompt of a causal model; `begun`: behind the beginning of an answer."""
-        return [len(answer_ids(tokenizer, example.prompt, text, template, begun)) for text in self.texts(example)]
+    def lengths(self, example: Example, tokenizer: Any, template: Mapping[str, Any], start: str) -> list[int]:
+        """The tokens of these texts behind the prompt of a causal model; `start`: of each answer."""
+        return [len(answer_ids(tokenizer, example.prompt, text, template, start)) for text in self.texts(example)]
 
     def answers_to_a_prompt(self, group_size: int) -> int:
         """How many answers a prompt usually has in a step."""
@@ -128,7 +115,7 @@ class Source:
         """The stage is over."""
 
 
-def source_of(requirements: Wanted) -> Source:
+def source_of(requirements: Any) -> Source:
     """The source that an algorithm's requirements name."""
     source: Source = registry.get("source", requirements.answers)(requirements)
     return source
@@ -202,7 +189,7 @@ class LabelledSteps(Source):
         whole = "".join(step.text + self.requirements.separator for step in example.steps)
         return [whole] if example.steps else []
 
-    def lengths(self, example: Example, tokenizer: Any, template: Mapping[str, Any], begun: bool) -> list[int]:
+    def lengths(self, example: Example, tokenizer: Any, template: Mapping[str, Any], start: str) -> list[int]:
         separator = self.requirements.separator
         return [sum(len(step_ids(tokenizer, step.text, separator)) for step in example.steps)]
 

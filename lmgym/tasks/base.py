@@ -16,10 +16,11 @@ from lmgym.core.errors import LmgymError, describe, place
 from lmgym.core.files import read_text
 from lmgym.core.registry import suggest
 from lmgym.core.validation import check_arguments, check_text
+from lmgym.tasks.prompt_forms import Prompts, in_form
 from lmgym.tasks.streamed import StreamedExamples, first_of
 from lmgym.types import Example, Message, RecipeText
 
-OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix")  # of any task, see `load_task`
+OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix", "prompts")  # of any, see `load_task`
 LONGEST_SYSTEM_PROMPT = 2**20  # bytes
 SPLITS = ("train", "validation", "test")
 Task = TypeVar("Task", bound=Callable[..., Any])
@@ -58,6 +59,7 @@ def load_task(
     few_shot: FewShot | dict[str, Any] | None = None,
     prompt_prefix: str = "",
     prompt_suffix: str = "",
+    prompts: Prompts = "auto",
     seed: int = 0,
     **arguments: Any,
 ) -> Sequence[Example]:
@@ -68,6 +70,11 @@ def load_task(
     message. With `system_prompt` (a text, or "file:PATH", read without its last newline) or `few_shot`, prompts become
     chat messages: the system message, question and first reference of each shot, the question. `seed` is for random
     shots.
+
+    `prompts` says how a prompt reaches a model with a chat template. chat: as messages; a text becomes one of the user.
+    text: without the template; messages are joined. rendered: a text that a template has written before; its control
+    tokens count, so take only data that you trust. auto: messages are a chat; a text from a file of your own
+    stays a text, as in TRL, and a problem of any other task is put into a message (tasks/prompt_forms.py).
 
     Raises LmgymError for unknown or wrong arguments, a missing or empty split, a repeated id, an empty prompt, or a
     shot without references.
@@ -86,7 +93,8 @@ def load_task(
     source = examples if shots is None or shots.split == split else _examples(name, shots.split, arguments)
     affixes = (prompt_prefix, prompt_suffix)
     examples = examples if limit is None else examples[:limit]
-    return _with_options(examples, affixes, _system_text(system_prompt), shots, source, seed)
+    examples = _with_options(examples, affixes, _system_text(system_prompt), shots, source, seed)
+    return in_form(examples, name, prompts)
 
 
 def prompt_writer(write: Callable[[str, Mapping[str, Any]], Prompt]) -> Callable[[Task], Task]:
@@ -130,7 +138,8 @@ def examples_from_prompts(prompts: Sequence[Prompt], section: Mapping[str, Any],
         examples.append(Example(id=f"prompt/{index}", prompt=prompt))
         _check_texts(examples[-1], f"prompt {index + 1}")
     affixes = (section.get("prompt_prefix", ""), section.get("prompt_suffix", ""))
-    return _with_options(examples, affixes, _system_text(section.get("system_prompt")), shots, source, seed)
+    written = _with_options(examples, affixes, _system_text(section.get("system_prompt")), shots, source, seed)
+    return in_form(written, section["name"], section.get("prompts", "auto"))
 
 
 def _written(name: str, arguments: Mapping[str, Any], problem: Prompt) -> Prompt:

@@ -119,4 +119,5 @@ class Curriculum:
             raise LmgymError(
                 f"curriculum.reward: there is no reward '{name}'; the recipe has {', '.join(episode.reward_components)}"
             )
-        return episode.reward_components[name] >= self.section.right
+        components = episode.reward_components
+        return components.get(f"{name}/raw", components[name]) >= self.section.right  # raw: before `normalise`

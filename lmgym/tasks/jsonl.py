@@ -10,6 +10,7 @@ from lmgym.core.errors import LmgymError, represent
 from lmgym.core.files import lines_of, open_regular
 from lmgym.core.registry import register, suggest
 from lmgym.tasks.base import SPLITS, MissingSplit, check_split, hash_fraction
+from lmgym.tasks.prompt_forms import own_texts
 from lmgym.tasks.streamed import StreamedExamples, find_lines
 from lmgym.types import Example
 
@@ -18,6 +19,7 @@ ROLES = ("system", "user", "assistant")
 
 
 @register("task", "jsonl")
+@own_texts
 def jsonl(
     split: str,
     path: str | Path,

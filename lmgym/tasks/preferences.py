@@ -12,6 +12,7 @@ from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split
 from lmgym.tasks.files import rows_of
 from lmgym.tasks.jsonl import column, prompt_of
+from lmgym.tasks.prompt_forms import own_texts
 from lmgym.tasks.sources import shared_out, stream_rows
 from lmgym.types import Example, Message, RatedAnswer
 
@@ -33,6 +34,7 @@ class Columns:
 
 
 @register("task", "preferences")
+@own_texts
 def preferences(
     split: str,
     path: str | Path | None = None,

@@ -8,11 +8,13 @@ from lmgym.core.errors import LmgymError, represent
 from lmgym.core.registry import register
 from lmgym.tasks.base import check_split
 from lmgym.tasks.jsonl import column, prompt_of
+from lmgym.tasks.prompt_forms import own_texts
 from lmgym.tasks.sources import shared_out, stream_rows
 from lmgym.types import Example, LabelledStep
 
 
 @register("task", "step_labels")
+@own_texts
 def step_labels(
     split: str,
     path: str | Path | None = None,

@@ -5,15 +5,16 @@ ids to append. Only the template and the recipe's own texts can make control tok
 object with the methods of a Hugging Face tokenizer; nothing here imports torch or transformers.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from lmgym.core.errors import LmgymError, represent
+from lmgym.core.errors import LmgymError, represent, warn
 from lmgym.text.control import bare_ids, control_tokens, ids_of_pieces, split_text, text_ids
-from lmgym.text.template import around_answer, ending_pieces, template_pieces
-from lmgym.types import Message, RecipeText
+from lmgym.text.template import NO_TOOLS, around_answer, ending_pieces, ignores_tools, template_pieces
+from lmgym.types import BarePrompt, Message, RecipeText
 
 
 @dataclass(frozen=True)
@@ -35,20 +36,29 @@ def messages_of(prompt: str | Sequence[Message]) -> list[Message]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 
+def has_template(tokenizer: Any, prompt: str | Sequence[Message]) -> bool:
+    """True if a prompt goes through the tokenizer's chat template."""
+    return bool(getattr(tokenizer, "chat_template", None)) and not isinstance(prompt, BarePrompt)
+
+
 def prompt_ids(
     tokenizer: Any, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None, cut: Cut | None = None
 ) -> list[int]:
     """Token ids [P] of a first prompt, ready for the policy to answer.
 
     With a chat template, the messages are rendered through it, with `template` as its keyword arguments (for example
-    `{"enable_thinking": False}`). Without one, `plain_text` is tokenized, with the special tokens that the tokenizer
-    adds in front (BOS) but not at the end (EOS). Raises LmgymError if a chat is longer than `cut` allows.
+    `{"enable_thinking": False}`). Without one, and of a `BarePrompt`, `plain_text` is tokenized, with the special
+    tokens that the tokenizer adds in front (BOS) but not at the end (EOS); a rendered prompt has its own. Raises
+    LmgymError if a chat is longer than `cut` allows.
 
     Example: prompt_ids(builtin_tokenizer("builtin:numbers"), "7 8") -> [1, 10, 11]
     """
-    if not getattr(tokenizer, "chat_template", None):
+    rendered = isinstance(prompt, BarePrompt) and prompt.form == "rendered"
+    if not has_template(tokenizer, prompt) and not rendered:
         return _plain_ids(tokenizer, messages_of(prompt), cut, end=False)
-    ids = ids_of_pieces(tokenizer, template_pieces(tokenizer, messages_of(prompt), template))
+    if not rendered and ignores_tools(tokenizer, messages_of(prompt), template):
+        warn(NO_TOOLS)
+    ids = ids_of_pieces(tokenizer, _prompt_pieces(tokenizer, prompt, template))
     if cut is not None and len(ids) > cut.tokens:
         raise LmgymError(
             f"a chat prompt has {len(ids)} tokens, more than policy.max_prompt_tokens ({cut.tokens}), and what a "
@@ -71,37 +81,72 @@ def plain_text(messages: Sequence[Message]) -> str:
     return RecipeText.join(*(text for part in parts for text in part))
 
 
+def _prompt_pieces(
+    tokenizer: Any, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None
+) -> list[str]:
+    """The text of a prompt, rendered or plain, in pieces as `split_text` gives them."""
+    if has_template(tokenizer, prompt):
+        return template_pieces(tokenizer, messages_of(prompt), template)
+    return split_text(tokenizer, plain_text(messages_of(prompt)))
+
+
 def answer_ids(
     tokenizer: Any,
     prompt: str | Sequence[Message],
     answer: str,
     template: Mapping[str, Any] | None = None,
-    begun: bool = False,
+    start: str = "",
 ) -> list[int]:
-    """Token ids [A] of a reference answer after its prompt, and `end_id`: the targets of supervised training. `begun`:
-    behind the given start of an answer (`start_ids`).
+    """Token ids [A] of a reference answer after its prompt, and `end_id`: the targets of supervised training. `start`
+    is the given start of an answer (`start_ids`), if it has one. What the end of the prompt, or `start`, has written
+    already of the answer (`<think>`) is not written again.
 
     Prompt and answer are tokenized together, so that the word at the boundary gets the ids that a model would sample;
     separately if that would change the prompt's ids. Raises LmgymError if the tokenizer has no end-of-sequence token.
     """
-    end = end_id(tokenizer)
+    end = end_id(tokenizer) if has_template(tokenizer, prompt) else tokenizer.eos_token_id
     if end is None:
         raise LmgymError(
             "the tokenizer has no end-of-sequence token; set one (tokenizer.eos_token) before training on references"
         )
-    if begun:
+    pieces = _prompt_pieces(tokenizer, prompt, template)
+    if answer[:1] in ("<", "["):
+        answer = answer[written_already(_begun(tokenizer, prompt, template) + start, answer) :]
+    if start:
         return [*continued_ids(tokenizer, answer), end]
     # The pieces of the prompt, then of both: the answer's first piece goes on where the prompt's last one ends.
-    if getattr(tokenizer, "chat_template", None):
-        pieces = template_pieces(tokenizer, messages_of(prompt), template)
-    else:
-        pieces = split_text(tokenizer, plain_text(messages_of(prompt)))
     first, *others = split_text(tokenizer, answer)
     before, both = (ids_of_pieces(tokenizer, own) for own in (pieces, [*pieces[:-1], pieces[-1] + first, *others]))
     own = both[len(before) :]
     if both[: len(before)] != before or not own or control_tokens(tokenizer).made_of(answer, own):
         own = text_ids(tokenizer, answer)
     return [*own, end]
+
+
+def _begun(tokenizer: Any, prompt: str | Sequence[Message], template: Mapping[str, Any] | None) -> str:
+    """What a prompt holds behind its last message, where the answer may have begun; a rendered prompt may hold it
+    anywhere."""
+    if not has_template(tokenizer, prompt):
+        return str(prompt) if isinstance(prompt, BarePrompt) and prompt.form == "rendered" else ""
+    history = messages_of(prompt)
+    asked, told = ("".join(template_pieces(tokenizer, history, template, generate)) for generate in (True, False))
+    return asked.removeprefix(told) if asked.startswith(told) else ""
+
+
+def written_already(before: str, answer: str) -> int:
+    """How many characters of an answer the text before it ends with: a mark such as <think>, all that follows it there,
+    and the white space behind it.
+
+    Example:
+        >>> written_already("<|im_start|>assistant\n<think>\n", "<think>\n2+2 is 4.</think>4")
+        8
+    """
+    for mark in re.finditer(r"[<\[]", before):
+        start = before[mark.start() :]
+        if answer.startswith(start.rstrip()):
+            same = map(str.__eq__, start, answer)
+            return next((place for place, equal in enumerate(same) if not equal), min(len(start), len(answer)))
+    return 0
 
 
 def end_id(tokenizer: Any) -> Any:
@@ -172,7 +217,7 @@ def source_ids(
 ) -> list[int]:
     """Token ids [S] of a prompt for an encoder, with all special tokens that the tokenizer adds. These include the
     end-of-sequence token (of T5, for example), which `prompt_ids` leaves out."""
-    if getattr(tokenizer, "chat_template", None):
+    if has_template(tokenizer, prompt):
         return prompt_ids(tokenizer, prompt, template, cut)
     return _plain_ids(tokenizer, messages_of(prompt), cut, end=True)
 
@@ -239,15 +284,17 @@ def appended_ids(
     last: int,
     template: Mapping[str, Any] | None = None,
     ended: bool = False,
+    bare: bool = False,
 ) -> list[int]:
     """Token ids of `new` environment messages, to append to a sampled answer, ready for the next answer.
 
     `history` are the messages before that answer; they are rendered only to see what the template writes after an
     answer. `last` is the last id of the answer, and `ended` says whether it ends an answer: then the template's own end
-    mark is not written behind it. Raises LmgymError if the template drops or repeats earlier answers.
+    mark is not written behind it. `bare`: the conversation has begun with a BarePrompt. Raises LmgymError if the
+    template drops or repeats earlier answers.
     """
     # 1. Without a template: a blank line, then the messages.
-    if not getattr(tokenizer, "chat_template", None):
+    if bare or not getattr(tokenizer, "chat_template", None):
         text = RecipeText.join("\n\n", plain_text(new))
         return ids_of_pieces(tokenizer, split_text(tokenizer, text))
     # 2. With a template: what it writes behind the answer.

@@ -39,6 +39,19 @@ def template_pieces(
     return marks.split(_rendered(tokenizer, marks.put_messages(messages), marks.put(template or {}), generate, merge))
 
 
+NO_TOOLS = (
+    "the model's chat template leaves out `tools`, so the model reads nothing of them; write env.tool_prompt: system"
+)
+
+
+def ignores_tools(tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any] | None) -> bool:
+    """True if the template is given `tools` and writes the same without them."""
+    if not template or not template.get("tools"):
+        return False
+    without = {key: value for key, value in template.items() if key != "tools"}
+    return template_pieces(tokenizer, messages, template) == template_pieces(tokenizer, messages, without)
+
+
 def ending_pieces(
     tokenizer: Any, history: Sequence[Message], new: Sequence[Message], template: Mapping[str, Any] | None
 ) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from lmgym.rollouts.play import exchanged, play_share
 from lmgym.rollouts.rollout import finished_episodes
-from lmgym.rollouts.sources import Draw, PolicyAnswers, Wanted
+from lmgym.rollouts.sources import Draw, PolicyAnswers
 from lmgym.types import Episode
 
 Played = dict[int, list[Episode]]  # scored episodes by the number of their environment
@@ -25,7 +25,7 @@ class Ahead(PolicyAnswers):
 
     lag = 1
 
-    def __init__(self, requirements: Wanted) -> None:
+    def __init__(self, requirements: Any) -> None:
         super().__init__(requirements)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
         self._step = -1

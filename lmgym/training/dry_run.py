@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,17 +22,20 @@ from lmgym.inference.in_process import make_engine
 from lmgym.logs.records import environment_numbers
 from lmgym.models.load import read_model_info
 from lmgym.models.policy import Policy
-from lmgym.rewards.base import build_rewards
+from lmgym.rewards.base import Reward, build_rewards
+from lmgym.rewards.check import why_never_paid
 from lmgym.rollouts.rollout import groups_of
 from lmgym.rollouts.sources import Draw
 from lmgym.tasks.streamed import first_of
-from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_ids, start_ids, template_notes
+from lmgym.text.chat import answer_ids, decoder_answer_ids, start_ids, template_notes
+from lmgym.text.template import NO_TOOLS
 from lmgym.training.callbacks import make_callbacks
 from lmgym.training.checkpoints import checkpoint
 from lmgym.training.machine import choose_machine
 from lmgym.training.opening import progress_of
 from lmgym.training.planning.memory_report import Memory, teacher_shapes
 from lmgym.training.planning.preflight import check_fit, check_model, cut_prompts
+from lmgym.training.planning.prompt_report import about_prompts, lost_tools, prompt_as_read
 from lmgym.training.planning.step_time import (
     Measured,
     Sampled,
@@ -94,8 +98,9 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
     make_callbacks(config.callbacks)
     data = load_data(config)
     _resumes(report, config, data, folder)
-    check_model(config, data.training, read_model_info(config.policy))
-    memory = Memory(config, report, ranks)
+    model = read_model_info(config.policy)
+    check_model(config, data.training, model)
+    memory = Memory(config, report, model.tokenizer, ranks)
     fits = _memory(memory, config, data, load)
     report.show()
     if load and fits:
@@ -183,19 +188,39 @@ def _stage(
                 f"({stage.prompts_per_step * stage.steps / len(examples):.2f} epochs)")  # fmt: skip
     if getattr(registry.get("env", stage.env["name"]), "needs_data", True):  # else prompts come from the environment
         _cut(report, config, policy, first_of(examples))
-        _lengths(report, config, stage, policy, few)
+        notes, warnings = about_prompts(first_of(examples), policy.tokenizer, stage.env["name"])
+        for say, sentences in ((report.note, notes), (report.warn, warnings)):
+            for sentence in sentences:
+                say(sentence)
     if sentence := unguarded_sentence(stage.env):
         report.note(sentence)
     engine, source = TimedEngine(make_engine(config.engine, policy)), stage.source
     group = max(stage.algorithm.group_size, GROUP) if source.samples else 1
     prompts = [(number, example) for number, example in enumerate(few) for _ in range(group)]
     actor, envs = make_actor(config.policy, policy, engine), make_envs(stage.env, config.plugins)
+    if hasattr(registry.get("env", stage.env["name"]), "template") and lost_tools(envs, few[0], policy.tokenizer):
+        report.warn(NO_TOOLS)
     rewards = build_rewards(stage.rewards)
     draw = Draw(prompts, (config.seed, "check"), actor, stage.sampling, envs, rewards, config.reward_timeout)
     episodes = source.episodes(draw)
+    _prompts(report, config, stage, policy, few, episodes)
     if source.samples:
         _answers(report, stage, episodes, verdict=verdict)
+        _never_paid(report, rewards, episodes, config.reward_timeout, policy.tokenizer)
     return Sampled(episodes, len(prompts), engine.seconds)
+
+
+def _never_paid(
+    report: Report, rewards: Sequence[Reward], episodes: Sequence[Episode], timeout: float, tokenizer: Any
+) -> None:
+    """Report rewards that were 0 for all answers; as a warning where a mistake was found that explains it."""
+    answered = [episode for episode in episodes if episode.turns]
+    silent = [one for one in rewards if not any(episode.reward_components[one.name] for episode in answered)]
+    for reward in silent if answered else ():
+        if why := why_never_paid(reward, answered, timeout, tokenizer):
+            report.warn(f"reward '{reward.name}' was 0 for all {len(answered)} answers, and {why}")
+        else:
+            report.note(f"reward '{reward.name}' was 0 for all {len(answered)} answers")
 
 
 def _time(report: Report, config: Config, stage: Stage, policy: Policy, tried: Sampled, ranks: int) -> None:
@@ -221,12 +246,24 @@ def _cut(report: Report, config: Config, policy: Policy, examples: Sequence[Exam
         report.note(sentence)
 
 
-def _lengths(report: Report, config: Config, stage: Stage, policy: Policy, examples: Sequence[Example]) -> None:
-    read = source_ids if policy.encoder_decoder else prompt_ids
-    template, cut = config.policy.template, config.policy.cut
-    given = len(start_ids(policy.tokenizer, config.policy.answer_start, policy.encoder_decoder))
-    own = 0 if policy.encoder_decoder else given
-    lengths = [own + len(read(policy.tokenizer, example.prompt, template, cut)) for example in examples]
+def _prompts(
+    report: Report,
+    config: Config,
+    stage: Stage,
+    policy: Policy,
+    examples: Sequence[Example],
+    episodes: Sequence[Episode],
+) -> None:
+    """Report a prompt as the policy has read it, and the lengths of prompts and references."""
+    start = config.policy.answer_start
+    given = len(start_ids(policy.tokenizer, start, policy.encoder_decoder))
+    read = [episode.turns[0].source_ids or episode.turns[0].prompt_ids for episode in episodes if episode.turns]
+    if not read:
+        return
+    lengths = [len(ids) for ids in read]
+    if not getattr(policy.tokenizer, "chat_template", None) and any(len(one.messages) > 2 for one in episodes):
+        report.note("messages of the environment are joined without marks, since the model has no chat template")
+    report.note(f"a prompt as the model reads it, control tokens in ⟦⟧: {prompt_as_read(policy.tokenizer, read[0])}")
     report.note(f"prompt tokens: {min(lengths)} to {max(lengths)}; context {policy.context or 'without limit'}")
     # What an answer shares its context with.
     before = len(policy.decoder_start) + given if policy.encoder_decoder else max(lengths)
@@ -237,7 +274,7 @@ def _lengths(report: Report, config: Config, stage: Stage, policy: Policy, examp
     references = [
         len(decoder_answer_ids(policy.tokenizer, text, given > 0))
         if policy.encoder_decoder
-        else len(answer_ids(policy.tokenizer, example.prompt, text, config.policy.template, given > 0))
+        else len(answer_ids(policy.tokenizer, example.prompt, text, config.policy.chat_template_kwargs, start))
         for example in examples
         for text in example.references
     ]

@@ -28,6 +28,7 @@ from lmgym.training.judgements import judgements
 from lmgym.training.run import Run
 from lmgym.training.setup import held_out_rewards
 from lmgym.training.stage import StageRun
+from lmgym.training.symptoms import flat_results
 from lmgym.types import Episode, Example
 
 
@@ -94,7 +95,9 @@ def _write_results(run: Run, final: Policy) -> None:
     better = better_directions(after, held_out_rewards(run.config, run.config.stages[-1]))
     run.console.before_after(rows, better)
     plot = training_plot(run.folder / "metrics.jsonl", run.folder / "plot.png")
-    run.writer.finish(_scalars({"before": before, "after": after}), plot)
+    scalars = {f"{moment}/{key}": value for moment, one in (("before", before), ("after", after))
+               for key, value in flat_results(one).items() if value is not None and math.isfinite(value)}  # fmt: skip
+    run.writer.finish(scalars, plot)
     run.console.say(f"model: {run.shown / 'final'}")
     run.console.say(f"plot:  {run.shown / plot.name}")
     if bins := measured[1].get("calibration"):
@@ -108,38 +111,27 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     run.settings.hold(run.console)
     section, examples = config.evaluation, run.data.held_out[split]
     sampling, rewards = section.decoding(stage.config.sampling), held_out_rewards(config, stage.config)
-    seed, timeout = config.seed, config.reward_timeout
+    seed, place = config.seed, {"kind": "evaluation", **stage.place, "split": split}
     result = Evaluation({}, [])
     if stage.algorithm.requirements.makes_policy:  # a reward model answers nothing
         run.renew_engine()
-        result = evaluate(
-            examples,
-            stage.actor,
-            sampling,
-            rewards,
-            stage.held_out_envs,
-            seed,
-            section.samples,
-            timeout,
-            section.best_of,
-        )
+        how = (seed, section.samples, config.reward_timeout, section.best_of)
+        result = evaluate(examples, stage.actor, sampling, rewards, stage.held_out_envs, *how)
     results = dict(result.results)
     if _measures_references(stage, examples):
         results["reference_nll"] = reference_nll(examples, stage.actor, run.policy, seed, stage.held_out_envs)
     judged = judgements(stage, examples)
     results |= judged.results
-    position = {"stage": stage.index, "stage_name": stage.config.name, "step": stage.step, "split": split}
-    record: dict[str, Any] = {"kind": "evaluation", **position, "count": len(examples)}
+    record: dict[str, Any] = {**place, "count": len(examples)}
     if unlimited := [reward.name for reward in rewards if reward.unlimited]:
         record["rewards_without_limit"] = unlimited
-    for name, interval in results.items():
-        record |= {name: interval.mean, f"{name}/low": interval.low, f"{name}/high": interval.high}
+    plain = {name: asdict(interval) for name, interval in results.items()}
+    record |= flat_results(plain)
     run.writer.metrics(record)
     run.callbacks.on_evaluation(EvaluationEnd(stage.config.name, stage.step, split, result.episodes, record))
     tracked = result.episodes[: config.logs.samples * section.samples : section.samples]  # the same prompts every time
     predictions = config.logs.predictions
     recorded = result.episodes if predictions is True else tracked
-    place = {"kind": "evaluation", **position}
     run.writer.rollouts(place | rollout_record(episode) for episode in recorded)
     run.writer.answers(place | rollout_record(episode) for episode in tracked)
     if isinstance(predictions, str) and run.ranks.first:
@@ -147,7 +139,6 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
         write(run.folder, run.progress.version, split, result.episodes)
     shown = [name for name in results if name not in ("reward", "length/mean", "truncated")] or ["reward"]
     run.console.evaluation(stage.step, {name: results[name] for name in shown}, split)
-    plain = {name: asdict(interval) for name, interval in results.items()}
     kept: dict[str, Any] = {"stage": stage.config.name, "step": stage.step, "split": split}
     if judged.bins:
         kept["calibration"] = [asdict(one) for one in judged.bins]
@@ -208,17 +199,6 @@ def _stop_early(stage: StageRun, results: dict[str, Interval]) -> None:
     if reached or tired:
         why = f"reached {stop.target}" if reached else f"did not improve {stop.patience} times"
         stage.run.console.say(f"stage {stage.config.name} ends after step {stage.step}: {stop.metric} {why}")
-
-
-def _scalars(results: dict[str, dict[str, dict[str, float]]]) -> dict[str, float]:
-    """The table's numbers by name, as {"after/reward": 0.5, "after/reward/low": 0.4, ...}, without missing bounds."""
-    return {
-        f"{moment}/{name}{end}": interval[key]
-        for moment, metrics in results.items()
-        for name, interval in metrics.items()
-        for key, end in (("mean", ""), ("low", "/low"), ("high", "/high"))
-        if interval[key] is not None and math.isfinite(interval[key])
-    }
 
 
 def _answers(episodes: list[Episode]) -> list[dict[str, Any]]:

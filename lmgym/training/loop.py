@@ -19,15 +19,9 @@ from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.logs.console import Console
-from lmgym.logs.records import (
-    environment_numbers,
-    episode_metrics,
-    peak_memory_gib,
-    rollout_record,
-    sampled_tokens,
-    version_lag,
-)
+from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens, version_lag
 from lmgym.logs.timings import timing_record
+from lmgym.rewards.normalisation import Moments, normalise
 from lmgym.rollouts.hints import hinted_episodes
 from lmgym.rollouts.play import play
 from lmgym.rollouts.rollout import groups_of
@@ -38,7 +32,7 @@ from lmgym.training.run import Run
 from lmgym.training.sampler_gap import watch_gap
 from lmgym.training.setup import start
 from lmgym.training.stage import StageRun, begin_stage, save_checkpoint
-from lmgym.training.symptoms import warn_of_symptoms
+from lmgym.training.symptoms import warn_of_failures, warn_of_symptoms
 from lmgym.training.tracing import StepTrace, begin_trace, write_trace
 from lmgym.types import Episode
 from lmgym.updates.prepare import batch_metrics, prepare
@@ -130,8 +124,10 @@ def drawn_groups(stage: StageRun, step: int) -> tuple[list[list[Episode]], list[
     for number in range(config.max_draws):
         draw = stage.draw(step, number, first_group=len(groups))
         episodes = stage.source.episodes(draw)
+        if stage.source.samples:
+            normalise(episodes, stage.rewards, stage.moments)
         if algorithm.requirements.greedy:
-            add_greedy_baseline(episodes, replace(draw, actor=stage.actor))
+            add_greedy_baseline(episodes, replace(draw, actor=stage.actor), stage.moments)
         groups += groups_of(episodes)
         selected, more = algorithm.select(groups, config.prompts_per_step)
         if not more:
@@ -162,12 +158,13 @@ def mark_selected(groups: list[list[Episode]], selected: list[list[Episode]]) ->
     return episodes
 
 
-def add_greedy_baseline(episodes: list[Episode], draw: Draw) -> None:
+def add_greedy_baseline(episodes: list[Episode], draw: Draw, moments: dict[str, Moments]) -> None:
     """Score the greedy answer to each group's prompt and write it to the group's episodes as their `baseline`."""
     groups = groups_of(episodes)
     prompts = [(group[0].group, group[0].example) for group in groups]
     sampling, key = replace(draw.sampling, temperature=0.0), (*draw.key, "greedy")
     greedy = play(prompts, draw.actor, sampling, key, draw.envs, draw.rewards, draw.timeout)
+    normalise(greedy, draw.rewards, moments, learn=False)
     if len(greedy) != len(groups):
         raise LmgymError(
             "the baseline is a greedy answer to the group's prompt, and a game of several players has none of its own; "
@@ -264,36 +261,6 @@ def write_step(stage: StageRun, episodes: list[Episode], tracked: list[Episode],
     if stage.source.samples:
         writer.timings(position | timing_record(episodes))
         writer.answers(position | rollout_record(episode) for episode in tracked)
-
-
-def warn_of_failures(stage: StageRun, episodes: list[Episode], step: int) -> None:
-    """Warn of environments that failed, and of answers that were cut off."""
-    console, sampling = stage.run.console, stage.config.sampling
-    failed = [episode.error for episode in episodes if episode.error]
-    if failed:
-        count = len(failed)
-        console.warn(f"step {step + 1}: {count} environments failed and were left out; the first one: {failed[0]}")
-    full = sum(episode.overflowed for episode in episodes)
-    if full > 0.1 * len(episodes):
-        console.warn(
-            f"step {step + 1}: {full} of {len(episodes)} episodes filled the model's context "
-            f"({stage.run.engine.context} tokens) and were cut off there; lower env.max_turns or "
-            "sampling.max_new_tokens, shorten what the environment writes, or take a model with a longer context"
-        )
-    invalid = environment_numbers(episodes).get("invalid", [])
-    if invalid and min(invalid) > 0:
-        console.warn(
-            f"step {step + 1}: not one of {len(invalid)} answers was a valid action of the environment; the model does "
-            "not know the form of an action, or the agent does not read it (`lmgym check` shows an answer)"
-        )
-    # An environment may well take what was cut off: a move of one token is a move.
-    cut = [episode for episode in episodes if any(turn.stop == "length" for turn in episode.turns)]
-    unended = sum(not episode.terminated for episode in cut)
-    if unended > 0.5 * len(episodes) and not sampling.fixed_length:
-        console.warn(
-            f"more than half of a step's answers were cut off at sampling.max_new_tokens "
-            f"({sampling.max_new_tokens}); they never came to an end, so their rewards may mean little"
-        )
 
 
 def evaluate_and_save_when_due(stage: StageRun) -> None:

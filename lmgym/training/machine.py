@@ -96,9 +96,9 @@ def _found_or_new(config: Config, folder: Path | None) -> Machine:
 def _with_units(config: Config, machine: Machine) -> Machine:
     """With what the engine needs, where neither the recipe nor the run has chosen it yet."""
     section = config.engine
-    unit, threads = section.unit or machine.unit, section.threads or machine.generator_threads
     steps = [(stage.prompts_per_step, stage.algorithm.group_size) for stage in config.stages]
-    unit, threads = section.kind.units(section, unit, threads, machine.threads, steps)
+    unit, threads = section.kind.usual_units(section, machine.threads, steps)
+    unit, threads = section.unit or machine.unit or unit, section.threads or machine.generator_threads or threads
     return replace(machine, unit=unit, generator_threads=threads, engine=None if section.kind.seeded else section.name)
 
 

@@ -95,23 +95,10 @@ def open_run(
         set_aside(check_resumable(begun.weights, loaded.stands_on, begun.progress), begun.progress, config)
         ranks.wait()  # until the first one has written
     lock, writer, traces = written
-    return Run(
-        config=config,
-        folder=begun.folder,
-        section=replace(config.policy, compute=loaded.machine.compute),
-        data=loaded.data,
-        policy=loaded.policy,
-        engine=engine,
-        console=console,
-        writer=writer,
-        lock=lock,
-        progress=begun.progress,
-        resume_from=begun.weights,
-        fingerprint=loaded.stands_on,
-        gap_limits=limits,
-        traces=traces,
-        callbacks=callbacks,
-    )
+    section = replace(config.policy, compute=loaded.machine.compute)
+    parts, logs = (loaded.data, loaded.policy, engine), (console, writer, lock)
+    stands = (begun.progress, begun.weights, loaded.stands_on)
+    return Run(config, begun.folder, section, *parts, *logs, *stands, limits, traces, callbacks)
 
 
 def open_folder(

@@ -223,7 +223,7 @@ def make_actor(section: PolicySection, policy: Policy, engine: Engine, version: 
     return Actor(
         engine,
         policy.tokenizer,
-        section.template,
+        section.chat_template_kwargs,
         version,
         policy.decoder_start,
         cut=section.cut,

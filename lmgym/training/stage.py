@@ -23,6 +23,7 @@ from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.sharding import shard_policy
 from lmgym.rewards.base import Reward, build_rewards
+from lmgym.rewards.normalisation import Moments, moments_to_json
 from lmgym.rewards.running import pooled
 from lmgym.rollouts.rollout import Actor
 from lmgym.rollouts.sources import Draw, Source
@@ -62,6 +63,8 @@ class StageRun:
     held_out_envs: Envs
     watch: Watch | None
     """Holds the doctor's rules against the steps of this stage since it began or was resumed."""
+    moments: dict[str, Moments] = field(default_factory=dict)
+    """Running estimates of the rewards with `normalise`."""
     began: float = field(default_factory=time.perf_counter)
     """When the step in flight began, and when all its answers were there: seconds of `time.perf_counter`."""
     gathered: float = field(default_factory=time.perf_counter)
@@ -103,9 +106,14 @@ class StageRun:
         key, timeout = (*self.path, "step", step, number), self.run.config.reward_timeout
         return Draw(prompts, key, self.training_actor, self.config.sampling, self.envs, self.rewards, timeout)
 
+    @property
+    def place(self) -> dict[str, Any]:
+        """What records begin with: where the run stands."""
+        return {"stage": self.index, "stage_name": self.config.name, "step": self.step}
+
     def position(self, step: int) -> dict[str, Any]:
         """What the records of a step begin with."""
-        return {"kind": "train", "stage": self.index, "stage_name": self.config.name, "step": step}
+        return {"kind": "train", **self.place, "step": step}
 
     @property
     def teacher_context(self) -> int | None:
@@ -212,6 +220,8 @@ def save_checkpoint(stage: StageRun) -> None:
         "teacher": stage.frozen_models.teacher if begun else None,
         "records": dict(run.writer.counts),
     }
+    if begun and stage.moments:
+        state["moments"] = moments_to_json(stage.moments)
     if begun and (order := stage.stream.state_dict()):
         state["curriculum"] = order
     if states := run.callbacks.state_dict():
@@ -251,6 +261,7 @@ def _restore(stage: StageRun, saved: Path) -> None:
             "delete the checkpoint to go on from the one before"
         ) from error
     state, config = checkpoint.read_state(saved), stage.config
+    stage.moments |= {name: Moments(**known) for name, known in state.get("moments", {}).items()}
     stage.stream.load_state_dict(state.get("curriculum", {}))
     steps = state["steps"]
     if steps != config.steps and config.optimizer.schedule != "constant":

@@ -6,7 +6,7 @@ term by its log-probability (updates/pushes.py). What was not computed is absent
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,18 @@ from lmgym.core import seeds
 from lmgym.core.errors import represent
 from lmgym.distributed.ranks import Ranks
 from lmgym.logs.records import sampled_tokens
-from lmgym.logs.traces.trace import Numbers, TraceEpisode, TraceRow, TraceStep, TraceTurn, packed, unpacked
+from lmgym.logs.traces.trace import (
+    Numbers,
+    TraceEpisode,
+    TraceRow,
+    TraceStep,
+    TraceTurn,
+    packed,
+    row_of_turns,
+    unpacked,
+)
 from lmgym.training.stage import StageRun
-from lmgym.types import Episode, Example, Turn
+from lmgym.types import Episode, Example
 
 PREPARED = ("advantages", "returns", "values", "logprobs_old", "logprobs_ref", "logprobs_teacher")  # columns of a batch
 
@@ -115,7 +124,12 @@ def write_trace(stage: StageRun, episodes: Sequence[Episode], batch: Batch, trac
     """Write a step's trace, after its update. The first rank writes; all take part, since each has computed rows of its
     own. Raises LmgymError if it cannot be written."""
     kept = [episode for episode in episodes if episode.index in trace.kept]
-    rows = {(one.index, number): row_of(one, row) for one in kept for number, row in enumerate(one.rows())}
+    rows: dict[RowPlace, TraceRow] = {}
+    for one in kept:
+        first = 0  # turn of the row
+        for number, turns in enumerate(one.rows()):
+            rows[one.index, number] = row_of_turns(turns, first)
+            first += len(turns)
     trained = rows_of_batch(rows, trace, batch)
     computed = shown_columns(trace, trained, stage.run.ranks)
     if stage.run.traces is None:
@@ -179,42 +193,6 @@ def add_columns(rows: Mapping[int, TraceRow], batch: Batch, computed: Mapping[in
         rows[number].columns.update(columns)
 
 
-def row_of(episode: Episode, turns: Sequence[Turn]) -> TraceRow:
-    """The tokens of one row, with what the sampler and the rewards have said of its actions."""
-    tokens: list[int] = []
-    actions, numbers = [], []
-    place_of = {id(turn): place for place, turn in enumerate(episode.turns)}
-    for turn in turns:
-        tokens += turn.prompt_ids
-        actions.append(np.arange(len(tokens), len(tokens) + len(turn.action_ids), dtype=np.int32))
-        numbers.append(np.full(len(turn.action_ids), place_of[id(turn)], dtype=np.int32))
-        tokens += turn.action_ids
-    columns: dict[str, Numbers] = {}
-    if all(turn.logprobs for turn in turns):
-        columns["logprobs_sampler"] = np.concatenate([np.array(turn.logprobs, dtype=np.float32) for turn in turns])
-    if any(turn.token_rewards is not None for turn in turns):
-        columns["token_rewards"] = np.concatenate([_token_rewards(turn) for turn in turns])
-    source = turns[0].source_ids
-    return TraceRow(
-        tokens=np.array(tokens, dtype=np.int32),
-        actions=np.concatenate(actions),
-        turn=np.concatenate(numbers),
-        columns=columns,
-        source=np.array(source, dtype=np.int32) if source else None,
-    )
-
-
-def _token_rewards(turn: Turn) -> Numbers:
-    """What each action has earned; the rest of the turn's reward is on the last one (as in `collate`)."""
-    rewards = np.zeros(len(turn.action_ids), dtype=np.float32)
-    if not len(rewards):
-        return rewards
-    if turn.token_rewards is not None:
-        rewards += np.array(turn.token_rewards, dtype=np.float32)
-    rewards[-1] += turn.reward - sum(turn.token_rewards or ())
-    return rewards
-
-
 def episode_table(episodes: Sequence[Episode], trace: StepTrace) -> dict[str, Any]:
     """The columns of step.json, in the order of the episodes' index."""
     episodes = sorted(episodes, key=lambda episode: episode.index)
@@ -255,33 +233,18 @@ def reason_left_out(episode: Episode, group: Iterable[Episode]) -> str:
 
 def whole_record(episode: Episode, example: dict[str, Any], rows: Mapping[RowPlace, TraceRow]) -> TraceEpisode:
     """An episode with its rows."""
-    turns = [
-        TraceTurn(
-            text=turn.text,
-            given=turn.given,
-            continuation=turn.continuation,
-            stop=turn.stop,
-            reward=turn.reward,
-            restart=turn.restart,
-            min_new_tokens=turn.min_new_tokens,
-        )
-        for turn in episode.turns
-    ]
-    return TraceEpisode(
-        index=episode.index,
-        group=episode.group,
-        example=example,
-        messages=_plain(episode.messages),
-        score=episode.score,
-        reward_components=episode.reward_components,
-        baseline=episode.baseline,
-        terminated=episode.terminated,
-        error=episode.error,
-        version=episode.version,
-        selected=episode.selected,
-        turns=turns,
-        rows=[rows[episode.index, number] for number in range(len(episode.rows()))],
-    )
+    own = {
+        "example": example,
+        "messages": _plain(episode.messages),
+        "turns": [TraceTurn(**_same_fields(TraceTurn, turn)) for turn in episode.turns],
+        "rows": [rows[episode.index, number] for number in range(len(episode.rows()))],
+    }
+    return TraceEpisode(**{**_same_fields(TraceEpisode, episode), **own})
+
+
+def _same_fields(kind: Any, thing: Any) -> dict[str, Any]:
+    """What a dataclass of another kind has under the same names."""
+    return {one.name: getattr(thing, one.name) for one in fields(kind) if hasattr(thing, one.name)}
 
 
 def plain_example(example: Example) -> dict[str, Any]:

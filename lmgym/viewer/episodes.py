@@ -1,16 +1,18 @@
 """One answer with all that is known of its tokens: from a shard of traces, or from a record of rollouts.jsonl."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from lmgym.logs.traces.trace import TraceEpisode, TraceRow, TraceTurn
+from lmgym.logs.traces.trace import TraceEpisode, TraceRow, TraceTurn, row_of_turns
 from lmgym.text.tokens import token_texts
+from lmgym.types import Turn
 
-TURN = [field.name for field in fields(TraceTurn)]
+TRACED = [field.name for field in fields(TraceTurn)]
+TURN = ("prompt_ids", "action_ids", "logprobs", "reward", "source_ids", "token_rewards")
 
 
 def episode_of_record(record: Mapping[str, Any]) -> TraceEpisode:
@@ -22,7 +24,10 @@ def episode_of_record(record: Mapping[str, Any]) -> TraceEpisode:
     turns = list(record.get("turns", []))
     starts = [number for number, turn in enumerate(turns) if number == 0 or turn.get("restart")]
     ends = [*starts[1:], len(turns)]
-    rows = [_row(turns, begin, end) for begin, end in zip(starts, ends, strict=False)]
+    known = [Turn(**{name: turn[name] for name in TURN if turn.get(name) is not None}) for turn in turns]
+    rows = [row_of_turns(known[begin:end], begin) for begin, end in zip(starts, ends, strict=False)]
+    for row in rows:  # of someone else's making
+        row.columns = {name: column for name, column in row.columns.items() if len(column) == len(row.actions)}
     prompt = record.get("prompt", "")
     return TraceEpisode(
         index=int(record["index"]),
@@ -36,31 +41,8 @@ def episode_of_record(record: Mapping[str, Any]) -> TraceEpisode:
         error=record.get("error", ""),
         version=record.get("version", 0),
         selected=True,
-        turns=[TraceTurn(**{name: turn[name] for name in TURN if name in turn}) for turn in turns],
+        turns=[TraceTurn(**{name: turn[name] for name in TRACED if name in turn}) for turn in turns],
         rows=rows,
-    )
-
-
-def _row(turns: Sequence[Mapping[str, Any]], begin: int, end: int) -> TraceRow:
-    """The token sequence of the turns `begin` to `end`: each turn's prompt, then its actions."""
-    tokens, actions, numbers = list[int](), list[int](), list[int]()
-    columns: dict[str, list[float]] = {"logprobs_sampler": [], "token_rewards": []}
-    for number, turn in enumerate(turns[begin:end], begin):
-        tokens += turn["prompt_ids"]
-        count = len(turn["action_ids"])
-        actions += range(len(tokens), len(tokens) + count)
-        numbers += [number] * count
-        tokens += turn["action_ids"]
-        columns["logprobs_sampler"] += turn.get("logprobs") or []
-        columns["token_rewards"] += turn.get("token_rewards") or []
-    whole = {name: np.array(column, np.float32) for name, column in columns.items() if len(column) == len(actions) > 0}
-    source = turns[begin].get("source_ids") or None
-    return TraceRow(
-        tokens=np.array(tokens, np.int32),
-        actions=np.array(actions, np.int32),
-        turn=np.array(numbers, np.int32),
-        columns=whole,
-        source=None if source is None else np.array(source, np.int32),
     )
 
 

@@ -27,24 +27,6 @@ WARNING = (
 )
 PAIRS, GROUPS = 0.2, 0.6  # shares of the room up to which pairs of runs are taken, and steps with one group each
 MOST_MISSES = 20  # that do not fit, one after the other: then there is no room
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>lmgym</title>
-<link rel="icon" href="data:,">
-<style>{style}</style>
-</head>
-<body>
-<header id="top"></header>
-<main id="view" tabindex="-1"></main>
-<script type="application/json" id="data">{data}</script>
-<script type="module">{script}</script>
-</body>
-</html>
-"""
 
 
 def write_file(runs: Sequence[RunRecords], path: Path, megabytes: float) -> list[str]:
@@ -59,7 +41,7 @@ def write_file(runs: Sequence[RunRecords], path: Path, megabytes: float) -> list
     """
     files = page_files()
     script, style = bundle(files), files["style.css"].decode()
-    room = int(megabytes * MEGABYTE) - len(script) - len(style) - len(PAGE) - 4096  # the policy and the sentences
+    room = int(megabytes * MEGABYTE) - len(script) - len(style) - len(files["index.html"]) - 4096  # policy, sentences
     chosen = Chosen(runs, room)
     _choose(chosen)
     said = _sentence(chosen, megabytes)
@@ -69,7 +51,17 @@ def write_file(runs: Sequence[RunRecords], path: Path, megabytes: float) -> list
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; base-uri 'none'; "
         "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )
-    page = PAGE.format(policy=policy, style=style, data=tree.decode(), script=script).encode()
+    charset, security = '<meta charset="utf-8">', f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    data = f'<script type="application/json" id="data">{tree.decode()}</script>'
+    blocks = {
+        charset: charset + security,
+        '<link rel="stylesheet" href="/page/style.css">': f"<style>{style}</style>",
+        '<script type="module" src="/page/main.js"></script>': f'{data}\n<script type="module">{script}</script>',
+    }
+    text = files["index.html"].decode()
+    for link, block in blocks.items():
+        text = text.replace(link, block, 1)
+    page = text.encode()
     replace_file(path, lambda file: file.write(page), durable=False)
     return [f"{path}: {len(page) / MEGABYTE:.1f} MB", said, WARNING]
 

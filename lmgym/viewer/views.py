@@ -100,7 +100,7 @@ def group_tree(run: RunRecords, stage: int, step: int, group: int) -> dict[str, 
     example = next((dict(episode.example) for episode in episodes.values()), {"id": columns["example"][rows[0]]})
     answers = [_answer_of_group(columns, row, episodes.get(columns["index"][row])) for row in rows]
     tree = {"stage": stage, "step": step, "group": group, "example": example, "answers": answers, "pair": None}
-    if trace is not None and trace.pairs:
+    if trace is not None and (trace.pairs or "supervised_coefficient" in trace.fields):  # a field of Pairs: older runs
         tree["pair"] = pair_of(columns, rows, episodes, bool(trace.fields.get("length_norm")))
     return tree
 

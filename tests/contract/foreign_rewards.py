@@ -3,6 +3,7 @@ file, and no torch."""
 
 import asyncio
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,9 +49,11 @@ def trl_state_if_any(completions: list[str], trainer_state: Any = None) -> list[
     return [1.0 if trainer_state is None else 0.0 for _ in completions]
 
 
-def trl_logs(completions: list[str], log_metric: Any) -> list[float]:
-    log_metric("length", 1.0)
-    return [1.0 for _ in completions]
+def trl_logs(completions: list[str], log_metric: Any, **columns: Any) -> list[float]:
+    log_metric("right", 0.5)
+    columns["log_extra"]("text", completions)
+    columns["log_extra"]("length", [len(text) for text in completions])
+    return [1.0] * len(completions)
 
 
 def vf_answer(completion, answer, **kwargs):  # type: ignore[no-untyped-def]
@@ -95,3 +98,31 @@ rubric = SimpleNamespace(
     weights=[1.0, 0.25],
     class_objects={"parser": SimpleNamespace(parse=lambda messages: messages[-1]["content"].strip())},
 )
+
+
+seen: list[Any] = []
+
+
+def reward_func(queries, prompts, labels, **kwargs):  # type: ignore[no-untyped-def]
+    seen.append((queries, prompts, labels))
+    right = [float(query[len(prompt) :].startswith(f"#### {label}")) for query, prompt, label in rows(locals())]
+    return {"rewards": [one - 0.5 for one in right], "scores": right, "extra_logs": {"mean": sum(right) / len(right)}}
+
+
+def rows(lists: Any) -> Any:
+    return zip(lists["queries"], lists["prompts"], lists["labels"], strict=True)
+
+
+def get_scaled(scale: float, offset: float = 0.0) -> Callable[..., list[float]]:
+    def scaled(completions, **kwargs):  # type: ignore[no-untyped-def]
+        return [scale * len(text) + offset for text in completions]
+
+    return scaled
+
+
+class Scaled:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
+        return [self.scale * len(text) for text in completions]

@@ -28,7 +28,6 @@ COMPARED = {  # who may compare with such a word, and what it means there
     ("updates/optimizer.py", "policy"): "a group of parameters",
     ("viewer/addresses.py", "pairs"): "a part of an address",
     ("viewer/addresses.py", "steps"): "a part of an address",
-    **{("viewer/formulas.py", name): "the viewer's copy of the losses" for name in NAMES},
 }
 ASKED = {  # who may ask for a class that extends another of lmgym's
     ("distributed/process_group.py", "Lost"): "an error that is raised, and caught",

@@ -222,8 +222,8 @@ def test_the_nanorl_recipes_show_the_bare_prompt_to_a_model_with_a_chat_template
     tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
     assert prompt_ids(tokenizer, "Write.\n\n") != bare
     for name in ("nanorl_reinforce", "nanorl_rloo", "nanorl_actorcritic"):
-        template = load_config(runs.ROOT / "lmgym" / "recipes" / f"{name}.yaml").policy.template
-        assert prompt_ids(tokenizer, "Write.\n\n", template) == bare
+        tokenizer.chat_template = load_config(runs.ROOT / "lmgym" / "recipes" / f"{name}.yaml").policy.template
+        assert prompt_ids(tokenizer, "Write.\n\n") == bare
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(runs.ROOT).as_posix())

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from lmgym.core.errors import LmgymError
+from lmgym.logs.records import episode_metrics
 from lmgym.rewards.adapters import style_of
 from lmgym.rewards.base import Reward, build_rewards, call_reward, check_examples
 from lmgym.rewards.check import check_reward
+from lmgym.rollouts.rollout import apply_rewards
 from lmgym.types import Episode, Example, Turn
 from tests.contract import foreign_rewards
 
@@ -64,7 +66,7 @@ def test_what_the_recipe_has_made_of_columns_and_completions_is_told(pool: bool)
         check_examples([foreign("trl_answer", pool=pool)], [one.example for one in plain])
     for name, episodes, hint in (
         ("trl_reads_answer", plain, f"'answer'.*; the examples have no column 'answer'; .*{re.escape(taken)}"),
-        ("trl_strips", answered("4", prompt=CHAT), "completions are lists of one message .* or task.few_shot; read"),
+        ("trl_strips", answered("4", prompt=CHAT), "completions are lists of messages .* or task.few_shot; read"),
         ("trl_chat", answered("4"), "completions are texts here, and no lists of messages"),
     ):
         with pytest.raises(LmgymError, match=rf"{name}' raised \w+: .*foreign_rewards.py:\d+; ") as raised:
@@ -92,8 +94,10 @@ def test_own_functions_stay_what_they_are() -> None:
 def test_a_function_of_no_known_form_is_refused_with_the_forms() -> None:
     sentence = (
         f"reward '{HERE}:nobody' takes (a, b), which is no form of reward that lmgym knows: (texts, examples) as "
-        "lmgym's, (completions, **columns) as TRL's, (completion, answer) as verifiers', (answer, entry) as "
-        "reasoning-gym's; rename its parameters, or say with the option 'style' which form it has"
+        "lmgym's, (completions, **columns) as TRL's, (data_source, solution_str, ground_truth) as verl's, (queries, "
+        "prompts, labels) as OpenRLHF's, (completion, answer) as verifiers', (answer, entry) as reasoning-gym's, nor a "
+        "function that makes one of its arguments; rename its parameters, or say with the option 'style' which form it "
+        "has"
     )
     with pytest.raises(LmgymError, match=f"^{re.escape(sentence)}$"):
         foreign("nobody")
@@ -135,9 +139,19 @@ def test_a_column_that_some_examples_lack_is_none_there() -> None:
     assert call_reward(reward, scored[1:]) == [0.0]
 
 
-def test_what_would_be_logged_is_said_to_be_lost() -> None:
-    with pytest.warns(UserWarning, match="trl_logs' calls log_metric, which records nothing here; make a reward of"):
-        assert call_reward(foreign("trl_logs", pool=False), answered("4")) == [1.0]
+@pytest.mark.processes
+@pytest.mark.parametrize("pool", [True, False])
+def test_what_a_function_logs_is_recorded(pool: bool) -> None:
+    """Numbers become components of weight 0, which the records average; texts stand beside the answer."""
+    episodes = answered("4", "is 5")
+    reward = foreign("trl_logs", pool=pool)
+    apply_rewards(episodes, [reward])
+    name = reward.name
+    assert [one.reward_components for one in episodes] == [
+        {name: 1.0, f"{name}/right": 0.5, f"{name}/length": float(length)} for length in (1, 4)
+    ]
+    assert [one.turns[-1].info for one in episodes] == [{f"{name}/text": "4"}, {f"{name}/text": "is 5"}]
+    assert episode_metrics(episodes)[f"reward/{name}/length"] == 2.5 and [one.score for one in episodes] == [1.0, 1.0]
 
 
 def test_chats() -> None:

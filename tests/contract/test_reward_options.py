@@ -134,7 +134,7 @@ def test_wrong_options_are_named() -> None:
     for section, sentence in (
         ({"strip_thinkin": True}, r"unknown key 'rewards.words.strip_thinkin'; did you mean 'strip_thinking'"),
         ({"strip_thinking": "closed"}, r"key 'rewards.words.strip_thinking.*got 'closed'"),
-        ({"style": "verl"}, r"key 'rewards.words.style': .*'lmgym', 'trl', 'verifiers' or 'reasoning_gym', got"),
+        ({"style": "nemo"}, r"key 'rewards.words.style': .*'lmgym', 'trl', 'verl', .* or 'reasoning_gym', got"),
     ):
         with pytest.raises(LmgymError, match=sentence):
             build_rewards({"words": section})
@@ -185,7 +185,7 @@ def test_a_function_of_trl_gets_what_trl_gives() -> None:
     scored[1] = replace(scored[1], example=replace(scored[1].example, meta={"level": 7}))
     assert call_reward(rewarded(notes), scored) == [4.0, 0.0]  # None adds nothing
     given = dict(seen[0])
-    assert callable(given.pop("log_extra")) and callable(given.pop("log_metric"))
+    assert callable(given.pop("log_metric"))  # log_extra it does not name
     assert given == {
         "prompts": ["2+2=", "2+2="],
         "completions": ["four", "none"],

@@ -30,6 +30,7 @@ REWARD_ARGUMENTS: dict[str, dict[str, Any]] = {
 # Rewards that need examples of their own kind, or WordNet; tests/property/test_metrics.py holds them to the contract.
 PARTICULAR = {"common_gen_preference", "common_gen_repeat_penalty", "concept_coverage", "meteor", "parent", "vader"}
 PARTICULAR |= {"parent_overlap", "parent_non_overlap", "totto_bleu_overlap", "totto_bleu_non_overlap"}
+PARTICULAR |= {"remote_reward"}  # a server: tests/contract/test_rewards_of_others.py
 PARTICULAR |= {"spice", "spider"}  # a Java program that is not here: tests/golden/test_spice.py
 # Those that need a model are held to it where one is made for them: tests/property/test_learned_rewards.py.
 LEARNED = "lmgym.rewards.learned"

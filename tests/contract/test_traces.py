@@ -515,6 +515,27 @@ def test_an_algorithm_records_what_it_has(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_loss_of_the_whole_batch_records_its_pushes(tmp_path: Path) -> None:
+    """Where policy and reference are equal, each token of a chosen answer is pushed up as much as each of its rejected
+    one is pushed down; the term of imitation pushes the chosen ones alone."""
+    changes = {"rewards": {"regex": {"pattern": "[0-9]"}}, "prompts_per_step": 8, "steps": 1}
+    folder = trained(tmp_path / "run", algorithm=ALGORITHMS["online_dpo"] | {"epochs": 1}, **changes)
+    table = read_step(folder, 0, 0)
+    assert table.pairs and table.formulas["loss"].startswith("DPO whose pairs")
+    pairs: dict[int, list[Any]] = {}
+    for index, kept in enumerate(table.episodes["kept"]):
+        if kept and table.episodes["selected"][index]:
+            answer = read_episode(folder, 0, 0, index)
+            pairs.setdefault(answer.group, []).append((answer.score, answer.rows[0].columns))
+    assert pairs
+    for pair in pairs.values():
+        (_, rejected), (_, chosen) = sorted(pair, key=lambda one: one[0])
+        assert (chosen["push/preference"] > 0).all() and (chosen["push/supervised"] > 0).all()
+        assert chosen["push/preference"].max() == pytest.approx(-rejected["push/preference"].min(), rel=1e-6)
+        assert (rejected["push/preference"] < 0).all() and not rejected["push/supervised"].any()
+
+
+@pytest.mark.slow
 def test_each_row_is_shown_by_the_first_step_that_computes_it(tmp_path: Path) -> None:
     """With two minibatches the second one's ratio is no longer 1; later epochs are absent."""
     folder = trained(tmp_path / "run", algorithm={"name": "ppo", "minibatches": 2, "epochs": 3})

@@ -131,7 +131,7 @@ def test_every_target_ends_as_the_template_ends_an_answer(name: str, own: bool) 
     answer = [*tokenizer("2", add_special_tokens=False)["input_ids"], end]
     actor = Actor(Says([], "eos"), tokenizer)
     assert answer_ids(tokenizer, "1+1?", "2") == given_turn(example, "2", actor).action_ids == answer
-    assert answer_ids(tokenizer, "1+1?", "2", begun=True) == answer
+    assert answer_ids(tokenizer, "1+1?", "2", start="So: ") == answer
     assert demonstrate([(0, example)], actor, (0,))[0].turns[0].action_ids == answer
     assert policy_of(tokenizer).stop_ids == tuple(sorted({end, tokenizer.eos_token_id}))
 

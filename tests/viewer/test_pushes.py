@@ -171,6 +171,7 @@ TEXTS: list[tuple[str, dict[str, Any], dict[str, str]]] = [  # what the page say
     ("ppo", {"entropy_coefficient": 0.01}, {"loss": "Proximal policy", "entropy": "-entropy_coefficient H"}),
     ("a2c", {"kl_coefficient": 0.1}, {"loss": "Advantage actor-critic", "rewards and R": "less beta k1: log p"}),
     ("reinforce_stable", KL, {"loss": "REINFORCE with clamped returns"}),
+    ("online_dpo", {}, {"loss": "DPO whose pairs", "preference": "loss = mean over pairs of l(h)"}),
 ]
 
 

@@ -31,7 +31,7 @@ def _same(
 
     def read(arguments: Section, conversion: Conversion) -> Named:
         arguments.idle(conversion, *idle)
-        taken = arguments.renamed(**keys) | fixed
+        taken = {**arguments.renamed(**keys), **fixed}
         return {name: dict(taken) for name in names}
 
     return read

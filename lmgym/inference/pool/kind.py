@@ -7,7 +7,7 @@ from lmgym.core.availability import availability_of
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.inference.base import Engine
-from lmgym.inference.kinds import EngineKind, EngineSection, Place, unit_sentence
+from lmgym.inference.kinds import EngineKind, EngineSection, Place, Units, unit_sentence
 from lmgym.inference.pool.pool import InUnits
 from lmgym.models.policy import Policy
 
@@ -25,19 +25,11 @@ class PoolKind(EngineKind):
         if (found := availability_of("lmgym[ray]")).runs == "no":
             raise LmgymError(f"engine.name: a pool needs Ray; {found.how}")
 
-    def units(
-        self,
-        section: EngineSection,
-        unit: int | None,
-        threads: int | None,
-        of_run: int,
-        steps: Iterable[tuple[int, int]],
-    ) -> tuple[int, int]:
+    def usual_units(self, section: EngineSection, threads: int, steps: Iterable[tuple[int, int]]) -> Units:
         """The largest step's answers, in a part of whole groups for each generator; their share of the threads."""
         workers = section.workers or WORKERS
         prompts, group = max(steps, key=math.prod)
-        unit = unit or -(-prompts // workers) * group
-        return unit, threads or (of_run if section.address else max(1, of_run // workers))
+        return -(-prompts // workers) * group, threads if section.address else max(1, threads // workers)
 
     def sentence(self, section: EngineSection, unit: int | None, threads: int | None) -> str:
         """Example: "engine: 2 generators on this machine, 1 thread each, units of 64 answers" """

@@ -1,6 +1,5 @@
 """One plot of several runs of a recipe: a thin line for each run, a bold mean with a band for each setting."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from lmgym.logs.plots.figures import (
     ORANGE,
     PURPLE,
     figure_of,
+    finite,
     limit_y,
     mean_and_interval,
     plot_text,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, "#E69F00", "#56B4E9", "#000000", GREY)
-LARGEST = sys.float_info.max  # a whole number beyond it, NaN and infinity are not drawn
 Curve = tuple[np.ndarray, np.ndarray]  # steps, values; both [points]
 
 
@@ -105,14 +104,14 @@ def _curves(path: Path, metric: str) -> dict[str, Curve]:
         names = [name for name in record if name == "reward" or name.startswith("loss")] if train else [metric]
         for name in names:
             value = record.get(name)
-            if isinstance(value, int | float) and abs(value) <= LARGEST and (train or record.get("split") == split):
+            if finite(value) and (train or record.get("split") == split):
                 steps, values = points.setdefault(name if train else "held out", ([], []))
                 steps.append(record["step"])
                 values.append(float(value))
     curves = {name: (np.array(steps), np.array(values)) for name, (steps, values) in points.items()}
-    for name, (steps, values) in curves.items():
-        if name != "held out":
-            curves[name] = steps, running_mean(values, (len(values) // 15) | 1)
+    for name in curves.keys() - {"held out"}:
+        at, train = curves[name]
+        curves[name] = at, running_mean(train, (len(train) // 15) | 1)
     return curves
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
@@ -78,8 +78,9 @@ def panels(run: "Records") -> tuple[list[Panel], list[Panel]]:
         rewards = name == "reward"
         title, unit = ("Training reward", "mean reward of the step") if rewards else ("Training loss", plot_text(name))
         above.append(Panel(title, unit, run.stages_with(name), _reward, legend=run.window > 1))
-    if held_out := run.evaluated_stages():
-        bounded = [_finite(r.get(f"{run.metric}/low")) for _, r in run.evaluations if _finite(r.get(run.metric))]
+    if evaluated := [record for _, record in run.evaluations if finite(record.get(run.metric))]:
+        held_out = sorted({record["stage"] for record in evaluated})
+        bounded = [finite(record.get(f"{run.metric}/low")) for record in evaluated]
         title = f"Held-out {run.metric}, {mean_and_interval(bounded)}"
         above.append(Panel(title, "mean over prompts", held_out, _held_out, legend=True))
     for name, title, unit in (("entropy", "Entropy", "nats per token"), ("length/mean", "Completion length", "tokens")):
@@ -121,10 +122,10 @@ class Records:
         self.window = (int(np.isfinite(self.column(self.reward_name)).sum()) // 15) | 1
 
     def has(self, name: str) -> bool:
-        return any(_finite(record.get(name)) for _, record in self.train)
+        return any(finite(record.get(name)) for _, record in self.train)
 
     def column(self, name: str) -> np.ndarray:
-        return _floats([record.get(name) for _, record in self.train])
+        return floats([record.get(name) for _, record in self.train])
 
     def names(self, prefix: str) -> list[str]:
         """The train metrics under this prefix, in the order of their first appearance."""
@@ -137,11 +138,7 @@ class Records:
 
     def stages_with(self, *names: str) -> list[int]:
         """The stages with a number of one of these train metrics."""
-        return sorted({r["stage"] for _, r in self.train if any(_finite(r.get(name)) for name in names)})
-
-    def evaluated_stages(self) -> list[int]:
-        """The stages with a number of the held-out metric."""
-        return sorted({record["stage"] for _, record in self.evaluations if _finite(record.get(self.metric))})
+        return sorted({r["stage"] for _, r in self.train if any(finite(r.get(name)) for name in names)})
 
     def name(self, stage: int) -> str:
         return self.stages[stage] or f"stage {stage + 1}"
@@ -168,7 +165,7 @@ def _held_out(run: Records, axes: "Axes") -> None:
     for place, split in enumerate(splits):
         chosen = [(at, r) for at, r in run.evaluations if str(r.get("split", "held out")) == split]
         steps = np.array([at for at, _ in chosen], dtype=float)
-        mean, *ends = (_floats([record.get(f"{run.metric}{end}") for _, record in chosen]) for end in ENDS)
+        mean, *ends = (floats([record.get(f"{run.metric}{end}") for _, record in chosen]) for end in ENDS)
         counts = {record.get("count") for _, record in chosen}
         size = f", {counts.pop()} prompts" if len(counts) == 1 and None not in counts else ""
         few = len(set(steps[np.isfinite(mean)].tolist())) < 3  # before and after: nothing is known between them
@@ -324,13 +321,14 @@ def _rows_by_stage(run: Records) -> list[np.ndarray]:
     return [np.flatnonzero(stages == stage) for stage in dict.fromkeys(stages.tolist())]
 
 
-def _finite(value: Any) -> bool:
+def finite(value: Any) -> TypeGuard[float]:
     """True for a number that can be drawn: neither NaN, nor infinite, nor a whole number beyond the floats."""
-    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def _floats(values: Sequence[Any]) -> np.ndarray:
-    return np.array([float(value) if _finite(value) else np.nan for value in values])
+def floats(values: Sequence[Any]) -> np.ndarray:
+    """The numbers, NaN in place of what is none."""
+    return np.array([float(value) if finite(value) else np.nan for value in values])
 
 
 def _spans_much(values: np.ndarray) -> bool:
@@ -367,7 +365,7 @@ def figure_of(out: Path, width: float, height: float, arranged: bool = True, dpi
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     kind = out.suffix[1:].lower()
-    options = {"metadata": {"Date": None}} if kind == "svg" else {}
+    options: dict[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {}
     with style.context(["default", str(STYLE)]):
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06) if arranged else None
         figure = Figure(figsize=(width, height), dpi=dpi, layout=layout)

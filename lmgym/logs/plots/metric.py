@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lmgym.core.errors import LmgymError
-from lmgym.logs.plots.curves import COLOURS, LARGEST, Curve, mean_and_band
-from lmgym.logs.plots.figures import GREY, LONGEST_TEXT, figure_of, limit_y, plot_text, running_mean
+from lmgym.logs.plots.curves import COLOURS, Curve, mean_and_band
+from lmgym.logs.plots.figures import GREY, LONGEST_TEXT, figure_of, finite, floats, limit_y, plot_text, running_mean
 from lmgym.logs.writer import METRICS, Record, read_records
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def find_metric(metric: str, records: Mapping[Path, Sequence[Record]]) -> tuple[
     that no run has, with the nearest names."""
     known: dict[str, set[str]] = {kind: set() for kind in KINDS}
     for record in (record for run in records.values() for record in run if record["kind"] in KINDS):
-        numbers = {name for name, value in record.items() if _is_number(value) and not name.endswith(("/low", "/high"))}
+        numbers = {name for name, value in record.items() if finite(value) and not name.endswith(("/low", "/high"))}
         known[record["kind"]] |= numbers.difference(POSITION)
     prefix, _, rest = metric.partition("/")
     if prefix in KINDS and rest in known[prefix]:
@@ -115,7 +115,7 @@ def caption(lines: Sequence[Line], kind: str, window: int) -> str:
 
 
 def _having(kind: str, name: str, records: Iterable[Record]) -> list[Record]:
-    return [record for record in records if record["kind"] == kind and _is_number(record.get(name))]
+    return [record for record in records if record["kind"] == kind and finite(record.get(name))]
 
 
 def _curve(folder: Path, run: Sequence[Record], kind: str, name: str, stage: int) -> tuple[Curve, np.ndarray]:
@@ -127,7 +127,7 @@ def _curve(folder: Path, run: Sequence[Record], kind: str, name: str, stage: int
     by_step = {record["step"]: record for record in records if record.get("split") == records[0].get("split")}
     records = [by_step[step] for step in sorted(by_step)]  # the last one of each step
     ends = [[record.get(f"{name}/{end}") if kind == "evaluation" else None for record in records] for end in ENDS]
-    bounds = np.array([[value if _is_number(value) else np.nan for value in own] for own in ends], dtype=float)
+    bounds = np.stack([floats(own) for own in ends])
     steps = np.array([record["step"] for record in records])
     return (steps, np.array([float(record[name]) for record in records])), bounds
 
@@ -211,7 +211,3 @@ def _bottom(block: Sequence[int], heights: Sequence[float], apart: float) -> flo
 
 def _top(block: Sequence[int], heights: Sequence[float], apart: float) -> float:
     return _bottom(block, heights, apart) + apart * (len(block) - 1)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST

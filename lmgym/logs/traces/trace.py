@@ -6,7 +6,7 @@ in them are base64 of little-endian int32 or float32. Imports no torch.
 
 import base64
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from lmgym.logs.traces.files import (
     zipped,
 )
 from lmgym.logs.writer import replace_file
+from lmgym.types import Turn
 
 FORMAT = 1
 LITTLE = {"i": ("int32", np.dtype("<i4")), "f": ("float32", np.dtype("<f4"))}  # by numpy's letter of the type
@@ -156,6 +157,38 @@ def read_episode(folder: Path, stage: int, step: int, index: int) -> TraceEpisod
         tree["turns"] = [_built(TraceTurn, turn) for turn in tree["turns"]]
         tree["rows"] = [_row(row) for row in tree["rows"]]
         return _built(TraceEpisode, tree)
+
+
+def row_of_turns(turns: Sequence[Turn], first: int = 0) -> TraceRow:
+    """The tokens of one row, whose turns are consecutive ones of an episode from number `first` on, with what the
+    sampler and the rewards have said of its actions."""
+    tokens, actions = list[int](), list[int]()
+    for turn in turns:
+        tokens += turn.prompt_ids
+        actions += range(len(tokens), len(tokens) + len(turn.action_ids))
+        tokens += turn.action_ids
+    columns: dict[str, Numbers] = {}
+    if all(turn.logprobs for turn in turns):
+        columns["logprobs_sampler"] = np.array([one for turn in turns for one in turn.logprobs], np.float32)
+    if any(turn.token_rewards is not None for turn in turns):
+        columns["token_rewards"] = np.concatenate([_token_rewards(turn) for turn in turns])
+    counts = [len(turn.action_ids) for turn in turns]
+    return TraceRow(
+        tokens=np.array(tokens, np.int32),
+        actions=np.array(actions, np.int32),
+        turn=np.repeat(np.arange(first, first + len(turns), dtype=np.int32), counts),
+        columns=columns,
+        source=np.array(turns[0].source_ids, np.int32) if turns[0].source_ids else None,
+    )
+
+
+def _token_rewards(turn: Turn) -> Numbers:
+    """What each action has earned; the rest of the turn's reward is on the last one (as in `collate`)."""
+    rewards = np.zeros(len(turn.action_ids), dtype=np.float32)
+    if len(rewards):
+        rewards += np.array(turn.token_rewards or 0.0, dtype=np.float32)
+        rewards[-1] += turn.reward - sum(turn.token_rewards or ())
+    return rewards
 
 
 def packed(array: npt.NDArray[Any]) -> dict[str, str]:

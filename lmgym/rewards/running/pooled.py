@@ -20,6 +20,7 @@ import numpy as np
 from lmgym.core.errors import LmgymError, warn
 from lmgym.processes.pool import Failure, ProcessPool, shared
 from lmgym.processes.supervisor import STARTUP_SECONDS
+from lmgym.rewards.foreign.signature import note
 from lmgym.types import Episode, Example, Turn
 
 WORKER = "lmgym.rewards.reward_worker:run"
@@ -46,6 +47,7 @@ class Pooled:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     style: str = "lmgym"
     takes_episodes: bool = False
+    factory: bool = False  # the target makes the function, of the arguments
 
 
 def pooled_target(function: Callable[..., Any], written: str = "") -> str | None:
@@ -123,6 +125,9 @@ def pooled_values(name: str, pooled: Pooled, episodes: Sequence[Episode], timeou
         if "stays" in answer:
             _stays(name, answer["stays"])
             return None
+    for episode, notes in zip(episodes, answer["notes"], strict=True):
+        for key, value in notes.items():
+            note(episode, key, value)
     values: list[float] = answer["values"]
     return values
 

@@ -140,6 +140,20 @@ def overlong(episodes: list[Episode], *, max_tokens: int, buffer: int) -> list[f
     return [min(0.0, max(-1.0, (max_tokens - buffer - length) / buffer)) for length in lengths]
 
 
+@register("reward", "missing_eos")
+@linear_time
+@of_episodes
+def missing_eos(episodes: list[Episode]) -> list[float]:
+    """1 if the last turn has no end of sequence: it was cut off, or a stop string has ended it. With a weight of -1 it
+    is TRL's `missing_eos_penalty: 1`.
+
+    Example: an answer that ended, and one that was cut off
+        >>> missing_eos(episodes)
+        [0.0, 1.0]
+    """
+    return [float(not episode.turns or episode.turns[-1].stop != "eos") for episode in episodes]
+
+
 @lru_cache(maxsize=64)
 def _compiled(pattern: str) -> re.Pattern[str]:
     try:

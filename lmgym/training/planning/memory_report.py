@@ -13,7 +13,6 @@ from lmgym.core import registry
 from lmgym.core.output import columns_of
 from lmgym.logs.formatting import table_lines
 from lmgym.models.device import expected_device, memory_here
-from lmgym.models.load import load_tokenizer
 from lmgym.models.shapes import Shapes, shapes_of
 from lmgym.text.chat import prompt_ids, source_ids
 from lmgym.training.planning.memory import estimate, resident_bytes, weights_bytes
@@ -37,11 +36,12 @@ class Memory:
     """The memory of a recipe's stages on this machine, for a run of so many `ranks`. Make it before a model is loaded:
     it looks at what the process takes without one.
 
-    Example: Memory(config, report, ranks=1).of_examples(0, data.training[0][:8])
+    Example: Memory(config, report, tokenizer).of_examples(0, data.training[0][:8])
     """
 
     config: Config
     report: Lines
+    tokenizer: Any
     ranks: int = 1
     backward_fits: dict[int, bool] = field(default_factory=dict)
     """By stage: whether a backward pass of one process fits here."""
@@ -68,9 +68,8 @@ class Memory:
 
     def of_examples(self, index: int, examples: Sequence[Example]) -> None:
         """Estimate a stage whose prompts are the task's, from some of them."""
-        tokenizer, section = load_tokenizer(self.config.policy), self.config.policy
-        read = source_ids if self.shapes.encoder_decoder else prompt_ids
-        lengths = [len(read(tokenizer, one.prompt, section.template, section.cut)) for one in examples]
+        section, read = self.config.policy, source_ids if self.shapes.encoder_decoder else prompt_ids
+        lengths = [len(read(self.tokenizer, one.prompt, section.chat_template_kwargs, section.cut)) for one in examples]
         self._say(index, max(lengths))
 
     def at_worst(self, index: int) -> None:

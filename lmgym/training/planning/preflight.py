@@ -23,8 +23,17 @@ from lmgym.models.policy import Policy
 from lmgym.models.reward_model import as_reward_model
 from lmgym.rollouts.sources import Own
 from lmgym.tasks.streamed import first_of
-from lmgym.text.chat import decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids, start_ids
+from lmgym.text.chat import (
+    decoder_answer_ids,
+    has_template,
+    messages_of,
+    plain_text,
+    prompt_ids,
+    source_ids,
+    start_ids,
+)
 from lmgym.text.control import control_tokens
+from lmgym.training.planning.prompt_report import about_prompts
 from lmgym.training.run import Data
 from lmgym.types import Example, Message
 
@@ -63,6 +72,10 @@ def check_fit(config: Config, data: Data, policy: Policy, say: Callable[[str], N
             check_new_tokens(sampling, policy)
     asked = {f"stage {stage.name}": examples for stage, examples in stages}
     asked |= {f"evaluation on {split}": examples for split, examples in data.held_out.items()}
+    for stage, examples in stages:
+        for sentences in about_prompts(examples, policy.tokenizer, stage.env["name"]):
+            for sentence in sentences:
+                say(f"stage {stage.name}: {sentence}")
     for where, examples in asked.items():
         if cut := cut_prompts(examples, config.policy, policy):
             say(f"{where}: {cut}")
@@ -166,7 +179,7 @@ def cut_prompts(examples: Sequence[Example], section: PolicySection, policy: Pol
         return ""
     tokenizer, encoder_decoder = policy.tokenizer, policy.encoder_decoder
     limit, read = section.cut.tokens, source_ids if encoder_decoder else prompt_ids
-    if getattr(tokenizer, "chat_template", None):
+    if any(has_template(tokenizer, example.prompt) for example in first_of(examples)):
         count, tried = 0, examples  # the first that is too long is refused
     else:
         lengths = _plain_lengths(tokenizer, [example.prompt for example in examples], encoder_decoder)
@@ -174,7 +187,7 @@ def cut_prompts(examples: Sequence[Example], section: PolicySection, policy: Pol
         count, tried = len(longer), longer[:1]
     for example in tried:
         try:
-            read(tokenizer, example.prompt, section.template, section.cut)
+            read(tokenizer, example.prompt, section.chat_template_kwargs, section.cut)
         except LmgymError as error:
             raise LmgymError(f"example '{example.id}': {error}") from error
     lost = {"left": "beginning", "right": "end"}[section.cut.side]
@@ -221,10 +234,11 @@ def check_lengths(examples: Sequence[Example], config: Config, stage: Stage, pol
     fit. A token takes at least one byte, so only texts of many bytes are tokenized."""
     if policy.context is None or stage.is_played:
         return
-    tokenizer, template, cut = policy.tokenizer, config.policy.template, config.policy.cut
+    tokenizer, template, cut = policy.tokenizer, config.policy.chat_template_kwargs, config.policy.cut
     source, learned = stage.source, stage.source.one
     limit = config.policy.max_reference_tokens or sys.maxsize
-    given = len(start_ids(tokenizer, config.policy.answer_start, policy.encoder_decoder))
+    start = config.policy.answer_start
+    given = len(start_ids(tokenizer, start, policy.encoder_decoder))
     read = source_ids if policy.encoder_decoder else prompt_ids
     around = len(read(tokenizer, examples[0].prompt, template, cut))  # at least what the chat template adds
     most = policy.context if cut is None else cut.tokens
@@ -240,7 +254,7 @@ def check_lengths(examples: Sequence[Example], config: Config, stage: Stage, pol
             length = max([length, *spoken])
             what = f"the prompt or the {learned}" if learned else "the prompt"
         else:
-            lengths = source.lengths(example, tokenizer, template, given > 0)
+            lengths = source.lengths(example, tokenizer, template, start)
             length += given + min(max(lengths, default=1), limit)
             what = f"the prompt and {learned}" if learned else "the prompt, with one token of an answer,"
         if length > policy.context:

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Completion, Engine, Request, Sampling
 from lmgym.models.policy import Policy
 from lmgym.training.planning.memory import share
-from lmgym.types import Episode, Restriction
+from lmgym.types import Episode
 from lmgym.updates.prepare import prepare
 
 
@@ -31,13 +32,8 @@ class TimedEngine:
     def __init__(self, engine: Engine[Policy]) -> None:
         self.engine, self.seconds = engine, 0.0
 
-    @property
-    def context(self) -> int | None:
-        return self.engine.context
-
-    @property
-    def rows(self) -> int:
-        return self.engine.rows
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, ended: Callable[[int, list[int]], None] | None = None
@@ -46,19 +42,6 @@ class TimedEngine:
         completions = self.engine.generate(requests, sampling, ended)
         self.seconds += time.perf_counter() - began
         return completions
-
-    def restricted(self, restriction: Restriction, mask: Policy | None = None) -> Engine[Policy]:
-        return self.engine.restricted(restriction, mask)
-
-    def forget(self, conversations: Sequence[int]) -> None:
-        self.engine.forget(conversations)
-
-    def load(self, policy: Policy, version: int) -> None:
-        self.engine.load(policy, version)
-
-    def close(self) -> None:
-        """End the engine."""
-        self.engine.close()
 
 
 @dataclass(frozen=True)

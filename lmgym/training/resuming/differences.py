@@ -39,11 +39,7 @@ def differences(before: Fingerprint, now: Fingerprint, progress: Progress) -> Di
 
 
 def _compare_recipes(
-    then: Mapping[str, Any],
-    now: Mapping[str, Any],
-    same_data: list[bool],
-    progress: Progress,
-    found: Differences,
+    then: Mapping[str, Any], now: Mapping[str, Any], same_data: list[bool], progress: Progress, found: Differences
 ) -> None:
     """Compare the keys of two recipes. A stage that is over must be the same; one that has not begun may be another;
     where what is read is the same, a key may name it in another way (another path)."""

@@ -87,10 +87,7 @@ def compare_read(
 
 
 def _compare_contents(
-    parts: tuple[Mapping[str, Any], Mapping[str, Any]],
-    sections: tuple[Any, Any],
-    where: str,
-    found: Differences,
+    parts: tuple[Mapping[str, Any], Mapping[str, Any]], sections: tuple[Any, Any], where: str, found: Differences
 ) -> None:
     """Compare the contents of one part, of two recipes' sections. Other data and models are refused."""
     texts = [dict(texts_of(tree)) for tree in sections]

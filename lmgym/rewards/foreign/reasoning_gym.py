@@ -1,0 +1,42 @@
+"""reasoning-gym: `score_answer(answer, entry) -> number`, called once for each answer."""
+
+from collections.abc import Callable
+from typing import Any
+
+from lmgym.core.errors import LmgymError
+from lmgym.processes.coroutines import results_of
+from lmgym.rewards.foreign.signature import EpisodeReward, Foreign
+from lmgym.rewards.reasoning_gym_entries import TAGGED, entry_of
+from lmgym.types import Episode
+
+
+def from_reasoning_gym(function: Callable[..., Any], name: str = "") -> EpisodeReward:
+    """Turn a function written as reasoning-gym's `score_answer(answer, entry) -> number` into an lmgym reward of
+    episodes.
+
+    `answer` is the content of the last <answer>...</answer>; without such tags the whole text. `entry` is the library's
+    record of the puzzle (`meta["entry"]`); of another task it is {"question", "answer", "metadata"}, made of prompt,
+    first reference and `meta`.
+
+    Raises LmgymError for the library's own methods: some of them let Python evaluate the answer.
+
+    Source: reasoning-gym 0.1.25, ProceduralDataset.score_answer.
+
+    Example:
+        >>> from_reasoning_gym(lambda answer, entry: float(answer == entry["answer"]))(episodes)
+        [1.0, 0.0]
+    """
+    foreign = Foreign(function, name or getattr(function, "__name__", "reward"), "reasoning-gym", ("answer", "entry"))
+    home = type(getattr(function, "__self__", None)).__module__
+    if home.split(".")[0] == "reasoning_gym":
+        raise LmgymError(
+            f"reward '{foreign.called}' is a method of reasoning-gym, and some of these evaluate the model's text as "
+            "Python; take the reward 'reasoning_gym', which scores by them and evaluates arithmetic only"
+        )
+
+    def reward(episodes: list[Episode], **arguments: Any) -> list[float]:
+        answers = [(TAGGED.findall(episode.text) or [episode.text])[-1].strip() for episode in episodes]
+        entries = [entry_of(episode.example) for episode in episodes]
+        return results_of([function(*both, **arguments) for both in zip(answers, entries, strict=True)])
+
+    return foreign.finished(reward, ())  # type: ignore[no-any-return]
