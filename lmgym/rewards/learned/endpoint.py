@@ -43,7 +43,7 @@ def endpoint_judge(
     wait: float = 1.0,
     concurrency: int = 8,
 ) -> list[float]:
-    """A chat model's judgement of each answer: its number divided by `highest`, or 1 (yes) or 0 (no) with `read: yes_no`.
+    """A chat model's judgement of each answer: its number over `highest`, or 1 (yes) or 0 (no) with `read: yes_no`.
 
     Equal questions are sent once per call. The temperature is 0; `options` are further fields of the request and may
     change it. The last number (or yes or no) in the reply counts; "8/10" and "8 out of 10" are read as 8. Thoughts
