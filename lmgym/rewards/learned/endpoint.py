@@ -43,14 +43,12 @@ def endpoint_judge(
     wait: float = 1.0,
     concurrency: int = 8,
 ) -> list[float]:
-    """A chat model's judgement of each answer: a number from `lowest` to `highest`, divided by `highest`; or, with
-    `read: yes_no`, 1 for yes and 0 for no.
+    """A chat model's judgement of each answer: its number over `highest`, or 1 (yes) or 0 (no) with `read: yes_no`.
 
     Equal questions are sent once per call. The temperature is 0; `options` are further fields of the request and may
-    change it. The last number in the reply counts; "8/10" and "8 out of 10" are read as 8. Thoughts in <think> tags do
-    not count. A reply without a number in the range (or without yes or no) raises, or gets the value `unreadable` if
-    you set it. The service's key is read from the environment variable `key_variable`; it appears in no message and no
-    file.
+    change it. The last number (or yes or no) in the reply counts; "8/10" and "8 out of 10" are read as 8. Thoughts
+    in <think> tags do not count. A reply without a number from `lowest` to `highest` raises, or gets the value
+    `unreadable` if set. The key is read from the environment variable `key_variable` and is written nowhere.
 
     A request may take `seconds` in all, from connecting to the last byte of the reply, and `concurrency` requests run
     at the same time. After a temporary failure (no connection, time-out, status 408, 409, 425, 429 or 5xx) a request is
@@ -68,16 +66,15 @@ def endpoint_judge(
     if concurrency < 1:
         raise LmgymError(f"key 'rewards.endpoint_judge.concurrency' must be at least 1, not {concurrency}")
     # Write one conversation per answer; send each distinct one once.
-    items = [Item(0, example, "", text) for text, example in zip(texts, examples, strict=True)]
-    messages = [judge_messages(system, template, item, item.answer) for item in items]
+    pairs = zip(texts, examples, strict=True)
+    messages = [judge_messages(system, template, Item(0, example, "", text), text) for text, example in pairs]
     conversations = [tuple((message["role"], clean(message["content"])) for message in asked) for asked in messages]
     distinct = list(dict.fromkeys(conversations))
     replies = dict(zip(distinct, in_threads(partial(ask_endpoint, endpoint), distinct, concurrency), strict=True))
     # Read the value of each reply.
     values = []
     for conversation, example in zip(conversations, examples, strict=True):
-        value = _read(replies[conversation], read, lowest, highest)
-        value = unreadable if value is None else value
+        value = _read(replies[conversation], read, lowest, highest, unreadable)
         if value is None:
             start = endpoint.redacted(replies[conversation])[:100]
             expected = "yes or no" if read == "yes_no" else f"number from {lowest:g} to {highest:g}"
@@ -127,12 +124,12 @@ def ask_endpoint(endpoint: Endpoint, conversation: Sequence[tuple[str, str]]) ->
     return content if isinstance(content, str) else ""
 
 
-def _read(reply: str, read: str, lowest: float, highest: float) -> float | None:
-    """The value of a reply, or None if it has none."""
+def _read(reply: str, read: str, lowest: float, highest: float, unreadable: float | None) -> float | None:
+    """The value of a reply, or `unreadable` if it has none."""
     reply = without_thinking(reply)
     if read == "yes_no":
         words = YES_NO.findall(reply)
-        return float(words[-1].lower() == "yes") if words else None
+        return float(words[-1].lower() == "yes") if words else unreadable
     numbers = NUMBER.findall(OUT_OF.sub(" ", reply))
     value = float(numbers[-1]) if numbers else math.inf
-    return value / highest if lowest <= value <= highest else None
+    return value / highest if lowest <= value <= highest else unreadable
