@@ -23,7 +23,22 @@ from lmgym.core.validation import check_arguments, converted, field_hints, metad
 from lmgym.rewards import base as rewards
 from lmgym.tasks.base import OPTIONS
 
-ENV_OPTIONS = {"workers": int, "seconds": float}  # processes (0: none), and seconds that one call may take
+
+@dataclasses.dataclass(kw_only=True)
+class EnvOptions:
+    """Keys of `env:` for any environment.
+
+    Example: EnvOptions(workers=16, seconds=10.0)
+    """
+
+    workers: int | None = None
+    """Processes that the environments run in; 0: none, they run in the training process. Left out: what the
+    environment's class says, or 0."""
+    seconds: float = 60.0
+    """Longest time of one call of an environment, if it runs in other processes."""
+
+
+ENV_OPTIONS = field_hints(EnvOptions)
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:

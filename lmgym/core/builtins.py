@@ -87,6 +87,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "credit": {
         "group": ("algorithms.grpo.credit:GroupMean", "the score less the mean of its group, which may be scaled"),
+        "leave_one_out": ("algorithms.grpo.credit:LeaveOneOut", "the score less the mean of the other scores"),
         "mean_scaled": ("algorithms.grpo.credit:MeanScaled", "the same, divided by the mean: rare right answers count"),
         "length_weighted": ("algorithms.grpo.credit:LengthWeighted", "a baseline weighed by the answers' lengths"),
         "token_baseline": ("algorithms.grpo.credit:TokenBaseline", "a baseline for each token, by squared gradients"),

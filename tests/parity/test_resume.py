@@ -37,6 +37,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "ppo": {"name": "ppo", "epochs": 2, "minibatches": 2, "kl_coefficient": 0.1, "kl_target": 0.01},
     "ppo, separate critic": {"name": "ppo", "epochs": 2, "kl_coefficient": 0.1, "kl_target": 0.01},
     "a2c, rmsprop": {"name": "a2c"},
+    "grpo, 8-bit AdamW": {"name": "grpo", "group_size": 4},
     "dpo": {"name": "dpo", "supervised_coefficient": 0.1},
     "ipo": {"name": "ipo", "epochs": 2, "minibatches": 2},
     **{name: {"name": name} for name in ("simpo", "orpo", "kto")},
@@ -69,6 +70,7 @@ FAMILY: dict[str, dict[str, Any]] = {  # presets that differ in formulas of a to
 SETTINGS: dict[str, dict[str, Any]] = {  # what else the recipe of one of them says
     "ppo, separate critic": {"policy": {**runs.TINY["policy"], "critic": "separate"}},
     "a2c, rmsprop": {"optimizer": {"name": "rmsprop", "learning_rate": 0.003, "epsilon": 1e-5}},
+    "grpo, 8-bit AdamW": {"optimizer": {"name": "adamw_8bit", "learning_rate": 0.003}},
     "distill": {"rewards": None},
     "replay": {"logs": {"rollouts": "all"}},
     **{name: {"task": task} for name, task in GIVEN.items()},

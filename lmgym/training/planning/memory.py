@@ -127,7 +127,7 @@ def _held(
     required, packed = stage.algorithm.requirements, config.policy.quantise is not None
     weights = weights_bytes(config, shapes, compute)
     found.add("weights", weights / parts)
-    moments = {"adamw": 2, "rmsprop": 1}[stage.optimizer.name] * MASTER
+    moments = {"adamw": 2 * MASTER, "adamw_8bit": 2, "rmsprop": MASTER}[stage.optimizer.name]
     if "policy" in stage.algorithm.optimized:
         found.add("gradients", MASTER * shapes.trained / parts, "update")
         found.add("moments of the optimizer", moments * shapes.trained / parts)
