@@ -210,6 +210,7 @@ class Episode:
     messages: list[Message] = field(default_factory=list)  # the conversation with roles, its last answer included
     baseline: float | None = None  # score of the greedy answer to the same prompt, if the algorithm needs it
     error: str = ""
+    by: Literal["", "rival", "data"] = ""  # who wrote it, if not the policy that trains (Requirements)
     reward_seconds: dict[str, float] = field(default_factory=dict, compare=False, repr=False)  # see logs/timings.py
 
     def to_json(self, seconds: bool = False) -> dict[str, Any]:

@@ -77,6 +77,8 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
             "given steps, right or wrong: a model that scores each step",
         ),
         "online_dpo": ("algorithms.online_dpo:OnlineDPO", "the best answer of a group against its worst; DPO's loss"),
+        "xpo": ("algorithms.xpo:XPO", "DPO on an answer of the policy against one of its beginning; explores"),
+        "nash_md": ("algorithms.nash_md:NashMD", "learns to be preferred to a mixture of itself and the reference"),
         "distill": (
             "algorithms.distill:Distill",
             "learns from a teacher, on the student's own answers or on its texts",

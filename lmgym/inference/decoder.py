@@ -56,12 +56,14 @@ class Decoder:
         conversations: ConversationCache,
         captured: bool = False,
         ended: Callable[[int, list[int]], None] | None = None,
+        mixture: float | None = None,
     ) -> None:
+        self.mixture = mixture  # share of the second model in the logits
         self.policy, self.requests, self.sampling, self.rows = policy, requests, sampling, min(rows, len(requests))
         self.captured, self.captures, self.ended = captured, list[CapturedSteps](), ended
         self.restriction, self.conversations = restriction, conversations
         self.conversing = any(request.conversation is not None for request in requests)
-        # Every model that needs the logits: the sampled policy, and another one that restricts its tokens.
+        # Every model that needs the logits: the sampled policy, and another that restricts its tokens or is mixed in.
         self.policies = [policy] if mask is None else [policy, mask]
         self.device = policy.device
         self.linear_layers = OneDNNLinearLayers(policy) if policy.onednn else MKLLinearLayers(policy)
@@ -247,6 +249,8 @@ class Decoder:
 
     def _draw(self, logits: list[Float[Tensor, "R V"]], requests: list[int]) -> list[int]:
         """Sample the next token of these unfinished answers, given each model's logits, and append it to them."""
+        if self.mixture is not None:
+            logits = [torch.lerp(*(fp32_or_wider(of_model) for of_model in logits), self.mixture)]  # type: ignore[call-overload]
         # 1. No stop id among the first min_new_tokens.
         counts = [len(self.ids[request]) for request in requests]
         early = torch.tensor([count < self.sampling.min_new_tokens for count in counts])

@@ -6,7 +6,6 @@ Every line of it is a public function, so that a user who wants to own the loop 
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from lmgym.rollouts.hints import hinted_episodes
 from lmgym.rollouts.play import exchanged, play, play_share
 from lmgym.rollouts.rollout import demonstrate, finished_episodes, groups_of
 from lmgym.tasks.curriculum import Curriculum
+from lmgym.training.beside import add_greedy_baseline, answered_and_given, repeated, with_given, with_rival
 from lmgym.training.callbacks import StepEnd
 from lmgym.training.evaluation_points import evaluate_now, finish, is_evaluated, record_evaluation
 from lmgym.training.run import Run
@@ -123,9 +123,10 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
     if algorithm.requirements.answers == "policy":
         run.renew_engine()
     for draw in range(config.max_draws):
-        numbered = enumerate(stage.stream.at(step, draw), start=len(groups))
-        prompts = [(number, example) for number, example in numbered for _ in range(algorithm.group_size)]
         path = (*stage.path, "step", step, draw)
+        numbered = list(enumerate(stage.stream.at(step, draw), start=len(groups)))
+        sampled, given = answered_and_given(numbered, algorithm.requirements.given_share, path)
+        prompts = repeated(sampled, algorithm.group_size)
         if algorithm.requirements.answers == "rated":
             episodes = rated_answers(prompts, stage.actor)
         elif algorithm.requirements.answers == "steps":
@@ -139,6 +140,10 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
             episodes = play(prompts, stage.training_actor, config.sampling, path, stage.envs, rewards, timeout)
         if algorithm.requirements.greedy:
             add_greedy_baseline(stage, episodes, path)
+        if algorithm.requirements.rival is not None:
+            episodes = with_rival(stage, episodes, path)
+        if given:
+            episodes = with_given(stage, episodes, given, path)
         groups += groups_of(episodes)
         selected, more = algorithm.select(groups, config.prompts_per_step)
         if not more:
@@ -151,14 +156,14 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
     if run.config.engine.ahead and algorithm.requirements.answers == "policy" and step + 1 < config.steps:
         sample_ahead(stage, step + 1)
     if isinstance(stage.stream, Curriculum):
-        stage.stream.observe([episode for group in groups for episode in group])
+        stage.stream.observe([episode for group in groups for episode in group if not episode.by])
     return mark_selected(groups, selected)
 
 
 def first_prompts(stage: StageRun, step: int) -> list[tuple[int, Example]]:
     """The group's number and the example of each answer in a step's first draw."""
-    numbered = enumerate(stage.stream.at(step, 0))
-    return [(number, example) for number, example in numbered for _ in range(stage.algorithm.group_size)]
+    numbered, share = list(enumerate(stage.stream.at(step, 0))), stage.algorithm.requirements.given_share
+    return repeated(answered_and_given(numbered, share, (*stage.path, "step", step, 0))[0], stage.algorithm.group_size)
 
 
 def sample_ahead(stage: StageRun, step: int) -> None:
@@ -184,22 +189,6 @@ def mark_selected(groups: list[list[Episode]], selected: list[list[Episode]]) ->
     for index, episode in enumerate(episodes):
         episode.index = index
     return episodes
-
-
-def add_greedy_baseline(stage: StageRun, episodes: list[Episode], path: tuple[int | str, ...]) -> None:
-    """Score the greedy answer to each group's prompt and write it to the group's episodes as their `baseline`."""
-    groups, timeout = groups_of(episodes), stage.run.config.reward_timeout
-    prompts = [(group[0].group, group[0].example) for group in groups]
-    sampling = replace(stage.config.sampling, temperature=0.0)
-    greedy = play(prompts, stage.actor, sampling, (*path, "greedy"), stage.envs, stage.rewards, timeout)
-    if len(greedy) != len(groups):
-        raise LmgymError(
-            "the baseline is a greedy answer to the group's prompt, and a game of several players has none of its own; "
-            "take another baseline"
-        )
-    for group, answer in zip(groups, greedy, strict=True):
-        for episode in group:
-            episode.baseline = answer.score
 
 
 def collate_step(stage: StageRun, episodes: list[Episode], step: int) -> Batch:
@@ -238,7 +227,9 @@ def log_step(
         watch_gap(run.gap_limits, metrics, batch, step, run.console.warn)
     position = {"kind": "train", "stage": stage.index, "stage_name": stage.config.name, "step": step}
     version = run.progress.version - 1
-    fresh = [episode for episode in episodes if episode.version >= version - ahead]  # the others were replayed
+    # The others were replayed, or are not the policy's; where all are of the data, they are what there is to tell.
+    fresh = [one for one in episodes if one.version >= version - ahead]
+    fresh = [one for one in fresh if not one.by] or fresh
     record: dict[str, Any] = position | episode_metrics(fresh) | batch_metrics(batch) | metrics
     record |= version_lag(episodes, version)
     if isinstance(stage.stream, Curriculum):

@@ -284,7 +284,7 @@ def _frozen_models(run: Run, section: Stage, algorithm: Algorithm) -> FrozenMode
     taken = saved.get("copies", {})
     opponent = "frozen" in (section.env.get("opponent"), section.env.get("user"))
     wanted = {"reference": required.reference, "mask": required.mask, "opponent": opponent}
-    wanted["teacher"] = required.teacher == "initial"
+    wanted |= {"teacher": required.teacher == "initial", "rival": required.rival is not None}
     for name in (name for name, is_wanted in wanted.items() if is_wanted):
         if name == "reference" and progress.stage_index == 0 and lora.has_adapter(run.policy.model) and not taken:
             frozen.models[name] = lora.AdapterDisabledPolicy(run.policy)  # the model before its adapters

@@ -220,7 +220,10 @@ def _of_teacher(fields: Fields) -> str:
 
 def _whole_distributions(fields: Fields) -> list[Term]:
     terms = _policy_gradient(fields) if fields.get("reward_coefficient") else []
-    return [Term("divergence", "D"), *terms]
+    if fields.get("supervised_coefficient"):
+        terms = [*terms, Term("supervised", "-c * log_pi", "c")]
+    weight = "" if fields.get("divergence_coefficient", 1.0) == 1 else "c * "
+    return [Term("divergence", f"{weight}D"), *terms]
 
 
 GROUP = Family(_grpo, _of_group)
@@ -235,12 +238,13 @@ FAMILIES: Mapping[str, Family] = {  # by registered name; a plug-in's terms are 
     "nlpo": CRITIC,
     "a2c": Family(_with_value(_policy_gradient), _of_critic),
     "trpo": Family(lambda fields: [], _of_critic),  # no loss per token: one step in a trust region
-    **dict.fromkeys(("dpo", "ipo", "simpo", "orpo", "reward_model", "online_dpo"), PAIRS),
+    **dict.fromkeys(("dpo", "ipo", "simpo", "orpo", "reward_model", "online_dpo", "xpo"), PAIRS),
     "kto": Family(lambda fields: [], lambda fields: "none: the loss compares an answer with answers to other prompts"),
     "process_reward_model": Family(lambda fields: [], lambda fields: "none: the loss is about a score of each step"),
     "remax": Family(_policy_gradient, _of_baseline),
     "reinforce": Family(_policy_gradient, _of_baseline),
     "rloo": Family(_policy_gradient, lambda fields: "R - mean_others"),
+    "nash_md": Family(_policy_gradient, lambda fields: "P(better than the mixture's answer) - 1/2 - beta * log-ratio"),
     "reinforce_pp": Family(_clipped, _of_returns),
     "reinforce_stable": Family(_stable, _of_turns),
     "raft": Family(_likelihood, lambda fields: "1"),

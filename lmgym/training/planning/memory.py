@@ -140,8 +140,8 @@ def _held(
     copied = MASTER * shapes.adapter if packed else MASTER * shapes.parameters
     if _copies_reference(stage, shapes, first):
         found.add("reference", copied / parts)
-    if required.mask:  # it samples, so it is whole
-        found.add("mask", copied if packed else compute * shapes.parameters)
+    for name in (name for name in ("mask", "rival") if getattr(required, name)):  # they sample, so they are whole
+        found.add(name, copied if packed else compute * shapes.parameters)
     if teacher is not None:
         found.add("teacher", MASTER * teacher.parameters / parts)
     if required.values:
