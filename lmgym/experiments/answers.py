@@ -8,6 +8,7 @@ from typing import Any
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.files import read_text
+from lmgym.envs.placement import make_envs
 from lmgym.experiments.evaluations import with_samples
 from lmgym.experiments.named_models import NamedModel
 from lmgym.rollouts.rollout import collect, groups_of
@@ -15,7 +16,7 @@ from lmgym.tasks.base import Prompt, examples_from_prompts
 from lmgym.tasks.jsonl import prompt_of, read_json_lines
 from lmgym.tasks.mixture import member_section
 from lmgym.training.planning.preflight import check_cut, cut_prompts
-from lmgym.training.setup import make_actor, make_envs
+from lmgym.training.setup import make_actor
 from lmgym.types import Episode, Message
 
 
@@ -100,7 +101,7 @@ def answer_prompts(
     asked = [
         (group, example) for group, example in enumerate(examples) for _ in range(section.samples if samples else 1)
     ]
-    envs = make_envs(config, stage.env)
+    envs = make_envs(stage.env, config.plugins)
     try:
         decoding = section.decoding(stage.sampling)
         episodes = collect(asked, make_actor(config, policy), decoding, (config.seed, "generate"), envs)

@@ -15,6 +15,7 @@ from typing import Any
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Env
+from lmgym.envs.past import WHOLE, Past
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.envs.vector import EnvFailure, Envs, InProcess
 from lmgym.inference.base import Sampling
@@ -193,6 +194,7 @@ class RolloutLoop:
         ended: Callable[[Episode], None] | None = None,
     ) -> None:
         self.actor, self.envs, self.encode, self.ended = actor, envs, PromptCache(actor), ended
+        self.past: Past = getattr(envs, "past", WHOLE)
         self.one_turn = _asks_once(envs)  # then the prompts are the data's
         self.env_key, self.episode_key = seeds.key(*path, "environment"), seeds.key(*path, "episode")
         first = [(n, Episode(example, group, n, version=actor.version)) for n, (group, example) in prompts]
@@ -215,7 +217,7 @@ class RolloutLoop:
                 episode.error, episode.terminated, episode.selected = opening.message, False, False
                 self.envs.end([index])
                 continue
-            state = begin_episode(index, episode, opening, self.actor, self.episode_key, self.encode)
+            state = begin_episode(index, episode, opening, self.actor, self.episode_key, self.encode, self.past)
             if not self.one_turn and (problem := state.player.too_long()):
                 episode.error, episode.terminated, episode.selected = problem, False, False
                 self.envs.end([index])

@@ -17,6 +17,7 @@ from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.visible import visible
+from lmgym.envs.placement import make_envs, unguarded_sentence
 from lmgym.logs.records import environment_numbers
 from lmgym.models.policy import Policy
 from lmgym.rewards.base import build_rewards
@@ -47,11 +48,9 @@ from lmgym.training.run import Data
 from lmgym.training.setup import (
     load_data,
     make_actor,
-    make_envs,
     progress_of,
     prove_policy,
     trained_policy,
-    unguarded_sentence,
 )
 from lmgym.types import Episode, Example
 
@@ -192,10 +191,10 @@ def _stage(
     if stage.algorithm.requirements.answers == "steps":
         return Sampled(labelled_steps(list(enumerate(few)), actor, stage.algorithm.requirements.separator), len(few))
     if stage.algorithm.requirements.answers == "references":
-        return Sampled(demonstrate(list(enumerate(few)), actor, path, make_envs(config, stage.env)), len(few))
+        return Sampled(demonstrate(list(enumerate(few)), actor, path, make_envs(stage.env, config.plugins)), len(few))
     group = max(stage.algorithm.group_size, GROUP)
     prompts = [(number, example) for number, example in enumerate(few) for _ in range(group)]
-    envs, rewards = make_envs(config, stage.env), build_rewards(stage.rewards)
+    envs, rewards = make_envs(stage.env, config.plugins), build_rewards(stage.rewards)
     episodes = play(prompts, actor, stage.sampling, path, envs, rewards, config.reward_timeout)
     _answers(report, stage, episodes, verdict=verdict)
     return Sampled(episodes, len(prompts), engine.seconds)

@@ -12,11 +12,9 @@ from typing import IO, Any
 from lmgym.config.build import dump, resolved
 from lmgym.config.redacted import redacted
 from lmgym.config.schema import Config, Stage
-from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import ALONE, Ranks
-from lmgym.envs.env_processes import EnvProcesses
-from lmgym.envs.vector import Envs, InProcess
+from lmgym.envs.placement import make_envs
 from lmgym.inference.base import Engine
 from lmgym.inference.proof import Proof, proofs_of
 from lmgym.logs.console import Console
@@ -239,32 +237,10 @@ def make_actor(config: Config, policy: Policy, engine: Engine | None = None, ver
     )
 
 
-def unguarded_sentence(env: Mapping[str, Any]) -> str:
-    """What to know of an environment of one's own that runs in the training process; empty for all others."""
-    make = registry.get("env", env["name"])
-    own = not str(getattr(make, "__module__", "")).startswith("lmgym.")
-    if not own or env.get("workers", getattr(make, "workers", 0)):
-        return ""
-    return (
-        f"environment '{env['name']}' runs in the training process, without a limit of time: if it hangs or crashes, "
-        "so does the run; env.workers: 2 gives it processes of its own, where each call may take env.seconds"
-    )
-
-
-def make_envs(config: Config, env: Mapping[str, Any]) -> Envs:
-    """The environments of an `env:` section; in processes of their own if the recipe or the environment says so."""
-    section = dict(env)
-    make = registry.get("env", section.pop("name"))
-    count, seconds = section.pop("workers", getattr(make, "workers", 0)), section.pop("seconds", 60.0)
-    if count:
-        return EnvProcesses(env["name"], section, config.plugins, count, seconds)
-    return InProcess(make if not section else partial(make, **section))
-
-
 def evaluate_actor(config: Config, actor: Actor, examples: Sequence[Example], rewards: list[Reward]) -> Evaluation:
     """Evaluate outside of a run, as the recipe's last stage and `evaluation:` section say."""
     section, stage = config.evaluation, config.stages[-1]
-    envs, sampling = make_envs(config, section.env or stage.env), section.decoding(stage.sampling)
+    envs, sampling = make_envs(section.env or stage.env, config.plugins), section.decoding(stage.sampling)
     how = (config.seed, section.samples, config.reward_timeout, section.best_of)
     return evaluate(examples, actor, sampling, rewards, envs, *how)
 

@@ -13,6 +13,7 @@ from lmgym.algorithms.requirements import ServedTeacher
 from lmgym.config.build import resolved
 from lmgym.config.schema import Stage
 from lmgym.core.errors import LmgymError
+from lmgym.envs.placement import make_envs, unguarded_sentence
 from lmgym.envs.vector import Envs
 from lmgym.inference.served_teacher import EndpointTeacher
 from lmgym.logs.doctor.examine import Watch
@@ -33,7 +34,7 @@ from lmgym.training.checkpoints.frozen_models import FrozenModels
 from lmgym.training.planning.preflight import OWN_TEACHERS, teacher_section
 from lmgym.training.resuming.fingerprint import checksum
 from lmgym.training.run import Run
-from lmgym.training.setup import held_out_rewards, make_actor, make_envs, unguarded_sentence
+from lmgym.training.setup import held_out_rewards, make_actor
 from lmgym.types import Example
 from lmgym.updates.optimizer import Optimizer, make_optimizer
 
@@ -128,7 +129,7 @@ def begin_stage(run: Run) -> StageRun:
     algorithm = copy.deepcopy(section.algorithm)  # its state belongs to this run, not to the config
     if algorithm.requirements.values:
         add_critic(run.policy, separate=config.policy.critic == "separate")
-    envs = make_envs(config, section.env)
+    envs = make_envs(section.env, config.plugins)
     if sentence := unguarded_sentence(section.env):
         run.console.say(sentence)
     frozen = _frozen_models(run, section, algorithm)
@@ -145,7 +146,7 @@ def begin_stage(run: Run) -> StageRun:
         stream=_stream(run.data.training[index], section, config.seed),
         rewards=build_rewards(section.rewards),
         envs=envs,
-        held_out_envs=make_envs(config, config.evaluation.env) if config.evaluation.env else envs,
+        held_out_envs=make_envs(config.evaluation.env, config.plugins) if config.evaluation.env else envs,
         watch=Watch(facts_of(resolved(config), index)),
     )
     if run.progress.step > 0 and run.resume_from is not None:
