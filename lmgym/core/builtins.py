@@ -255,6 +255,12 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "tic_tac_toe": ("envs.games:TicTacToe", "three in a row, against oneself, a frozen copy or chance"),
         "conversation": ("envs.conversation:Conversation", "several turns, with tools and with a user who answers"),
         "gymnasium": ("envs.gymnasium:Gymnasium", "any environment of gymnasium, put into words by an agent"),
+        "pettingzoo": ("envs.pettingzoo:PettingZoo", "PettingZoo's games for players who move in turn", "pettingzoo"),
+        "text_game": (
+            "envs.text_game:TextGame",
+            "a class whose reset gives a text; several actions an answer",
+            "environment=",
+        ),
         "openenv": (
             "envs.openenv:OpenEnv",
             "an environment of OpenEnv: its class, or a server",
