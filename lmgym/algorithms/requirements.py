@@ -46,6 +46,8 @@ class Requirements:
     answers: Literal["policy", "references", "rated", "steps"] = "policy"
     """What is trained on: answers that the policy samples, or what the examples give: references, rated answers, or
     answers in labelled steps."""
+    every_turn: bool = False
+    """answers: references: the assistant's messages in a prompt are imitated too, as turns of one row."""
     separator: str = ""
     """What ends each step of an answer in steps."""
     makes: Literal["policy", "reward_model", "process_reward_model"] = "policy"

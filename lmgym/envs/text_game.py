@@ -91,7 +91,7 @@ class TextGame(Section):
             reply = f"That holds no action. {self._dialogue.shown['content']}"
             info = {**validity("no action"), "actions": 0.0}
             return self._dialogue.answer({"role": "user", "content": reply}, -self.invalid_penalty, info)
-        earned, taken = 0.0, 0
+        earned, taken, info = 0.0, 0, dict[str, Any]()
         for action in chosen:
             seen, reward, done, truncated, info = self._take(action)
             earned, taken = earned + reward, taken + 1
@@ -120,14 +120,20 @@ class TextGame(Section):
             chosen.append(part if known is None else known[part.lower()])
         return chosen
 
-    def _take(self, action: Any) -> tuple[str, float, bool, bool, Mapping[str, Any]]:
+    def _take(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """One action: text, reward, done, truncated and info. Raises TypeError for anything else."""
         values = self._random.call(lambda: self._env.step(action))
         if not isinstance(values, tuple) or len(values) not in (4, 5):
             raise TypeError(f"step returned {represent(values)}; it must return text, reward, done and info")
         seen, reward, done, info = values[0], values[1], values[2], values[-1]
         truncated = len(values) == 5 and bool(values[3])
-        return _text(seen), reward_number(reward), bool(done), truncated, info if isinstance(info, Mapping) else {}
+        return (
+            _text(seen),
+            reward_number(reward),
+            bool(done),
+            truncated,
+            dict(info) if isinstance(info, Mapping) else {},
+        )
 
 
 def _text(value: Any) -> str:

@@ -1,5 +1,7 @@
 """The value function of a policy: a linear head on the policy's own hidden states, or a separate model with a head."""
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from lmgym.distributed.parts import mesh_of
@@ -16,11 +18,11 @@ def value_head(size: int, like: Tensor) -> nn.Linear:
     return head
 
 
-def add_critic(policy: Policy, separate: bool) -> None:
+def add_critic(policy: Policy, separate: bool, start: Callable[[Policy], None] | None = None) -> None:
     """Give the policy a value function, unless it has one already (from an earlier stage or a checkpoint).
 
     separate=False: a value head on the policy's own hidden states. separate=True: a trainable copy of the model with a
-    value head of its own, in `policy.critic`.
+    value head of its own, in `policy.critic`; `start` may give that other weights.
 
     Example:
         >>> add_critic(policy, separate=False)
@@ -29,8 +31,11 @@ def add_critic(policy: Policy, separate: bool) -> None:
     if policy.has_critic:
         return
     if separate:
-        policy.critic = copies.trainable(policy)
-        add_critic(policy.critic, separate=False)
+        critic = copies.trainable(policy)
+        add_critic(critic, separate=False)
+        if start is not None:
+            start(critic)
+        policy.critic = critic
         if policy.skeleton is not None:
             shard_policy(policy.critic, policy.ranks)
         return

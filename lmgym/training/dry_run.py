@@ -191,7 +191,8 @@ def _stage(
     if stage.algorithm.requirements.answers == "steps":
         return Sampled(labelled_steps(list(enumerate(few)), actor, stage.algorithm.requirements.separator), len(few))
     if stage.algorithm.requirements.answers == "references":
-        return Sampled(demonstrate(list(enumerate(few)), actor, path, make_envs(stage.env, config.plugins)), len(few))
+        envs, every_turn = make_envs(stage.env, config.plugins), stage.algorithm.requirements.every_turn
+        return Sampled(demonstrate(list(enumerate(few)), actor, path, envs, every_turn), len(few))
     group = max(stage.algorithm.group_size, GROUP)
     prompts = [(number, example) for number, example in enumerate(few) for _ in range(group)]
     envs, rewards = make_envs(stage.env, config.plugins), build_rewards(stage.rewards)

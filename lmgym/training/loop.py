@@ -132,7 +132,8 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
         elif algorithm.requirements.answers == "steps":
             episodes = labelled_steps(prompts, stage.actor, algorithm.requirements.separator)
         elif algorithm.requirements.answers == "references":
-            episodes = demonstrate(prompts, stage.actor, path, stage.envs)
+            every_turn = algorithm.requirements.every_turn
+            episodes = demonstrate(prompts, stage.actor, path, stage.envs, every_turn)
         elif not draw and (played := stage.ahead.take(step)) is not None:
             episodes = finished_episodes(played)
         else:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from lmgym.models import copies, lora
 from lmgym.models.critic import add_critic
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.reward_model import take_reward_model
 from lmgym.models.sharding import shard_policy
 from lmgym.rewards.base import Reward, build_rewards
 from lmgym.rewards.running import pooled
@@ -128,7 +130,9 @@ def begin_stage(run: Run) -> StageRun:
     section = config.stages[index]
     algorithm = copy.deepcopy(section.algorithm)  # its state belongs to this run, not to the config
     if algorithm.requirements.values:
-        add_critic(run.policy, separate=config.policy.critic == "separate")
+        name = config.policy.critic_from
+        start = None if name is None else partial(take_reward_model, name=name)
+        add_critic(run.policy, separate=config.policy.critic == "separate", start=start)
     envs = make_envs(section.env, config.plugins)
     if sentence := unguarded_sentence(section.env):
         run.console.say(sentence)
