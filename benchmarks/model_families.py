@@ -29,7 +29,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.inference.proof import Proof, prove
 from lmgym.inference.sampler import Sampler
 from lmgym.models.builtin import byte_tokenizer
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import PolicySection, load_policy, read_model_info
 from lmgym.models.shapes import shapes_of
 from lmgym.training.planning.preflight import check_model
 
@@ -103,7 +103,8 @@ def proven(folder: str, compute: Any, encoder_decoder: bool) -> tuple[str, str, 
     section = PolicySection(
         model=folder, device="cpu", compute=compute, context_start_token=START if encoder_decoder else None
     )
-    check_model(Config(policy=section, stages=[Stage(task={"name": "arithmetic"}, rewards={"length": 1.0})]), [[]])
+    config = Config(policy=section, stages=[Stage(task={"name": "arithmetic"}, rewards={"length": 1.0})])
+    check_model(config, [[]], read_model_info(section))
     shapes_of(section)  # what `lmgym check` estimates memory from
     policy = load_policy(section)
     return "fast" if policy.fast else "plain", policy.plain_because, prove(policy, Sampler(policy))

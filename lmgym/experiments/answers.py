@@ -16,7 +16,7 @@ from lmgym.tasks.base import Prompt, examples_from_prompts
 from lmgym.tasks.jsonl import prompt_of, read_json_lines
 from lmgym.tasks.mixture import member_section
 from lmgym.training.planning.preflight import check_cut, cut_prompts
-from lmgym.training.setup import make_actor
+from lmgym.training.setup import actor_of
 from lmgym.types import Episode, Message
 
 
@@ -104,7 +104,7 @@ def answer_prompts(
     envs = make_envs(stage.env, config.plugins)
     try:
         decoding = section.decoding(stage.sampling)
-        episodes = collect(asked, make_actor(config, policy), decoding, (config.seed, "generate"), envs)
+        episodes = collect(asked, actor_of(config, policy), decoding, (config.seed, "generate"), envs)
     finally:
         envs.close()
     return [

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from lmgym.algorithms.base import Algorithm
 from lmgym.core.constraints import NonNegativeFloat, NonNegativeInt, ShareBelowOne
 from lmgym.core.errors import LmgymError
-from lmgym.core.validation import Section
+from lmgym.core.validation import REFUSED, Section
 from lmgym.distributed.parts import is_part, whole
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.updates.protocols import TrainablePolicy
@@ -26,7 +26,7 @@ class OptimizerSection(Section):
 
     section = "optimizer"
 
-    name: Literal["adamw", "adamw_8bit", "rmsprop"] = "adamw"
+    name: Literal["adamw", "adamw_8bit", "rmsprop"] = field(default="adamw", metadata=REFUSED)  # other moments
     """adamw_8bit: AdamW whose moments take a byte each (arXiv 2110.02861), by bitsandbytes."""
     learning_rate: NonNegativeFloat = 1e-6
     critic_learning_rate: NonNegativeFloat | None = None
@@ -50,12 +50,7 @@ class OptimizerSection(Section):
         """The learning rate of a step (counted from 0) of a stage of `steps`.
 
         A pure function, so a resumed run needs no scheduler state. Resuming with more steps continues on the longer
-        stage's curve: `constant` stays as it is, `linear` and `cosine` jump.
-
-        Example:
-            >>> [OptimizerSection(learning_rate=1.0, warmup=2, schedule="linear").at(s, 4) for s in range(4)]
-            [0.5, 1.0, 1.0, 0.5]
-        """
+        stage's curve: `constant` stays as it is, `linear` and `cosine` jump."""
         if step < self.warmup:
             return self.learning_rate * (step + 1) / self.warmup
         progress = min((step - self.warmup) / max(steps - self.warmup, 1), 1.0)
@@ -123,6 +118,7 @@ class Optimizer:
                 "or look at the last rollouts for a reward that explodes"
             )
         self.torch.step()
+        torch.autograd.graph.increment_version(self.parameters)  # the fused AdamW does not say that it has changed them
         self.zero_grad()  # they make room for what sampling keeps
         return norm
 

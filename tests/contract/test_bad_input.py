@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from lmgym.cli.main import main
 from lmgym.core.errors import LmgymError
 from lmgym.models.builtin import builtin_model, byte_tokenizer
-from lmgym.models.critic import add_critic
+from lmgym.models.critic import with_critic
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.types import Example
 from tests import runs
@@ -565,7 +565,7 @@ def test_what_older_files_hold_of_masks_is_left_out(tmp_path: Path) -> None:
 def test_a_value_head_of_something_else_is_named(tensors: dict[str, torch.Tensor] | None, tmp_path: Path) -> None:
     section = PolicySection(model="builtin:tiny", device="cpu", architecture=runs.ARCHITECTURE)
     policy = load_policy(section)
-    add_critic(policy, separate=False)
+    policy = with_critic(policy, separate=False)
     policy.save(tmp_path)
     load_policy(section, 0, tmp_path)
     if tensors is None:

@@ -17,7 +17,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Request, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.load import PolicySection, load_policy
-from lmgym.training.beside import answered_and_given
+from lmgym.rollouts.sources import answered_and_given
 from lmgym.types import Episode, Example, Turn
 from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)

@@ -8,7 +8,7 @@ from transformers import AutoModelForSequenceClassification
 
 from lmgym.batch import collate
 from lmgym.core.errors import LmgymError
-from lmgym.models.critic import add_critic
+from lmgym.models.critic import with_critic
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.reward_model import save_reward_model, take_reward_model
 from lmgym.types import Episode, Example, Turn
@@ -20,7 +20,7 @@ SECTION = {"model": "builtin:tiny", "device": "cpu", "architecture": runs.ARCHIT
 
 def reward_model(folder: Path) -> Path:
     judge = load_policy(PolicySection(**SECTION), seed=5)
-    add_critic(judge, separate=False)
+    judge = with_critic(judge, separate=False)
     assert judge.value_head is not None
     torch.nn.init.normal_(judge.value_head.weight, generator=torch.Generator().manual_seed(3))
     save_reward_model(folder, judge, {})
@@ -31,7 +31,7 @@ def test_values_are_the_scores(tmp_path: Path) -> None:
     folder = reward_model(tmp_path / "rm")
     policy = load_policy(PolicySection(**SECTION), seed=0)
     before = [parameter.clone() for parameter in policy.parameters()]
-    add_critic(policy, separate=True, start=lambda critic: take_reward_model(critic, str(folder)))
+    policy = with_critic(policy, separate=True, start=lambda critic: take_reward_model(critic, str(folder)))
     rows = [[5, 6, 7, 8, 9], [9, 8, 7]]
     episodes = [Episode(Example(str(n), "?"), n, n, [Turn(row[:2], row[2:])]) for n, row in enumerate(rows)]
     outputs = policy.compute_logprobs_no_grad(collate(episodes), values=True, last_values=True)
@@ -64,9 +64,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
     policy = load_policy(PolicySection(**SECTION), seed=0)
     policy.model.save_pretrained(tmp_path / "no_head")
     with pytest.raises(LmgymError, match=r"policy.critic_from"):
-        add_critic(policy, separate=True, start=lambda critic: take_reward_model(critic, str(tmp_path / "nothing")))
+        with_critic(policy, separate=True, start=lambda critic: take_reward_model(critic, str(tmp_path / "nothing")))
     with pytest.raises(LmgymError, match="needs a classifier with one output"):  # its head would be made up
-        add_critic(policy, separate=True, start=lambda critic: take_reward_model(critic, str(tmp_path / "no_head")))
+        with_critic(policy, separate=True, start=lambda critic: take_reward_model(critic, str(tmp_path / "no_head")))
     other = load_policy(PolicySection(**{**SECTION, "architecture": {**runs.ARCHITECTURE, "hidden_size": 32}}), seed=0)
     with pytest.raises(LmgymError, match="has weights of other sizes than the policy's model"):
-        add_critic(other, separate=True, start=lambda c: take_reward_model(c, str(reward_model(tmp_path / "rm"))))
+        with_critic(other, separate=True, start=lambda c: take_reward_model(c, str(reward_model(tmp_path / "rm"))))

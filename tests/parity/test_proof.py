@@ -17,9 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks import model_families, small_configs
 from benchmarks.small_configs import small_config
 from lmgym.cli.main import main
-from lmgym.config.schema import EngineSection
 from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Decoding, Request, Sampling
+from lmgym.inference.kinds import EngineSection
 from lmgym.inference.proof import Gap, Proof, _attempt, _special, own_logprobs, proofs_of, prove, sample
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console

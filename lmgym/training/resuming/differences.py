@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.config.build import build_config
-from lmgym.config.redacted import redacted
+from lmgym.core.redacted import redacted
 from lmgym.training.resuming.contents import texts_of
 from lmgym.training.resuming.fingerprint import Fingerprint, plain_recipe
 from lmgym.training.resuming.read_changes import Read, compare_read, without_places
