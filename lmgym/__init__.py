@@ -50,6 +50,8 @@ _HOMES = {
     "RewardModel": "algorithms.reward_model",
     "ProcessRewardModel": "algorithms.process_reward_model",
     "OnlineDPO": "algorithms.online_dpo",
+    "XPO": "algorithms.xpo",
+    "NashMD": "algorithms.nash_md",
     "Distill": "algorithms.distill",
     "GKD": "algorithms.gkd",
     "Replay": "algorithms.replay",

@@ -16,6 +16,7 @@ from lmgym.algorithms.grpo.group_relative import GroupRelative as GroupRelative
 from lmgym.algorithms.grpo.surrogate import Surrogate as Surrogate
 from lmgym.algorithms.grpo.tokens import Tokens as Tokens
 from lmgym.algorithms.kto import KTO as KTO
+from lmgym.algorithms.nash_md import NashMD as NashMD
 from lmgym.algorithms.nlpo import NLPO as NLPO
 from lmgym.algorithms.online_dpo import OnlineDPO as OnlineDPO
 from lmgym.algorithms.orpo import ORPO as ORPO
@@ -27,6 +28,7 @@ from lmgym.algorithms.replay import Replay as Replay
 from lmgym.algorithms.reward_model import RewardModel as RewardModel
 from lmgym.algorithms.supervised import Supervised as Supervised
 from lmgym.algorithms.trpo import TRPO as TRPO
+from lmgym.algorithms.xpo import XPO as XPO
 from lmgym.batch import Batch as Batch
 from lmgym.batch import PolicyOutputs as PolicyOutputs
 from lmgym.batch import collate as collate

@@ -234,6 +234,7 @@ class Episode:
     baseline: float | None = None  # score of the greedy answer to the same prompt, if the algorithm needs it
     error: str = ""
     chat: bool = False  # the conversation has begun with messages, whatever the example's prompt is
+    by: Literal["", "rival", "data"] = ""  # who wrote it, if not the policy that trains (Requirements)
     reward_seconds: dict[str, float] = field(default_factory=dict, compare=False, repr=False)  # see logs/timings.py
 
     def to_json(self, seconds: bool = False) -> dict[str, Any]:

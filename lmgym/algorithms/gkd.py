@@ -12,7 +12,7 @@ from torch import Tensor
 from lmgym.algorithms.base import Algorithm, Terms
 from lmgym.algorithms.requirements import Requirements, ServedTeacher
 from lmgym.batch import Batch, PolicyOutputs
-from lmgym.core.constraints import FINITE, Coefficient, PositiveInt, Rule
+from lmgym.core.constraints import FINITE, Coefficient, NonNegativeFloat, PositiveInt, Rule, Share
 from lmgym.core.endpoint import check_address
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
@@ -30,7 +30,8 @@ Concurrency = Annotated[int, Gt(0), Le(1024)]
 @register("algorithm", "gkd")
 @dataclass(kw_only=True)
 class GKD(Algorithm):
-    """loss = mean over tokens of D(p_t, q_t) - reward_coefficient * A log pi(y_t), A = R - mean R of the group.
+    """loss = mean over tokens of divergence_coefficient * D(p_t, q_t) - supervised_coefficient * log pi(y_t)
+                                 - reward_coefficient * A log pi(y_t), A = R - mean R of the group.
 
     p_t and q_t are the next-token distributions of student and teacher behind the text before token t, which the
     student has sampled (source: student; it is not differentiated through) or a reference holds (source: references).
@@ -57,10 +58,17 @@ class GKD(Algorithm):
     """Requests to the server at a time, of each rank."""
     source: Literal["student", "references"] = "student"
     """Whose texts are trained on: the student's own answers, or the task's references."""
+    student_share: Share = 1.0
+    """source: student: the share of the prompts whose texts are the student's own; the others' are references. Drawn
+    for each prompt (lambda in arXiv 2306.13649, algorithm 1; TRL's lmbda draws for a whole batch)."""
     divergence: DivergenceName = "reverse_kl"
     """reverse_kl: KL(student || teacher); forward_kl: KL(teacher || student); jsd: between them."""
     beta: Between = 0.5
     """Where jsd lies between forward_kl (towards 0) and reverse_kl (towards 1); for jsd alone."""
+    divergence_coefficient: NonNegativeFloat = 1.0
+    """Weight of the divergence (OpenRLHF's kd_coef)."""
+    supervised_coefficient: NonNegativeFloat = 0.0
+    """source: references: weight of the cross-entropy beside it (OpenRLHF: 1 - kd_coef)."""
     hint: str | None = None
     """The prompt that the teacher reads: {prompt} is the policy's own, {reference} the example's first reference, and
     another name in braces an entry of the example's meta. None: the same prompt."""
@@ -83,6 +91,7 @@ class GKD(Algorithm):
             raise LmgymError("algorithm.teacher is missing; name the model whose distributions gkd learns from")
         if self.divergence != "jsd" and self.beta != 0.5:
             raise LmgymError(f"algorithm.beta is for divergence jsd, and it is {self.divergence}; remove beta")
+        self._check_source()
         if not self.reward_coefficient:
             return
         if self.source == "references":
@@ -95,6 +104,19 @@ class GKD(Algorithm):
         if self.optimizer_steps > 1:
             raise LmgymError(
                 "gkd has no ratio to correct the score's term for a second step; set epochs and minibatches to 1"
+            )
+
+    def _check_source(self) -> None:
+        """Raise LmgymError for fields that do not go with whose texts are trained on."""
+        if self.student_share < 1 and (self.source == "references" or self.reward_coefficient):
+            what = (
+                "source is references" if self.source == "references" else "reward_coefficient is for sampled answers"
+            )
+            raise LmgymError(f"algorithm.student_share is {self.student_share}, and {what}; remove one of them")
+        if self.supervised_coefficient and self.source == "student":
+            raise LmgymError(
+                "algorithm.supervised_coefficient imitates the texts that are trained on, and source: student would "
+                "imitate itself; write source: references"
             )
 
     @property
@@ -112,6 +134,7 @@ class GKD(Algorithm):
             served_teacher=served,
             divergence=compared,
             hint=self.hint,
+            given_share=1 - self.student_share,
             reward=self.reward_coefficient > 0,
         )
 
@@ -126,7 +149,9 @@ class GKD(Algorithm):
         return batch.actions.any(1)
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        terms: Terms = {"divergence": (new.require("divergence"), "token")}
+        terms: Terms = {"divergence": (self.divergence_coefficient * new.require("divergence"), "token")}
+        if self.supervised_coefficient:
+            terms["supervised"] = (-self.supervised_coefficient * new.logprobs, "token")
         if self.reward_coefficient:
             terms["policy"] = (policy_gradient(new.logprobs, batch.require("advantages")), "token")
         return terms, {}

@@ -22,6 +22,19 @@ class ServedTeacher:
     concurrency: int = 8
 
 
+@dataclass(frozen=True)
+class Rival:
+    """One more answer to each prompt, by the policy and its copy as the stage began, mixed token by token: in
+    proportion to policy^(1 - share) copy^share. `trains`: it joins its group, as the last; else only its score counts,
+    as `batch.baseline`.
+
+    Example: Rival(share=1.0, trains=True)  # the copy alone
+    """
+
+    share: float
+    trains: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
     """What a stage must provide besides the answers and their log-probabilities at sampling time."""
@@ -29,6 +42,8 @@ class Requirements:
     answers: str = "policy"
     """What is trained on, by the name of its source (rollouts/sources.py): answers that the policy samples ("policy"),
     or what the examples give: "references", "rated" answers, or answers in labelled "steps"."""
+    every_turn: bool = False
+    """answers: references: the assistant's messages in a prompt are imitated too, as turns of one row."""
     pairs: bool = False
     """Of rated answers: two to a prompt, of different ratings."""
     separator: str = ""
@@ -56,6 +71,10 @@ class Requirements:
     """A value function: `batch.values`, `batch.last_values`, `new.values`, and in `batch_loss` `new.last_values`."""
     greedy: bool = False
     """`batch.baseline`: the score of the greedy answer to the same prompt."""
+    rival: Rival | None = None
+    """An answer by another one to each prompt (training/beside.py)."""
+    given_share: float = 0.0
+    """answers: policy: the share of the prompts whose texts are references all the same; drawn by the seed."""
     old_logprobs: bool = False
     """`batch.logprobs_old` before the first optimizer step, by a pass of its own; later steps have it in any case."""
     squared_probabilities: bool = False

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -19,9 +20,12 @@ class Supervised(Algorithm):
     It is REINFORCE on demonstrations with an advantage of 1 for every token.
     """
 
+    turns: Literal["last", "all"] = "last"
+    """all: the assistant's messages in a prompt are trained on too, each with its end; a conversation is one row."""
+
     @property
     def requirements(self) -> Requirements:
-        return Requirements(answers="references")
+        return Requirements(answers="references", every_turn=self.turns == "all")
 
     def advantages(self, batch: Batch) -> Batch:
         return batch.replace(advantages=batch.actions.float())

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import textwrap
+from typing import Any
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
@@ -15,6 +16,7 @@ ROOM = 40  # columns that a summary needs beside the names; else it goes below t
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A kind of names, and the format."""
     parser.add_argument("kind", nargs="?", help=f"one of {', '.join(registry.BUILTIN)} (a plural will do)")
+    parser.add_argument("name", nargs="?", help="one of that kind: shows its keys with their defaults")
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.add_argument("--plugin", action="append", default=[], help="a module or .py file to load first")
 
@@ -30,6 +32,8 @@ def run(given: argparse.Namespace) -> None:
         if kind not in kinds:
             raise LmgymError(f"there is no kind '{given.kind}'; {registry.suggest(given.kind, kinds)}")
         kinds = [kind]
+    if given.name is not None:
+        return _print_name(kinds[0], given.name, given.json)
     table = {kind: registry.describe(kind) for kind in kinds}
     if given.json:
         print(json.dumps(table[kinds[0]] if given.kind else table, indent=1))
@@ -50,6 +54,40 @@ def run(given: argparse.Namespace) -> None:
                 print(_hanging(f"{mark}  {row['name']:<{width}}  ", text, columns))
             else:
                 print(f"{mark}  {row['name']}", _hanging("     ", text, columns), sep="\n")
+
+
+def _print_name(kind: str, name: str, as_json: bool) -> None:
+    """Print what one name is and its keys: each with its default (or what it takes, if it has none) and a line."""
+    from lmgym.config.json_schema import keys_of  # which imports what it describes
+
+    keys = keys_of(kind, name)
+    if as_json:
+        print(json.dumps(keys, indent=1))
+        return
+    [row] = [row for row in registry.describe(kind) if row["name"] == name] or [{"summary": "", "target": name}]
+    columns = columns_of(sys.stdout)
+    print(_hanging(f"{kind} {name}: ", f"{row['summary'] or row['target']} ({row['target']})", columns))
+    shown = {key: _default(schema) for key, schema in keys.items()}
+    widths = [min(max(map(len, texts), default=0), ROOM) for texts in (shown, shown.values())]
+    for key, schema in keys.items():
+        beginning = f"  {key:<{widths[0]}}  {shown[key]:<{widths[1]}}  "
+        told = schema.get("description", "")
+        if len(shown[key]) > widths[1] or (columns is not None and columns < len(beginning) + ROOM):
+            print(beginning.rstrip(), *([_hanging("      ", told, columns)] if told else []), sep="\n")
+        else:
+            print(_hanging(beginning, told, columns).rstrip())
+
+
+def _default(schema: dict[str, Any]) -> str:
+    """The default of a key as YAML has it; of a key without one what it takes, in angle brackets.
+
+    Example: _default({"type": "integer"}) -> "<integer>"
+    """
+    if "default" in schema:
+        default = schema["default"]
+        return default if isinstance(default, str) and default.isprintable() and default else json.dumps(default)
+    kinds = [part.get("type", "value") for part in schema.get("anyOf", [schema])]
+    return f"<{' or '.join(map(str, dict.fromkeys(kinds)))}>"
 
 
 def _hanging(beginning: str, text: str, columns: int | None) -> str:

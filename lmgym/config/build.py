@@ -9,21 +9,43 @@ import typing
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge
 
 from lmgym.algorithms.base import Algorithm
 from lmgym.config.packaged import find_recipe
 from lmgym.config.schema import DEFAULT, STAGE_KEYS, Config, Stage
 from lmgym.config.yaml import NAMED, apply_override, check_heard, merge, read_yaml, write_yaml
 from lmgym.core import registry
-from lmgym.core.constraints import FormerKey
+from lmgym.core.constraints import FormerKey, Rule
 from lmgym.core.errors import LmgymError, warn
 from lmgym.core.parts import Part
 from lmgym.core.validation import check_arguments, converted, field_hints, metadata_of
+from lmgym.envs.placement import SECONDS, waits_side_by_side, workers_of
 from lmgym.rewards import base as rewards
 from lmgym.tasks.base import OPTIONS
 
-ENV_OPTIONS = {"workers": int, "seconds": float}  # processes (0: none), and seconds that one call may take
+
+@dataclasses.dataclass(kw_only=True)
+class EnvOptions:
+    """Keys of `env:` for any environment.
+
+    Example: EnvOptions(workers=16, seconds=10.0)
+    """
+
+    workers: int | None = None
+    """Processes that the environments run in; 0: none, they run in the training process. Left out: what the
+    environment's class says, or 16 for one of your own (docs/environments.md)."""
+    seconds: float = SECONDS
+    """Longest time of one call of an environment, in another process or of a coroutine."""
+    window: Annotated[int, Ge(1), Rule("it is a number of turns, 1 or more")] | None = None
+    """How many of its own last turns the policy still reads, behind the first prompt. Left out: all."""
+    thoughts: Literal["keep", "drop"] = "keep"
+    """drop: what is between <think> and </think> is taken out of earlier turns."""
+
+
+ENV_OPTIONS = field_hints(EnvOptions)
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
@@ -216,7 +238,7 @@ def _named(kind: str, value: Any, key: str) -> Any:
             converted(hint, arguments[option], f"{key}.{option}")
     own = check_arguments(thing, own, key, given=1 if kind == "task" else 0, also=also)
     if kind == "env":
-        if "seconds" in arguments and not arguments.get("workers", getattr(thing, "workers", 0)):
+        if "seconds" in arguments and not workers_of(tree)[0] and not waits_side_by_side(thing):
             raise LmgymError(
                 f"'{key}.seconds' limits calls in other processes, and this environment runs in the training process; "
                 f"write '{key}.workers' as well, such as 2"

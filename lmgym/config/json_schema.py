@@ -8,6 +8,7 @@ Keywords are those of draft 7, which editors know.
 import ast
 import inspect
 import json
+import re
 import textwrap
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +16,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from itertools import pairwise
 from typing import Any
 
-from lmgym.config.build import ENV_OPTIONS, plain, section_of
+from lmgym.config.build import ENV_OPTIONS, EnvOptions, plain, section_of
 from lmgym.config.schema import STAGE_KEYS, Config, Stage
 from lmgym.config.yaml import NAMED, PARTS
 from lmgym.core import registry
@@ -23,6 +24,7 @@ from lmgym.core.parts import Part
 from lmgym.core.validation import field_hints, hints_of, parameters_of
 from lmgym.core.visible import escaped
 from lmgym.rewards.base import OPTIONS as REWARD_OPTIONS
+from lmgym.rewards.base import Reward, build_rewards
 from lmgym.rewards.running.parallel import Parallel
 from lmgym.tasks import base as tasks
 
@@ -38,13 +40,11 @@ def recipe_schema(names: Callable[[str], Iterable[str]], runs: type) -> Schema:
     definitions: Schema = {
         "algorithm": _named([_algorithm(kind, own) for kind, own in _by_target("algorithm", names).items()]),
         "task": _named([_task(task, own) for task, own in _by_target("task", names).items()]),
-        "task_options": _options(
-            {option: hints_of(tasks.load_task)[option] for option in tasks.OPTIONS} | {"split": str}
-        ),
+        "task_options": {"properties": {**_task_options(), "split": {"type": "string"}}},
         "env": _named([_env(env, own) for env, own in _by_target("env", names).items()]),
-        "env_options": _options(ENV_OPTIONS),
+        "env_options": {"properties": _section(EnvOptions, {})["properties"]},
         "rewards": _rewards(names("reward")),
-        "reward_options": _options(REWARD_OPTIONS),
+        "reward_options": {"properties": _options(REWARD_OPTIONS, Reward, build_rewards)},
     }
     for kind in (one for one in registry.BUILTIN if one in PARTS):
         members = [_with_name(_section(part, {}), own, kind) for part, own in _by_target(kind, names).items()]
@@ -57,6 +57,27 @@ def recipe_schema(names: Callable[[str], Iterable[str]], runs: type) -> Schema:
     whole["properties"]["evaluation"] = {"anyOf": [whole["properties"]["evaluation"], {"type": "null"}]}
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "A recipe of lmgym"}
     return {**head, **whole, "$defs": dict(sorted(definitions.items()))}
+
+
+def keys_of(kind: str, name: str) -> Schema:
+    """The keys that a recipe may give to one name, each with its schema; those that any of its kind has come last.
+
+    Example: keys_of("algorithm", "dapo")["group_size"]["default"] -> 16
+    """
+    thing = registry.get(kind, name)
+    if kind == "algorithm" or (inspect.isclass(thing) and issubclass(thing, Part)):
+        own: Schema = _section(thing, {})["properties"]
+        for key, value in getattr(thing, "presets", {}).get(name, {}).items():
+            own[key] = {**own[key], "default": plain(value)}
+        return own
+    if kind == "task":
+        return _arguments(thing, 1)["properties"] | _task_options()
+    if kind == "env":
+        return _arguments(thing, 0)["properties"] | _section(EnvOptions, {})["properties"]
+    if kind == "reward":
+        given = 1 if getattr(thing, "takes_episodes", False) else 2
+        return _arguments(thing, given)["properties"] | _options(REWARD_OPTIONS, Reward, build_rewards)
+    return {}
 
 
 def written(schema: Any, indent: int = 0, width: int = 120) -> str:
@@ -137,9 +158,15 @@ def _env(env: Any, names: list[str]) -> Schema:
     return _with_name(_arguments(env, 0, _shared("env_options", ENV_OPTIONS)), names, "env")
 
 
-def _options(hints: Mapping[str, Any]) -> Schema:
-    """The keys that anything of a kind may have."""
-    return {"properties": {name: _of_hint(hint) for name, hint in hints.items()}}
+def _task_options() -> Schema:
+    hints = hints_of(tasks.load_task)
+    return _options({option: hints[option] for option in tasks.OPTIONS}, tasks.load_task)
+
+
+def _options(hints: Mapping[str, Any], *told: Any) -> Schema:
+    """The keys that anything of a kind may have, and what the docstrings of `told` say of them."""
+    texts = {name: [text for one in told if (text := _sentence_about(name, one))] for name in hints}
+    return {name: _described(_of_hint(hint), "".join(texts[name][:1])) for name, hint in hints.items()}
 
 
 def _shared(options: str, names: Iterable[str]) -> Schema:
@@ -169,7 +196,9 @@ def _arguments(function: Any, given: int, also: Mapping[str, Schema] | None = No
         schema = _of_hint(hints.get(name, Any))
         if isinstance(parameter.default, bool | int | float | str):
             schema["default"] = parameter.default
-        properties[name] = _described(schema, described.get(name, ""))
+        elif parameter.default is None:
+            schema["default"] = None
+        properties[name] = _described(schema, described.get(name) or _sentence_about(name, function))
     schema = _object({**(also or {}), **properties}, [])
     return {**schema, "additionalProperties": True} if open_ended else schema
 
@@ -207,6 +236,18 @@ def _described(schema: Schema, text: str) -> Schema:
 def _summary(thing: Any) -> str:
     """The first paragraph of a docstring, on one line."""
     return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+
+
+def _sentence_about(name: str, thing: Any) -> str:
+    """The first sentence of a docstring that begins with the name between backticks, or else that has it; empty
+    without one.
+
+    Example: _sentence_about("references", jsonl) -> "`prompt`, `references` and `id` are column names; ..."
+    """
+    text = " ".join((inspect.getdoc(thing) or "").split("\n\nExample")[0].split())
+    sentences = re.split(r"(?<=\.) (?=[A-Z`])|(?: - |; )(?=`)", text)
+    about = [sentence for sentence in sentences if f"`{name}`" in sentence]
+    return min(about, key=lambda sentence: not sentence.startswith(f"`{name}`"), default="")
 
 
 def _field_docstrings(section: Any) -> dict[str, str]:

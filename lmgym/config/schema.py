@@ -131,6 +131,13 @@ class Stage(Section):
                 f"{where}curriculum: a solve rate needs several answers to a prompt, and algorithm.group_size is "
                 f"{self.algorithm.group_size}; raise it to 4 or more"
             )
+        if self.algorithm.requirements.given_share and (
+            self.sampling.truncates or self.env.get("name") != DEFAULT["env"]
+        ):
+            raise LmgymError(
+                f"{where}algorithm.student_share takes references beside sampled answers, so neither an environment "
+                "nor sampling.top_k, top_p and min_p go with it; leave them out, or write student_share: 1.0"
+            )
         if self.algorithm.requirements.served_teacher is not None:
             self._check_served_teacher(where)
         if self.algorithm.restriction is not None:

@@ -9,7 +9,7 @@ REWARD_MODEL = (
     "(docs/learned_rewards.md)"
 )
 ABOUT = {  # what to say: the names, written as `plainly` writes them
-    PAIRS: ("cpo", "nash_md", "xpo", "rpo"),
+    PAIRS: ("cpo", "rpo"),
     "is dpo with objective: hinge": ("slic", "slic_hf"),
     "is dpo with label_smoothing": ("cdpo", "conservative_dpo"),
     "is online_dpo with preset: ipo here": ("online_ipo",),

@@ -13,6 +13,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.core.validation import check_arguments
 from lmgym.envs.base import Step
+from lmgym.envs.placement import workers_for_tools
 from lmgym.envs.tools.mcp import McpServer, Session, mcp_tools
 from lmgym.envs.tools.parsing import parse_calls
 from lmgym.envs.tools.sandbox.runner import Limits, python_within
@@ -108,6 +109,13 @@ class Conversation:
         self._lines: list[str] = []  # remaining lines of a scripted user
         self._history: list[dict[str, str]] = []
         self._turns = self._seed = 0
+
+    @staticmethod
+    def workers(arguments: Mapping[str, Any]) -> int:
+        """Processes for these environments, unless the recipe sets env.workers: some, if a tool or user of one's own
+        makes the others wait."""
+        names = [entry for entry in arguments.get("tools", ()) if isinstance(entry, str)]
+        return workers_for_tools([*names, *(name for name in [arguments.get("user") or ""] if ":" in name)])
 
     @property
     def template(self) -> dict[str, Any]:

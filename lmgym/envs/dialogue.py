@@ -1,5 +1,6 @@
 """What the policy reads in an episode that an `Agent` puts into words (gymnasium, OpenEnv)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ class Dialogue:
     agent: Agent
     memory: Literal["conversation", "observation"]
     max_turns: int | None
+    around: Callable[[str], str] = str  # an observation's text as the policy reads it
     turns: int = 0  # that the policy has taken
     shown: Message = field(default_factory=dict)  # the newest observation
 
@@ -36,7 +38,7 @@ class Dialogue:
         text = self.agent.format_observation(observation)
         if not isinstance(text, str) or not text:
             raise TypeError(f"format_observation returned {text!r}; it must return a text")
-        self.shown = {"role": "user", "content": text}
+        self.shown = {"role": "user", "content": self.around(text)}
         return self.shown
 
     def answer(self, message: Message, reward: float, info: dict[str, Any]) -> Step:

@@ -11,10 +11,11 @@ from lmgym.core.constraints import FINITE, PositiveInt
 from lmgym.core.errors import LmgymError, describe, represent
 from lmgym.core.registry import suggest
 from lmgym.core.validation import Section
-from lmgym.envs.agent import Agent, is_mistake_of_code
+from lmgym.envs.agent import Agent, is_mistake_of_code, to_text
 from lmgym.envs.base import Step
 from lmgym.envs.dialogue import Dialogue, validity
-from lmgym.envs.spaces import allowed, fitted
+from lmgym.envs.filling import filled, from_row
+from lmgym.envs.spaces import allowed, fitted, possible
 from lmgym.envs.vector import reward_number
 from lmgym.types import Example, Message
 
@@ -41,6 +42,12 @@ class Gymnasium(Section):
     """A registered agent, or "module:Class"."""
     arguments: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of gymnasium.make."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """`options` of the environment's reset; a value "{name}" is taken from the example's meta, whose `options` go over
+    these."""
+    show: str = "{observation}"
+    """What the policy reads before a turn: {observation} in the agent's words, {actions} that are possible now, and
+    another name in braces an entry of the environment's info."""
     memory: Literal["conversation", "observation"] = "conversation"
     """What the policy sees: the whole conversation, or only the present observation (each turn then has a new
     prompt)."""
@@ -68,9 +75,10 @@ class Gymnasium(Section):
         self._agent: Agent = self._make_agent()
         self._agent.action_space, self._agent.observation_space = self._env.action_space, self._env.observation_space
         self._seed, self._seeded = seed % 2**31, False
-        self._observation, self._info = self._env.reset(seed=self._seed)
+        options = {**from_row(self.options, example, "env.options"), **example.meta.get("options", {})}
+        self._observation, self._info = self._env.reset(seed=self._seed, **({"options": options} if options else {}))
         self._invalid = 0
-        self._dialogue = Dialogue(self._agent, self.memory, self.max_turns)
+        self._dialogue = Dialogue(self._agent, self.memory, self.max_turns, self._around)
         return self._dialogue.begin(self._observation)
 
     def step(self, text: str, stop: str) -> Step:
@@ -108,6 +116,14 @@ class Gymnasium(Section):
 
     def close(self) -> None:
         self._env.close()
+
+    def _around(self, observation: str) -> str:
+        """The observation's text as `show` has it."""
+        if self.show == "{observation}":
+            return observation
+        actions = possible(self._env.action_space, self._info.get("action_mask"))
+        written = ", ".join(map(self._agent.format_action, actions))
+        return filled(self.show, {"actions": written, **self._info, "observation": observation}, to_text, "env.show")
 
     def _action(self, text: str) -> tuple[Any, str]:
         """The legal action that a text means, or None and the reason."""

@@ -16,6 +16,7 @@ from lmgym.core.validation import Section
 from lmgym.envs.agent import Agent, is_mistake_of_code
 from lmgym.envs.base import Step
 from lmgym.envs.dialogue import Dialogue, validity
+from lmgym.envs.filling import from_row
 from lmgym.envs.global_random import OwnRandomState
 from lmgym.types import Example, Message
 
@@ -112,7 +113,11 @@ class OpenEnv(Section):
     max_invalid: PositiveInt = 3
 
     needs_data = False  # the recipe needs no task
-    workers = 2  # processes for these environments, unless the recipe sets env.workers
+
+    @staticmethod
+    def workers(arguments: Mapping[str, Any]) -> int:
+        """Processes for these environments, unless the recipe sets env.workers: more where a server is waited for."""
+        return 16 if arguments.get("url") else 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,7 +128,11 @@ class OpenEnv(Section):
         self._make_agent = registry.get("agent", self.agent)
 
     def reset(self, example: Example, seed: int) -> Sequence[Message]:
-        arguments = {**self.reset_arguments, **example.meta.get("reset", {}), "seed": seed % 2**31}
+        arguments = {
+            **from_row(self.reset_arguments, example, "env.reset_arguments"),
+            **example.meta.get("reset", {}),
+            "seed": seed % 2**31,
+        }
         self._game: InThisProcess | OnServer
         if self.environment is not None:
             self._game = InThisProcess(self.environment, self.action, self.arguments, seed)

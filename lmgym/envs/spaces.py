@@ -34,6 +34,19 @@ def fitted(space: Any, action: Any) -> Any:
     return action
 
 
+def possible(space: Any, mask: Any) -> list[int]:
+    """The actions of a space of numbers that the mask leaves; empty for another space.
+
+    Example: possible(Discrete(3), np.array([1, 0, 1], np.int8)) -> [0, 2]
+    """
+    from gymnasium import spaces
+
+    if not isinstance(space, spaces.Discrete):
+        return []
+    every = range(int(space.start), int(space.start + space.n))
+    return [action for action in every if allowed(space, action, mask)]
+
+
 def allowed(space: Any, action: Any, mask: Any) -> bool:
     """False if the mask, in the form that the space's `sample` takes, forbids this action of the space.
 

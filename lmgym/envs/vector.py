@@ -54,7 +54,8 @@ class EnvFailure:
 
 class Envs(Protocol):
     """Several environments. Answers come in the order of the requests, whichever finishes first. They may have an
-    attribute `spent`: the seconds that the newest `begin` or `step` of each one took."""
+    attribute `spent`: the seconds that the newest `begin` or `step` of each one took, and `past`, how messages before
+    a turn are cut (past.py)."""
 
     def begin(self, items: Sequence[tuple[int, Example, int]]) -> list[Opening | EnvFailure]:
         """Build and reset one environment for each (index, example, seed)."""
@@ -81,13 +82,14 @@ class InProcess:
     """Environments in this process, without a time limit: for environments that cannot hang, and for a debugger.
 
     An exception costs one episode. An LmgymError, a mistake that the user can correct, is raised. Methods that are
-    coroutine functions are begun in the order of the requests, and wait side by side.
+    coroutine functions are begun in the order of the requests, and wait side by side, `seconds` at most. A class may
+    have `step_batch(envs, texts, stops)`, which answers the actions of many environments at once, as its `step` would.
 
     Example: collect(prompts, actor, sampling, path, InProcess(SingleTurn))
     """
 
-    def __init__(self, make_env: Callable[[], Env]) -> None:
-        self.make_env = make_env
+    def __init__(self, make_env: Callable[[], Env], seconds: float | None = None) -> None:
+        self.make_env, self.seconds = make_env, seconds
         self.envs: dict[int, Env] = {}
         self.spent: dict[int, float] = {}
 
@@ -95,8 +97,26 @@ class InProcess:
         return self._ask([item[0] for item in items], [partial(self._reset, *item) for item in items], self._opening)
 
     def step(self, items: Sequence[tuple[int, str, str]]) -> list[Step | EnvFailure]:
+        indices = [item[0] for item in items]
+        if items and (together := getattr(type(self.envs[indices[0]]), "step_batch", None)):
+            return self._step_together(together, items)
         calls = [partial(self._step, *item) for item in items]
-        return self._ask([item[0] for item in items], calls, lambda index, step: check_step(step))
+        return self._ask(indices, calls, lambda index, step: check_step(step))
+
+    def _step_together(
+        self, step_batch: Callable[..., Any], items: Sequence[tuple[int, str, str]]
+    ) -> list[Step | EnvFailure]:
+        """What `step_batch` returns, one step for each; where it fails as a whole, the failure for each."""
+        indices, texts, stops = zip(*items, strict=True)
+        began = time.perf_counter()
+        call = partial(step_batch, [self.envs[index] for index in indices], list(texts), list(stops))
+        [found] = results_of([self._answer(indices[0], call, list)])
+        if not isinstance(found, EnvFailure) and len(found) != len(items):
+            raise LmgymError(f"step_batch returned {len(found)} steps for {len(items)} environments")
+        each = [found] * len(items) if isinstance(found, EnvFailure) else found
+        steps = self._ask(indices, [partial(_itself, one) for one in each], lambda index, one: _checked(one))
+        self.spent |= dict.fromkeys(indices, time.perf_counter() - began)
+        return steps
 
     def demonstrate(self, indices: Sequence[int]) -> list[str | EnvFailure]:
         calls = [partial(demonstrate_step, self.envs[index]) for index in indices]
@@ -143,10 +163,25 @@ class InProcess:
         return failed[0]
 
     async def _awaited(self, index: int, answer: Awaitable[Any], check: Callable[[Any], Any], began: float) -> Any:
+        import asyncio
+
         with _catching() as failed:
-            failed.append(check(await answer))
+            try:
+                failed.append(check(await asyncio.wait_for(answer, self.seconds)))
+            except TimeoutError:
+                if self.seconds is None or time.perf_counter() - began < self.seconds:
+                    raise  # the environment's own
+                failed.append(EnvFailure(f"the environment did not answer within {self.seconds:g} s"))
         self.spent[index] = time.perf_counter() - began
         return failed[0]
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _checked(step: Any) -> Any:
+    return step if isinstance(step, EnvFailure) else check_step(step)
 
 
 def opening_of(env: Env, prompt: Any) -> Opening:

@@ -8,6 +8,7 @@ from typing import Any
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.files import read_text
+from lmgym.envs.placement import make_envs
 from lmgym.experiments.evaluations import with_samples
 from lmgym.experiments.named_models import NamedModel
 from lmgym.rollouts.rollout import collect, groups_of
@@ -17,7 +18,7 @@ from lmgym.tasks.rows.cells import prompt_of
 from lmgym.tasks.rows.formats import SUFFIXES, rows_of
 from lmgym.tasks.rows.unpacked import kind_of
 from lmgym.training.planning.preflight import check_cut, cut_prompts
-from lmgym.training.setup import actor_of, make_envs
+from lmgym.training.setup import actor_of
 from lmgym.types import Episode, Message
 
 

@@ -42,6 +42,26 @@ def length_weighted(score: PerRow, lengths: PerRow, episode: RowIds, group: RowI
     return torch.where(mixed_groups(score, group), score - means, 0.0)
 
 
+def deviation_of_others(score: PerRow, episode: RowIds, group: RowIds) -> PerRow:
+    """The standard deviation (unbiased) of the other scores of each answer's group, + 1e-6; 1 where these are equal, or
+    fewer than two (NeMo-RL's `normalize_rewards` beside `use_leave_one_out_baseline`).
+
+    Example: deviation_of_others(torch.tensor([3., 0., 2.]), torch.arange(3), torch.zeros(3).long())
+    -> tensor([1.4142, 0.7071, 2.1213])
+    """
+    first = first_rows(episode)
+    values = torch.ones_like(score[first])
+    for one in torch.unique(group):
+        own = (group[first] == one).nonzero()[:, 0]
+        size, scores = len(own), score[first][own].double()
+        if size > 2:
+            apart = ~torch.eye(size, dtype=torch.bool, device=score.device)
+            others = scores.expand(size, size)[apart].view(size, size - 1)
+            differ = others.amax(1) != others.amin(1)  # of equal scores a rounding error may be left
+            values[own] = torch.where(differ, others.std(1) + 1e-6, 1.0).to(score.dtype)
+    return _of_rows(values, episode, first)
+
+
 def pass_at_k(score: PerRow, episode: RowIds, group: RowIds, k: int) -> PerRow:
     """A_i = n / C(n, k) * sum over the sets I of k answers with i in it of [max of I - max of I without i].
 

@@ -55,11 +55,12 @@ class Decoder:
         conversations: ConversationCache,
         captured: bool = False,
         ended: Callable[[int, list[int]], None] | None = None,
+        mixture: float | None = None,
     ) -> None:
         self.policy, self.requests, self.sampling, self.rows = policy, requests, sampling, min(rows, len(requests))
         self.captured, self.captures, self.conversations = captured, list[CapturedSteps](), conversations
         self.conversing = any(request.conversation is not None for request in requests)
-        # Every model that needs the logits: the sampled policy, and another one that restricts its tokens.
+        # Every model that needs the logits: the sampled policy, and another that restricts its tokens or is mixed in.
         self.policies = [policy] if mask is None else [policy, mask]
         self.device = policy.device
         self.linear_layers = OneDNNLinearLayers(policy) if policy.onednn else MKLLinearLayers(policy)
@@ -67,7 +68,7 @@ class Decoder:
         self.ids, self.stops = self.answers.ids, self.answers.stops
         limits = zip(requests, self.answers.limits, strict=True)
         self.whole = max(len(request.prompt_ids) + limit for request, limit in limits)  # tokens of the longest row
-        self.drawing = Drawing(policy, self.answers, restriction, ended)
+        self.drawing = Drawing(policy, self.answers, restriction, ended, mixture)
 
     def finish(self) -> list[Completion]:
         """Decode all requests; returns one completion for each, in order."""

@@ -27,8 +27,10 @@ class Drawing:
         answers: Answers,
         restriction: Restriction | None,
         ended: Callable[[int, list[int]], None] | None,
+        mixture: float | None = None,
     ) -> None:
         self.policy, self.answers, self.restriction, self.ended = policy, answers, restriction, ended
+        self.mixture = mixture  # share of the second model in the logits
         self.sampling, self.device = answers.sampling, policy.device
         keys = [request.key for request in answers.requests]
         self.uniforms = torch.from_numpy(seeds.uniforms(keys, 0, max(answers.limits)))
@@ -36,6 +38,9 @@ class Drawing:
 
     def draw(self, logits: list[Float[Tensor, "R V"]], requests: list[int]) -> list[int]:
         """Sample the next token of these unfinished answers, given each model's logits, and append it to them."""
+        if self.mixture is not None:
+            policy, other = (fp32_or_wider(of_model) for of_model in logits)
+            logits = [torch.lerp(policy, other, self.mixture)]
         # 1. No stop id among the first min_new_tokens.
         counts = [len(self.answers.ids[request]) for request in requests]
         early = torch.tensor([count < self.sampling.min_new_tokens for count in counts])

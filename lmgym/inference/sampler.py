@@ -46,6 +46,7 @@ class Sampler:
         self._copy: Policy | None = None
         self._restriction: Restriction | None = None
         self._mask: Policy | None = None
+        self._mixture: float | None = None
         self._conversations = ConversationCache()
         self.load(policy, 0)
 
@@ -75,6 +76,13 @@ class Sampler:
         other = copy.copy(self)
         other._restriction, other._mask = restriction, mask
         return other
+
+    def mixed(self, other: Policy, share: float) -> "Sampler":
+        """A copy of this engine that samples from a geometric mixture, token by token: in proportion to policy^(1 -
+        share) other^share (before the temperature). Make a new copy after each `load`."""
+        mixed = self.beside()
+        mixed._mask, mixed._mixture = other, share
+        return mixed
 
     def beside(self) -> "Sampler":
         """A copy of this engine with a cache of conversations of its own. Make a new copy after each `load`."""
@@ -106,7 +114,7 @@ class Sampler:
             if isinstance(sampling, Decoding) and sampling.generation:
                 return generate(policy, requests, sampling, self.rows)
             settings = (self.rows, self._restriction, self._mask, self._conversations, self.captured, ended)
-            return Decoder(policy, list(requests), sampling, *settings).finish()
+            return Decoder(policy, list(requests), sampling, *settings, self._mixture).finish()
 
     def close(self) -> None:
         """Nothing to end: it lives in the training process."""

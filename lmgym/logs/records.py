@@ -124,6 +124,7 @@ def rollout_record(episode: Episode) -> dict[str, Any]:
         "reward_components": episode.reward_components,
         "score": episode.score,
         **({"error": episode.error} if episode.error else {}),
+        **({"by": episode.by} if episode.by else {}),
         "version": episode.version,
     }
 

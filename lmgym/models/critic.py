@@ -1,5 +1,7 @@
 """The value function of a policy: a linear head on the policy's own hidden states, or a separate model with a head."""
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from lmgym.distributed.parts import mesh_of
@@ -17,11 +19,11 @@ def value_head(size: int, like: Tensor) -> nn.Linear:
     return head
 
 
-def with_critic(policy: Policy, separate: bool) -> Policy:
+def with_critic(policy: Policy, separate: bool, start: Callable[[Policy], None] | None = None) -> Policy:
     """The policy with a value function; itself if it has one already (from an earlier stage or a checkpoint).
 
     separate=False: a value head on the policy's own hidden states. separate=True: a trainable copy of the model with a
-    value head of its own, in `policy.critic`.
+    value head of its own, in `policy.critic`; `start` may give that other weights.
 
     Example:
         >>> with_critic(policy, separate=False).compute_logprobs(batch, values=True).values
@@ -30,6 +32,8 @@ def with_critic(policy: Policy, separate: bool) -> Policy:
         return policy
     if separate:
         critic = with_critic(copies.trainable(policy), separate=False)
+        if start is not None:
+            start(critic)
         if policy.rounded is not None:
             critic = critic.but(rounded=RoundedWeights(critic.model, policy.rounded.seed))
         return policy.but(critic=critic if policy.skeleton is None else shard_policy(critic, policy.ranks))

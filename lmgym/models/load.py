@@ -58,6 +58,9 @@ class PolicySection(Section):
     critic: Literal["head", "separate", "none"] = "head"
     """Value function, for algorithms that need one. head: a linear head on the policy's own hidden states; separate: a
     copy of the model, with such a head, that is trained separately."""
+    critic_from: str | None = None
+    """critic: separate: folder or Hub id of a reward model of the policy's architecture; the value function begins with
+    its weights and its head."""
     lora_rank: Annotated[int, Ge(1), Le(65536)] | None = None
     """Train LoRA adapters (arXiv 2106.09685) of this rank instead of the model's own weights; needs lmgym[lora]."""
     lora_alpha: NonNegativeFloat | None = None
@@ -334,6 +337,11 @@ def _check_section(section: PolicySection) -> None:
     builtin = is_builtin(section.model)
     if section.products == "onednn":
         onednn_products.check_possible(choose_device(section.device))
+    if section.critic_from is not None and (section.critic != "separate" or section.lora_rank or section.quantise):
+        raise LmgymError(
+            "policy.critic_from gives a separate value function all its weights; write critic: separate, without "
+            "lora_rank and quantise, or remove it"
+        )
     if section.quantise is not None:
         if builtin:
             raise LmgymError(

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, PreTrainedModel
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.model_folder import cannot_load, check_no_adapters
 from lmgym.models import lora, quantization
 from lmgym.models.builtin import is_builtin
 from lmgym.models.critic import value_head
@@ -63,8 +64,7 @@ def as_reward_model(policy: Policy, kind: Kind = "reward_model") -> PreTrainedMo
     with torch.device("meta"):
         classifier = form.auto.from_config(config)
     # 2. The trunk's weights, and the head's.
-    trunk, parts = classifier.base_model, classifier.named_children()
-    heads = [key for key, part in parts if isinstance(part, nn.Linear) and part.out_features == len(names)]
+    trunk, heads = classifier.base_model, _heads(classifier, len(names))
     if type(trunk) is not type(model.base_model) or len(heads) != 1:
         raise LmgymError(f"the {form.noun} of {name} is more than its trunk and a linear map")
     setattr(classifier, classifier.base_model_prefix, model.base_model)
@@ -73,6 +73,44 @@ def as_reward_model(policy: Policy, kind: Kind = "reward_model") -> PreTrainedMo
     head = policy.value_head or value_head(policy.hidden_size, next(iter(policy.parameters())))
     setattr(classifier, heads[0], _written(head, getattr(classifier, heads[0])))
     return classifier.eval()  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def take_reward_model(critic: Policy, name: str) -> None:
+    """Give a separate value function the trunk and the head of a reward model: the value of a text is then its score.
+    Raises LmgymError for what is no sequence classifier with one output, or has another architecture.
+
+    Example: with_critic(policy, separate=True, start=partial(take_reward_model, name="runs/rm/final"))
+    """
+    check_no_adapters("policy.critic_from", name)
+    try:
+        classifier, found = AutoModelForSequenceClassification.from_pretrained(
+            name, dtype=torch.float32, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise cannot_load("policy.critic_from", name, error) from error
+    heads = _heads(classifier, 1)
+    if found["missing_keys"] or len(heads) != 1 or type(classifier.base_model) is not type(critic.model.base_model):
+        raise LmgymError(
+            f"policy.critic_from: {name} is a {type(classifier).__name__}, and the value function needs a classifier "
+            f"with one output and the policy's trunk ({type(critic.model.base_model).__name__})"
+        )
+    head = getattr(classifier, heads[0])
+    try:
+        critic.model.base_model.load_state_dict(classifier.base_model.state_dict())
+    except RuntimeError as error:
+        raise LmgymError(f"policy.critic_from: {name} has weights of other sizes than the policy's model") from error
+    assert critic.value_head is not None
+    critic.value_head.weight.copy_(head.weight)
+
+
+def _heads(classifier: nn.Module, outputs: int) -> list[str]:
+    """The names of a classifier's linear maps to so many numbers, outside of its trunk."""
+    return [
+        name
+        for name, part in classifier.named_children()
+        if isinstance(part, nn.Linear) and part.out_features == outputs
+    ]
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from lmgym.core import registry
 from lmgym.core.availability import availability_of
 from lmgym.core.constraints import LARGEST_REWARD
 from lmgym.core.errors import LmgymError, describe, place, represent, warn
+from lmgym.core.importable import importable_name
 from lmgym.core.registry import suggest
 from lmgym.core.validation import check_arguments, converted, parameters_of
 from lmgym.processes import coroutines
@@ -24,7 +25,7 @@ from lmgym.rewards import adapters
 from lmgym.rewards.adapters import Style, adapted, is_factory, made_by, style_of
 from lmgym.rewards.running.alarm import TimeUp, alarm
 from lmgym.rewards.running.parallel import Parallel, in_parallel
-from lmgym.rewards.running.pooled import NeedsTorch, Pooled, pooled_target, pooled_values, unlimited_reason
+from lmgym.rewards.running.pooled import NeedsTorch, Pooled, pooled_values, unlimited_reason
 from lmgym.rewards.views import Stripping, as_sequence, strip_thoughts, with_text
 from lmgym.types import Episode, Example
 
@@ -192,7 +193,7 @@ def build_rewards(section: Mapping[str, Any]) -> list[Reward]:
             reason = unlimited_reason(original, sent, target) if wanted else "the recipe says pool: false"
             options["unlimited"] = reason
             if not reason:
-                options["pooled"] = Pooled(str(pooled_target(original, target)), sent, style, of_episodes, factory)
+                options["pooled"] = Pooled(str(importable_name(original, target)), sent, style, of_episodes, factory)
         if "parallel" in options:
             how = Parallel(**check_arguments(Parallel, options.pop("parallel"), f"{key}.parallel", given=0))
             if of_episodes or getattr(function, "pays_tokens", False):

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from lmgym.core.errors import LmgymError, represent
-from lmgym.rollouts.players import Actor
-from lmgym.text.chat import answer_ids, decoder_answer_ids
+from lmgym.envs.base import Step
+from lmgym.rollouts.players import Actor, PlayerState, PromptCache
+from lmgym.text.chat import answer_ids, decoder_answer_ids, messages_of
 from lmgym.text.steps import step_ids
 from lmgym.types import Episode, Example, Turn
 
@@ -26,6 +27,45 @@ def given_turn(example: Example, answer: str, actor: Actor) -> Turn:
         turn = Turn(prompt, ids, text=answer, given=start)
     turn.action_ids = turn.action_ids[: actor.reference_tokens]
     return turn
+
+
+def given_turns(example: Example, answer: str, actor: Actor) -> list[Turn]:
+    """A conversation that the data gives as turns, one for each message of the assistant in the prompt and the answer
+    as the last: tokenized as a rollout's are, so that each row is what the policy would have read and written. Raises
+    LmgymError for two messages of the assistant with nothing between, and for a turn but the last that is longer than
+    `actor.reference_tokens`.
+
+    Example: two turns, which are one row
+        >>> asked = [{"role": "user", "content": "2+2="}, {"role": "assistant", "content": "4"},
+        ...          {"role": "user", "content": "and 1 more?"}]
+        >>> [turn.text for turn in given_turns(Example("a/0", asked), "5", actor)]
+        ['4', '5']
+    """
+    messages = messages_of(example.prompt)
+    ends = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    parts = [messages[begin:end] for begin, end in pairwise([0, *(end + 1 for end in ends), len(messages) + 1])]
+    parts = [part[:-1] if number < len(ends) else part for number, part in enumerate(parts)]
+    if not ends:
+        return [given_turn(example, answer, actor)]
+    if not all(parts):
+        raise LmgymError(
+            f"example {example.id}: with algorithm.turns: all something must stand before each message of the "
+            "assistant; join two that follow each other"
+        )
+    player, encode = PlayerState(Episode(example, 0, 0), actor, 0, (), actor.template), PromptCache(actor)
+    player.begin(parts[0], encode)
+    for text, part in zip([*(messages[end]["content"] for end in ends), answer], [*parts[1:], []], strict=True):
+        player.add_turn(player.tokenize_demonstration(text), text)
+        if part:
+            player.observe(Step(part), encode)
+    turns, most = player.episode.turns, actor.reference_tokens
+    if most is not None and any(len(turn.action_ids) > most for turn in turns[:-1]):
+        raise LmgymError(
+            f"example {example.id}: an earlier turn is longer than policy.max_reference_tokens ({most}), and only the "
+            "last one can be cut; raise it, or write algorithm.turns: last"
+        )
+    turns[-1].action_ids = turns[-1].action_ids[:most]
+    return turns
 
 
 def rated_answers(prompts: Sequence[tuple[int, Example]], actor: Actor) -> list[Episode]:

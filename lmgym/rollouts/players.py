@@ -15,6 +15,7 @@ from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.envs.base import Step
+from lmgym.envs.past import WHOLE, Past
 from lmgym.envs.vector import EnvFailure, Opening
 from lmgym.inference.base import Completion, Engine, Request
 from lmgym.text.chat import (
@@ -106,6 +107,9 @@ class PlayerState:
     message: str = ""  # the beginning of the message that the policy is writing
     restarted: bool = False  # the next turn begins a new row
     bare: bool = False  # the conversation has begun with a BarePrompt, so nothing of it goes through the template
+    past: Past = WHOLE
+    first: int = 0  # messages of the first prompt
+    told: list[Message] = field(default_factory=list)  # as `history`, with what the past has lost
 
     def begin(self, prompt: str | Sequence[Message], encode: PromptCache) -> None:
         """Start the conversation, or start it again, with a prompt. Raises LmgymError if the prompt has no token, or if
@@ -120,7 +124,7 @@ class PlayerState:
             raise LmgymError(f"the prompt of example {self.episode.example.id} has no token at all; give it some text")
         self.history, self.ids, self.new_ids, self.message = messages_of(prompt), ids, ids, self.actor.answer_start
         self.bare, self.episode.chat = isinstance(prompt, BarePrompt), not isinstance(prompt, str)
-        self.restarted = bool(self.episode.turns)
+        self.first, self.told, self.restarted = len(self.history), list(self.history), bool(self.episode.turns)
 
     def request(self, one_turn: bool = False) -> Request:
         """The engine's request for the next turn. It names the conversation, so that the engine can reuse its cache."""
@@ -152,7 +156,7 @@ class PlayerState:
             turn.restart = bool(self.episode.turns)
         self.episode.turns.append(turn)
         self.message, self.restarted = self.message + text, False
-        self.episode.messages = [*self.history, {"role": "assistant", "content": self.message}]
+        self.episode.messages = [*self.told, {"role": "assistant", "content": self.message}]
 
     def observe(self, step: Step, encode: PromptCache) -> bool:
         """Append what the environment answers; False if the model has no room for another turn."""
@@ -161,12 +165,16 @@ class PlayerState:
             self.begin(step.messages, encode)
         elif step.continuation is not None:
             self._continue_message(step.continuation)
+        elif (past := self.past.cut(whole := self._with_answer(step.messages), self.first)) != whole:
+            first, told = self.first, [*self.told, *whole[len(self.history) :]]
+            self.begin(past, encode)  # a changed past is a new row
+            self.first, self.told = first, told
         else:
             said, ended = turns[-1].action_ids, turns[-1].stop == "eos"
             self.new_ids = appended_ids(
                 self.actor.tokenizer, self.history, step.messages, said[-1], self.template, ended, self.bare
             )
-            self.history = [*self.history, {"role": "assistant", "content": self.message}, *step.messages]
+            self.told, self.history = [*self.told, *whole[len(self.history) :]], whole
             start = self.actor.start_ids
             if self.actor.decoder_start:  # the encoder reads the answer with its start, the decoder the next start
                 said = [*start, *said]
@@ -178,6 +186,10 @@ class PlayerState:
         if turns:
             turns[-1].stop = "context"
         return False
+
+    def _with_answer(self, messages: Sequence[Message]) -> list[Message]:
+        """The conversation with the policy's message and what answers it."""
+        return [*self.history, {"role": "assistant", "content": self.message}, *messages]
 
     def too_long(self) -> str:
         """A sentence if the model has no room for another turn, else empty."""
@@ -249,7 +261,13 @@ def _plain(note: Any) -> str | float:
 
 
 def begin_episode(
-    index: int, episode: Episode, opening: Opening, actor: Actor, parent_key: int, encode: PromptCache
+    index: int,
+    episode: Episode,
+    opening: Opening,
+    actor: Actor,
+    parent_key: int,
+    encode: PromptCache,
+    past: Past = WHOLE,
 ) -> EpisodeState:
     """An environment with its players, before the first turn. Player 0 has the given episode, the others get episodes
     of their own. The opponent plays those that do not learn."""
@@ -258,7 +276,8 @@ def begin_episode(
         plays = actor if number in opening.learners or actor.opponent is None else actor.opponent
         own = Episode(episode.example, episode.group, index, version=actor.version) if number else episode
         key = seeds.key(index, number, parent=parent_key) if number else seeds.key(index, parent=parent_key)
-        players.append(PlayerState(own, plays, key, opening.stop, {**actor.template, **opening.template}))
+        template = {**actor.template, **opening.template}
+        players.append(PlayerState(own, plays, key, opening.stop, template, past=past))
     state = EpisodeState(index, players, opening.player)
     state.player.begin(opening.prompt, encode)
     return state

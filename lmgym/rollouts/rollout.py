@@ -15,13 +15,14 @@ from typing import Any
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Env
+from lmgym.envs.past import WHOLE, Past
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.envs.vector import EnvFailure, Envs, InProcess
 from lmgym.inference.base import Sampling
 from lmgym.rewards.base import Reward, call_reward, check_size
 from lmgym.rewards.token_credit import rewards_by_token
 from lmgym.rewards.turn_credit import rewards_by_turn
-from lmgym.rollouts.given_answers import given_turn
+from lmgym.rollouts.given_answers import given_turn, given_turns
 from lmgym.rollouts.players import Actor, EpisodeState, PlayerState, PromptCache, begin_episode
 from lmgym.text.chat import decode
 from lmgym.types import Episode, Example, Turn
@@ -95,10 +96,12 @@ def demonstrate(
     actor: Actor,
     path: Sequence[int | str],
     envs: Envs | Callable[[], Env] = SingleTurn,
+    every_turn: bool = False,
 ) -> list[Episode]:
     """Episodes of demonstrations, which were not sampled; each action holds its end of sequence. Without an environment
-    these are reference answers (one is drawn for each example that has several), else the turns that each environment's
-    own `demonstrate` returns. Raises LmgymError if an example has no reference."""
+    these are reference answers (one is drawn for each example that has several; `every_turn`: with the assistant's
+    earlier messages), else the turns that each environment's own `demonstrate` returns. Raises LmgymError if an example
+    has no reference."""
     envs, limit = _environments(envs, actor)
     if limit is not None:
         loop = RolloutLoop(list(enumerate(prompts)), actor, path, envs)
@@ -113,8 +116,8 @@ def demonstrate(
                 f"example {example.id} has no reference answer to imitate; supervised training needs one for each"
             )
         answer = example.references[seeds.key(*path, index) % len(example.references)]
-        turn = given_turn(example, answer, actor)
-        episodes.append(Episode(example, group, index, [turn], version=actor.version))
+        turns = given_turns(example, answer, actor) if every_turn else [given_turn(example, answer, actor)]
+        episodes.append(Episode(example, group, index, turns, version=actor.version))
     return episodes
 
 
@@ -193,6 +196,7 @@ class RolloutLoop:
         ended: Callable[[Episode], None] | None = None,
     ) -> None:
         self.actor, self.envs, self.encode, self.ended = actor, envs, PromptCache(actor), ended
+        self.past: Past = getattr(envs, "past", WHOLE)
         self.one_turn = _asks_once(envs)  # then the prompts are the data's
         self.env_key, self.episode_key = seeds.key(*path, "environment"), seeds.key(*path, "episode")
         first = [(n, Episode(example, group, n, version=actor.version)) for n, (group, example) in prompts]
@@ -215,7 +219,7 @@ class RolloutLoop:
                 episode.error, episode.terminated, episode.selected = opening.message, False, False
                 self.envs.end([index])
                 continue
-            state = begin_episode(index, episode, opening, self.actor, self.episode_key, self.encode)
+            state = begin_episode(index, episode, opening, self.actor, self.episode_key, self.encode, self.past)
             if not self.one_turn and (problem := state.player.too_long()):
                 episode.error, episode.terminated, episode.selected = problem, False, False
                 self.envs.end([index])

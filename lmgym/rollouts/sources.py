@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lmgym.core import registry
+from lmgym.core import registry, seeds
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.envs.base import Env
@@ -121,6 +121,21 @@ def source_of(requirements: Any) -> Source:
     return source
 
 
+def answered_and_given(
+    numbered: list[tuple[int, Example]], share: float, path: Sequence[int | str]
+) -> tuple[list[tuple[int, Example]], list[tuple[int, Example]]]:
+    """The prompts that the policy answers, and those (on average `share` of all) whose references are taken: drawn for
+    each by the path and its number, whatever else the step holds.
+
+    Example: answered_and_given([(0, example)], 0.0, (0, "step", 3, 0)) -> ([(0, example)], [])
+    """
+    if not share:
+        return numbered, []
+    drawn = seeds.uniforms([seeds.key(*path, "given", number) for number, _ in numbered], 0, 1)[:, 0]
+    given = [one for one, uniform in zip(numbered, drawn.tolist(), strict=True) if uniform < share]
+    return [one for one, uniform in zip(numbered, drawn.tolist(), strict=True) if uniform >= share], given
+
+
 @register("source", "policy")
 class PolicyAnswers(Source):
     """Answers that the policy samples; rewards and environments score them."""
@@ -138,7 +153,7 @@ class References(Source):
     of_examples, one, many, counted, metric = False, "reference", "references", "references", "reference_nll"
 
     def episodes(self, draw: Draw) -> list[Episode]:
-        return demonstrate(draw.prompts, draw.actor, draw.key, draw.envs)
+        return demonstrate(draw.prompts, draw.actor, draw.key, draw.envs, self.requirements.every_turn)
 
     def texts(self, example: Example) -> list[str]:
         return list(example.references)

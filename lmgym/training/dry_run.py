@@ -18,6 +18,7 @@ from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.visible import visible
+from lmgym.envs.placement import make_envs, unguarded_sentence
 from lmgym.inference.in_process import make_engine
 from lmgym.logs.records import environment_numbers
 from lmgym.models.load import read_model_info
@@ -54,10 +55,8 @@ from lmgym.training.setup import (
     engine_sentence,
     load_data,
     make_actor,
-    make_envs,
     prove_policy,
     trained_policy,
-    unguarded_sentence,
 )
 from lmgym.types import Episode, Example
 

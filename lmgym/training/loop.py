@@ -21,11 +21,10 @@ from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.logs.console import Console
 from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens, version_lag
 from lmgym.logs.timings import timing_record
-from lmgym.rewards.normalisation import Moments, normalise
+from lmgym.rewards.normalisation import normalise
 from lmgym.rollouts.hints import hinted_episodes
-from lmgym.rollouts.play import play
 from lmgym.rollouts.rollout import groups_of
-from lmgym.rollouts.sources import Draw
+from lmgym.training.beside import add_greedy_baseline, with_given, with_rival
 from lmgym.training.callbacks import StepEnd
 from lmgym.training.evaluation_points import evaluate_now, finish, is_evaluated, record_evaluation
 from lmgym.training.run import Run
@@ -111,7 +110,7 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
     groups, selected = drawn_groups(stage, step)
     if step + 1 < stage.config.steps:
         stage.source.begin_next(partial(stage.draw, step + 1))
-    stage.stream.observe([episode for group in groups for episode in group])
+    stage.stream.observe([episode for group in groups for episode in group if not episode.by])
     return mark_selected(groups, selected)
 
 
@@ -128,6 +127,10 @@ def drawn_groups(stage: StageRun, step: int) -> tuple[list[list[Episode]], list[
             normalise(episodes, stage.rewards, stage.moments)
         if algorithm.requirements.greedy:
             add_greedy_baseline(episodes, replace(draw, actor=stage.actor), stage.moments)
+        if algorithm.requirements.rival is not None:
+            episodes = with_rival(stage, episodes, draw)
+        if given := stage.given(step, number, first_group=len(groups)):
+            episodes = with_given(episodes, replace(draw, prompts=given))
         groups += groups_of(episodes)
         selected, more = algorithm.select(groups, config.prompts_per_step)
         if not more:
@@ -156,23 +159,6 @@ def mark_selected(groups: list[list[Episode]], selected: list[list[Episode]]) ->
     for index, episode in enumerate(episodes):
         episode.index = index
     return episodes
-
-
-def add_greedy_baseline(episodes: list[Episode], draw: Draw, moments: dict[str, Moments]) -> None:
-    """Score the greedy answer to each group's prompt and write it to the group's episodes as their `baseline`."""
-    groups = groups_of(episodes)
-    prompts = [(group[0].group, group[0].example) for group in groups]
-    sampling, key = replace(draw.sampling, temperature=0.0), (*draw.key, "greedy")
-    greedy = play(prompts, draw.actor, sampling, key, draw.envs, draw.rewards, draw.timeout)
-    normalise(greedy, draw.rewards, moments, learn=False)
-    if len(greedy) != len(groups):
-        raise LmgymError(
-            "the baseline is a greedy answer to the group's prompt, and a game of several players has none of its own; "
-            "take another baseline"
-        )
-    for group, answer in zip(groups, greedy, strict=True):
-        for episode in group:
-            episode.baseline = answer.score
 
 
 def collate_step(stage: StageRun, episodes: list[Episode], step: int) -> Batch:
@@ -220,9 +206,11 @@ def log_step(
 
 
 def fresh_episodes(stage: StageRun, episodes: list[Episode]) -> list[Episode]:
-    """Those that were sampled for this step; the others were replayed."""
+    """Those that the policy sampled for this step; the others were replayed, or are a rival's or the data's (which are
+    all that there is to tell of a step without any of its own)."""
     oldest = stage.run.progress.version - 1 - stage.source.lag
-    return [episode for episode in episodes if episode.version >= oldest]
+    fresh = [episode for episode in episodes if episode.version >= oldest]
+    return [episode for episode in fresh if not episode.by] or fresh
 
 
 def step_record(stage: StageRun, episodes: list[Episode], batch: Batch, metrics: dict[str, float]) -> dict[str, Any]:

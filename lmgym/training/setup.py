@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.config.schema import Config, Stage
-from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import ALONE, Ranks
-from lmgym.envs.env_processes import EnvProcesses
-from lmgym.envs.vector import Envs, InProcess
+from lmgym.envs.placement import make_envs
 from lmgym.inference.base import Engine
 from lmgym.inference.in_process import make_engine
 from lmgym.inference.kinds import EngineSection, Place
@@ -247,32 +245,9 @@ def make_actor(section: PolicySection, policy: Policy, engine: Engine, version: 
     )
 
 
-def unguarded_sentence(env: Mapping[str, Any]) -> str:
-    """What to know of an environment of one's own that runs in the training process; empty for all others."""
-    make = registry.get("env", env["name"])
-    own = not str(getattr(make, "__module__", "")).startswith("lmgym.")
-    if not own or env.get("workers", getattr(make, "workers", 0)):
-        return ""
-    return (
-        f"environment '{env['name']}' runs in the training process, without a limit of time: if it hangs or crashes, "
-        "so does the run; env.workers: 2 gives it processes of its own, where each call may take env.seconds"
-    )
-
-
 def actor_of(config: Config, policy: Policy) -> Actor:
     """The policy as it answers outside of a run, with an engine of its own in this process."""
     return make_actor(config.policy, policy, make_engine(config.engine, policy))
-
-
-def make_envs(env: Mapping[str, Any], plugins: Sequence[str]) -> Envs:
-    """The environments of an `env:` section; in processes of their own, which import the `plugins`, if the recipe or
-    the environment says so."""
-    section = dict(env)
-    make = registry.get("env", section.pop("name"))
-    count, seconds = section.pop("workers", getattr(make, "workers", 0)), section.pop("seconds", 60.0)
-    if count:
-        return EnvProcesses(env["name"], section, plugins, count, seconds)
-    return InProcess(make if not section else partial(make, **section))
 
 
 def evaluate_actor(config: Config, actor: Actor, examples: Sequence[Example], rewards: list[Reward]) -> Evaluation:

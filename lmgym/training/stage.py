@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lmgym.algorithms.requirements import ServedTeacher
 from lmgym.config.build import resolved
 from lmgym.config.schema import Stage
 from lmgym.core.errors import LmgymError
+from lmgym.envs.placement import make_envs, unguarded_sentence
 from lmgym.envs.vector import Envs
 from lmgym.inference.served_teacher import EndpointTeacher
 from lmgym.logs.doctor.examine import Watch
@@ -21,12 +23,13 @@ from lmgym.models import copies, lora
 from lmgym.models.critic import with_critic
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.reward_model import take_reward_model
 from lmgym.models.sharding import shard_policy
 from lmgym.rewards.base import Reward, build_rewards
 from lmgym.rewards.normalisation import Moments, moments_to_json
 from lmgym.rewards.running import pooled
 from lmgym.rollouts.rollout import Actor
-from lmgym.rollouts.sources import Draw, Source
+from lmgym.rollouts.sources import Draw, Source, answered_and_given
 from lmgym.tasks.curriculum import Curriculum
 from lmgym.tasks.stream import Stream
 from lmgym.training.ahead import Ahead
@@ -35,7 +38,7 @@ from lmgym.training.checkpoints.frozen_models import FrozenModels
 from lmgym.training.planning.preflight import OWN_TEACHERS, teacher_section
 from lmgym.training.resuming.fingerprint import checksum
 from lmgym.training.run import Run
-from lmgym.training.setup import actor_of, held_out_rewards, make_actor, make_envs, unguarded_sentence
+from lmgym.training.setup import actor_of, held_out_rewards, make_actor
 from lmgym.types import Example
 from lmgym.updates.optimizer import Optimizer, make_optimizer
 
@@ -101,15 +104,27 @@ class StageRun:
 
     def draw(self, step: int, number: int = 0, first_group: int = 0) -> Draw:
         """A draw of a step: its prompts, in groups that are counted from `first_group`, and what answers them."""
-        numbered = enumerate(self.stream.at(step, number), start=first_group)
-        prompts = [(group, example) for group, example in numbered for _ in range(self.algorithm.group_size)]
         key, timeout = (*self.path, "step", step, number), self.run.config.reward_timeout
+        prompts, _ = self._numbered(key, first_group)
         return Draw(prompts, key, self.training_actor, self.config.sampling, self.envs, self.rewards, timeout)
 
     @property
     def place(self) -> dict[str, Any]:
         """What records begin with: where the run stands."""
         return {"stage": self.index, "stage_name": self.config.name, "step": self.step}
+
+    def given(self, step: int, number: int = 0, first_group: int = 0) -> list[tuple[int, Example]]:
+        """The prompts of the same draw whose texts are references all the same (`Requirements.given_share`)."""
+        return self._numbered((*self.path, "step", step, number), first_group)[1]
+
+    def _numbered(
+        self, key: tuple[int | str, ...], first_group: int
+    ) -> tuple[list[tuple[int, Example]], list[tuple[int, Example]]]:
+        """A draw's prompts that the policy answers, and those that are given, each as often as a group is large."""
+        numbered = list(enumerate(self.stream.at(int(key[-2]), int(key[-1])), start=first_group))
+        parts = answered_and_given(numbered, self.algorithm.requirements.given_share, key)
+        answered, given = ([one for one in part for _ in range(self.algorithm.group_size)] for part in parts)
+        return answered, given
 
     def position(self, step: int) -> dict[str, Any]:
         """What the records of a step begin with."""
@@ -147,7 +162,9 @@ def begin_stage(run: Run) -> StageRun:
     section = config.stages[index]
     algorithm = copy.deepcopy(section.algorithm)  # its state belongs to this run, not to the config
     if algorithm.requirements.values:
-        run.policy = with_critic(run.policy, separate=config.policy.critic == "separate")
+        name = config.policy.critic_from
+        start = None if name is None else partial(take_reward_model, name=name)
+        run.policy = with_critic(run.policy, separate=config.policy.critic == "separate", start=start)
     envs = make_envs(section.env, config.plugins)
     if sentence := unguarded_sentence(section.env):
         run.console.say(sentence)
@@ -307,7 +324,7 @@ def _frozen_models(run: Run, section: Stage, algorithm: Algorithm) -> FrozenMode
     taken = saved.get("copies", {})
     opponent = "frozen" in (section.env.get("opponent"), section.env.get("user"))
     wanted = {"reference": required.reference, "mask": required.mask, "opponent": opponent}
-    wanted["teacher"] = required.teacher == "initial"
+    wanted |= {"teacher": required.teacher == "initial", "rival": required.rival is not None}
     for name in (name for name, is_wanted in wanted.items() if is_wanted):
         if name == "reference" and progress.stage_index == 0 and lora.has_adapter(run.policy.model) and not taken:
             frozen.models[name] = lora.AdapterDisabledPolicy(run.policy)  # the model before its adapters

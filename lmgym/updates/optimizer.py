@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -27,7 +27,8 @@ class OptimizerSection(Section):
 
     section = "optimizer"
 
-    name: Literal["adamw", "rmsprop"] = field(default="adamw", metadata=REFUSED)  # its moments are others
+    name: Literal["adamw", "adamw_8bit", "rmsprop"] = field(default="adamw", metadata=REFUSED)  # other moments
+    """adamw_8bit: AdamW whose moments take a byte each (arXiv 2110.02861), by bitsandbytes."""
     learning_rate: NonNegativeFloat = 1e-6
     critic_learning_rate: NonNegativeFloat | None = None
     """Of the value function's own parameters; like the policy's if left out. Schedule and warm-up are the same."""
@@ -108,6 +109,8 @@ class Optimizer:
         rate, epsilon = section.learning_rate, section.epsilon
         if section.name == "rmsprop":
             self.torch = torch.optim.RMSprop(groups, lr=rate, alpha=section.alpha, eps=epsilon)
+        elif section.name == "adamw_8bit":
+            self.torch = _adamw_8bit(self.parameters)(groups, lr=rate, betas=section.betas, eps=epsilon)
         else:
             fused = self.parameters[0].device.type in ("cpu", "cuda")
             self.torch = torch.optim.AdamW(groups, lr=rate, betas=section.betas, eps=epsilon, fused=fused)
@@ -142,6 +145,19 @@ class Optimizer:
         torch.autograd.graph.increment_version(self.parameters)  # the fused AdamW does not say that it has changed them
         self.zero_grad()  # they make room for what sampling keeps
         return norm
+
+
+def _adamw_8bit(parameters: Sequence[torch.nn.Parameter]) -> Any:
+    """The class of bitsandbytes. Raises LmgymError where it is missing, or cannot work on these parameters."""
+    try:
+        import bitsandbytes
+    except ImportError as error:
+        raise LmgymError(
+            "optimizer.name: adamw_8bit needs the library bitsandbytes; pip install 'lmgym[quantised]'"
+        ) from error
+    if any(map(is_part, parameters)):
+        raise LmgymError("optimizer.name: adamw_8bit moves whole weights, and here each rank has a part; write adamw")
+    return bitsandbytes.optim.AdamW8bit
 
 
 def make_optimizer(algorithm: Algorithm, policy: TrainablePolicy, section: OptimizerSection) -> Optimizer:

@@ -385,3 +385,48 @@ class Unreadable(Agent):
 
     def extract_action(self, text: str) -> int:
         return ["stick", "hit"].index(text)
+
+
+class Corridor(gymnasium.Env[Any, Any]):
+    """Walk from `start` to `goal`; its info lists what is possible."""
+
+    observation_space, action_space = spaces.Discrete(10), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.given = options
+        self.place, self.goal = (options or {}).get("start", 1), (options or {}).get("goal", 3)
+        return self.place, self.info()
+
+    def step(self, action: Any) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        self.place += 1 if action else -1
+        return self.place, float(self.place == self.goal), self.place == self.goal, False, self.info()
+
+    def info(self) -> dict[str, Any]:
+        mask = np.array([self.place > 0, True], np.int8)
+        return {"action_mask": mask, "goal": self.goal, "words": ["left", "right"] if self.place else ["right"]}
+
+
+gymnasium.register("Corridor-v0", entry_point=Corridor)
+
+
+def test_info_and_possible_actions_are_shown() -> None:
+    env = Gymnasium(id="Corridor-v0", show="You are at {observation}of {goal}. Possible: {actions} ({words}).")
+    assert env.reset(GAME, seed=0)[-1]["content"] == "You are at 1\nof 3. Possible: 0, 1 (left right)."
+    assert env.step("0", "eos").messages[-1]["content"] == "You are at 0\nof 3. Possible: 1 (right)."
+    assert "Possible: 1 (right)." in env.step("0", "eos").messages[-1]["content"]  # said again after an invalid answer
+    with pytest.raises(LmgymError, match=r"env.show: there is no 'goals'; did you mean 'goal'\?"):
+        Gymnasium(id="Corridor-v0", show="{goals}").reset(GAME, seed=0)
+
+
+def test_a_row_says_how_an_episode_begins() -> None:
+    env = Gymnasium(id="Corridor-v0", options={"start": "{place}", "goal": 9})
+    assert env.reset(Example("a/0", "?", meta={"place": 5}), seed=0)[-1]["content"].strip() == "5"
+    assert env._env.unwrapped.given == {"start": 5, "goal": 9}
+    env.reset(Example("a/1", "?", meta={"place": 5, "options": {"goal": 7}}), seed=0)
+    assert env._env.unwrapped.given == {"start": 5, "goal": 7}
+    with pytest.raises(LmgymError, match=r"env.options.start: example 'a/2': there is no 'place'"):
+        env.reset(Example("a/2", "?"), seed=0)
+    plain = Gymnasium(id="Corridor-v0")
+    plain.reset(GAME, seed=0)
+    assert plain._env.unwrapped.given is None

@@ -101,3 +101,44 @@ def test_a_task_of_the_hub_says_whether_it_can_ask_there(monkeypatch: pytest.Mon
     assert availability_of("path= or lmgym[data]").how == "path=; for the Hub: pip install 'lmgym[data]'"
     assert availability_of("") == Availability("yes")
     assert availability_of("a friend").runs == "given"  # a plug-in's own words
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "key", "default"),
+    [
+        ("task", "jsonl", "prompt", "prompt"),
+        ("task", "jsonl", "validation", 0.0),
+        ("algorithm", "grpo", "group_size", 8),
+        ("algorithm", "dapo", "group_size", 16),  # a preset shows its own values
+        ("credit", "leave_one_out", "scale", "none"),
+        ("env", "gymnasium", "agent", "plain"),
+        ("env", "gymnasium", "seconds", 60.0),  # what any environment may have
+        ("reward", "length", "target", 100),
+    ],
+)
+def test_a_name_shows_its_keys(
+    kind: str, name: str, key: str, default: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["list", kind, name, "--json"]) == 0
+    keys = json.loads(capsys.readouterr().out)
+    assert keys[key].get("default") == default
+    assert main(["list", kind + "s", name]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{kind} {name}: ")
+    assert re.findall(r"^  (\w+)  ", said, re.MULTILINE) == list(keys), "each key begins a line"
+    texts = [schema["description"] for schema in keys.values() if "description" in schema]
+    assert texts and all(text in said for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in registry.BUILTIN for name in registry.BUILTIN[kind]]
+)
+def test_every_name_can_be_shown(kind: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if availability_of(registry.BUILTIN[kind][name].needs).runs != "no":
+        assert main(["list", kind, name]) == 0
+        assert capsys.readouterr().out.startswith(f"{kind} {name}: ")
+
+
+def test_an_unknown_name_of_a_kind_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "task", "jsonll"]) == 1
+    assert "did you mean 'jsonl'?" in capsys.readouterr().err

@@ -154,6 +154,11 @@ LEARNERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     ({"name": "nlpo", "epochs": 2, "min_tokens_to_keep": 20}, ONE_ANSWER),
     ({"name": "raft", "group_size": 8, "keep": 2, "skip_equal": True}, FOUR_ANSWERS),
+    ({"name": "xpo", "beta": 0.1}, ONE_ANSWER | {"steps": 60}),
+    (
+        {"name": "nash_md", "group_size": 4, "preference": "order", "kl_coefficient": 0.001},
+        FOUR_ANSWERS | {"steps": 60},
+    ),
     ({"name": "online_dpo", "group_size": 8, "supervised_coefficient": 0.1}, FOUR_ANSWERS),
     ({"name": "distill", "source": "references"}, ONE_ANSWER),
     ({"name": "replay", "group_size": 4, "replayed": 16}, FOUR_ANSWERS | {"prompts_per_step": 8}),

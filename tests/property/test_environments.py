@@ -19,6 +19,7 @@ from lmgym.core.constraints import LARGEST_REWARD
 from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
 from lmgym.envs.env_processes import EnvProcesses
+from lmgym.envs.placement import unguarded_sentence
 from lmgym.envs.vector import LONGEST_OBSERVATION, EnvFailure, InProcess, Opening, check_step, opening_of
 from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
@@ -27,7 +28,6 @@ from lmgym.logs.writer import Writer, read_records
 from lmgym.models.policy import Policy
 from lmgym.rollouts.evaluate import measured, noted
 from lmgym.rollouts.rollout import Actor, collect, demonstrate
-from lmgym.training.setup import unguarded_sentence
 from lmgym.types import Episode, Example, Message
 from tests import models, rounding
 from tests.property.failing_environments import Failing, Moody
@@ -371,6 +371,6 @@ def test_a_file_may_be_a_plugin_and_a_module(tmp_path: Path, monkeypatch: pytest
 
 def test_an_environment_of_ones_own_is_said_to_run_unguarded() -> None:
     own = f"{__name__}:Forks"
-    assert "runs in the training process, without a limit of time" in unguarded_sentence({"name": own})
+    assert "since its module imports a library of models, one after" in unguarded_sentence({"name": own})
     assert not unguarded_sentence({"name": own, "workers": 2})
     assert not unguarded_sentence({"name": "conversation"}) and not unguarded_sentence({"name": "single_turn"})

@@ -18,7 +18,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.parts import Part, check_part
 from lmgym.core.registry import register
 from lmgym.functional import group_advantages, token_baseline
-from lmgym.functional.advantages import group_centred
+from lmgym.functional.advantages import group_centred, leave_one_out
 from lmgym.functional.reductions import tokens_of_episode
 from lmgym.functional.shapes import PerRow, PerToken
 from lmgym.functional.turn_discounts import turn_returns
@@ -65,6 +65,21 @@ class GroupMean(Credit):
     def advantages(self, batch: Batch, score: PerRow) -> PerToken:
         advantages = group_centred(score, batch.episode, batch.group, self.scale)
         return batch.per_token(advantages * mixed_scale(batch, score) if self.scale_by_mixed else advantages)
+
+
+@register("credit", "leave_one_out")
+@dataclass(frozen=True, kw_only=True)
+class LeaveOneOut(Credit):
+    """R less the mean of the group's other scores (RLOO, arXiv 2402.14740, eq. 8)."""
+
+    scale: Literal["none", "others"] = "none"
+    """Divide by the standard deviation of the group's other scores + 1e-6, where these differ (NeMo-RL)."""
+
+    def advantages(self, batch: Batch, score: PerRow) -> PerToken:
+        advantages = leave_one_out(score, batch.episode, batch.group)
+        if self.scale == "others":
+            advantages = advantages / group_advantages.deviation_of_others(score, batch.episode, batch.group)
+        return batch.per_token(advantages)
 
 
 @register("credit", "mean_scaled")

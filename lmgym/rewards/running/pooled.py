@@ -6,18 +6,15 @@ stay in the training process, where an alarm stops only what lets itself be stop
 """
 
 import base64
-import inspect
-import sys
 import time
-import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lmgym.core.errors import LmgymError, warn
+from lmgym.core.importable import importable_name, imports_models
 from lmgym.processes.pool import Failure, ProcessPool, shared
 from lmgym.processes.supervisor import STARTUP_SECONDS
 from lmgym.rewards.foreign.signature import note
@@ -25,7 +22,6 @@ from lmgym.types import Episode, Example, Turn
 
 WORKER = "lmgym.rewards.reward_worker:run"
 AFTER_THE_ALARM = 1.0  # seconds between the worker's own alarm, which knows the line, and the end of the process
-MODEL_LIBRARIES = ("torch", "transformers", "sentence_transformers", "vllm", "jax", "tensorflow")
 
 
 class NeedsTorch(BaseException):
@@ -50,35 +46,14 @@ class Pooled:
     factory: bool = False  # the target makes the function, of the arguments
 
 
-def pooled_target(function: Callable[..., Any], written: str = "") -> str | None:
-    """Where a fresh process finds a function; None if it cannot import it by name (a closure, a lambda, a script's).
-    `written` is the recipe's name of it: "module:attribute" finds an object that has no name of its own, too.
-
-    Example: pooled_target(lmgym.rewards.text.form.words) -> "lmgym.rewards.text.form:words"
-    """
-    if not hasattr(function, "__qualname__") and ":" in written and not written.startswith("__main__:"):
-        return written
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    if not module or not name or module == "__main__" or "<" in name:
-        return None
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is not function:
-        return None
-    if module.startswith("lmgym_plugin_"):  # a file that registry.load_plugin has loaded
-        return f"{Path(str(sys.modules[module].__file__)).resolve()}:{name}"
-    return f"{module}:{name}"
-
-
 def unlimited_reason(function: Callable[..., Any], arguments: Mapping[str, Any], written: str = "") -> str:
     """Why a reward has to stay in the training process; empty if it can go to a worker. `written` is the recipe's name
-    of it, as in `pooled_target`."""
+    of it, as in `importable_name`."""
     if getattr(function, "pays_tokens", False):
         return "it takes the policy's tokenizer"
     if _runs_models(function):
         return "it runs a model"
-    if pooled_target(function, written) is None:
+    if importable_name(function, written) is None:
         return "another process cannot import it by name"
     try:
         packed(dict(arguments))
@@ -240,6 +215,4 @@ def _runs_models(function: Callable[..., Any]) -> bool:
     """True for lmgym's learned rewards, and for a function whose module has imported a library of models."""
     if str(getattr(function, "__module__", "")).startswith("lmgym.rewards.learned."):
         return True
-    known = getattr(inspect.unwrap(function), "__globals__", {}).values()
-    homes = [one.__name__ if isinstance(one, types.ModuleType) else getattr(one, "__module__", None) for one in known]
-    return any(isinstance(home, str) and home.split(".")[0] in MODEL_LIBRARIES for home in homes)
+    return imports_models(function)

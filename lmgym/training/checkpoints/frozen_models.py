@@ -1,4 +1,4 @@
-"""Frozen models beside the policy: "reference", "mask" and "teacher" for an algorithm, "opponent" for a game.
+"""Frozen models beside the policy: "reference", "mask", "rival" and "teacher" for an algorithm, "opponent" for a game.
 
 A copy of the policy is named by the step at which it was taken and written once, when a checkpoint first refers to it:
 
@@ -45,7 +45,7 @@ class FrozenModels:
 
     def take(self, name: str, policy: Policy, step: int) -> None:
         """Copy the policy as it is now. Models that sample are kept in the precision of the forward pass."""
-        samples = name in ("mask", "opponent")
+        samples = name in ("mask", "opponent", "rival")
         copied = copies.frozen(policy, policy.compute if samples else None)
         if self.sharded and not samples:
             copied = shard_policy(copied, copied.ranks)

@@ -127,7 +127,7 @@ def _held(
     required, packed = stage.algorithm.requirements, config.policy.quantise is not None
     weights = weights_bytes(config, shapes, compute)
     found.add("weights", weights / parts)
-    moments = {"adamw": 2, "rmsprop": 1}[stage.optimizer.name] * MASTER
+    moments = {"adamw": 2 * MASTER, "adamw_8bit": 2, "rmsprop": MASTER}[stage.optimizer.name]
     if "policy" in stage.algorithm.optimized:
         found.add("gradients", MASTER * shapes.trained / parts, "update")
         found.add("moments of the optimizer", moments * shapes.trained / parts)
@@ -140,8 +140,8 @@ def _held(
     copied = MASTER * shapes.adapter if packed else MASTER * shapes.parameters
     if _copies_reference(stage, shapes, first):
         found.add("reference", copied / parts)
-    if required.mask:  # it samples, so it is whole
-        found.add("mask", copied if packed else compute * shapes.parameters)
+    for name in (name for name in ("mask", "rival") if getattr(required, name)):  # they sample, so they are whole
+        found.add(name, copied if packed else compute * shapes.parameters)
     if teacher is not None:
         found.add("teacher", MASTER * teacher.parameters / parts)
     if required.values:

@@ -96,7 +96,9 @@ def step_seconds(
     """
     algorithm, required = stage.algorithm, stage.algorithm.requirements
     prompts, group = share(stage.prompts_per_step, ranks), algorithm.group_size
-    sampled = prompts * (group + required.greedy)  # the baseline is one more answer to each prompt
+    more = required.rival is not None  # one more answer to each prompt, as the greedy one is
+    sampled = prompts * (group * (1 - required.given_share) + required.greedy + more)
+    group += required.rival is not None and required.rival.trains
     # Fewer groups than ranks are updated with row by row.
     updated = prompts * group if stage.prompts_per_step >= ranks else share(stage.prompts_per_step * group, ranks)
     critics = 2 if required.values and config.policy.critic == "separate" else 1

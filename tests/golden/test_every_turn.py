@@ -1,0 +1,80 @@
+"""Supervised training on all turns of a conversation: one row, whose tokens are a rollout's, and whose actions are the
+assistant's texts with their ends and nothing else."""
+
+import pytest
+
+from lmgym.algorithms.supervised import Supervised
+from lmgym.batch import collate
+from lmgym.core.errors import LmgymError
+from lmgym.inference.sampler import Sampler
+from lmgym.models.load import PolicySection, load_policy
+from lmgym.rollouts.given_answers import given_turn, given_turns
+from lmgym.rollouts.players import Actor
+from lmgym.rollouts.rollout import demonstrate
+from lmgym.text.chat import prompt_ids
+from lmgym.types import Example
+from tests import runs
+
+SAID = [
+    ("system", "Add."),
+    ("user", "2+2="),
+    ("assistant", "4"),
+    ("user", "and 1?"),
+    ("assistant", "5"),
+    ("user", "ok?"),
+]
+MESSAGES = [{"role": role, "content": text} for role, text in SAID]
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}\n"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def actor(template: str | None, **changes: object) -> Actor:
+    policy = load_policy(PolicySection(model="builtin:tiny", device="cpu", architecture=runs.ARCHITECTURE), seed=0)
+    policy.tokenizer.chat_template = template
+    return Actor(Sampler(policy), policy.tokenizer, **changes)  # type: ignore[arg-type]
+
+
+def test_a_conversation_is_one_row_of_the_templates_own_tokens() -> None:
+    own = actor(TEMPLATE)
+    tokenizer, example = own.tokenizer, Example("a/0", MESSAGES, ("yes",))
+    turns = given_turns(example, "yes", own)
+    assert [turn.text for turn in turns] == ["4", "5", "yes"] and not any(turn.restart for turn in turns)
+    ends = [tokenizer.decode(turn.action_ids, skip_special_tokens=False) for turn in turns]
+    assert ends == [f"{text}{tokenizer.eos_token}" for text in ("4", "5", "yes")]
+    row = [token for turn in turns for token in (*turn.prompt_ids, *turn.action_ids)]
+    whole = tokenizer.apply_chat_template([*MESSAGES, {"role": "assistant", "content": "yes"}], tokenize=False)
+    assert tokenizer.decode(row, skip_special_tokens=False) == whole.rstrip("\n")
+    before = [*turns[0].prompt_ids, *turns[0].action_ids, *turns[1].prompt_ids]
+    assert before == prompt_ids(tokenizer, MESSAGES[:4])  # what the policy would read at its second turn
+
+
+def test_what_trains() -> None:
+    own, example = actor(None), Example("a/0", MESSAGES, ("yes",))
+    for every_turn, count in ((False, 1), (True, 3)):
+        [episode] = demonstrate([(0, example)], own, (0,), every_turn=every_turn)
+        assert len(episode.turns) == count and len(episode.rows()) == 1
+        batch = Supervised().advantages(collate([episode]))
+        assert int(batch.actions.sum()) == sum(len(turn.action_ids) for turn in episode.turns)
+        assert batch.require("advantages").sum() == batch.actions.sum()
+    assert Supervised(turns="all").requirements.every_turn and not Supervised().requirements.every_turn
+
+
+def test_a_single_question_is_what_it_was() -> None:
+    own, example = actor(TEMPLATE), Example("a/0", "2+2=", ("4",))
+    assert given_turns(example, "4", own) == [given_turn(example, "4", own)]
+
+
+@pytest.mark.parametrize(
+    ("messages", "most", "said"),
+    [
+        ([*MESSAGES[:3], MESSAGES[2], MESSAGES[3]], None, "join two that follow each other"),
+        (MESSAGES[2:], None, "something must stand before each message"),
+        (MESSAGES[:5], None, "something must stand before each message"),
+        (MESSAGES, 1, r"an earlier turn is longer than policy.max_reference_tokens \(1\)"),
+    ],
+)
+def test_what_is_refused(messages: list[dict[str, str]], most: int | None, said: str) -> None:
+    with pytest.raises(LmgymError, match=said):
+        given_turns(Example("a/0", messages, ("yes",)), "yes", actor(TEMPLATE, reference_tokens=most))
