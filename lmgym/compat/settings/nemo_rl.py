@@ -28,12 +28,16 @@ def fill(draft: Draft, table: Mapping[str, Any]) -> None:
     size = draft.get("algorithm.group_size")
     answers = draft.get("prompts_per_step") if sampled else None
     batch = draft.number("policy.train_global_batch_size", 512 if sampled else 128)
-    updates = 1
     if kind in ("grpo", "ppo") and isinstance(answers, int) and isinstance(size, int):
-        updates = draft.minibatches(answers * size / batch, f"{answers} x {size} answers / {draft.where('policy.train_global_batch_size')}")
+        draft.minibatches(answers * size / batch, f"{answers} x {size} answers / {draft.where('policy.train_global_batch_size')}")
     elif not sampled:
         draft.put("prompts_per_step", batch, draft.where("policy.train_global_batch_size"))
     draft.length(f"{kind}.max_num_steps", f"{kind}.max_num_epochs", 1)
+    if "steps" in draft.recipe:
+        draft.differs.append(f"NeMo RL also stops after {settings.take(f'{kind}.max_num_epochs', 1)} epochs, where that is earlier")
+    if kind == "ppo":
+        draft.fill(table["critic"])
+        draft.put("policy.critic", "separate", "NeMo RL's value model is a model of its own")
     if kind in ("grpo", "ppo"):
         _loss(draft, kind)
     if kind == "distillation":
@@ -89,6 +93,7 @@ def _data(draft: Draft, sets: Mapping[str, Any], kind: str) -> None:
     pairs = kind in ("dpo", "rm")
     draft.data(path or known[0] or given, name, "preferences" if pairs else "data")
     if not pairs:
+        draft.put("task.prompts", "chat", "NeMo RL uses the chat template")
         draft.put("task.prompt", draft.value("data.train.input_key", known[1]), draft.where("data.train.input_key"))
         draft.put("task.references", draft.value("data.train.output_key", known[2]), draft.where("data.train.output_key"))
     split = draft.value("data.train.split", "train")

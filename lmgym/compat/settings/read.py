@@ -54,12 +54,15 @@ class Settings:
         """The value of a key; the default, if it is left out or null."""
         key = self.key(names)
         value = self.given[key].value if key else None
-        for _ in range(9):  # OmegaConf's ${a.b} and ${.b}
-            found = re.fullmatch(r"\$\{(\.?)([\w.]+)\}", value) if isinstance(value, str) else None
-            name = f"{key.rpartition('.')[0]}.{found[2]}" if found and key and found[1] else found[2] if found else ""
-            if name not in self.given:
+        for _ in range(9):  # OmegaConf's ${a.b}; ${.b} is beside the key, ${..b} a level above
+            found = re.fullmatch(r"\$\{(\.*)([\w.]+)\}", value) if isinstance(value, str) else None
+            if not found:
                 break
-            value = self.given[name].value
+            above = (key or "").split(".")[: -len(found[1])] if found[1] else []
+            key = ".".join([*above, found[2]])
+            if key not in self.given:
+                break
+            value = self.given[key].value
         return default if value is None else value
 
     def where(self, names: str) -> str:
@@ -107,9 +110,9 @@ def scalar(text: Any) -> Any:
     plain = {"true": True, "false": False, "null": None, "none": None, "": None}
     if text.strip().lower() in plain:
         return plain[text.strip().lower()]
-    for kind in (int, float):
+    for kind in (int, float) if len(text) < 40 else ():
         try:
-            return kind(text) if len(text) < 40 else text
+            return kind(text)
         except ValueError:
             pass
     if text[:1] in "[{(" and text[-1:] in "]})":
@@ -228,12 +231,11 @@ def _python(text: str, path: Path) -> Settings:
             _message(value_of(node, names), node.lineno, settings)
     own = {node.name: node.lineno for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     settings.given |= {f"def {name}": Setting(True, f"line {line}") for name, line in own.items()}
-    asked = Settings()
-    if ast.get_docstring(tree):
-        doc = tree.body[0]
+    for doc in [one for one in tree.body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)]:
         source = "\n".join(text.splitlines()[doc.lineno - 1 : doc.end_lineno]).strip("r\"'\n")
         asked = _shell(re.sub(r"```\w*", "", source), path, doc.lineno + 1, examples=True)
-    if asked.given:
+        if not asked.given:
+            continue
         plain = {key: setting for key, setting in settings.given.items() if not isinstance(setting.value, Code)}
         settings.given = {**settings.given, **asked.given, **plain}
         settings.notes.append("settings of the command line are those of the command in the script's own text")
@@ -287,6 +289,8 @@ def value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
             return {str(value_of(k, names)): value_of(v, names) for k, v in zip(keys, values, strict=True) if k}
         case ast.Call(func=ast.Name(id="dict"), args=[], keywords=words):
             return {str(word.arg): value_of(word.value, names) for word in words}
+        case ast.BoolOp(values=parts):  # `args.x or 8`
+            return next((one for part in parts if not isinstance(one := value_of(part, names), Code)), Code(ast.unparse(node)))
         case ast.UnaryOp(op=ast.USub(), operand=inner) if isinstance(one := value_of(inner, names), int | float):
             return -one
         case ast.BinOp(left=left, op=ast.Mult() | ast.Div() | ast.Add() | ast.FloorDiv() | ast.Sub() as how, right=right):

@@ -6,7 +6,9 @@ values sets. Blanks in a key part its names in other versions.
 """
 
 import json
+import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatch
@@ -27,6 +29,7 @@ ORDER = (
     "max_draws evaluation checkpoint logs"
 ).split()
 COLUMN = 56  # where comments begin
+UNKNOWN = re.compile(r"\$(\w+|\{[^{}]*\}|\((?:[^()]|\([^()]*\))*\))")  # what only a shell knows
 SINKS = ("wandb", "tensorboard", "trackio")
 HOW: Mapping[str, Callable[[Any], Any]] = {  # of their value; None leaves our key out
     "below 1": lambda value: value if value < 1 else None,
@@ -89,6 +92,11 @@ class Draft:
     def value(self, names: str, default: Any = None) -> Any:
         """The value of a key; the default too where the file does not say the value itself."""
         value = self.settings.take(names)
+        if "$" in str(value) and "/" in str(value) and not isinstance(value, Code):  # a path from elsewhere
+            known = [UNKNOWN.sub("", str(one)).lstrip("/") for one in (value if isinstance(value, list) else [value])]
+            if all(known) and "$" not in "".join(known):
+                self.differs.append(f"{self.where(names)}: {value} read as {', '.join(known)}")
+                return known if isinstance(value, list) else known[0]
         if isinstance(value, Code) or (isinstance(value, str) and ("$" in value or value == "...")):
             self.obstacles.append(f"{self.where(names)}: `{value}` is not known from the file alone; write the value")
             return default
@@ -233,13 +241,20 @@ def text(draft: Draft, lost: list[str], idle: list[str]) -> str:
         ("To be filled in, or in the way", draft.obstacles),
         ("No counterpart here", lost),
         ("Differs", [*draft.settings.notes, *draft.differs]),
-        ("Without effect on the results here", [", ".join(idle)] if idle else []),
+        ("Without effect on the results here", [", ".join(_grouped(idle))] if idle else []),
     ):
         head += [f"{title}:"] * bool(found)
         for line in dict.fromkeys(found):
             head += textwrap.wrap(visible(line), 112, initial_indent="  - ", subsequent_indent="    ") or [""]
     ordered = {key: draft.recipe[key] for key in ORDER if draft.recipe.get(key) not in (None, {})}
     return "".join(f"# {visible(line)}\n" for line in head) + "\n" + "\n".join(_lines(ordered, draft.sources, "")) + "\n"
+
+
+def _grouped(keys: list[str]) -> list[str]:
+    """Keys of one section as one. Example: _grouped(["a.b.c", "a.b.d", "a.b.e", "f"]) -> ["a.b.* (3)", "f"]"""
+    sections = Counter(".".join(key.split(".")[:2]) for key in keys)
+    groups = {key: ".".join(key.split(".")[:2]) for key in keys}
+    return [*dict.fromkeys(f"{groups[key]}.* ({sections[groups[key]]})" if sections[groups[key]] > 2 else key for key in keys)]
 
 
 def _lines(tree: Mapping[str, Any], sources: Mapping[str, str], prefix: str) -> Iterator[str]:

@@ -37,7 +37,7 @@ def fill(draft: Draft, table: Mapping[str, Any]) -> None:
         _rewards(draft, table.get("rewards", {}))
     steps = draft.value("eval_steps") if settings.take("eval_strategy evaluation_strategy") == "steps" else None
     draft.put("evaluation.every", steps if isinstance(steps, int) else 0, draft.where("eval_steps"))
-    if re.search("(?i)image|vlm", " ".join(str(one.value)[:200] for one in settings.given.values())):
+    if re.search("(?i)image|vlm", f"{draft.path.name} {[str(one.value)[:200] for one in settings.given.values()]}"):
         draft.obstacles.append("the prompts have pictures, which lmgym does not read")
     for key, sentence in (("rloo", "one step a batch, without ratio and clip; TRL clips the ratio of whole answers"),
                           ("sft", "the loss is on the reference alone; TRL trains on a text without prompt as a whole"),
@@ -112,6 +112,8 @@ def _data(draft: Draft, task: str, sampled: bool) -> None:
         split = split[0] if isinstance(split, list) and split else split
         if split and split != ours:
             draft.put(f"task.splits.{ours}", split, settings.where(names))
+    if task == "data" and (settings.key("dataset_prompt_column") or "system_prompt" in draft.recipe["task"]):
+        draft.put("task.prompts", "chat", "the question is a message")
     if task == "data":
         draft.put("task.prompt", draft.value("dataset_prompt_column dataset_text_field", "prompt"), draft.where("dataset_prompt_column"))
         draft.put("task.references", None if sampled else "completion", "functions read columns" if sampled else "TRL's name")

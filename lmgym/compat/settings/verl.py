@@ -1,7 +1,6 @@
 """verl's configurations: Hydra overrides and YAML files of its PPO and supervised trainers."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from lmgym.compat.settings.recipe import Draft
@@ -70,15 +69,11 @@ def _algorithm(draft: Draft, table: Mapping[str, Any], batch: float) -> None:
 
 
 def _files(draft: Draft) -> None:
-    """Training files, and held-out files, which evaluations read."""
+    """Training files, and held-out files."""
     names, held_out = "data.train_files", "data.val_files"
     draft.data(draft.value(names, "~/data/rlhf/gsm8k/train.parquet"), names)
-    files = draft.value(held_out)
-    if files and not str(files).startswith("${") and "path" in draft.recipe["task"]:
-        task = {key: value for key, value in draft.recipe["task"].items() if key != "limit"}
-        draft.put("task.test", 0.0, f"the held-out files are others, {draft.where(held_out)}")
-        draft.put("evaluation.split", "train", "all rows of the held-out files")
-        draft.put("evaluation.task", {**task, "path": files}, draft.where(held_out))
+    if "path" in draft.recipe["task"]:
+        draft.copy("task.test_path", held_out)
 
 
 def _rewards(draft: Draft) -> None:
@@ -98,5 +93,3 @@ def _rewards(draft: Draft) -> None:
         names = f"{K}.overlong_buffer_cfg.len reward_model.overlong_buffer.len"
         weight = draft.value(names.replace(".len", ".penalty_factor"), 1.0)
         draft.overlong(weight, draft.value(f"{K}.max_resp_len", draft.get("sampling.max_new_tokens")), draft.value(names), draft.where(names))
-    if Path(str(file)).suffix not in (".py", ""):
-        draft.obstacles.append(f"{file} is no file of Python")
