@@ -8,7 +8,13 @@ from lmgym.compat.settings.read import read
 from lmgym.compat.settings.recipe import Draft, text
 from lmgym.config.yaml import merge, read_yaml
 
-SYSTEMS = {"trl": "trl", "open-r1": "trl", "verl": "verl", "openrlhf": "openrlhf", "nemo-rl": "nemo_rl"}  # their modules
+SYSTEMS = {
+    "trl": "trl",
+    "open-r1": "trl",
+    "verl": "verl",
+    "openrlhf": "openrlhf",
+    "nemo-rl": "nemo_rl",
+}  # their modules
 
 
 def converted(system: str, path: Path, devices: int | None = None) -> tuple[str, list[str]]:

@@ -5,7 +5,14 @@ from typing import Any
 
 from lmgym.compat.settings.recipe import Draft
 
-ALGORITHMS = {"grpo": "grpo", "ppo": "ppo", "dpo": "dpo", "sft": "supervised", "rm": "reward_model", "distillation": "gkd"}
+ALGORITHMS = {
+    "grpo": "grpo",
+    "ppo": "ppo",
+    "dpo": "dpo",
+    "sft": "supervised",
+    "rm": "reward_model",
+    "distillation": "gkd",
+}
 
 
 def fill(draft: Draft, table: Mapping[str, Any]) -> None:
@@ -29,12 +36,16 @@ def fill(draft: Draft, table: Mapping[str, Any]) -> None:
     answers = draft.get("prompts_per_step") if sampled else None
     batch = draft.number("policy.train_global_batch_size", 512 if sampled else 128)
     if kind in ("grpo", "ppo") and isinstance(answers, int) and isinstance(size, int):
-        draft.minibatches(answers * size / batch, f"{answers} x {size} answers / {draft.where('policy.train_global_batch_size')}")
+        draft.minibatches(
+            answers * size / batch, f"{answers} x {size} answers / {draft.where('policy.train_global_batch_size')}"
+        )
     elif not sampled:
         draft.put("prompts_per_step", batch, draft.where("policy.train_global_batch_size"))
     draft.length(f"{kind}.max_num_steps", f"{kind}.max_num_epochs", 1)
     if "steps" in draft.recipe:
-        draft.differs.append(f"NeMo RL also stops after {settings.take(f'{kind}.max_num_epochs', 1)} epochs, where that is earlier")
+        draft.differs.append(
+            f"NeMo RL also stops after {settings.take(f'{kind}.max_num_epochs', 1)} epochs, where that is earlier"
+        )
     if kind == "ppo":
         draft.fill(table["critic"])
         draft.put("policy.critic", "separate", "NeMo RL's value model is a model of its own")
@@ -74,7 +85,10 @@ def _loss(draft: Draft, kind: str) -> None:
     shaping = f"{kind}.reward_shaping"
     if settings.take(f"{shaping}.enabled"):
         limit = draft.value(f"{shaping}.max_response_length", draft.get("sampling.max_new_tokens"))
-        penalty, buffer = draft.value(f"{shaping}.overlong_buffer_penalty", 1), draft.value(f"{shaping}.overlong_buffer_length", 128)
+        penalty, buffer = (
+            draft.value(f"{shaping}.overlong_buffer_penalty", 1),
+            draft.value(f"{shaping}.overlong_buffer_length", 128),
+        )
         draft.overlong(penalty, limit, buffer, draft.where(f"{shaping}.overlong_buffer_length"))
 
 
@@ -95,7 +109,9 @@ def _data(draft: Draft, sets: Mapping[str, Any], kind: str) -> None:
     if not pairs:
         draft.put("task.prompts", "chat", "NeMo RL uses the chat template")
         draft.put("task.prompt", draft.value("data.train.input_key", known[1]), draft.where("data.train.input_key"))
-        draft.put("task.references", draft.value("data.train.output_key", known[2]), draft.where("data.train.output_key"))
+        draft.put(
+            "task.references", draft.value("data.train.output_key", known[2]), draft.where("data.train.output_key")
+        )
     split = draft.value("data.train.split", "train")
     if split != "train":
         draft.copy("task.splits.train", "data.train.split")
@@ -105,6 +121,10 @@ def _data(draft: Draft, sets: Mapping[str, Any], kind: str) -> None:
             draft.put("rewards/math_equal", 1.0, draft.where("data.default.env_name"))
         elif env == "reward_model":
             model = draft.value("env.reward_model.model_name")
-            draft.put("rewards/reward_model", {"model": model, "weight": 1.0}, draft.where("env.reward_model.model_name"))
+            draft.put(
+                "rewards/reward_model", {"model": model, "weight": 1.0}, draft.where("env.reward_model.model_name")
+            )
         else:
-            draft.obstacles.append(f"environment {env}: write its reward under rewards:, or env: (docs/environments.md)")
+            draft.obstacles.append(
+                f"environment {env}: write its reward under rewards:, or env: (docs/environments.md)"
+            )

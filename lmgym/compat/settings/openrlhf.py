@@ -55,7 +55,10 @@ def _algorithm(draft: Draft, table: Mapping[str, Any]) -> None:
     batch, names = draft.number("train.batch_size train_batch_size", 128), "train.batch_size train_batch_size"
     answers = answers if isinstance(answers, int) else 1
     draft.minibatches(size * answers / batch, f"{size} prompts x {answers} answers / {draft.where(names)}")
-    weight, kind = draft.value("algo.kl.init_coef init_kl_coef", 0.01), draft.value("algo.kl.estimator kl_estimator", "k1")
+    weight, kind = (
+        draft.value("algo.kl.init_coef init_kl_coef", 0.01),
+        draft.value("algo.kl.estimator kl_estimator", "k1"),
+    )
     draft.kl(weight, "algo.kl.init_coef init_kl_coef", bool(settings.take("algo.kl.use_loss use_kl_loss")), kind)
 
 
@@ -88,7 +91,9 @@ def _data(draft: Draft, kind: str) -> None:
         for ours in ("prompt", "chosen", "rejected"):
             draft.copy(f"task.{ours}", f"data.{ours}_key {ours}_key")
     elif kind != "kto":
-        draft.put("task.prompt", draft.value("data.input_key input_key", "input"), draft.where("data.input_key input_key"))
+        draft.put(
+            "task.prompt", draft.value("data.input_key input_key", "input"), draft.where("data.input_key input_key")
+        )
         label = "data.output_key output_key data.label_key label_key"
         draft.put("task.references", draft.value(label), draft.where(label))
     chat = draft.value(CHAT, False)

@@ -239,7 +239,9 @@ def _python(text: str, path: Path) -> Settings:
         plain = {key: setting for key, setting in settings.given.items() if not isinstance(setting.value, Code)}
         settings.given = {**settings.given, **asked.given, **plain}
         settings.notes.append("settings of the command line are those of the command in the script's own text")
-    settings.given = {k: s for k, s in settings.given.items() if not (isinstance(s.value, Code) and ARGS.match(s.value))}
+    settings.given = {
+        k: s for k, s in settings.given.items() if not (isinstance(s.value, Code) and ARGS.match(s.value))
+    }
     return settings
 
 
@@ -290,10 +292,14 @@ def value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
         case ast.Call(func=ast.Name(id="dict"), args=[], keywords=words):
             return {str(word.arg): value_of(word.value, names) for word in words}
         case ast.BoolOp(values=parts):  # `args.x or 8`
-            return next((one for part in parts if not isinstance(one := value_of(part, names), Code)), Code(ast.unparse(node)))
+            return next(
+                (one for part in parts if not isinstance(one := value_of(part, names), Code)), Code(ast.unparse(node))
+            )
         case ast.UnaryOp(op=ast.USub(), operand=inner) if isinstance(one := value_of(inner, names), int | float):
             return -one
-        case ast.BinOp(left=left, op=ast.Mult() | ast.Div() | ast.Add() | ast.FloorDiv() | ast.Sub() as how, right=right):
+        case ast.BinOp(
+            left=left, op=ast.Mult() | ast.Div() | ast.Add() | ast.FloorDiv() | ast.Sub() as how, right=right
+        ):
             a, b = value_of(left, names), value_of(right, names)
             numbers = isinstance(a, int | float) and isinstance(b, int | float) and abs(a) < 1e15 and abs(b) < 1e15
             if numbers and (b or not isinstance(how, ast.Div | ast.FloorDiv)):

@@ -161,7 +161,9 @@ class Draft:
         if in_loss and kind == "k2":
             self.put("algorithm.kl_estimator", "k2", f"its estimator, {kind}")
         elif (in_loss and kind != "k3") or (not in_loss and kind != "k1"):
-            self.differs.append(f"KL {kind} {'in the loss' if in_loss else 'in the reward'}: here {'k3' if in_loss else 'k1'}")
+            self.differs.append(
+                f"KL {kind} {'in the loss' if in_loss else 'in the reward'}: here {'k3' if in_loss else 'k1'}"
+            )
         if in_loss and kind != "k2":
             self.differs.append("KL in the loss: k3 is multiplied by the ratio, so that its gradient is the KL's")
 
@@ -218,7 +220,11 @@ class Draft:
             note = next((text for pattern, text in table.get("notes", {}).items() if fnmatch(key, pattern)), "")
             if not note and (key.startswith("def ") or any(fnmatch(key, pattern) for pattern in patterns)):
                 idle += [key] if " of " not in where and not key.startswith("def ") else []
-            elif value in (None, False, 0, "", {}, []) or str(value) in ("none", "disabled", note.partition(" is usual")[0]):
+            elif value in (None, False, 0, "", {}, []) or str(value) in (
+                "none",
+                "disabled",
+                note.partition(" is usual")[0],
+            ):
                 idle += [key] if " of " not in where else []
             else:
                 lost.append(f"{key} = {textwrap.shorten(str(value), 60)} ({where}){note and ': ' + note}")
@@ -247,14 +253,20 @@ def text(draft: Draft, lost: list[str], idle: list[str]) -> str:
         for line in dict.fromkeys(found):
             head += textwrap.wrap(visible(line), 112, initial_indent="  - ", subsequent_indent="    ") or [""]
     ordered = {key: draft.recipe[key] for key in ORDER if draft.recipe.get(key) not in (None, {})}
-    return "".join(f"# {visible(line)}\n" for line in head) + "\n" + "\n".join(_lines(ordered, draft.sources, "")) + "\n"
+    return (
+        "".join(f"# {visible(line)}\n" for line in head) + "\n" + "\n".join(_lines(ordered, draft.sources, "")) + "\n"
+    )
 
 
 def _grouped(keys: list[str]) -> list[str]:
     """Keys of one section as one. Example: _grouped(["a.b.c", "a.b.d", "a.b.e", "f"]) -> ["a.b.* (3)", "f"]"""
     sections = Counter(".".join(key.split(".")[:2]) for key in keys)
     groups = {key: ".".join(key.split(".")[:2]) for key in keys}
-    return [*dict.fromkeys(f"{groups[key]}.* ({sections[groups[key]]})" if sections[groups[key]] > 2 else key for key in keys)]
+    return [
+        *dict.fromkeys(
+            f"{groups[key]}.* ({sections[groups[key]]})" if sections[groups[key]] > 2 else key for key in keys
+        )
+    ]
 
 
 def _lines(tree: Mapping[str, Any], sources: Mapping[str, str], prefix: str) -> Iterator[str]:

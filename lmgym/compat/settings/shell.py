@@ -10,20 +10,23 @@ from typing import NamedTuple
 from lmgym.core.errors import LmgymError
 
 LONGEST = 2**17  # characters of a value; variables may stand in each other
-MOST = 10**15  # of a sum
-SUMS = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-KEYWORDS = {"then", "do", "else", "export", "readonly", "local", "declare", "typeset", "{", "!", "time", "exec", "nohup"}
-OPENS, CLOSES = {"if", "case", "for", "while", "until"}, {"fi", "esac", "done"}
-CLOSING = {"(": ")", "{": "}"}
+SUMS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
+KEYWORDS = {"then", "do", "else", "export", "readonly", "local", "declare", "{", "!", "exec"}
+DEPTH = {"if": 1, "case": 1, "for": 1, "while": 1, "until": 1, "fi": -1, "esac": -1, "done": -1}
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=")
-HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
-NAME = re.compile(r"(\w+)(?:\[[@*]\])?(?:(:?[-=])(.*))?", re.S)
+PARENTHESES = r"\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)"
+BRACES = r"\{(?:[^{}]|\{[^{}]*\})*\}"
+TOKEN = re.compile(
+    rf"""(?P<blank>[ \t\r]|\\\n|(?<!\S)\#[^\n]*)|(?P<heredoc><<-?[ ]*['"]?(?P<mark>\w+)['"]?)|(?P<end>[\n;&|])
+    |(?P<word>(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$?{PARENTHESES}|\${BRACES}|[^\s;&|])+)|.""",
+    re.X | re.S,
+)
+PIECE = re.compile(  # of a word: what is quoted, and what stands for something else
+    rf"""\\(?P<plain>.)|'(?P<single>[^']*)'|"(?P<double>(?:\\.|[^"\\])*)"|\$\((?P<sum>{PARENTHESES})\)
+    |\$\((?P<command>(?!\()[^()]*(?:\([^()]*\)[^()]*)*)\)|\${{(?P<name>\w+)(?:\[[@*]\])?(?::?[-=](?P<default>(?:[^{{}}]|\{{[^{{}}]*\}})*))?}}
+    |\$(?P<short>\w+|[@*])""",
+    re.X | re.S,
+)
 
 
 class Word(NamedTuple):
@@ -37,8 +40,8 @@ class Script:
     """The commands of a script. `notes` says what depends on more than the text.
 
     Example:
-        >>> Script("N=2\\npython a.py --n $((N * 4))").commands
-        [[Word(text='python', line=2), Word(text='a.py', line=2), Word(text='--n', line=2), Word(text='8', line=2)]]
+        >>> Script("N=2\\npython a.py --n $((N * 4))").commands[0][-1]
+        Word(text='8', line=2)
     """
 
     def __init__(self, text: str, variables: dict[str, str] | None = None, first: int = 1) -> None:
@@ -54,167 +57,102 @@ class Script:
         """One command: set the variables that it assigns, or keep it."""
         while raw and raw[0].text in KEYWORDS:
             raw = raw[1:]
-        if raw and raw[0].text in OPENS | CLOSES:
-            self._depth += 1 if raw[0].text in OPENS else -1
-        body = next((word.text[1:] for word in raw if word.text.startswith("\n")), None)
-        if raw and raw[0].text == "read" and body is not None:  # read -r -d '' name <<EOF
-            inner = [word for words in raw_commands(body, raw[-1].line) for word in words]
-            self.lists[raw[-2].text] = [new for word in inner for new in self._words(*word)]
+        self._depth += DEPTH.get(raw[0].text, 0) if raw else 0
+        if len(raw) > 2 and raw[0].text == "read" and raw[-1].text[0] == "\n":  # read -r -d '' name <<EOF
+            self.lists[raw[-2].text] = self._all(raw_commands(raw[-1].text, raw[-1].line - 1))
             return
         while raw and (found := ASSIGNED.match(raw[0].text)):
-            name, added = found.groups()
-            words = self._words(raw[0].text[found.end() :], raw[0].line)
-            value = " ".join(word.text for word in words)
-            if raw[0].text[found.end() :].startswith("("):
-                self.lists[name] = (self.lists.get(name, []) if added else []) + words
-            if self._depth > 0:
-                self.notes.append(f"line {raw[0].line}: {name} depends on a condition of the script; read as {value!r}")
-            self.variables[name] = f"{self.variables.get(name, '')} {value}" if added else value
+            self._assign(found[1], found[2], raw[0].text[found.end() :], raw[0].line)
             raw = raw[1:]
-        words = [new for word in raw if word.text[:1] != "\n" for new in self._words(*word)]
+        words = self._all([raw])
         self.commands += [words] if words else []
-        for word in words:
-            if " -m " in word.text and len(words) > 1:  # bash -c "... python -m ..."
+        for word in words[1:]:
+            if " -m " in word.text:  # bash -c "... python -m ..."
                 inner = Script(word.text, self.variables, word.line)
                 self.commands, self.notes = self.commands + inner.commands, self.notes + inner.notes
 
-    def _words(self, raw: str, line: int) -> list[Word]:
-        """What one word of the script becomes: a variable or a list in it may hold several."""
-        bare = raw.strip('"')
-        if raw[:1] == "(" and raw[-1:] == ")":
-            inner = [word for words in raw_commands(raw[1:-1], line) for word in words]
-            return [new for word in inner for new in self._words(*word)]
-        found = re.fullmatch(r"\$\{?([\w@*]+)(\[[@*]\])?\}?", bare)
+    def _assign(self, name: str, added: str, raw: str, line: int) -> None:
+        words = self._words(Word(raw, line))
+        if raw.startswith("("):
+            self.lists[name] = (self.lists.get(name, []) if added else []) + words
+        value = " ".join(word.text for word in words)
+        if self._depth > 0:
+            self.notes.append(f"line {line}: {name} depends on a condition of the script; read as {value[:60]!r}")
+        self.variables[name] = f"{self.variables.get(name, '')} {value}" if added else value
+
+    def _all(self, commands: Iterator[list[Word]] | list[list[Word]]) -> list[Word]:
+        return [new for words in commands for word in words if word.text[0] != "\n" for new in self._words(word)]
+
+    def _words(self, word: Word) -> list[Word]:
+        """What one word of the script becomes: a list or a variable may hold several."""
+        raw, line = word
+        if raw.startswith("(") and raw.endswith(")"):
+            return self._all(raw_commands(raw[1:-1], line))
+        found = re.fullmatch(r"\$\{?([\w@*]+)(\[[@*]\])?\}?", raw.strip('"'))
         if found and found[1] in self.lists:
             return self.lists[found[1]]
-        if found and raw == bare and found[1] in self.variables:
-            return [Word(self._value(text), line) for words in raw_commands(self.variables[found[1]]) for text, _ in words]
-        return [Word(self._value(raw), line)]
+        if found and raw[0] != '"' and found[1] in self.variables:
+            return [Word(self.value(one.text), line) for one in sum(raw_commands(self.variables[found[1]]), [])]
+        return [Word(self.value(raw), line)]
 
-    def _value(self, raw: str, quoted: bool = False) -> str:
+    def value(self, raw: str, quoted: bool = False) -> str:
         """A word without its quotes, variables and sums put in. What only a shell knows stays as it is written."""
-        out, at = [], 0
-        while at < len(raw):
-            letter = raw[at]
-            end = at + 1
-            if letter == "\\" and not (quoted and raw[end : end + 1] not in '"\\$`\n'):
-                letter, end = raw[end : end + 1].strip("\n"), end + 1
-            elif letter == "'" and not quoted:
-                end = end_of(raw, at)
-                letter = raw[at + 1 : end - 1]
-            elif letter == '"':
-                end = end_of(raw, at) if not quoted else end
-                letter = self._value(raw[at + 1 : end - 1], quoted=True) if not quoted else letter
-            elif letter == "$":
-                letter, end = self._variable(raw, at)
-            out.append(letter)
-            at = end
-        value = "".join(out)
-        if len(value) > LONGEST:
+
+        def put_in(found: re.Match[str]) -> str:
+            part = found.groupdict()
+            if part["plain"] is not None:
+                return part["plain"].strip("\n") if not quoted or part["plain"] in '"\\$`\n' else found[0]
+            if part["single"] is not None:
+                return f"'{self.value(part['single'], True)}'" if quoted else part["single"]
+            if part["double"] is not None:
+                return self.value(part["double"], True)
+            if part["sum"] is not None:
+                return self._sum(part["sum"]) or found[0]
+            known = self.variables.get(part["name"] or part["short"] or "")
+            return (self.value(part["default"]) if part["default"] and not known else known) or (found[0] if known is None else "")
+
+        text = PIECE.sub(put_in, raw)
+        if len(text) > LONGEST:
             raise LmgymError(f"a value of the script has more than {LONGEST:,} characters")
-        return value
+        return text
 
-    def _variable(self, raw: str, at: int) -> tuple[str, int]:
-        """What stands for the $... at a place, and where it ends."""
-        if raw.startswith("$((", at):
-            end = end_of(raw, at + 1)
-            return self._sum(raw[at:end]), end
-        if raw.startswith(("$(", "${"), at):
-            end = end_of(raw, at + 1)
-            found = NAME.fullmatch(raw[at + 2 : end - 1]) if raw[at + 1] == "{" else None
-            if not found:
-                return raw[at:end], end
-            name, sign, default = found.groups()
-            value = self.variables.get(name)
-            return (self._value(default) if value in (None, "") and sign else raw[at:end] if value is None else value), end
-        found = re.compile(r"\$(\w+|[@*])").match(raw, at)
-        return (self.variables.get(found[1], found[0]), found.end()) if found else ("$", at + 1)
-
-    def _sum(self, raw: str) -> str:
-        """`$((1024 * 8))` as a number; as it is written, if it is not a sum of numbers."""
-        known = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\}?", lambda found: self.variables.get(found[1], found[0]), raw[3:-2])
+    def _sum(self, text: str) -> str | None:
+        """`(1024 * 8)` as a number; None for anything but a sum of numbers."""
+        known = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\}?", lambda found: self.variables.get(found[1], found[0]), text)
         try:
-            return str(_number(ast.parse(known.strip(), mode="eval").body))
-        except (SyntaxError, ValueError, ZeroDivisionError, TypeError, RecursionError, MemoryError):
-            return raw
+            return str(number(ast.parse(known.replace("/", "//"), mode="eval").body))
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+            return None
 
 
-def _number(node: ast.expr) -> int:
-    """The value of a sum. Raises ValueError for anything else."""
+def number(node: ast.expr) -> int | float:
+    """The value of a sum. Raises ValueError for anything else. Example: number(ast.parse("2*4").body[0].value) -> 8"""
     value: object = None
     if isinstance(node, ast.BinOp) and type(node.op) in SUMS:
-        value = SUMS[type(node.op)](_number(node.left), _number(node.right))
+        value = SUMS[type(node.op)](number(node.left), number(node.right))
     elif isinstance(node, ast.Constant):
         value = node.value
-    if type(value) is not int or abs(value) > MOST:
-        raise ValueError("this is no sum of whole numbers")
-    return value
+    if type(value) not in (int, float) or not abs(value) < 1e15:  # type: ignore[arg-type]
+        raise ValueError("this is no sum of numbers")
+    return value  # type: ignore[return-value]
 
 
 def raw_commands(text: str, first: int = 1) -> Iterator[list[Word]]:
     """The commands of a script as their words stand there, quotes included. The text of a <<EOF is a word that begins
     with a line end."""
-    ends = [found.start() for found in re.finditer("\n", text)]
-    at, words, waiting = 0, [], ""
-    while at < len(text):
-        letter, line = text[at], first + bisect(ends, at - 1)
-        if text.startswith("\\\n", at):
-            at += 2
-        elif letter in " \t\r":
-            at += 1
-        elif letter == "#":
-            at = (text + "\n").index("\n", at)
-        elif found := HEREDOC.match(text, at):
-            waiting, at = found[2], found.end()
-        elif letter in "\n;&|":
-            at += 1
-            if waiting and letter == "\n":
-                found = re.compile(rf"^\t*{waiting}$", re.M).search(text, at)
-                words.append(Word("\n" + text[at : found.start() if found else len(text)], line))
-                waiting, at = "", found.end() if found else len(text)
-            elif not waiting and words:
-                yield words
-                words = []
-        else:
-            end = end_of_word(text, at)
-            words.append(Word(text[at:end], line))
-            at = end
+    ends, at, waiting, words = [found.start() for found in re.finditer("\n", text)], 0, "", list[Word]()
+    while found := TOKEN.match(text, at):
+        line, at = first + bisect(ends, at - 1), found.end()
+        if found["mark"]:
+            waiting = found["mark"]
+        elif found["word"]:
+            words.append(Word(found["word"], line))
+        elif found["end"] and waiting and found["end"] == "\n":
+            close = re.compile(rf"^\t*{waiting}$", re.M).search(text, at)
+            words.append(Word("\n" + text[at : close.start() if close else len(text)], line + 1))
+            at, waiting = close.end() if close else len(text), ""
+        elif found["end"] and words and not waiting:
+            yield words
+            words = []
     if words:
         yield words
-
-
-def end_of_word(text: str, at: int) -> int:
-    """Where the word that begins at a place ends."""
-    start = at
-    while at < len(text) and text[at] not in " \t\r\n;&|":
-        if text[at] == "\\":
-            at += 2 if text[at + 1 : at + 2] != "\n" else 0
-            if text[at : at + 1] == "\\":
-                break
-        elif text[at] in "'\"" or (text[at] == "$" and text[at + 1 : at + 2] in ("(", "{")):
-            at = end_of(text, at + (text[at] == "$"))
-        elif text[at] == "(" and text[at - 1 : at] == "=":
-            at = end_of(text, at)
-        else:
-            at += 1
-    return max(min(at, len(text)), start + 1)
-
-
-def end_of(text: str, at: int) -> int:
-    """Where what opens at a place (a quote, a bracket) has closed; the end of the text, if it does not."""
-    opened = text[at]
-    at += 1
-    while at < len(text):
-        if text[at] == "\\" and opened != "'":
-            at += 2
-            continue
-        if text[at] == CLOSING.get(opened, opened):
-            return at + 1
-        if opened in CLOSING and text[at] == "#" and text[at - 1].isspace():  # a comment inside of a list
-            at = (text + "\n").index("\n", at)
-        elif (opened in CLOSING and text[at] in "'\"({") or (opened == '"' and text[at - 1 : at + 1] in ("$(", "${")):
-            at = end_of(text, at)
-        else:
-            at += 1
-    return len(text)
-

@@ -39,9 +39,11 @@ def fill(draft: Draft, table: Mapping[str, Any]) -> None:
     draft.put("evaluation.every", steps if isinstance(steps, int) else 0, draft.where("eval_steps"))
     if re.search("(?i)image|vlm", f"{draft.path.name} {[str(one.value)[:200] for one in settings.given.values()]}"):
         draft.obstacles.append("the prompts have pictures, which lmgym does not read")
-    for key, sentence in (("rloo", "one step a batch, without ratio and clip; TRL clips the ratio of whole answers"),
-                          ("sft", "the loss is on the reference alone; TRL trains on a text without prompt as a whole"),
-                          ("ppo", "the value model starts from the policy; TRL's starts from the reward model")):
+    for key, sentence in (
+        ("rloo", "one step a batch, without ratio and clip; TRL clips the ratio of whole answers"),
+        ("sft", "the loss is on the reference alone; TRL trains on a text without prompt as a whole"),
+        ("ppo", "the value model starts from the policy; TRL's starts from the reward model"),
+    ):
         draft.differs += [f"{key}: {sentence}"] * (key == name)  # fmt: skip
 
 
@@ -78,14 +80,21 @@ def _batches(draft: Draft, sampled: bool) -> None:
         updates = draft.minibatches(answers / update, "steps_per_generation / gradient_accumulation_steps")
         epochs = draft.get("algorithm.epochs")
         updates *= epochs if isinstance(epochs, int) and epochs > 0 else 1
-        rows, count = answers / size, f"{answers:g} answers ({each} x {devices} devices x {kept:g}) / {size} of a prompt"
+        rows, count = (
+            answers / size,
+            f"{answers:g} answers ({each} x {devices} devices x {kept:g}) / {size} of a prompt",
+        )
     if rows != ceil(rows):
         draft.differs.append(f"{rows:g} prompts a step, rounded up; per_device_train_batch_size and devices say more")
     draft.put("prompts_per_step", ceil(rows), count)
     draft.length("max_steps", "num_train_epochs", 3, updates)
     warmup, ratio = draft.value("warmup_steps", 0), draft.value("warmup_ratio")
     share = isinstance(warmup, float) and warmup < 1
-    draft.put(f"optimizer.warmup{'_ratio' if ratio or share else ''}", ratio or warmup, draft.where("warmup_ratio warmup_steps"))
+    draft.put(
+        f"optimizer.warmup{'_ratio' if ratio or share else ''}",
+        ratio or warmup,
+        draft.where("warmup_ratio warmup_steps"),
+    )
     betas = draft.value("adam_beta1", 0.9), draft.value("adam_beta2", 0.999)
     if betas != (0.9, 0.999):
         draft.put("optimizer.betas", list(betas), "adam_beta1, adam_beta2")
@@ -115,8 +124,14 @@ def _data(draft: Draft, task: str, sampled: bool) -> None:
     if task == "data" and (settings.key("dataset_prompt_column") or "system_prompt" in draft.recipe["task"]):
         draft.put("task.prompts", "chat", "the question is a message")
     if task == "data":
-        draft.put("task.prompt", draft.value("dataset_prompt_column dataset_text_field", "prompt"), draft.where("dataset_prompt_column"))
-        draft.put("task.references", None if sampled else "completion", "functions read columns" if sampled else "TRL's name")
+        draft.put(
+            "task.prompt",
+            draft.value("dataset_prompt_column dataset_text_field", "prompt"),
+            draft.where("dataset_prompt_column"),
+        )
+        draft.put(
+            "task.references", None if sampled else "completion", "functions read columns" if sampled else "TRL's name"
+        )
     made = [f"{key[4:]} ({one.where})" for key, one in settings.given.items() if key.startswith("def ")]
     if made and any(isinstance(one.value, Code) and ".map(" in one.value for one in settings.given.values()):
         draft.differs.append(f"the script prepares its rows by functions of its own: {', '.join(made)}")
@@ -135,7 +150,9 @@ def _rewards(draft: Draft, places: Mapping[str, str]) -> None:
         elif f"def {name}" in settings.given:
             name = f"{re.sub('[^a-zA-Z0-9]', '_', draft.path.stem)}_rewards:{name}"
             line = settings.given[f"def {one}"].where
-            draft.obstacles.append(f"{one}: copy it ({line}) into {name.partition(':')[0]}.py; the script itself would train")
+            draft.obstacles.append(
+                f"{one}: copy it ({line}) into {name.partition(':')[0]}.py; the script itself would train"
+            )
         elif re.fullmatch(r"\w+_reward" if not code else r"(?!reward_model)\w+", name):
             name = f"trl.rewards:{name}"
         elif not code and re.fullmatch(r"\w+(\.\w+)+", name):

@@ -22,7 +22,9 @@ def fill(draft: Draft, table: Mapping[str, Any]) -> None:
     draft.length("trainer.total_training_steps", "trainer.total_epochs", 4 if supervised else 30)
     if supervised:
         draft.put("algorithm.name", "supervised", settings.program)
-        messages = settings.take("data.multiturn.enable") or settings.key("data.messages_key data.multiturn.messages_key")
+        messages = settings.take("data.multiturn.enable") or settings.key(
+            "data.messages_key data.multiturn.messages_key"
+        )
         for ours, theirs, default in (("prompt", "prompt", "question"), ("references", "response", "answer")):
             inner = settings.take(f"data.{theirs}_dict_keys")
             column = draft.value(f"data.{theirs}_key", default)
@@ -32,14 +34,20 @@ def fill(draft: Draft, table: Mapping[str, Any]) -> None:
                 column = name if ours == "prompt" else f"{name}.-1.content"
             draft.put(f"task.{ours}", column, draft.where(f"data.{theirs}_key"))
         if messages:
-            draft.obstacles.append("rows of messages: name the column of the question and of the answer (task.prompt, references)")
+            draft.obstacles.append(
+                "rows of messages: name the column of the question and of the answer (task.prompt, references)"
+            )
     else:
         _algorithm(draft, table, batch)
         draft.put("task.prompt", draft.value("data.prompt_key", "prompt"), draft.where("data.prompt_key"))
         draft.put("task.references", None, "functions read the columns")
         _rewards(draft)
     _files(draft)
-    if settings.take("data.image_key") or settings.take("data.processor") or "vl" in draft.path.stem.replace("-", "_").split("_"):
+    if (
+        settings.take("data.image_key")
+        or settings.take("data.processor")
+        or "vl" in draft.path.stem.replace("-", "_").split("_")
+    ):
         draft.obstacles.append("the prompts have pictures, which lmgym does not read")
 
 
@@ -56,11 +64,17 @@ def _algorithm(draft: Draft, table: Mapping[str, Any], batch: float) -> None:
         draft.fill(table["correction"])
     if draft.get("algorithm.dynamic_sampling"):
         most = draft.value("algorithm.filter_groups.max_num_gen_batches", 10)
-        draft.put("max_draws", most if isinstance(most, int) and most > 0 else 1000, draft.where("algorithm.filter_groups.max_num_gen_batches"))
+        draft.put(
+            "max_draws",
+            most if isinstance(most, int) and most > 0 else 1000,
+            draft.where("algorithm.filter_groups.max_num_gen_batches"),
+        )
     size = f"{A}.ppo_mini_batch_size"
     draft.minibatches(batch / draft.number(size, min(256, batch)), f"data.train_batch_size / {draft.where(size)}")
     in_loss, in_reward = draft.value(f"{A}.use_kl_loss", False), draft.value("algorithm.use_kl_in_reward", False)
-    kind = {"low_var_kl": "k3", "kl": "k1", "mse": "k2"}.get(str(draft.value(f"{A}.kl_loss_type", "low_var_kl")).rstrip("+"), "k1")
+    kind = {"low_var_kl": "k3", "kl": "k1", "mse": "k2"}.get(
+        str(draft.value(f"{A}.kl_loss_type", "low_var_kl")).rstrip("+"), "k1"
+    )
     weights = {f"{A}.kl_loss_coef": in_loss, "algorithm.kl_ctrl.kl_coef": in_reward and not in_loss}
     for names, on in weights.items():
         weight = draft.value(names, 0.001)
@@ -79,7 +93,10 @@ def _files(draft: Draft) -> None:
 def _rewards(draft: Draft) -> None:
     """Functions and models that score answers."""
     settings = draft.settings
-    file, name = draft.value("custom_reward_function.path reward.custom_reward_function.path"), "custom_reward_function.name"
+    file, name = (
+        draft.value("custom_reward_function.path reward.custom_reward_function.path"),
+        "custom_reward_function.name",
+    )
     model = draft.value("reward_model.model.path reward.reward_model.model_path")
     function = draft.value(name, "compute_score")
     if settings.take("reward_model.enable reward.reward_model.enable") and model:
@@ -88,8 +105,15 @@ def _rewards(draft: Draft) -> None:
         draft.function(file, function, 1.0, draft.where("custom_reward_function.path"))
     else:
         draft.put("rewards/verl.utils.reward_score:default_compute_score", 1.0, "verl's default, by data_source")
-        draft.differs.append("where verl is not installed, rewards: {final_answer: 1.0} reads answers of GSM8K and MATH")
+        draft.differs.append(
+            "where verl is not installed, rewards: {final_answer: 1.0} reads answers of GSM8K and MATH"
+        )
     if settings.take(f"{K}.overlong_buffer_cfg.enable reward_model.overlong_buffer.enable"):
         names = f"{K}.overlong_buffer_cfg.len reward_model.overlong_buffer.len"
         weight = draft.value(names.replace(".len", ".penalty_factor"), 1.0)
-        draft.overlong(weight, draft.value(f"{K}.max_resp_len", draft.get("sampling.max_new_tokens")), draft.value(names), draft.where(names))
+        draft.overlong(
+            weight,
+            draft.value(f"{K}.max_resp_len", draft.get("sampling.max_new_tokens")),
+            draft.value(names),
+            draft.where(names),
+        )
