@@ -2,10 +2,9 @@
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from lmgym.compat.settings.read import read
-from lmgym.compat.settings.recipe import Draft, text
+from lmgym.compat.settings.recipe import Draft
 from lmgym.config.yaml import merge, read_yaml
 
 SYSTEMS = {
@@ -15,6 +14,7 @@ SYSTEMS = {
     "openrlhf": "openrlhf",
     "nemo-rl": "nemo_rl",
 }  # their modules
+TABLES = Path(__file__).parent / "tables"
 
 
 def converted(system: str, path: Path, devices: int | None = None) -> tuple[str, list[str]]:
@@ -23,13 +23,10 @@ def converted(system: str, path: Path, devices: int | None = None) -> tuple[str,
 
     Example: converted("verl", Path("run_qwen2-7b.sh"))[1] -> []
     """
-    module = import_module(f"lmgym.compat.settings.{SYSTEMS[system]}")
-    table: dict[str, Any] = read_yaml(Path(__file__).parent / "tables" / f"{SYSTEMS[system].replace('_', '-')}.yaml")
+    table = read_yaml(TABLES / f"{SYSTEMS[system]}.yaml")
     if system == "open-r1":
-        table = merge(table, read_yaml(Path(__file__).parent / "tables" / "open-r1.yaml"))
-    draft = Draft(system, read(path), path, devices)
-    module.fill(draft, table)
-    draft.fit()
-    lost, idle = draft.leftovers(table)
-    draft.check()
-    return text(draft, lost, idle), draft.obstacles
+        table = merge(table, read_yaml(TABLES / "open_r1.yaml"))
+    draft = Draft(system, read(path), path, table, devices)
+    import_module(f"lmgym.compat.settings.{SYSTEMS[system]}").fill(draft)
+    draft.finish()
+    return draft.text(), draft.obstacles

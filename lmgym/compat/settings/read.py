@@ -65,11 +65,6 @@ class Settings:
             value = self.given[key].value
         return default if value is None else value
 
-    def where(self, names: str) -> str:
-        """Name and place of a key. Example: "data.train_batch_size, line 7" """
-        key = self.key(names)
-        return f"{key}, {self.given[key].where}" if key else names.split()[0]
-
     @property
     def left(self) -> dict[str, Setting]:
         return {key: setting for key, setting in self.given.items() if key not in self.read}

@@ -1,8 +1,9 @@
 """A recipe that is filled in from a table: every line says where it came from, and nothing of the file is lost.
 
-A table (tables/SYSTEM.yaml) has sections of rows, their key: our key. A row may be a list: our key, what they have where
-the key is left out (if lmgym has something else), and the name of a conversion. Or it is a choice: what each of their
-values sets. Blanks in a key part its names in other versions.
+A table (tables/SYSTEM.yaml) has sections of rows, their key: our key. Blanks part the names of a key in other versions.
+A row may be a list: our key, what they have where the key is left out (if lmgym has something else), the name of a
+conversion. Or it is a choice: what each of their values sets; there `say` is a sentence, `cannot` an obstacle, and
+`also` another section. What stands under `always` is set in any case.
 """
 
 import json
@@ -24,10 +25,7 @@ from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.visible import visible
 
-ORDER = (
-    "plugins seed out policy task env rewards algorithm sampling engine optimizer prompts_per_step epochs steps shuffle "
-    "max_draws evaluation checkpoint logs"
-).split()
+FIRST = ("seed", "policy", "task", "env", "rewards", "algorithm", "sampling", "optimizer", "prompts_per_step", "epochs")
 COLUMN = 56  # where comments begin
 UNKNOWN = re.compile(r"\$(\w+|\{[^{}]*\}|\((?:[^()]|\([^()]*\))*\))")  # what only a shell knows
 SINKS = ("wandb", "tensorboard", "trackio")
@@ -43,6 +41,10 @@ HOW: Mapping[str, Callable[[Any], Any]] = {  # of their value; None leaves our k
     "not main": lambda name: None if name == "main" else name,
     "whole": lambda value: value if value >= 1 else None,
     "share": lambda value: {"name": "top_entropy", "share": value} if value < 1 else None,
+    "less 1": lambda value: value - 1,
+    "first": lambda value: value[0],
+    "second": lambda value: value[1],
+    "module": lambda path: f"{Path(str(path)).stem}:reward_func",
 }
 
 
@@ -57,6 +59,7 @@ class Draft:
     system: str
     settings: Settings
     path: Path
+    table: Mapping[str, Any]
     devices: int | None = None
     recipe: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
@@ -79,15 +82,10 @@ class Draft:
             node = node.get(key) if isinstance(node, dict) else None
         return node
 
-    def copy(self, ours: str, names: str, default: Any = None) -> None:
-        """Set a key to the value of theirs, if there is one."""
-        if (value := self.value(names, default)) is not None:
-            self.put(ours, value, self.where(names))
-
     def where(self, names: str) -> str:
         """Name and place of a key of theirs."""
-        known = self.settings.key(names)
-        return self.settings.where(names) if known else f"{self.system}'s default of {names.split()[0]}"
+        key = self.settings.key(names)
+        return f"{key}, {self.settings.given[key].where}" if key else f"{self.system}'s default of {names.split()[0]}"
 
     def value(self, names: str, default: Any = None) -> Any:
         """The value of a key; the default too where the file does not say the value itself."""
@@ -102,7 +100,7 @@ class Draft:
             return default
         return default if value is None else value
 
-    def number(self, names: str, default: float) -> float:
+    def number(self, names: str, default: float) -> Any:
         """The same of a number above 0."""
         value = self.value(names, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e15:
@@ -110,9 +108,13 @@ class Draft:
             return default
         return value
 
-    def fill(self, table: Mapping[str, Any]) -> None:
-        """Set all keys of a section of the table that the file has, or that have another default than lmgym's."""
-        for names, row in table.items():
+    def fill(self, *sections: str) -> None:
+        """Set all keys of sections of the table that the file has, or that have another default than lmgym's."""
+        for names, row in [pair for name in sections for pair in self.table[name].items()]:
+            if names == "always":
+                for ours, value in row.items():
+                    self.put(ours, value, f"as {self.settings.program or self.system} does")
+                continue
             if isinstance(row, Mapping):
                 self._choose(names, row)
                 continue
@@ -120,7 +122,7 @@ class Draft:
             value = self.value(names, default)
             try:
                 value = HOW[how](value) if how and value is not None else value
-            except (TypeError, ValueError, AttributeError):
+            except (TypeError, ValueError, AttributeError, IndexError, KeyError):
                 self.obstacles.append(f"{self.where(names)}: {value!r} cannot be read; write {ours} yourself")
                 continue
             if value is not None:
@@ -128,13 +130,19 @@ class Draft:
 
     def _choose(self, names: str, row: Mapping[str, Any]) -> None:
         given = self.value(names, row.get("default"))
-        first = given[0] if isinstance(given, list) and len(given) == 1 else given
-        chosen = next((keys for values, keys in row.items() if str(first).lower() in str(values).lower().split()), None)
+        first = str(given[0] if isinstance(given, list) and len(given) == 1 else given).lower()
+        choices = {str(values).lower(): keys for values, keys in row.items() if values != "default"}
+        chosen = next((keys for values, keys in choices.items() if first in values.split()), choices.get("*"))
         if chosen is None and given is not None:
-            known = " ".join(str(values) for values in row if values != "default").replace(" ", ", ")
+            known = ", ".join(" ".join(choices).split())
             self.obstacles.append(f"{self.where(names)}: lmgym has no {given}; it has {known}")
-        for ours, value in (chosen or {}).items():
-            self.put(ours, value, self.where(names))
+        for ours, value in (chosen or {}).items() if given is not None else ():
+            if ours == "also":
+                self.fill(value)
+            elif ours in ("say", "cannot"):
+                (self.differs if ours == "say" else self.obstacles).append(f"{self.where(names)}: {value}")
+            else:
+                self.put(ours, value, self.where(names))
 
     def length(self, steps: str, epochs: str, default: float, updates: float = 1) -> None:
         """How long it trains: `steps` if they are above 0, of which a step of lmgym makes several; else `epochs`."""
@@ -142,131 +150,98 @@ class Draft:
         if isinstance(given, int | float) and 0 < given < 1e6:
             several = f", / {updates:g} updates a step" if updates > 1 else ""
             self.put("steps", ceil(given / updates), self.where(steps) + several)
-            self.settings.key(epochs)
+            if self.settings.key(epochs):
+                self.differs.append(f"{self.where(epochs)}: the end, where it comes before the last step")
         else:
             self.put("epochs", self.number(epochs, default), self.where(epochs))
 
     def minibatches(self, count: float, source: str) -> int:
         """Optimizer steps of a batch."""
-        if (count := max(round(count), 1)) > 1:
-            self.put("algorithm.minibatches", count, source)
-        return count
+        if (whole := max(round(count), 1)) > 1:
+            self.put("algorithm.minibatches", whole, source)
+        return whole
 
-    def kl(self, weight: float, names: str, in_loss: bool, kind: str) -> None:
-        """The KL to the reference, in the loss or in the reward."""
-        if not weight:
-            return
-        self.put("algorithm.kl_coefficient", weight, self.where(names))
-        self.put("algorithm.kl_in", "loss" if in_loss else "reward", "where the penalty is")
-        if in_loss and kind == "k2":
-            self.put("algorithm.kl_estimator", "k2", f"its estimator, {kind}")
-        elif (in_loss and kind != "k3") or (not in_loss and kind != "k1"):
-            self.differs.append(
-                f"KL {kind} {'in the loss' if in_loss else 'in the reward'}: here {'k3' if in_loss else 'k1'}"
-            )
-        if in_loss and kind != "k2":
-            self.differs.append("KL in the loss: k3 is multiplied by the ratio, so that its gradient is the KL's")
-
-    def data(self, given: Any, names: str, task: str = "data") -> None:
+    def data(self, names: str, default: Any = None, task: str = "data") -> None:
         """The `task:` section of a file or of a data set on the Hub."""
+        given = self.value(names, default)
         self.put("task.name", task, "the data of the file")
         paths = [str(one) for one in (given if isinstance(given, list) else [given]) if one is not None]
-        local = [one for one in paths if one[:1] in "/.~" or one.endswith((".json", ".jsonl", ".csv", ".parquet"))]
-        if not paths or "$" in paths[0]:
+        if not paths:
             self.put("task.path", "data.jsonl", "yours")
             self.obstacles.append("the file does not say where the data is; write task.path or task.hub_id")
-        elif local:
+        elif any(one[:1] in "/.~" or one.endswith((".json", ".jsonl", ".csv", ".parquet")) for one in paths):
             self.put("task.path", paths if len(paths) > 1 else paths[0], self.where(names))
         else:
             self.put("task.hub_id", paths[0], self.where(names))
 
-    def function(self, file: Any, name: str, weight: float, source: str) -> None:
-        """A reward function of a file of the user's."""
-        self.put(f"rewards/{Path(str(file)).stem}:{name}", weight, f"{source}; found in the current folder")
-
-    def overlong(self, weight: float, limit: Any, buffer: Any, source: str) -> None:
-        self.put("rewards/overlong", {"weight": weight, "max_tokens": limit, "buffer": buffer}, source)
-
-    def fit(self) -> None:
-        """Leave the algorithm and its surrogate only the keys that they have; the others are told."""
-        own = self.recipe.get("algorithm", {})
-        kind = registry.get("algorithm", own.get("name", "grpo"))
-        known = {"name", "preset", *(f.name for f in fields(kind))}
-        surrogate = own.get("surrogate", {})
-        if "surrogate" not in known:
-            for bound in ("low", "high"):
-                if bound in surrogate and f"clip_{bound}" in known:
-                    self.put(f"algorithm.clip_{bound}", surrogate[bound], self.sources[f"algorithm/surrogate/{bound}"])
-        else:
+    def finish(self) -> None:
+        """Leave the algorithm and its surrogate only the keys that they have; the others are told. Then build the
+        recipe once, and tell what would be refused."""
+        own: dict[str, Any] = self.recipe.setdefault("algorithm", {})
+        kind = registry.get("algorithm", own.setdefault("name", "grpo"))
+        known, surrogate = {"name", *(f.name for f in fields(kind))}, own.get("surrogate", {})
+        for bound in ("low", "high") if "surrogate" not in known else ():
+            if bound in surrogate and f"clip_{bound}" in known:
+                self.put(f"algorithm.clip_{bound}", surrogate[bound], self.sources[f"algorithm/surrogate/{bound}"])
+        if "surrogate" in known:
             part = registry.get("surrogate", surrogate.get("name", "clip"))
-            self._drop(surrogate, {"name", *(f.name for f in fields(part))}, "algorithm/surrogate/")
-        if issubclass(kind, PolicyGradient):
-            self._drop(own, set(own) - {"epochs", "minibatches"}, "algorithm/")
-        if surrogate.get("ratio") == "sequence" and "dual" in surrogate:
-            self._drop(surrogate, set(surrogate) - {"dual"}, "algorithm/surrogate/")
-        self._drop(own, known, "algorithm/")
-
-    def _drop(self, section: dict[str, Any], known: set[str], where: str) -> None:
-        for key in [key for key in section if key not in known or section[key] == {}]:
-            source = self.sources.pop(f"{where}{key}", "")
-            if "default of" not in source and section[key] != {} and key != "surrogate":
-                self.differs.append(f"{source}: {where.replace('/', '.')}{key} is no key of this algorithm; left out")
-            del section[key]
-
-    def leftovers(self, table: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """Keys without counterpart, with what happens instead; and keys that do not change the results here."""
-        lost, idle, patterns = [], [], str(table.get("idle", "")).split()
-        for key, (value, where) in self.settings.left.items():
-            note = next((text for pattern, text in table.get("notes", {}).items() if fnmatch(key, pattern)), "")
-            if not note and (key.startswith("def ") or any(fnmatch(key, pattern) for pattern in patterns)):
-                idle += [key] if " of " not in where and not key.startswith("def ") else []
-            elif value in (None, False, 0, "", {}, []) or str(value) in (
-                "none",
-                "disabled",
-                note.partition(" is usual")[0],
-            ):
-                idle += [key] if " of " not in where else []
-            else:
-                lost.append(f"{key} = {textwrap.shorten(str(value), 60)} ({where}){note and ': ' + note}")
-        return lost, idle
-
-    def check(self) -> None:
-        """Build the recipe once, and add what would be refused to the obstacles."""
+            beside = {"dual"} if surrogate.get("ratio") == "sequence" else set()
+            self._drop(surrogate, {"name", *(f.name for f in fields(part))} - beside, "algorithm/surrogate/")
+        self._drop(
+            own, known - ({"epochs", "minibatches"} if issubclass(kind, PolicyGradient) else set()), "algorithm/"
+        )
+        if "rewards" in self.recipe and len(self.recipe["rewards"]) == 0:
+            del self.recipe["rewards"]
         try:
             build_config(self.recipe)
         except LmgymError as error:
             sentence = str(error)
-            own = [key for key in self.sources if key.replace("/", ".") in sentence]
-            self.obstacles.append(sentence + (f" ({self.sources[max(own, key=len)]})" if own else ""))
+            from_there = [key for key in self.sources if "/" in key and key.replace("/", ".") in sentence]
+            source = f" ({self.sources[max(from_there, key=len)]})" if from_there else ""
+            self.obstacles.append(sentence + source)
 
+    def _drop(self, section: dict[str, Any], known: set[str], where: str) -> None:
+        for key in [key for key in section if key not in known or section[key] == {}]:
+            source = self.sources.pop(f"{where}{key}", "")
+            if source and "default of" not in source and section[key] not in (1, False):
+                self.differs.append(f"{source}: {where.replace('/', '.')}{key} is no key of this algorithm; left out")
+            del section[key]
 
-def text(draft: Draft, lost: list[str], idle: list[str]) -> str:
-    """The recipe as YAML, a comment at each line, under a list of what has been said about it."""
-    head = [f"Converted from {draft.path.name}, a configuration of {draft.system} ({draft.settings.program})."]
-    for title, found in (
-        ("To be filled in, or in the way", draft.obstacles),
-        ("No counterpart here", lost),
-        ("Differs", [*draft.settings.notes, *draft.differs]),
-        ("Without effect on the results here", [", ".join(_grouped(idle))] if idle else []),
-    ):
-        head += [f"{title}:"] * bool(found)
-        for line in dict.fromkeys(found):
-            head += textwrap.wrap(visible(line), 112, initial_indent="  - ", subsequent_indent="    ") or [""]
-    ordered = {key: draft.recipe[key] for key in ORDER if draft.recipe.get(key) not in (None, {})}
-    return (
-        "".join(f"# {visible(line)}\n" for line in head) + "\n" + "\n".join(_lines(ordered, draft.sources, "")) + "\n"
-    )
+    def leftovers(self) -> tuple[list[str], list[str]]:
+        """Keys without counterpart, with what happens instead; and keys that do not change the results here."""
+        lost, idle, patterns = [], [], str(self.table["idle"]).split()
+        for key, (value, where) in self.settings.left.items():
+            note = next((text for pattern, text in self.table["notes"].items() if fnmatch(key, pattern)), "")
+            usual = value in (None, False, 0, "", {}, []) or str(value) in ("none", note.partition(" is usual")[0])
+            if usual or (not note and any(fnmatch(key, pattern) for pattern in patterns)):
+                idle += [key] if " of " not in where and not key.startswith("def ") else []
+            else:
+                lost.append(f"{key} = {textwrap.shorten(str(value), 60)} ({where}){note and ': ' + note}")
+        return lost, idle
+
+    def text(self) -> str:
+        """The recipe as YAML, a comment at each line, under a list of what has been said about it."""
+        lost, idle = self.leftovers()
+        head = [f"Converted from {self.path.name}, a configuration of {self.system} ({self.settings.program})."]
+        for title, found in (
+            ("To be filled in, or in the way", self.obstacles),
+            ("No counterpart here", lost),
+            ("Differs", [*self.settings.notes, *self.differs]),
+            ("Without effect on the results here", [", ".join(_grouped(idle))] if idle else []),
+        ):
+            head += [f"{title}:"] * bool(found)
+            for line in dict.fromkeys(found):
+                head += textwrap.wrap(visible(line), 112, initial_indent="  - ", subsequent_indent="    ")
+        keys = [*(key for key in FIRST if key in self.recipe), *(key for key in self.recipe if key not in FIRST)]
+        lines = _lines({key: self.recipe[key] for key in keys}, self.sources, "")
+        return "".join(f"# {visible(line)}\n" for line in head) + "\n" + "\n".join(lines) + "\n"
 
 
 def _grouped(keys: list[str]) -> list[str]:
     """Keys of one section as one. Example: _grouped(["a.b.c", "a.b.d", "a.b.e", "f"]) -> ["a.b.* (3)", "f"]"""
-    sections = Counter(".".join(key.split(".")[:2]) for key in keys)
-    groups = {key: ".".join(key.split(".")[:2]) for key in keys}
-    return [
-        *dict.fromkeys(
-            f"{groups[key]}.* ({sections[groups[key]]})" if sections[groups[key]] > 2 else key for key in keys
-        )
-    ]
+    sections = {key: ".".join(key.split(".")[:2]) for key in keys}
+    count = Counter(sections.values())
+    return [*dict.fromkeys(f"{s}.* ({count[s]})" if count[s] > 2 else key for key, s in sections.items())]
 
 
 def _lines(tree: Mapping[str, Any], sources: Mapping[str, str], prefix: str) -> Iterator[str]:
@@ -277,13 +252,8 @@ def _lines(tree: Mapping[str, Any], sources: Mapping[str, str], prefix: str) -> 
             yield f"{indent}{write_yaml({key: 0})[:-3]}"
             yield from _lines(value, sources, f"{path}/")
             continue
-        source = visible(sources.get(path, ""))
-        flow = json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else ""
-        if flow.isascii() and 0 < len(flow) < COLUMN:
-            yield f"{indent}{write_yaml({key: 0})[:-2]}{flow}".ljust(COLUMN) + f"  # {source}"
-            continue
-        first, *rest = textwrap.indent(write_yaml({key: value}).rstrip("\n"), indent).split("\n")
-        if rest:
-            yield from (f"{indent}# {source}", first, *rest)
-        else:
-            yield f"{first:<{COLUMN}}  # {source}" if source else first
+        source, flow = visible(sources.get(path, "")), json.dumps(value, ensure_ascii=False)
+        short = isinstance(value, list | dict) and flow.isascii() and len(flow) < COLUMN
+        text = f"{write_yaml({key: 0})[:-2]}{flow}" if short else write_yaml({key: value}).rstrip("\n")
+        first, *rest = textwrap.indent(text, indent).split("\n")
+        yield from (f"{indent}# {source}", first, *rest) if rest else [f"{first:<{COLUMN}}  # {source}"]

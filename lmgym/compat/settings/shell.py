@@ -109,7 +109,9 @@ class Script:
             if part["sum"] is not None:
                 return self._sum(part["sum"]) or found[0]
             known = self.variables.get(part["name"] or part["short"] or "")
-            return (self.value(part["default"]) if part["default"] and not known else known) or (found[0] if known is None else "")
+            return (self.value(part["default"]) if part["default"] and not known else known) or (
+                found[0] if known is None else ""
+            )
 
         text = PIECE.sub(put_in, raw)
         if len(text) > LONGEST:

@@ -14,37 +14,28 @@ PAIRS = ("dpo", "orpo", "kto", "reward")
 SAMPLED = ("grpo", "rloo", "onlinedpo", "ppo", "gkd")
 
 
-def fill(draft: Draft, table: Mapping[str, Any]) -> None:
-    """Fill in a recipe. `table["rewards"]` are names of functions, and where they are."""
+def fill(draft: Draft) -> None:
+    """Fill in a recipe."""
     settings = draft.settings
-    name = trainer(f"{settings.program} {draft.path}", settings.given)
+    name = trainer(f"{settings.program} {draft.path.name}", settings.given)
     if name is None:
         draft.obstacles.append(f"{settings.program}: lmgym has no algorithm of this trainer")
         name = "sft"
-    own = table["trainers"][name]
-    draft.put("algorithm.name", own["algorithm"], settings.program)
-    draft.fill({**table["training"], "learning_rate": ["optimizer.learning_rate", own["rate"]]})
-    draft.fill({**(table["sampling"] if name in SAMPLED else {}), **own["rows"]})
-    peft = settings.take("use_peft"), "LoraConfig" in str(settings.take("peft_config")), "lora_r" in settings.given
-    if any(peft):
-        draft.fill(table["lora"])
-    if draft.get("algorithm.surrogate.name") == "cispo":
-        draft.put("algorithm.surrogate.high", draft.number("epsilon_high epsilon", 5.0) - 1, "epsilon_high less 1")
-        draft.put("algorithm.surrogate.low", 1.0, "cispo has no lower bound")
-    _batches(draft, name in SAMPLED)
+    sampled = name in SAMPLED
     _data(draft, "preferences" if name in PAIRS else "data", name != "sft")
-    if name in SAMPLED[:4]:
-        _rewards(draft, table.get("rewards", {}))
+    draft.fill("training", name, *(["sampling"] if sampled else []))
+    lora = settings.take("use_peft"), "LoraConfig" in str(settings.take("peft_config")), "lora_r" in settings.given
+    if any(lora):
+        draft.fill("lora")
+    _batches(draft, sampled)
+    if sampled and name != "gkd":
+        _rewards(draft)
     steps = draft.value("eval_steps") if settings.take("eval_strategy evaluation_strategy") == "steps" else None
     draft.put("evaluation.every", steps if isinstance(steps, int) else 0, draft.where("eval_steps"))
     if re.search("(?i)image|vlm", f"{draft.path.name} {[str(one.value)[:200] for one in settings.given.values()]}"):
         draft.obstacles.append("the prompts have pictures, which lmgym does not read")
-    for key, sentence in (
-        ("rloo", "one step a batch, without ratio and clip; TRL clips the ratio of whole answers"),
-        ("sft", "the loss is on the reference alone; TRL trains on a text without prompt as a whole"),
-        ("ppo", "the value model starts from the policy; TRL's starts from the reward model"),
-    ):
-        draft.differs += [f"{key}: {sentence}"] * (key == name)  # fmt: skip
+    if name in draft.table["differs"]:
+        draft.differs.append(f"{name}: {draft.table['differs'][name]}")
 
 
 def trainer(program: str, given: Mapping[str, Any]) -> str | None:
@@ -110,38 +101,34 @@ def _data(draft: Draft, task: str, sampled: bool) -> None:
         tasks = [{"name": task, "label": str(one.get("id")).rpartition("/")[2] + f" {number}",
                   **{ours: one[theirs] for theirs, ours in keys.items() if one.get(theirs)}}
                  for number, one in enumerate(mixed, 1)]  # fmt: skip
-        draft.put("task.name", "mixture", settings.where("dataset_mixture.datasets"))
-        draft.put("task.tasks", tasks, settings.where("dataset_mixture.datasets"))
+        draft.put("task.name", "mixture", draft.where("dataset_mixture.datasets"))
+        draft.put("task.tasks", tasks, draft.where("dataset_mixture.datasets"))
         return
-    draft.data(draft.value(name), name, task)
-    if "hub_id" in draft.recipe["task"]:
-        draft.copy("task.config", "dataset_config")
+    draft.data(name, task=task)
+    if "hub_id" in draft.recipe["task"] and (config := draft.value("dataset_config")):
+        draft.put("task.config", config, draft.where("dataset_config"))
     for ours, names in (("train", "dataset_train_split dataset_split"), ("test", "dataset_test_split")):
         split = draft.value(names)
         split = split[0] if isinstance(split, list) and split else split
         if split and split != ours:
-            draft.put(f"task.splits.{ours}", split, settings.where(names))
-    if task == "data" and (settings.key("dataset_prompt_column") or "system_prompt" in draft.recipe["task"]):
-        draft.put("task.prompts", "chat", "the question is a message")
+            draft.put(f"task.splits.{ours}", split, draft.where(names))
     if task == "data":
-        draft.put(
-            "task.prompt",
-            draft.value("dataset_prompt_column dataset_text_field", "prompt"),
-            draft.where("dataset_prompt_column"),
-        )
-        draft.put(
-            "task.references", None if sampled else "completion", "functions read columns" if sampled else "TRL's name"
-        )
+        if settings.key("dataset_prompt_column system_prompt"):
+            draft.put("task.prompts", "chat", "the question is a message")
+        column = "dataset_prompt_column dataset_text_field"
+        draft.put("task.prompt", draft.value(column, "prompt"), draft.where(column))
+        references = (None, "functions read columns") if sampled else ("completion", "TRL's name")
+        draft.put("task.references", *references)
     made = [f"{key[4:]} ({one.where})" for key, one in settings.given.items() if key.startswith("def ")]
     if made and any(isinstance(one.value, Code) and ".map(" in one.value for one in settings.given.values()):
         draft.differs.append(f"the script prepares its rows by functions of its own: {', '.join(made)}")
 
 
-def _rewards(draft: Draft, places: Mapping[str, str]) -> None:
+def _rewards(draft: Draft) -> None:
     """The `rewards:` section; a function is named as module:function."""
-    settings = draft.settings
+    settings, places = draft.settings, draft.table["rewards"]
     found: Any = settings.take(REWARDS) or []
-    where, weights = settings.where(REWARDS), settings.take("reward_weights")
+    where, weights = draft.where(REWARDS), settings.take("reward_weights")
     for place, one in enumerate(found if isinstance(found, list) else [found]):
         weight = weights[place] if isinstance(weights, list) and place < len(weights) else 1.0
         name, code = str(one), isinstance(one, Code)
