@@ -7,7 +7,7 @@ inheritance between files. The resolved tree, with every default written out, is
 import dataclasses
 import typing
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,8 @@ def build_config(tree: Mapping[str, Any]) -> Config:
         if key not in valid:
             raise LmgymError(f"unknown key '{key}'; {registry.suggest(str(key), valid)}")
     whole = {key: value for key, value in tree.items() if key not in {"runs"} | STAGE_KEYS}
+    if "evaluation" in whole and whole["evaluation"] is None:
+        whole["evaluation"] = {"examples": 0}
     config = build(Config, {**whole, "stages": _stages(tree)}, "")
     config.check()
     if "split" in (config.evaluation.task or {}):
@@ -76,7 +78,15 @@ def dump(config: Config) -> str:
 def check_same_recipe(config: Config, recipe: str) -> None:
     """Raise LmgymError where `out` holds a run of another recipe; the same one resumes. `recipe` is its name."""
     there = Path(config.out or "") / "recipe.yaml"
-    if there.is_file() and dump(load_config(there)) != dump(config):
+    if not there.is_file():
+        return
+    begun = load_config(there)
+    steps = {stage.name: stage.steps for stage in begun.stages}  # of a stage with epochs known since it began
+    stages = [
+        replace(stage, epochs=None, steps=steps.get(stage.name, stage.steps)) if stage.epochs else stage
+        for stage in config.stages
+    ]
+    if dump(begun) != dump(replace(config, stages=stages)):
         raise LmgymError(
             f"{config.out} holds a run of another recipe than {recipe}; go on with it by `lmgym train {config.out} "
             "key=value`, or choose another out="
@@ -155,6 +165,11 @@ def _stages(tree: Mapping[str, Any]) -> list[Stage]:
         if not isinstance(own, dict):
             raise LmgymError(f"stages.{number} must be a mapping of keys to values")
         where = f"stages.{own.get('name', number)}." if given else ""
+        for tree, place in ((base, ""), (own, where)):
+            if tree.get("epochs") is not None and "steps" in tree:
+                raise LmgymError(f"'{place}steps' and '{place}epochs' say the same twice; remove one of them")
+        if own.get("steps") is not None:
+            own = {"epochs": None, **own}
         stage = build(Stage, merge(base, own), where)
         if not stage.task and not getattr(registry.get("env", stage.env["name"]), "needs_data", True):
             stage.task = {"name": "episodes"}

@@ -54,6 +54,7 @@ def recipe_schema(names: Callable[[str], Iterable[str]], runs: type) -> Schema:
     stages = {"anyOf": [{"type": "array", "minItems": 1, "items": stage}, {"type": "null"}]}
     whole["properties"] |= {key: stage["properties"][key] for key in stage["properties"] if key in STAGE_KEYS}
     whole["properties"] |= {"stages": stages, "runs": {"anyOf": [_section(runs, definitions), {"type": "null"}]}}
+    whole["properties"]["evaluation"] = {"anyOf": [whole["properties"]["evaluation"], {"type": "null"}]}
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "A recipe of lmgym"}
     return {**head, **whole, "$defs": dict(sorted(definitions.items()))}
 

@@ -73,6 +73,8 @@ class Stage(Section):
     curriculum: CurriculumSection | None = None
     """Leaves out prompts that are always or never solved, for a while (docs/tasks.md)."""
     steps: PositiveInt = 100
+    epochs: PositiveFloat | None = None
+    """In place of steps: how often each of the task's rows comes. The run writes down the steps that it makes."""
     max_draws: PositiveInt = 4
     """Most times that a step draws prompts, for an algorithm that rejects groups."""
     early_stop: EarlyStop | None = None
@@ -354,6 +356,8 @@ class Config(Section):
         if isinstance(self.logs.predictions, str):
             registry.load_attribute(self.logs.predictions, "logs.predictions")
         for stage in self.stages:
+            if stage.early_stop is not None and not self.evaluation.examples:
+                raise LmgymError("early_stop judges by evaluations, and evaluation is null; remove one of them")
             self.evaluation.decoding(stage.sampling)  # raises where the two do not go together
             if stage.algorithm.requirements.makes != "policy":
                 self._check_reward_model(stage)

@@ -12,8 +12,10 @@ from lmgym.experiments.evaluations import with_samples
 from lmgym.experiments.named_models import NamedModel
 from lmgym.rollouts.rollout import collect, groups_of
 from lmgym.tasks.base import Prompt, examples_from_prompts
-from lmgym.tasks.jsonl import prompt_of, read_json_lines
 from lmgym.tasks.mixture import member_section
+from lmgym.tasks.rows.cells import prompt_of
+from lmgym.tasks.rows.formats import SUFFIXES, rows_of
+from lmgym.tasks.rows.unpacked import kind_of
 from lmgym.training.planning.preflight import check_cut, cut_prompts
 from lmgym.training.setup import make_actor, make_envs
 from lmgym.types import Episode, Message
@@ -36,10 +38,10 @@ class Answered:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a file: one a line, blank lines skipped; of a .jsonl file, each line's `prompt` (a text, or a list
-    of chat messages). Raises LmgymError for a file that cannot be read or holds no prompt."""
-    if path.suffix == ".jsonl":
-        prompts = [prompt_of(row, "prompt", f"{path}:{number}") for number, row in read_json_lines(path)]
+    """The prompts of a file: one a line, blank lines skipped; of rows (.jsonl, .parquet ...), each row's `prompt` (a
+    text, or a list of chat messages). Raises LmgymError for a file that cannot be read or holds no prompt."""
+    if kind_of(path) in SUFFIXES:
+        prompts = [prompt_of(row, "prompt", where) for where, row in rows_of(path)]
     else:
         prompts = list(lines_of_prompts(_text_of(path)))
     if not prompts:

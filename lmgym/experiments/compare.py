@@ -24,7 +24,8 @@ from lmgym.rollouts.evaluate import Evaluation, better_directions, is_share, mea
 from lmgym.rollouts.rollout import groups_of
 from lmgym.stats.intervals import direction
 from lmgym.stats.paired import Paired, compare_paired, compare_summed, untested
-from lmgym.training.planning.preflight import check_lengths, cut_prompts
+from lmgym.training.planning.lengths import check_lengths
+from lmgym.training.planning.preflight import cut_prompts
 from lmgym.training.setup import evaluate_actor, make_actor
 from lmgym.types import Example
 

@@ -14,7 +14,8 @@ from lmgym.logs.formatting import json_text
 from lmgym.logs.writer import disk_errors, make_folder
 from lmgym.rollouts.evaluate import EvaluationSection
 from lmgym.stats.intervals import Interval
-from lmgym.training.planning.preflight import check_cut, check_lengths, cut_prompts
+from lmgym.training.planning.lengths import check_lengths, fitting_lengths
+from lmgym.training.planning.preflight import check_cut, cut_prompts
 from lmgym.training.setup import evaluate_actor, held_out_examples, held_out_rewards, make_actor
 
 FOLDER = "evaluations"  # in a run folder
@@ -89,7 +90,9 @@ def evaluate_model(
     examples, rewards = held_out_examples(config), held_out_rewards(config, stage)
     # 2. The model and its answers.
     policy = named.load()
-    notes = [cut] if (cut := cut_prompts(examples, config.policy, policy)) else []
+    notes = list[str]()
+    examples = fitting_lengths(examples, section.task or stage.task, config, stage, policy, notes)
+    notes += [cut] if (cut := cut_prompts(examples, config.policy, policy)) else []
     check_lengths(examples, config, stage, policy)
     decoding = section.decoding(stage.sampling)
     answers = (

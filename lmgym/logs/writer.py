@@ -1,7 +1,7 @@
 """The records in a run folder, metrics.jsonl, rollouts.jsonl and timings.jsonl: one JSON object per line; sinks on
 request.
 
-A record is a flat dictionary with "kind" ("train", "evaluation" or "resume"), "stage" and "step", both counted from 0.
+A record is a flat dictionary with "kind" ("train", "evaluation", "resume" or "data"), "stage" and "step", both counted from 0.
 With them a resumed run can drop the records of steps that it repeats (rewind.py). The train record of step s describes
 the update of the policy from version s to s + 1; the evaluation record of step s describes the policy after s updates;
 a resume record says what was no longer the same when the run went on after s updates.
@@ -29,7 +29,7 @@ ROLLOUTS = "rollouts.jsonl"
 TIMINGS = "timings.jsonl"
 FILES = (METRICS, ROLLOUTS, TIMINGS)
 SENT = "sinks.json"
-KINDS = ("train", "evaluation", "resume")
+KINDS = ("train", "evaluation", "resume", "data")
 
 Record = dict[str, Any]
 

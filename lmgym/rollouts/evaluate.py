@@ -38,8 +38,8 @@ class EvaluationSection(Section):
     """Held-out split of the evaluations on the way, which early stopping and keep_best look at."""
     final_split: str | None = None
     """Another split for the before-and-after table, so that its numbers have not been selected on."""
-    examples: PositiveInt = 256
-    """Held-out prompts (all of them, where there are fewer)."""
+    examples: NonNegativeInt = 256
+    """Held-out prompts (all of them, where there are fewer). 0: no evaluation, as with evaluation: null."""
     samples: PositiveInt = 1
     """Answers per prompt; with more than one, pass@k is reported too, and maj@k of rewards that read a final answer."""
     best_of: str | None = None
@@ -72,6 +72,8 @@ class EvaluationSection(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.examples and (self.keep_best or self.final_split):
+            raise LmgymError("evaluation.keep_best and final_split need evaluations, and examples is 0; remove them")
         self.generation = checked(self.generation, self.temperature)
         if self.best_of is not None and self.samples < 2:
             raise LmgymError(

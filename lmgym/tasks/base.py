@@ -16,10 +16,11 @@ from lmgym.core.errors import LmgymError, describe, place
 from lmgym.core.files import read_text
 from lmgym.core.registry import suggest
 from lmgym.core.validation import check_arguments, check_text
-from lmgym.tasks.streamed import StreamedExamples, first_of
+from lmgym.tasks.rows.unfit import Choice, collecting
+from lmgym.tasks.streamed import StreamedExamples, first_of, in_memory
 from lmgym.types import Example, Message, RecipeText
 
-OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix")  # of any task, see `load_task`
+OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix", "unfit")  # of any task, see `load_task`
 LONGEST_SYSTEM_PROMPT = 2**20  # bytes
 SPLITS = ("train", "validation", "test")
 Task = TypeVar("Task", bound=Callable[..., Any])
@@ -58,14 +59,16 @@ def load_task(
     few_shot: FewShot | dict[str, Any] | None = None,
     prompt_prefix: str = "",
     prompt_suffix: str = "",
+    unfit: Choice = "refuse",
     seed: int = 0,
     **arguments: Any,
 ) -> Sequence[Example]:
     """Load a split of a task, with the options of any task applied to its prompts.
 
     `arguments` go to the task and are checked against its signature. `limit` keeps only the first examples.
-    `prompt_prefix` and `prompt_suffix` are put around each prompt and each shot; of a chat prompt, around the last
-    message. With `system_prompt` (a text, or "file:PATH", read without its last newline) or `few_shot`, prompts become
+    `prompt_prefix` and `prompt_suffix` are put around each prompt and each shot; of a chat prompt, around the user's
+    last message. `unfit` says what is done with rows that cannot be examples: "refuse" tells of all of them, "drop"
+    leaves them out and counts them (rows/unfit.py). With `system_prompt` (a text, or "file:PATH", read without its last newline) or `few_shot`, prompts become
     chat messages: the system message, question and first reference of each shot, the question. `seed` is for random
     shots.
 
@@ -81,9 +84,11 @@ def load_task(
     for option, text in texts.items():
         if not isinstance(text, str):
             raise LmgymError(f"key 'task.{option}' must be a text, not {text!r}")
+    if unfit not in ("refuse", "drop"):
+        raise LmgymError(f"key 'task.unfit' must be 'refuse' or 'drop', not {unfit!r}")
     shots = _few_shot(few_shot)
-    examples = _examples(name, split, arguments)
-    source = examples if shots is None or shots.split == split else _examples(name, shots.split, arguments)
+    examples = _examples(name, split, arguments, unfit)
+    source = examples if shots is None or shots.split == split else _examples(name, shots.split, arguments, unfit)
     affixes = (prompt_prefix, prompt_suffix)
     examples = examples if limit is None else examples[:limit]
     return _with_options(examples, affixes, _system_text(system_prompt), shots, source, seed)
@@ -121,7 +126,7 @@ def examples_from_prompts(prompts: Sequence[Prompt], section: Mapping[str, Any],
     """
     shots = _few_shot(section.get("few_shot"))
     arguments = {key: value for key, value in section.items() if key not in (*OPTIONS, "name", "split")}
-    source = _examples(section["name"], shots.split, arguments) if shots else []
+    source = _examples(section["name"], shots.split, arguments, section.get("unfit", "refuse")) if shots else []
     examples = []
     for index, problem in enumerate(prompts):
         if not (problem if isinstance(problem, str) else problem and problem[-1]["content"]):
@@ -156,7 +161,7 @@ def check_task(name: str, split: str = "train", **arguments: Any) -> None:
     validation or test example has the id or the prompt of a training example.
 
     Example:
-        >>> check_task("jsonl", path="riddles.jsonl")
+        >>> check_task("data", path="riddles.jsonl")
     """
     if [*_examples(name, split, arguments)] != [*_examples(name, split, arguments)]:
         raise LmgymError(
@@ -198,18 +203,21 @@ def hash_fraction(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
 
 
-def _examples(name: str, split: str, arguments: Mapping[str, Any]) -> Sequence[Example]:
+def _examples(
+    name: str, split: str, arguments: Mapping[str, Any], unfit: Choice = "refuse"
+) -> Sequence[Example]:
     """Call the task and check every example that it returns; those that stay in their file, the first ones now and each
     when it is read."""
     task = registry.get("task", name)
     arguments = check_arguments(task, arguments, "task", given=1, also=OPTIONS)
     try:
-        produced = task(split, **arguments)
-        if not isinstance(produced, Iterable):
-            raise LmgymError(
-                f"task '{name}' returned {type(produced).__name__} for split '{split}', not a list of Examples"
-            )
-        examples = produced if isinstance(produced, StreamedExamples) else list(produced)
+        with collecting(unfit, f"task '{name}', split '{split}'"):
+            produced = task(split, **arguments)
+            if not isinstance(produced, Iterable):
+                raise LmgymError(
+                    f"task '{name}' returned {type(produced).__name__} for split '{split}', not a list of Examples"
+                )
+            examples = produced if isinstance(produced, StreamedExamples) else list(produced)
     except (LmgymError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit, too
@@ -316,9 +324,9 @@ def _with_options(
     seed: int,
 ) -> Sequence[Example]:
     """Examples with prefix and suffix; with a system prompt or shots (from `source`) prompts become chat messages."""
-    if shots is not None and isinstance(source, StreamedExamples):
-        raise LmgymError("task.few_shot looks for shots in all examples, and task.streaming leaves them in their file; "
-                         "remove one of them")  # fmt: skip
+    if shots is not None:
+        source = in_memory(source, "task.few_shot looks for shots in all examples, and task.streaming leaves them in "
+                           "their file; remove one of them")  # fmt: skip
     choose = None if shots is None else _chooser(shots, [_wrap(shot, *affixes) for shot in source], seed)
 
     def written(example: Example) -> Example:
@@ -333,9 +341,11 @@ def _with_options(
 def _wrap(example: Example, prefix: str, suffix: str) -> Example:
     if isinstance(example.prompt, str):
         return replace(example, prompt=RecipeText.join(RecipeText(prefix), example.prompt, RecipeText(suffix)))
-    *before, last = example.prompt
-    content = RecipeText.join(RecipeText(prefix), last["content"], RecipeText(suffix))
-    return replace(example, prompt=[*before, {**last, "content": content}])
+    messages = list(example.prompt)
+    place = max((n for n, one in enumerate(messages) if one["role"] == "user"), default=len(messages) - 1)
+    content = RecipeText.join(RecipeText(prefix), messages[place]["content"], RecipeText(suffix))
+    messages[place] = {**messages[place], "content": content}
+    return replace(example, prompt=messages)
 
 
 def _chat(example: Example, system: str | None, shots: Sequence[Example]) -> list[Message]:

@@ -8,9 +8,11 @@ from typing import Any
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split, prompt_writer
-from lmgym.tasks.files import files_of, lines_of
-from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import disjoint, stream_rows, texts_of
+from lmgym.tasks.rows.cells import column
+from lmgym.tasks.rows.find import Source, files_of
+from lmgym.tasks.rows.load import load_rows
+from lmgym.tasks.rows.unpacked import lines_of
+from lmgym.tasks.sources import disjoint, texts_of
 from lmgym.types import Example
 
 CONCEPTS = ".src_alpha.txt"  # endings of the original's two text files
@@ -75,7 +77,7 @@ def _read(part: str, path: str | Path | None, hub_id: str) -> Iterator[tuple[tup
     if file is not None:
         yield from _aligned(file, part)
         return
-    for where, row in stream_rows("common_gen", part, path, hub_id):
+    for where, row in load_rows("common_gen", part, path, hub_id):
         yield _concepts(row, where), _sentences(row, where, part)
 
 
@@ -84,12 +86,12 @@ def _concepts_file(part: str, path: Path) -> Path | None:
     if path.is_dir():
         found = [file for file in sorted(path.glob(f"*{CONCEPTS}")) if _holds(part, file)]
         return found[0] if found else None
-    return files_of("common_gen", part, path)[0] if path.suffix == ".txt" else None
+    return files_of(Source("common_gen", path), part)[0] if path.suffix == ".txt" else None
 
 
 def _holds(part: str, file: Path) -> bool:
     try:
-        return bool(files_of("common_gen", part, file))
+        return bool(files_of(Source("common_gen", file), part))
     except MissingSplit:
         return False
 

@@ -10,9 +10,13 @@ from typing import Any
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split, prompt_writer
-from lmgym.tasks.files import NAMES, as_object, files_of, lines_of, read_json
-from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import disjoint, stream_rows
+from lmgym.tasks.rows.cells import column
+from lmgym.tasks.rows.find import NAMES, Source, files_of
+from lmgym.tasks.rows.formats import read_json
+from lmgym.tasks.rows.json_text import as_object
+from lmgym.tasks.rows.load import load_rows
+from lmgym.tasks.rows.unpacked import lines_of
+from lmgym.tasks.sources import disjoint
 from lmgym.types import Example
 
 INTENTS = {"inform": 1, "question": 2, "directive": 3, "commissive": 4}
@@ -169,7 +173,7 @@ def _dialogues(part: str, path: str | Path | None, hub_id: str) -> Iterator[_Dia
 def _original(part: str, path: Path) -> Path | None:
     """The original's file of dialogues (one per line) at this path, if there is one."""
     if path.suffix == ".txt":
-        return files_of("daily_dialog", part, path)[0]
+        return files_of(Source("daily_dialog", path), part)[0]
     candidates = [path / name / f"dialogues_{name}.txt" for name in NAMES[part]]
     return next((file for file in candidates if file.is_file()), None)
 
@@ -192,7 +196,7 @@ def _lines(file: Path) -> Iterator[_Dialogue]:
 
 def _rows(part: str, path: str | Path | None, hub_id: str) -> Iterator[_Dialogue]:
     """Dialogues from rows, as ParlAI ("dialogue") or the Hub ("dialog", "act", "emotion") has them."""
-    for where, row in stream_rows("daily_dialog", part, path, hub_id):
+    for where, row in load_rows("daily_dialog", part, path, hub_id):
         turns = row.get("dialogue")
         if isinstance(turns, list):
             objects = [as_object(turn, where) for turn in turns]

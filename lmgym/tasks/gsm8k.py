@@ -6,7 +6,10 @@ from pathlib import Path
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split
-from lmgym.tasks.sources import Row, load_rows, text_of
+from lmgym.tasks.rows import Row
+from lmgym.tasks.rows.cells import text_of
+from lmgym.tasks.rows.load import load_rows
+from lmgym.tasks.rows.unfit import fitting
 from lmgym.types import Example
 
 CALCULATOR = re.compile(r"<<[^<>\n]*>>")
@@ -20,11 +23,12 @@ def gsm8k(
     validation: float = 0.0,
     strip_calculator: bool = False,
 ) -> list[Example]:
-    """The prompt is the question, the reference the worked solution ("... #### 18"); meta["answer"] is the number.
+    """The prompt is the question, the reference the worked solution ("... #### 18"); meta["answer"] is the number as it
+    stands there ("1,002").
 
-    `path` is a folder with train.jsonl and test.jsonl in the original format ({"question", "answer"} per line), or one
-    such file: the split is the one in its name (test.jsonl: test), else train. Without `path` the data comes from the
-    Hugging Face Hub.
+    `path` is a folder with train.jsonl and test.jsonl of {"question", "answer"}, as in the original, a clone of the
+    Hub's data set, or one such file: the split is the one in its name (test.jsonl: test), else train. Without `path`
+    the data comes from the Hugging Face Hub.
 
     The dataset has no validation split. With `validation` above 0, that fraction at the end of train becomes
     validation. `strip_calculator` removes the <<48/2=24>> marks from the references.
@@ -39,7 +43,7 @@ def gsm8k(
         raise MissingSplit("task 'gsm8k' has no split 'validation': set task.validation above 0 to take it from train")
     part = "test" if split == "test" else "train"
     rows = load_rows("gsm8k", part, path, hub_id, "main")
-    examples = [_example(row, f"gsm8k/{part}/{index}", strip_calculator) for index, row in enumerate(rows)]
+    examples = list(fitting(rows, lambda index, row: _example(row, f"gsm8k/{part}/{index}", strip_calculator)))
     kept = len(examples) - round(validation * len(examples))
     return examples if split == "test" else examples[:kept] if split == "train" else examples[kept:]
 
@@ -50,4 +54,4 @@ def _example(row: Row, id: str, strip_calculator: bool) -> Example:
     if not mark or not final.strip():
         raise LmgymError(f"{row[0]}: the answer does not end in '#### NUMBER'")
     reference = CALCULATOR.sub("", answer) if strip_calculator else answer
-    return Example(id=id, prompt=question, references=(reference,), meta={"answer": final.strip().replace(",", "")})
+    return Example(id=id, prompt=question, references=(reference,), meta={"answer": final.strip()})

@@ -10,7 +10,10 @@ from typing import Any
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
 from lmgym.tasks.base import MissingSplit, check_split, hash_fraction
-from lmgym.tasks.sources import Row, load_rows, text_of
+from lmgym.tasks.rows import Row
+from lmgym.tasks.rows.cells import text_of
+from lmgym.tasks.rows.load import load_rows
+from lmgym.tasks.rows.unfit import fitting
 from lmgym.text.latex import last_boxed
 from lmgym.types import Example
 
@@ -122,8 +125,7 @@ def _check(validation: float, levels: Sequence[int] | None, subjects: Sequence[s
 
 def _part(part: str, path: str | Path | None, hub_id: str, skip_unanswered: bool) -> list[Example]:
     rows = load_rows("math", part, path, hub_id)
-    examples = [_example(row, f"math/{part}/{index}", skip_unanswered) for index, row in enumerate(rows)]
-    return [example for example in examples if example is not None]
+    return list(fitting(rows, lambda index, row: _example(row, f"math/{part}/{index}", skip_unanswered)))
 
 
 def _test_problems(path: str | Path | None, hub_id: str, skip_unanswered: bool) -> set[str]:

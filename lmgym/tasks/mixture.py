@@ -18,7 +18,7 @@ from lmgym.tasks.base import (
     load_task,
     prompt_writer,
 )
-from lmgym.tasks.streamed import StreamedExamples
+from lmgym.tasks.streamed import in_memory
 from lmgym.types import Example
 
 OWN = ("name", "weight", "label", "split")  # keys of a member; all other keys are arguments or options of its task
@@ -132,8 +132,7 @@ def _examples(member: _Member, split: str, weights: Mapping[str, float]) -> Sequ
         raise MissingSplit(f"task 'mixture' has no split '{split}': {error} (key '{member.key}')") from error
     except LmgymError as error:
         raise LmgymError(f"key '{member.key}' ({member.label}): {error}") from error
-    if isinstance(examples, StreamedExamples):
-        raise LmgymError(f"key '{member.key}': a mixture has its examples in memory; remove streaming")
+    examples = in_memory(examples, f"key '{member.key}': a mixture has its examples in memory; remove streaming")
     for mark in ("task", "mixture"):
         if mark in examples[0].meta:
             raise LmgymError(f"key '{member.key}': its examples have a column '{mark}' of their own; rename that")

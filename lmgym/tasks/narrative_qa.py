@@ -7,9 +7,12 @@ from typing import Any
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split, prompt_writer
-from lmgym.tasks.files import NAMES, Row, rows_of
-from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import disjoint, stream_rows, text_of, texts_of
+from lmgym.tasks.rows import Row
+from lmgym.tasks.rows.cells import column, text_of
+from lmgym.tasks.rows.find import NAMES
+from lmgym.tasks.rows.formats import rows_of
+from lmgym.tasks.rows.load import load_rows
+from lmgym.tasks.sources import disjoint, texts_of
 from lmgym.types import Example
 
 UNIFIED = ("prompt", "answer")  # the columns of UnifiedQA's .tsv files, which have no header line
@@ -95,7 +98,7 @@ def _text(row: Row, name: str) -> str:
 
 
 def _from_rows(part: str, path: str | Path | None, hub_id: str) -> Iterator[Question]:
-    for row in stream_rows(
+    for row in load_rows(
         "narrative_qa", part, path, hub_id, suffixes=(".tsv", ".parquet", ".jsonl"), columns=UNIFIED
     ):
         where, values = row

@@ -1,7 +1,8 @@
 """`preferences`: answers that people or programs have judged, as pairs (chosen, rejected) or one by one."""
 
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -10,12 +11,17 @@ from typing import Any
 from lmgym.core.errors import LmgymError, represent
 from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split
-from lmgym.tasks.files import rows_of
-from lmgym.tasks.jsonl import column, prompt_of
-from lmgym.tasks.sources import shared_out, stream_rows
+from lmgym.tasks.rows import Row
+from lmgym.tasks.rows.cells import Prompt, as_prompt, column, messages_of, prompt_of
+from lmgym.tasks.rows.find import Source
+from lmgym.tasks.rows.formats import rows_of
+from lmgym.tasks.rows.load import rows_of_split
+from lmgym.tasks.rows.unfit import fitting
+from lmgym.tasks.sources import shared_out
 from lmgym.types import Example, Message, RatedAnswer
 
-Prompt = str | list[Message]
+
+NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Columns:
 @register("task", "preferences")
 def preferences(
     split: str,
-    path: str | Path | None = None,
+    path: str | list[str] | Path | None = None,
     hub_id: str | None = None,
     config: str | None = None,
     prompt: str = "prompt",
@@ -46,6 +52,7 @@ def preferences(
     chosen_rating: str | None = None,
     rejected_rating: str | None = None,
     prompt_end: str | None = None,
+    splits: dict[str, str] | None = None,
     validation: float = 0.0,
     test: float = 0.1,
 ) -> list[Example]:
@@ -80,9 +87,10 @@ def preferences(
     columns = Columns(prompt, chosen, rejected, completion, label, chosen_rating, rejected_rating, prompt_end)
 
     def examples_of(part: str) -> list[Example]:
-        if path is not None and (rollouts := Path(path).expanduser() / "rollouts.jsonl").is_file():
+        if isinstance(path, str | Path) and (rollouts := Path(path).expanduser() / "rollouts.jsonl").is_file():
             return _sampled(part, rollouts)
-        return _examples(part, stream_rows("preferences", part, path, hub_id or "", config), columns)
+        rows = rows_of_split(Source("preferences", path, hub_id or "", config, splits=splits or {}), part)
+        return list(fitting(rows, lambda number, row: _example(row, columns, f"preferences/{part}/{number}")))
 
     return shared_out("preferences", split, examples_of, validation, test)
 
@@ -117,17 +125,14 @@ def _sampled(part: str, rollouts: Path) -> list[Example]:
     ]
 
 
-def _examples(part: str, rows: Iterable[tuple[str, dict[str, Any]]], columns: Columns) -> list[Example]:
-    return [_example(row, columns, f"preferences/{part}/{number}", where) for number, (where, row) in enumerate(rows)]
-
-
-def _example(row: Mapping[str, Any], columns: Columns, id: str, where: str) -> Example:
-    if columns.chosen in row or columns.rejected in row or columns.completion not in row:
-        prompt, rated = _pair(row, columns, where)
+def _example(row: Row, columns: Columns, id: str) -> Example:
+    where, values = row
+    if columns.chosen in values or columns.rejected in values or columns.completion not in values:
+        prompt, rated = _pair(values, columns, where)
     else:
-        prompt, rated = _marked(row, columns, where)
+        prompt, rated = _marked(values, columns, where)
     known = {value for value in vars(columns).values() if value is not None}
-    meta = {key: value for key, value in row.items() if key not in known}
+    meta = {key: value for key, value in values.items() if key not in known}
     good = tuple(answer.text for answer in rated[:1] if answer.rating > 0)
     return Example(id=id, prompt=prompt, references=good, meta=meta, rated=rated)
 
@@ -164,6 +169,8 @@ def _marked(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[Promp
 
 def _rating(row: Mapping[str, Any], name: str | None, where: str, usual: float) -> float:
     value = usual if name is None else column(row, name, where)
+    if isinstance(value, str) and NUMBER.fullmatch(value):  # as a cell of a .csv
+        value = float(value)
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise LmgymError(f"{where}: column '{name}' must hold true, false or a number, got {represent(value)}")
     return float(value)
@@ -175,7 +182,7 @@ def _answer(value: Any, prompt: Prompt, name: str, where: str) -> str:
         if not value.strip():
             raise LmgymError(f"{where}: the answer in column '{name}' is empty")
         return value
-    messages = _messages(value, name, where)
+    messages = messages_of(value, name, where)
     if messages[-1]["role"] != "assistant":
         raise LmgymError(
             f"{where}: the last message in column '{name}' must be the assistant's, not the {messages[-1]['role']}'s"
@@ -187,19 +194,6 @@ def _answer(value: Any, prompt: Prompt, name: str, where: str) -> str:
             "shares all messages but the last"
         )
     return _answer(messages[-1]["content"], prompt, name, where)
-
-
-def _messages(value: Any, name: str, where: str) -> list[Message]:
-    right = isinstance(value, list) and value and all(
-        isinstance(message, dict) and {type(message.get("role")), type(message.get("content"))} == {str}
-        for message in value
-    )  # fmt: skip
-    if not right:
-        raise LmgymError(
-            f"{where}: column '{name}' must hold a text or a list of messages with role and content, got "
-            f"{represent(value)}"
-        )
-    return [{"role": message["role"], "content": message["content"]} for message in value]
 
 
 def _begun(answers: Mapping[str, str], columns: Columns, where: str) -> str:
@@ -221,11 +215,11 @@ def _begun(answers: Mapping[str, str], columns: Columns, where: str) -> str:
 
 def _shared_messages(answers: Mapping[str, Any], where: str) -> list[Message]:
     """The messages that two conversations begin with, up to the last one of each."""
-    one, other = (_messages(value, name, where) for name, value in answers.items())
+    one, other = (messages_of(value, name, where) for name, value in answers.items())
     shared = [pair[0] for pair in takewhile(lambda pair: pair[0] == pair[1], zip(one[:-1], other[:-1], strict=False))]
     if not shared or len(one) != len(shared) + 1 or len(other) != len(shared) + 1:
         raise LmgymError(
             f"{where}: chosen and rejected must be conversations that are equal but for their last message, the answer"
         )
-    prompt_of({"chosen": shared}, "chosen", where)  # the last one must be the user's
+    as_prompt(shared, "chosen", where)  # the last one must be the user's
     return shared

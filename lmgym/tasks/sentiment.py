@@ -10,9 +10,11 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.files import read_text
 from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split, hash_fraction
-from lmgym.tasks.files import Row, rows_of, split_named
-from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import stream_rows, text_of
+from lmgym.tasks.rows import Row
+from lmgym.tasks.rows.cells import column, text_of
+from lmgym.tasks.rows.find import split_named
+from lmgym.tasks.rows.formats import rows_of
+from lmgym.tasks.rows.load import load_rows
 from lmgym.types import Example
 
 HUB_ID = "stanfordnlp/imdb"
@@ -130,7 +132,7 @@ def _rows(task: str, part: str, path: Path | None, hub_id: str) -> Iterator[Row]
             raise MissingSplit(f"task '{task}' has no split '{part}': no row of {path} has it in a column 'split'")
         yield from rows
     else:
-        yield from stream_rows(task, part, path, hub_id)
+        yield from load_rows(task, part, path, hub_id)
 
 
 def _original(task: str, folder: Path) -> Iterator[Row]:

@@ -1,54 +1,14 @@
-"""Rows of a dataset in its original format, from a local file or folder or from the Hugging Face Hub; each row comes
-with file and line, for error messages."""
+"""Splits that share no prompt, and the references of a row."""
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.hub import prepare_hub, unreachable
 from lmgym.tasks.base import SPLITS, MissingSplit, check_split, hash_fraction
-from lmgym.tasks.files import NAMES, SUFFIXES, Row, as_object, files_of, read_json, rows_of
-from lmgym.tasks.jsonl import column, read_json_lines
+from lmgym.tasks.rows.load import load_rows
 from lmgym.types import Example
 
-
-def load_rows(task: str, part: str, path: str | Path | None, hub_id: str, config: str | None = None) -> list[Row]:
-    """The rows of the split `part`: from `path` (see `local_rows`), or, if it is None, from the Hub's `hub_id`.
-
-    Example:
-        >>> load_rows("gsm8k", "test", "data/gsm8k", "openai/gsm8k", "main")[0]
-        ('data/gsm8k/test.jsonl:1', {'question': '...', 'answer': '...'})
-    """
-    if path is None:
-        return list(_from_hub(task, part, hub_id, config))
-    return local_rows(task, part, Path(path).expanduser())
-
-
-def stream_rows(
-    task: str,
-    part: str,
-    path: str | Path | None,
-    hub_id: str,
-    config: str | None = None,
-    *,
-    suffixes: Sequence[str] = SUFFIXES,
-    columns: Sequence[str] | None = None,
-    names: Mapping[str, Sequence[str]] = NAMES,
-) -> Iterator[Row]:
-    """`load_rows` for larger datasets and more formats. Yields one row after the other, from the files that `files_of`
-    finds at `path`, or, if it is None, from the Hub. "ID@REVISION" names a branch on the Hub. In the branch
-    @refs/convert/parquet the Hub keeps a copy of datasets that were once loaded by a script.
-
-    Example:
-        >>> next(stream_rows("cnn_daily_mail", "validation", "data/cnn", "abisee/cnn_dailymail", "3.0.0"))
-        ('data/cnn/validation.csv:2', {'article': '...', 'highlights': '...', 'id': '...'})
-    """
-    if path is None:
-        yield from _from_hub(task, part, hub_id, config, names[part])
-        return
-    for file in files_of(task, part, Path(path).expanduser(), suffixes, names):
-        yield from rows_of(file, columns)
+__all__ = ["disjoint", "load_rows", "shared_out", "texts_of"]
 
 
 def disjoint(split: str, examples_of: Callable[[str], Iterable[Example]]) -> list[Example]:
@@ -100,7 +60,15 @@ def shared_out(
             return "test"
         return "validation" if fraction < shares["test"] + shares["validation"] else "train"
 
-    return [one for one in examples_of("train") if part_of(one) == split and str(one.prompt) not in held_out]
+    train = examples_of("train")
+    counts = Counter(map(part_of, train))
+    if train and not counts[split]:
+        rows = ", ".join(f"{part} {counts[part]:,}" for part in SPLITS)
+        raise LmgymError(
+            f"task '{task}' has no examples in split '{split}': a hash of the prompts shares {len(train):,} rows out "
+            f"(rows: {rows}); raise task.{split if split != 'train' else 'test'}, or give the split data of its own"
+        )
+    return [one for one in train if part_of(one) == split and str(one.prompt) not in held_out]
 
 
 def _or_none(examples_of: Callable[[str], list[Example]], part: str) -> list[Example] | None:
@@ -109,38 +77,6 @@ def _or_none(examples_of: Callable[[str], list[Example]], part: str) -> list[Exa
         return examples_of(part)
     except MissingSplit:
         return None
-
-
-def local_rows(task: str, part: str, path: Path) -> list[Row]:
-    """The rows of the split `part` ("train", "validation", "test") at `path`.
-
-    `path` is a pattern with "{split}"; or a folder with PART.jsonl, or with a subfolder PART of .json files with one
-    object each; or a single file (.jsonl, or .json with a list of objects), whose split is the one in its name (such as
-    test.jsonl), else train. Raises MissingSplit if the split is not there, LmgymError for data that cannot be read.
-
-    Example:
-        >>> local_rows("math", "train", Path("MATH"))[0][0]
-        'MATH/train/algebra/1.json'
-    """
-    if "{split}" in str(path):
-        path = Path(str(path).replace("{split}", part))
-        if not path.is_file():
-            raise MissingSplit(f"task '{task}' has no split '{part}': there is no file {path}")
-        return _listed(path)
-    if path.is_dir():
-        if (path / part).is_dir():
-            files = sorted((path / part).rglob("*.json"), key=lambda file: [_by_number(word) for word in file.parts])
-            return [(str(file), as_object(read_json(file), str(file))) for file in files]
-        file = path / f"{part}.jsonl"
-        if not file.is_file():
-            raise MissingSplit(f"task '{task}' has no split '{part}': there is no file {file}")
-        return _listed(file)
-    holds = split_of(path) or "train"
-    if path.is_file() and holds != part:
-        raise MissingSplit(
-            f"task '{task}' has no split '{part}': {path} holds {holds}; give the folder of both files as task.path"
-        )
-    return _listed(path)
 
 
 def texts_of(texts: Iterable[object], where: str, name: str) -> tuple[str, ...]:
@@ -152,68 +88,3 @@ def texts_of(texts: Iterable[object], where: str, name: str) -> tuple[str, ...]:
         if not isinstance(text, str) or not text.strip():
             raise LmgymError(f"{where}: a reference in column '{name}' must be a text, got {text!r}")
     return tuple(str(text) for text in references)
-
-
-def split_of(path: Path) -> str | None:
-    """The split named in a file's name, if it is "train", "validation" or "test".
-
-    Example:
-        >>> split_of(Path("math500_test.jsonl")), split_of(Path("SVAMP.json"))
-        ('test', None)
-    """
-    return next((word for word in re.split("[^a-z]+", path.stem.lower()) if word in SPLITS), None)
-
-
-def text_of(row: Row, names: Sequence[str]) -> str:
-    """The text in the first of the columns `names` that the row has. Raises LmgymError if it is empty or not a text."""
-    where, values = row
-    name = next((name for name in names if name in values), names[0])
-    value = column(values, name, where)
-    if not isinstance(value, str) or not value.strip():
-        raise LmgymError(f"{where}: column '{name}' must hold a text, got {value!r}")
-    return value
-
-
-def _by_number(word: str) -> tuple[int, str]:
-    """A sort key that puts 2.json before 10.json."""
-    number = re.match("[0-9]+", word)
-    return (int(number[0]) if number else -1, word)
-
-
-def _listed(path: Path) -> list[Row]:
-    """The rows of a file: a list of objects if it ends in .json, else one object per line."""
-    if path.suffix == ".json":
-        return list(rows_of(path))
-    return [(f"{path}:{number}", row) for number, row in read_json_lines(path)]
-
-
-def _from_hub(task: str, part: str, hub_id: str, config: str | None, names: Sequence[str] = ()) -> Iterator[Row]:
-    """The rows of a split on the Hub, by the first of its `names` that the dataset has."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise LmgymError(
-            f"task '{task}' needs the datasets library: pip install 'lmgym[data]', or set task.path"
-        ) from error
-    repository, _, revision = hub_id.partition("@")
-    dataset, reason = None, ""
-    prepare_hub(repository)
-    for name in names or (part,):
-        try:
-            dataset = datasets.load_dataset(repository, config, split=name, revision=revision or None)
-            break
-        except Exception as error:  # errors of the library, the Hub client, pyarrow or the system
-            reason = str(error).strip().split("\n")[0]
-            if not reason.startswith("Unknown split"):
-                why = unreachable() or f"{type(error).__name__}: {reason}"
-                raise LmgymError(
-                    f"task.hub_id: cannot load '{hub_id}' ({why}); where the Hub cannot be reached, set task.path to "
-                    "the files"
-                ) from error
-    if dataset is None:
-        raise MissingSplit(f"task '{task}' has no split '{part}': '{hub_id}' says: {reason}")
-    number = 0
-    for batch in dataset.iter(batch_size=100):  # one row at a time takes several times as long
-        for values in zip(*batch.values(), strict=True):
-            number += 1
-            yield f"{hub_id}:{number}", dict(zip(batch, values, strict=True))

@@ -1,26 +1,31 @@
 """`step_labels`: answers in steps, of which people or a program have said which are right."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lmgym.core.errors import LmgymError, represent
 from lmgym.core.registry import register
 from lmgym.tasks.base import check_split
-from lmgym.tasks.jsonl import column, prompt_of
-from lmgym.tasks.sources import shared_out, stream_rows
+from lmgym.tasks.rows import Row
+from lmgym.tasks.rows.cells import column, prompt_of
+from lmgym.tasks.rows.find import Source
+from lmgym.tasks.rows.load import rows_of_split
+from lmgym.tasks.rows.unfit import fitting
+from lmgym.tasks.sources import shared_out
 from lmgym.types import Example, LabelledStep
 
 
 @register("task", "step_labels")
 def step_labels(
     split: str,
-    path: str | Path | None = None,
+    path: str | list[str] | Path | None = None,
     hub_id: str | None = None,
     config: str | None = None,
     prompt: str = "prompt",
     completions: str = "completions",
     labels: str = "labels",
+    splits: dict[str, str] | None = None,
     validation: float = 0.0,
     test: float = 0.1,
 ) -> list[Example]:
@@ -48,25 +53,18 @@ def step_labels(
         raise LmgymError("task 'step_labels' needs task.path (a file or a folder) or task.hub_id")
 
     def examples_of(part: str) -> list[Example]:
-        rows = stream_rows("step_labels", part, path, hub_id or "", config)
-        return _examples(part, rows, (prompt, completions, labels))
+        rows = rows_of_split(Source("step_labels", path, hub_id or "", config, splits=splits or {}), part)
+        names = (prompt, completions, labels)
+        return list(fitting(rows, lambda number, row: _example(row, f"step_labels/{part}/{number}", names)))
 
     return shared_out("step_labels", split, examples_of, validation, test)
 
 
-def _examples(part: str, rows: Iterable[tuple[str, dict[str, Any]]], names: tuple[str, str, str]) -> list[Example]:
+def _example(row: Row, id: str, names: tuple[str, str, str]) -> Example:
+    where, values = row
     prompt, completions, labels = names
-    examples = []
-    for number, (where, row) in enumerate(rows):
-        examples.append(
-            Example(
-                id=f"step_labels/{part}/{number}",
-                prompt=prompt_of(row, prompt, where),
-                meta={key: value for key, value in row.items() if key not in names},
-                steps=_steps(row, completions, labels, where),
-            )
-        )
-    return examples
+    meta = {key: value for key, value in values.items() if key not in names}
+    return Example(id, prompt_of(values, prompt, where), meta=meta, steps=_steps(values, completions, labels, where))
 
 
 def _steps(row: Mapping[str, Any], completions: str, labels: str, where: str) -> tuple[LabelledStep, ...]:

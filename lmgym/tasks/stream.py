@@ -8,7 +8,7 @@ import numpy as np
 
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
-from lmgym.tasks.streamed import StreamedExamples
+from lmgym.tasks.streamed import in_memory
 from lmgym.types import Example
 
 
@@ -44,9 +44,9 @@ class Stream:
             raise LmgymError("a stream needs at least one example; the list is empty")
         if self.prompts_per_step < 1:
             raise LmgymError(f"prompts_per_step must be at least 1, not {self.prompts_per_step}")
-        if self.priority_scale and isinstance(self.examples, StreamedExamples):
-            raise LmgymError("priority_scale needs the weights of all examples; remove it, or task.streaming")
         if self.priority_scale:
+            refusal = "priority_scale needs the weights of all examples; remove it, or task.streaming"
+            object.__setattr__(self, "examples", in_memory(self.examples, refusal))
             self._priorities()  # raises now for an example with a wrong weight
         for task in weights_of(self.examples[0]) if self.interleave else ():
             own = [example for example in self.examples if example.meta.get("task") == task]

@@ -9,7 +9,9 @@ from typing import Any
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.tasks.base import check_split, prompt_writer
-from lmgym.tasks.sources import disjoint, stream_rows, text_of
+from lmgym.tasks.rows.cells import text_of
+from lmgym.tasks.rows.load import load_rows
+from lmgym.tasks.sources import disjoint
 from lmgym.types import Example
 
 
@@ -95,7 +97,7 @@ def _summaries(
             raise LmgymError(f"task.{name} must be at least 1, not {value}")
 
     def examples_of(part: str) -> Iterator[Example]:
-        rows = stream_rows(task, part, path, hub_id, config)
+        rows = load_rows(task, part, path, hub_id, config)
         for index, row in enumerate(islice(rows, max_size if part == split else None)):
             text = text_of(row, article)
             meta: dict[str, Any] = {"article_id": row[1]["id"]} if "id" in row[1] else {}

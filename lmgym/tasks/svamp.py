@@ -7,8 +7,11 @@ from pathlib import Path
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, check_split, hash_fraction
-from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import Row, load_rows, local_rows, split_of, text_of
+from lmgym.tasks.rows import Row
+from lmgym.tasks.rows.cells import column, text_of
+from lmgym.tasks.rows.find import split_named
+from lmgym.tasks.rows.load import load_rows
+from lmgym.tasks.rows.unfit import fitting
 from lmgym.types import Example
 
 # What Fraction reads, with as many digits as a word problem may have: of 1e9999999 it would make ten million.
@@ -48,14 +51,11 @@ def svamp(
         raise MissingSplit("task 'svamp' has no split 'validation': set task.validation above 0 to take it from train")
     # Load the split's rows, or all rows if one file holds all splits.
     file = Path(path).expanduser() if path is not None else None
-    whole = file is not None and file.is_file() and split_of(file) is None
-    if whole:
-        assert file is not None
-        if split == "test" and not test:
-            raise MissingSplit("task 'svamp' has no split 'test': set task.test above 0 to hold some of the file out")
-        examples = [_example(row) for row in local_rows("svamp", "train", file)]
-    else:
-        examples = [_example(row) for row in load_rows("svamp", "test" if split == "test" else "train", path, hub_id)]
+    whole = file is not None and file.is_file() and split_named(file) is None
+    if whole and split == "test" and not test:
+        raise MissingSplit("task 'svamp' has no split 'test': set task.test above 0 to hold some of the file out")
+    part = "test" if split == "test" and not whole else "train"
+    examples = list(fitting(load_rows("svamp", part, path, hub_id), lambda _, row: _example(row)))
     # Keep the examples whose hashes belong to the split. With separate files, test is all of its file (1.0) and nothing
     # of train's (0.0).
     test_end = test if whole else float(split == "test")

@@ -8,8 +8,9 @@ from typing import Any, Literal
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.tasks.base import check_split
-from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import disjoint, stream_rows, texts_of
+from lmgym.tasks.rows.cells import column
+from lmgym.tasks.rows.load import load_rows
+from lmgym.tasks.sources import disjoint, texts_of
 from lmgym.types import Example
 
 Cell = Mapping[str, Any]  # {"value", "is_header", "column_span", "row_span"}
@@ -52,7 +53,7 @@ def totto(
         raise LmgymError(f"task.max_size must be at least 1, not {max_size}")
 
     def examples_of(part: str) -> Iterator[Example]:
-        rows = islice(stream_rows("totto", part, path, hub_id), max_size if part == split else None)
+        rows = islice(load_rows("totto", part, path, hub_id), max_size if part == split else None)
         for index, (where, raw) in enumerate(rows):
             row = _row(raw, where, part)
             prompt = linearised(row, full=representation == "fulltable")

@@ -9,13 +9,16 @@ from typing import Any
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
 from lmgym.tasks.base import SPLITS, check_split
-from lmgym.tasks.files import NAMES, SUFFIXES, files_of, lines_of
-from lmgym.tasks.jsonl import column
-from lmgym.tasks.sources import disjoint, stream_rows
+from lmgym.tasks.rows.cells import column
+from lmgym.tasks.rows.find import NAMES, Source, files_of
+from lmgym.tasks.rows.formats import SUFFIXES
+from lmgym.tasks.rows.load import load_rows
+from lmgym.tasks.rows.unpacked import lines_of
+from lmgym.tasks.sources import disjoint
 from lmgym.types import Example
 
 NEWS = "Helsinki-NLP/news_commentary"
-TEXTS = (*SUFFIXES, ".txt", ".gz")
+TEXTS = (*SUFFIXES, ".txt")
 
 
 @dataclass(frozen=True)
@@ -208,9 +211,7 @@ def _pairs(source: _Source, part: str) -> Iterator[tuple[str, Any, Any]]:
         yield from _aligned(source, part, names)
         return
     hub_id = source.train_hub_id if part == "train" and source.train_hub_id else source.hub_id
-    for where, row in stream_rows(
-        source.task, part, source.path, hub_id, source.config, suffixes=SUFFIXES, names=names
-    ):
+    for where, row in load_rows(source.task, part, source.path, hub_id, source.config, names=names):
         pair = row.get("translation", row)
         if not isinstance(pair, dict):
             raise LmgymError(f"{where}: column 'translation' must hold an object of sentences, got {pair!r}")
@@ -224,7 +225,7 @@ def _aligned(source: _Source, part: str, names: Mapping[str, Sequence[str]]) -> 
     files = []
     for language, own in ((source.source_language, source.path), (source.target_language, source.target_path)):
         path = Path(str(own or source.path).replace("{language}", language)).expanduser()
-        files.append(files_of(source.task, part, path, TEXTS, names)[0])
+        files.append(files_of(Source(source.task, path, names=names, suffixes=TEXTS), part)[0])
     for one, other in zip_longest(*map(lines_of, files)):
         if one is None or other is None:
             raise LmgymError(f"{(one or other)[0]}: there is no such line in {files[0] if one is None else files[1]}")

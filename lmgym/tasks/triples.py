@@ -8,8 +8,9 @@ from typing import Any
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
 from lmgym.tasks.base import check_split
-from lmgym.tasks.files import SUFFIXES
-from lmgym.tasks.sources import disjoint, stream_rows, texts_of
+from lmgym.tasks.rows.formats import SUFFIXES
+from lmgym.tasks.rows.load import load_rows
+from lmgym.tasks.sources import disjoint, texts_of
 from lmgym.types import Example
 
 Triple = list[str]  # head, relation, tail
@@ -77,7 +78,7 @@ def _verbalise(
 
     def examples_of(part: str) -> Iterator[Example]:
         path, hub_id, config = source
-        rows = stream_rows(task, part, path, hub_id, config, suffixes=(*SUFFIXES, ".xml"))
+        rows = load_rows(task, part, path, hub_id, config, suffixes=(*SUFFIXES, ".xml"))
         for index, (where, row) in enumerate(rows):
             triples = _triples(row, where, SETS[task])
             texts, name, meta = _texts(row, where)

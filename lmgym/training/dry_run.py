@@ -29,6 +29,7 @@ from lmgym.training.callbacks import make_callbacks
 from lmgym.training.checkpoints import checkpoint
 from lmgym.training.engines import check_engine, engine_sentence, make_engine
 from lmgym.training.machine import choose_machine
+from lmgym.training.planning.lengths import without_long
 from lmgym.training.planning.memory_report import Memory, is_played, teacher_shapes
 from lmgym.training.planning.preflight import check_fit, check_model, cut_prompts
 from lmgym.training.planning.step_time import (
@@ -105,9 +106,13 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
         report.note(engine_sentence(config, choose_machine(config, folder)))
         for proof in prove_policy(config, policy, make_engine(config, policy)):
             (report.note if proof.holds else report.warn)(proof.sentence)
+        data = without_long(config, data, policy)
+        for sentence in data.told:
+            report.note(sentence)
         check_fit(config, data, policy, lambda cut: None)  # `_cut` says it for each stage
-        held_out = data.held_out[config.evaluation.split]
-        report.note(f"evaluation: {len(held_out)} prompts of split '{config.evaluation.split}'")
+        held_out = data.held_out.get(config.evaluation.split, [])
+        report.note(f"evaluation: {len(held_out)} prompts of split '{config.evaluation.split}'" if held_out else
+                    "evaluation: none (evaluation: null)")  # fmt: skip
         _cut(report, config, policy, held_out)
         for index, stage in enumerate(config.stages):
             report.lines.append(f"stage {stage.name}: {type(stage.algorithm).__name__} on {stage.task['name']}")

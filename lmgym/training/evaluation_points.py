@@ -33,6 +33,10 @@ from lmgym.types import Episode, Example
 
 def evaluate_now(stage: StageRun) -> None:
     """Evaluate on the held-out prompts and log it; keep the best model; decide on early stopping."""
+    if not stage.run.data.held_out:  # the recipe wants no evaluation; only the place of this one is kept
+        place = {"stage": stage.config.name, "step": stage.step, "split": stage.run.config.evaluation.split}
+        stage.run.progress.evaluations["newest"] = {**place, "results": {}, "answers": []}
+        return
     results, stage.run.progress.evaluations["newest"] = _measure(stage, stage.run.config.evaluation.split)
     _keep_best(stage, results)
     _stop_early(stage, results)
@@ -92,7 +96,8 @@ def _write_results(run: Run, final: Policy) -> None:
     before, after = (one["results"] for one in measured)
     rows = [(name, Interval(**before[name]), Interval(**after[name])) for name in after if name in before]
     better = better_directions(after, held_out_rewards(run.config, run.config.stages[-1]))
-    run.console.before_after(rows, better)
+    if rows:
+        run.console.before_after(rows, better)
     plot = training_plot(run.folder / "metrics.jsonl", run.folder / "plot.png")
     run.writer.finish(_scalars({"before": before, "after": after}), plot)
     run.console.say(f"model: {run.shown / 'final'}")

@@ -47,6 +47,8 @@ class Data:
 
     training: list[Sequence[Example]]
     held_out: dict[str, Sequence[Example]]
+    told: list[str] = field(default_factory=list)
+    """Sentences about rows that do not fit and are left out."""
 
 
 @dataclass

@@ -3,6 +3,7 @@
 `start` sets up a run; eval, generate, compare and check take the same steps, as far as they need them.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,11 +34,13 @@ from lmgym.rewards.base import Reward, available_metrics, build_rewards, check_e
 from lmgym.rollouts.evaluate import Evaluation, evaluate
 from lmgym.rollouts.rollout import Actor
 from lmgym.tasks.base import load_task
+from lmgym.tasks.rows.unfit import telling
 from lmgym.tasks.streamed import first_of
 from lmgym.training.callbacks import Callbacks, make_callbacks
 from lmgym.training.checkpoints import checkpoint
 from lmgym.training.engines import engine_sentence, make_engine, open_engine
 from lmgym.training.machine import Machine, choose_machine
+from lmgym.training.planning.lengths import without_long
 from lmgym.training.planning.preflight import check_fit, check_model
 from lmgym.training.process_settings import check_process
 from lmgym.training.resuming import contents, fingerprint
@@ -75,6 +78,9 @@ def _start(config: Config, folder: Path, lock: IO[str] | None, console: Console,
     check_resumable(weights, stands_on, progress)  # another seed, algorithm or data is refused
     check_model(config, data.training)  # what the model's configuration and tokenizer tell, before any weight is loaded
     policy = load_weights(config, machine, weights)
+    data = without_long(config, data, policy)
+    for sentence in data.told:
+        console.say(sentence)
     check_fit(config, data, policy, console.say)  # lengths of prompts and references
     compute, path = str(policy.compute).removeprefix("torch."), "fast" if policy.fast else "plain"
     machine = replace(machine, compute=compute, path=path, prepacked=policy.prepacked)
@@ -105,16 +111,24 @@ def _start(config: Config, folder: Path, lock: IO[str] | None, console: Console,
 
 
 def load_data(config: Config) -> Data:
-    """All examples of a run. Raises LmgymError for a reward whose references they do not have."""
-    training = [training_examples(config, stage) for stage in config.stages]
+    """All examples of a run; with them the steps of stages that count epochs are known, and set. Raises LmgymError for
+    a reward whose references they do not have."""
     splits = {config.evaluation.split, config.evaluation.final_split or config.evaluation.split}
-    held_out = {split: held_out_examples(config, split) for split in sorted(splits)}
+    with telling() as told:
+        training = [training_examples(config, stage) for stage in config.stages]
+        held_out = {
+            split: held_out_examples(config, split) for split in sorted(splits) if config.evaluation.examples
+        }
+    for stage, examples in zip(config.stages, training, strict=True):
+        if stage.epochs is not None:
+            stage.steps = max(math.ceil(stage.epochs * len(examples) / stage.prompts_per_step), 1)
+            stage.epochs = None
     for stage, examples in zip(config.stages, training, strict=True):
         if stage.algorithm.requirements.answers == "policy":
             check_examples(build_rewards(stage.rewards), first_of(examples))
     for examples in held_out.values():
         check_examples(held_out_rewards(config, config.stages[-1]), examples)
-    return Data(training, held_out)
+    return Data(training, held_out, list(dict.fromkeys(told)))
 
 
 def training_examples(config: Config, stage: Stage) -> Sequence[Example]:
@@ -130,6 +144,8 @@ def held_out_examples(config: Config, split: str | None = None) -> Sequence[Exam
         same = all(task.get(key) == stage.task.get(key) for key in ("name", "path", "hub_id"))
         if same and stage.task.get("split", "train") == split:
             raise LmgymError(f"evaluation on split '{split}', which stage '{stage.name}' trains on; choose another")
+    if not section.examples:
+        raise LmgymError("the recipe evaluates on nothing (evaluation: null); add evaluation.examples=256, for example")
     return _examples(task, split, config.seed)[: section.examples]
 
 
@@ -320,6 +336,8 @@ def open_run(
         missing = rewind(folder, progress.stage_index, progress.step, counted, begun=progress.begun)
         writer = Writer(folder, config.logs.sinks, console, redacted(resolved(config)))
         report(changed, missing, progress, config, writer, console)
+        if data.told and not resume_from:
+            writer.metrics({"kind": "data", "stage": 0, "step": 0, "left_out": data.told})
         for sentence in set_aside(changed, progress, config):
             console.say(sentence)
         traces = open_traces(config, folder, policy, progress, console)

@@ -240,7 +240,7 @@ def _restore(stage: StageRun, saved: Path) -> None:
     if isinstance(stage.stream, Curriculum):
         stage.stream.load_state_dict(checkpoint.read_state(saved)["curriculum"])
     steps, config = checkpoint.read_state(saved)["steps"], stage.config
-    if steps != config.steps and config.optimizer.schedule != "constant":
+    if steps != config.steps and config.optimizer.depends_on_steps:
         stage.run.console.warn(
             f"stage {config.name} now has {config.steps} steps instead of {steps}, so its {config.optimizer.schedule} "
             f"learning rate jumps to where the new curve stands after step {stage.step}"

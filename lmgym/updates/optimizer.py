@@ -8,12 +8,13 @@ from typing import Literal
 import torch
 
 from lmgym.algorithms.base import Algorithm
-from lmgym.core.constraints import NonNegativeFloat, NonNegativeInt, ShareBelowOne
+from lmgym.core.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share, ShareBelowOne
 from lmgym.core.errors import LmgymError
 from lmgym.core.validation import Section
 from lmgym.distributed.parts import is_part, whole
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.updates.protocols import TrainablePolicy
+from lmgym.updates.schedules import Schedule, share_of_peak
 
 
 @dataclass(kw_only=True)
@@ -39,29 +40,50 @@ class OptimizerSection(Section):
     """On matrices only, not on biases and norms. AdamW decays the weights themselves, RMSprop adds to the gradient."""
     max_gradient_norm: NonNegativeFloat = 1.0
     """Gradients are scaled down to this L2 norm; 0 switches it off (the norm is logged all the same)."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Schedule = "constant"
+    """After the warm-up, by transformers' names (updates/schedules.py); constant_with_warmup is constant."""
     warmup: NonNegativeInt = 5
     """Steps over which the learning rate rises linearly from 1/warmup of itself."""
+    warmup_ratio: Share | None = None
+    """The same as a share of the stage's steps, rounded up, in place of warmup."""
     final_fraction: NonNegativeFloat = 0.0
-    """Where linear and cosine schedules end, as a fraction of learning_rate."""
+    """Where falling schedules end, as a fraction of learning_rate (transformers' min_lr_rate)."""
+    cycles: PositiveInt = 1
+    """Of cosine_with_restarts."""
+    power: PositiveFloat = 1.0
+    """Of polynomial."""
+    decay_fraction: Share = 0.1
+    """Of warmup_stable_decay: the last share of the steps, over which the rate falls."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.schedule == "cosine_with_min_lr" and not self.final_fraction:
+            raise LmgymError(
+                "optimizer.schedule: cosine_with_min_lr ends at a share of the rate; write it as final_fraction "
+                "(min_lr / learning_rate), or take cosine"
+            )
+        if self.warmup_ratio is not None and self.warmup != OptimizerSection.warmup:
+            raise LmgymError("optimizer.warmup and optimizer.warmup_ratio say the same twice; remove one of them")
+
+    @property
+    def depends_on_steps(self) -> bool:
+        """True if a stage of more steps has another learning rate at the same step."""
+        return self.warmup_ratio is not None or not self.schedule.startswith(("constant", "inverse"))
 
     def at(self, step: int, steps: int) -> float:
         """The learning rate of a step (counted from 0) of a stage of `steps`.
 
         A pure function, so a resumed run needs no scheduler state. Resuming with more steps continues on the longer
-        stage's curve: `constant` stays as it is, `linear` and `cosine` jump.
+        stage's curve: `constant` stays as it is, others jump.
 
         Example:
             >>> [OptimizerSection(learning_rate=1.0, warmup=2, schedule="linear").at(s, 4) for s in range(4)]
             [0.5, 1.0, 1.0, 0.5]
         """
-        if step < self.warmup:
-            return self.learning_rate * (step + 1) / self.warmup
-        progress = min((step - self.warmup) / max(steps - self.warmup, 1), 1.0)
-        falling = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
-        if self.schedule == "constant":
-            return self.learning_rate
-        return self.learning_rate * (self.final_fraction + (1 - self.final_fraction) * falling[self.schedule])
+        warmup = self.warmup if self.warmup_ratio is None else math.ceil(self.warmup_ratio * steps)
+        if step < warmup:
+            return self.learning_rate * (step + 1) / warmup
+        return self.learning_rate * share_of_peak(self, step, steps, warmup)
 
 
 class Optimizer:

@@ -14,8 +14,9 @@ from lmgym.config.yaml import apply_override, read_yaml
 from lmgym.core import files
 from lmgym.core.errors import LONGEST_MESSAGE, LmgymError
 from lmgym.tasks.base import load_task
-from lmgym.tasks.files import lines_of, read_json, rows_of
-from lmgym.tasks.jsonl import read_json_lines
+from lmgym.tasks.rows.formats import read_json, rows_of
+from lmgym.tasks.rows.json_text import read_json_lines
+from lmgym.tasks.rows.unpacked import lines_of
 from tests import runs
 
 pytestmark = pytest.mark.timeout(30)
@@ -83,6 +84,7 @@ def test_what_is_no_file_is_refused_as_recipe_and_as_data(
 ) -> None:
     path = ENDLESS[kind](tmp_path)
     reason = "[Ii]s a directory|it is a pipe or a device, not a file|is a folder without a recipe"
+    reason += "|in .* there is no file whose name holds train"
     with pytest.raises(LmgymError, match=reason):
         read_yaml(path)
     for read in (read_json_lines, lines_of, lambda path: iter([read_json(path)])):
@@ -94,9 +96,9 @@ def test_what_is_no_file_is_refused_as_recipe_and_as_data(
         load_task("jsonl", "train", path=path)
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".tsv", ".parquet", ".xml", ".csv.gz"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".xml", ".csv.gz"])
 def test_no_format_reads_a_pipe(suffix: str, tmp_path: Path) -> None:
-    if suffix == ".parquet":
+    if suffix in (".parquet", ".arrow"):
         pytest.importorskip("pyarrow")
     with pytest.raises(LmgymError, match="it is a pipe or a device, not a file"):
         next(iter(rows_of(fifo(tmp_path, f"data{suffix}"))))
@@ -104,8 +106,8 @@ def test_no_format_reads_a_pipe(suffix: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["data.jsonl", "data.csv", "data.csv.gz", "data.json", "data.xml"])
 def test_a_line_or_a_file_without_an_end_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("lmgym.core.files.LONGEST_LINE", "lmgym.tasks.files.LONGEST_JSON", "lmgym.tasks.files.LONGEST_XML"):
-        monkeypatch.setattr(limit, 1000)
+    for limit in ("core.files.LONGEST_LINE", "tasks.rows.formats.LONGEST_JSON", "tasks.rows.formats.LONGEST_XML"):
+        monkeypatch.setattr(f"lmgym.{limit}", 1000)
     path = tmp_path / name
     row = json.dumps({"prompt": "x" * 2000})
     (gzip.open if name.endswith(".gz") else open)(path, "wb").write(f"[{row}]\n".encode())

@@ -463,7 +463,7 @@ def test_a_mixture_lacks_the_splits_that_a_member_lacks(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", [{"prompt": f"{n}?"} for n in range(50)])
     sections = [SUMS, {"name": "jsonl", "path": path}]
     assert load_task("mixture", "test", tasks=sections)
-    with pytest.raises(MissingSplit, match=r"task 'mixture' has no split 'validation': task 'jsonl' .*'task.tasks.1'"):
+    with pytest.raises(MissingSplit, match=r"task 'mixture' has no split 'validation': task 'data' .*'task.tasks.1'"):
         load_task("mixture", "validation", tasks=sections)
     path = write(tmp_path / "marked.jsonl", [{"prompt": f"{n}?", "task": "x"} for n in range(50)])
     with pytest.raises(LmgymError, match=r"key 'task.tasks.0': its examples have a column 'task' of their own"):

@@ -1,14 +1,15 @@
 """Convert RL4LMs' supervised configurations; `alg.training_args` are keywords of Hugging Face's TrainingArguments."""
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 from lmgym.compat.rl4lms.convert_task import EXAMPLES
 from lmgym.compat.rl4lms.schema import Conversion, Section
 from lmgym.core.errors import LmgymError
 from lmgym.tasks.base import load_task
+from lmgym.updates.schedules import Schedule
 
-SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+SCHEDULES = {*get_args(Schedule)} - {"cosine_with_min_lr", "warmup_stable_decay"}  # whose own arguments are elsewhere
 IDLE = [
     *("output_dir", "overwrite_output_dir", "logging_dir", "logging_strategy", "save_strategy", "disable_tqdm"),
     *("evaluation_strategy", "eval_strategy", "per_device_eval_batch_size", "report_to", "group_by_length"),
@@ -35,7 +36,7 @@ def supervised(alg: Section, task: dict[str, Any], conversion: Conversion) -> No
         "betas": [arguments.take("adam_beta1", float, 0.9), arguments.take("adam_beta2", float, 0.999)],
         "epsilon": arguments.take("adam_epsilon", float, 1e-8),
         "max_gradient_norm": arguments.take("max_grad_norm", float, 1.0),
-        "schedule": SCHEDULES.get(kind, "constant"),
+        "schedule": kind if kind in SCHEDULES else "constant",
         "warmup": warmup or math.ceil(share * steps),
     }
     conversion.recipe |= {"prompts_per_step": batch, "algorithm": {"name": "supervised"}, "steps": steps}

@@ -24,9 +24,9 @@ from lmgym.models.policy import Policy
 from lmgym.models.reward_model import as_reward_model
 from lmgym.rollouts.given_answers import check_labelled
 from lmgym.tasks.streamed import first_of
-from lmgym.text.chat import answer_ids, decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids, start_ids
+from lmgym.text.chat import decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids
 from lmgym.text.control import control_tokens
-from lmgym.text.steps import step_ids
+from lmgym.training.planning.lengths import check_lengths, given_answers
 from lmgym.training.run import Data
 from lmgym.types import Example, Message
 
@@ -234,18 +234,6 @@ def _plain_lengths(tokenizer: Any, prompts: Sequence[str | Sequence[Message]], e
     return lengths
 
 
-def given_answers(example: Example, stage: Stage) -> list[str]:
-    """The texts of an example that a stage trains on: its references, its rated answers, its steps as one, or none."""
-    match stage.algorithm.requirements.answers:
-        case "references":
-            return list(example.references)
-        case "rated":
-            return [answer.text for answer in example.rated]
-        case "steps":
-            return ["".join(step.text + stage.algorithm.requirements.separator for step in example.steps)]
-    return []
-
-
 def cut_references(examples: Sequence[Example], stage: Stage, section: PolicySection, policy: Policy) -> str:
     """A sentence that says how many references (or rated answers) a stage trains on in part only; empty if the recipe
     cuts none.
@@ -262,41 +250,3 @@ def cut_references(examples: Sequence[Example], stage: Stage, section: PolicySec
         f"{longer:,} of {len(texts):,} {what} are longer than policy.max_reference_tokens ({limit}); these lose "
         "their end"
     )
-
-
-def check_lengths(examples: Sequence[Example], config: Config, stage: Stage, policy: Policy) -> None:
-    """Raise LmgymError, naming the example, if a prompt leaves the model no room to answer, or a demonstration does not
-    fit. A token takes at least one byte, so only texts of many bytes are tokenized."""
-    if policy.context is None or stage.env["name"] != "single_turn":
-        return
-    tokenizer, template, cut = policy.tokenizer, config.policy.template, config.policy.cut
-    required = stage.algorithm.requirements
-    learned = {"references": "reference", "rated": "rated answer", "steps": "steps"}.get(required.answers)
-    limit = config.policy.max_reference_tokens or sys.maxsize
-    given = len(start_ids(tokenizer, config.policy.answer_start, policy.encoder_decoder))
-    read = source_ids if policy.encoder_decoder else prompt_ids
-    around = len(read(tokenizer, examples[0].prompt, template, cut))  # at least what the chat template adds
-    most = policy.context if cut is None else cut.tokens
-    for example in examples:
-        answers = given_answers(example, stage)
-        longest = min(max((len(text.encode()) for text in answers), default=0), limit)
-        if min(around + len(plain_text(messages_of(example.prompt)).encode()), most) + given + longest < policy.context:
-            continue
-        length = len(read(tokenizer, example.prompt, template, cut))
-        if policy.encoder_decoder:  # each half has the whole context to itself
-            lengths = [min(len(decoder_answer_ids(tokenizer, text, given > 0)), limit) for text in answers]
-            spoken = [len(policy.decoder_start) + given + own for own in lengths]
-            length = max([length, *spoken])
-            what = f"the prompt or the {learned}" if learned else "the prompt"
-        else:
-            if required.answers == "steps":
-                lengths = [sum(len(step_ids(tokenizer, step.text, required.separator)) for step in example.steps)]
-            else:
-                lengths = [len(answer_ids(tokenizer, example.prompt, text, template, given > 0)) for text in answers]
-            length += given + min(max(lengths, default=1), limit)
-            what = f"the prompt and {learned}" if learned else "the prompt, with one token of an answer,"
-        if length > policy.context:
-            raise LmgymError(
-                f"{what} of example '{example.id}' have {length} tokens, and the model reads {policy.context} at most; "
-                "shorten it (policy.max_prompt_tokens, max_reference_tokens), or take a model with a longer context"
-            )

@@ -1,0 +1,293 @@
+"""`data` (or by its old name `jsonl`): any rows as prompts."""
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from string import Formatter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lmgym.core.errors import LmgymError, represent
+from lmgym.core.registry import register, suggest
+from lmgym.tasks.base import SPLITS, MissingSplit, check_split, hash_fraction
+from lmgym.tasks.rows import Row
+from lmgym.tasks.rows.cells import Cell, as_prompt, check_template, column, fill, references_of
+from lmgym.tasks.rows.find import NAMES, Paths, Source, plain_stem
+from lmgym.tasks.rows.formats import place_of
+from lmgym.tasks.rows.indexed import IndexedRows
+from lmgym.tasks.rows.load import Found, find_split
+from lmgym.tasks.rows.unfit import dropping, fitting, unreadable
+from lmgym.tasks.streamed import StreamedExamples
+from lmgym.types import Example
+
+
+@register("task", "jsonl")
+@register("task", "data")
+def data(
+    split: str,
+    path: str | list[str] | Path | None = None,
+    hub_id: str | None = None,
+    config: str | None = None,
+    revision: str | None = None,
+    data_files: Any = None,
+    splits: dict[str, str] | None = None,
+    prompt: str | list[dict[str, str]] | dict[str, str] = "prompt",
+    references: str | dict[str, str] | None = "references",
+    id: str | None = None,
+    columns: dict[str, str] | None = None,
+    test_path: str | list[str] | Path | None = None,
+    validation_path: str | list[str] | Path | None = None,
+    validation: float = 0.0,
+    test: float = 0.1,
+    streaming: bool | None = None,
+) -> Sequence[Example]:
+    """Each row of any data becomes an Example: of files (.parquet, .arrow, .jsonl, .json, .csv, .tsv, also .gz, .xz or
+    .zst), or of a data set of the Hugging Face Hub.
+
+    `path` is a file, a folder (a clone of a data set, what `save_to_disk` wrote, the library's cache), a pattern
+    ("data/{split}-*.parquet"), a member of an archive ("rows.zip/train.jsonl"), or a list of these, all of whose rows
+    count. Without it, `hub_id` with `config`, `revision` and `data_files` as in the datasets library.
+
+    `prompt`, `references` and `id` are columns, also inside of others ("extra_info.question", "messages.0.content"). A
+    prompt is a text, or chat messages in OpenAI's or ShareGPT's form; or a template ("{Body} {Question}"), or messages
+    with such templates. References are a text, a number, a list of these, or missing (`references: null`: none); or a
+    template, or {column: answer, pattern: "#### (.*)"}, or {function: "module:function"} of the row. All columns but
+    prompt, `references` and id go to `meta` as they stand in the file, and so do `columns`, under new names: {solution:
+    reward_model.ground_truth}. Without `id`, the id is made of file and row.
+
+    Splits: `splits` names those of the data, or parts of them: {train: "train_prefs[:5%]", test: test_prefs}.
+    `test_path` and `validation_path` are the data of these splits. A split that the data does not have is taken out of
+    train: the shares `validation` and `test`, by a hash of the prompt. So rows may be added or reordered, and equal
+    prompts are never in two splits. A single file, whatever its name, is what train is taken of.
+
+    With `streaming` the rows stay in their files, and each is read when it is asked for (tasks/streamed.py); without
+    the key, large files do. An error in a row behind the first ones then ends the run when the row's turn comes,
+    unless splits are taken out of train, for which every row is read at the beginning. `id` needs all rows in memory.
+
+    Raises LmgymError with file and line for data that cannot be read.
+
+    Example, the SVAMP data set in its original format, and GSM8K as verl prepares it:
+        >>> load_task("data", "train", path="SVAMP.json", prompt="{Body} {Question}", references="Answer", id="ID")
+        >>> load_task("data", "train", path="gsm8k/train.parquet", references="reward_model.ground_truth")
+    """
+    check_split("data", split)
+    if validation < 0 or test < 0 or validation + test >= 1:
+        raise LmgymError(
+            f"task.validation ({validation}) and task.test ({test}) must be shares that leave some to train on"
+        )
+    if (path is None) == (hub_id is None):
+        raise LmgymError("key 'task.path' is missing; 'task' needs it, or task.hub_id, and not both")
+    for name in splits or {}:
+        if name not in SPLITS:
+            raise LmgymError(f"task.splits names '{name}'; {suggest(name, SPLITS)}")
+    if streaming and id is not None:
+        raise LmgymError("task.id cannot be checked for ids that come twice with task.streaming; remove one of them")
+    source = Source("data", path, hub_id or "", config, revision, data_files, splits or {}, named=False)
+    own = {"test": test_path, "validation": validation_path}
+    reader = Reader.of(prompt, references, id, columns or {})
+    shares = {"test": test, "validation": validation}
+    return _Data(source, own, reader, shares, False if id is not None else streaming).examples(split)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a row becomes an example. Example: Reader.of("question", "answer", None, {}).example(row, "rows/1")"""
+
+    prompt: Cell | list[dict[str, str]]
+    references: Cell | None
+    id: str | None
+    columns: Mapping[str, str]
+
+    @classmethod
+    def of(cls, prompt: Any, references: Any, id: str | None, columns: Mapping[str, str]) -> "Reader":
+        """The reader of a recipe's keys. Raises LmgymError for what they cannot mean."""
+        if isinstance(prompt, list):
+            for message in prompt:
+                if {*message} != {"role", "content"}:
+                    raise LmgymError(f"key 'task.prompt': a message has a role and a content, got {represent(message)}")
+                check_template(message["content"], "task.prompt")
+            return cls(prompt, _cell(references), id, columns)
+        return cls(Cell.of(prompt, "task.prompt"), _cell(references), id, columns)
+
+    def prompt_of(self, row: Row) -> Any:
+        """The prompt of a row, a text or messages. Raises LmgymError if it has none."""
+        where, values = row
+        if isinstance(self.prompt, list):
+            filled = [{**one, "content": fill(one["content"], values, where)} for one in self.prompt]
+            return as_prompt(filled, "task.prompt", where, continued=True)
+        return as_prompt(self.prompt.value(values, where), self.prompt.name, where, continued=True)
+
+    def example(self, row: Row, stems: Mapping[str, str]) -> Example:
+        """The example of a row; `stems` are how ids begin, by file. Raises LmgymError, with file and line, if it cannot
+        be one."""
+        where, values = row
+        prompt = self.prompt_of(row)
+        references = references_of(values, self.references, where)
+        used = {"references", self.id, None if isinstance(self.prompt, list) else self.prompt.column}
+        meta = {key: value for key, value in values.items() if key not in used}
+        meta |= {name: column(values, path, where) for name, path in self.columns.items()}
+        return Example(self._id(row, stems), prompt, references, meta)
+
+    def columns_of_prompt(self) -> list[str] | None:
+        """The columns that a prompt is made of; None: any."""
+        cells = [self.prompt] if isinstance(self.prompt, Cell) else []
+        if any(cell.function is not None for cell in cells):
+            return None
+        templates = [one["content"] for one in self.prompt] if isinstance(self.prompt, list) else []
+        templates += [cell.template for cell in cells if cell.template is not None]
+        names = [name for one in templates for _, name, _, _ in Formatter().parse(one) if name]
+        names += [cell.column for cell in cells if cell.column is not None]
+        return [*names, *(name.partition(".")[0] for name in names)]
+
+    def _id(self, row: Row, stems: Mapping[str, str]) -> str:
+        where, values = row
+        if self.id is None:
+            file, number = place_of(where)
+            return f"{stems[file]}/{number}"
+        value = column(values, self.id, where)
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise LmgymError(
+                f"{where}: column '{self.id}' must hold a text or a whole number as id, got {represent(value)}"
+            )
+        return str(value)
+
+
+def _cell(references: Any) -> Cell | None:
+    return None if references is None else Cell.of(references, "task.references")
+
+
+class _Ends(NamedTuple):
+    """Where the shares of test and validation end, of hashes in [0, 1). Example: _Ends(0.1, 0.0).part_of(0.5)"""
+
+    test: float
+    validation: float
+
+    def part_of(self, fraction: float) -> str:
+        if fraction < self.test:
+            return "test"
+        return "validation" if fraction < self.test + self.validation else "train"
+
+
+_fractions_of: dict[tuple[tuple[str, ...], str], np.ndarray] = {}  # of the newest files, by what it depends on
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The data of a task, and how its splits are made."""
+
+    source: Source
+    own: Mapping[str, Paths | None]
+    """Paths of splits that have their own."""
+    reader: Reader
+    shares: Mapping[str, float]
+    """Of train, for the splits that the data does not have."""
+    streaming: bool | None
+
+    def examples(self, split: str) -> Sequence[Example]:
+        """The examples of a split, as a list or where they lie."""
+        patterned = "{split}" in str(self.source.path)  # it says where each split is
+        if split != "train" and (own := self._own(split, needed=patterned)) is not None:
+            return self._all(own, split, f"/{split}", None)
+        if split != "train" and not self.shares[split]:
+            raise MissingSplit(f"task 'data' has no split '{split}': set task.{split}_path, or task.{split} above 0")
+        found = find_split(self.source, "train")
+        given = self.source.path if isinstance(self.source.path, list) else [self.source.path or ""]
+        exact = found.paths == [Path(path).expanduser() for path in given]
+        taken = {part for part in self.shares if not patterned and self._own(part) is None}
+        ends = _Ends(*(self.shares[part] if part in taken else 0.0 for part in ("test", "validation")))
+        return self._all(found, split, "" if exact else "/train", ends if any(ends) else None)
+
+    def _own(self, split: str, needed: bool = False) -> Found | None:
+        """The data of a split that has its own; None if it is to be taken out of train. Raises MissingSplit if it is
+        named, or `needed`, and is not there."""
+        try:
+            if (path := self.own[split]) is not None:
+                names = (*NAMES[split], "train")
+                return find_split(replace(self.source, path=path, splits={}, names={split: names}), split)
+            return find_split(self.source, split)
+        except MissingSplit:
+            if needed or split in self.source.splits or self.own[split] is not None:
+                raise
+            return None
+
+    def _all(self, found: Found, split: str, below: str, ends: "_Ends | None") -> Sequence[Example]:
+        """The examples of what was found, or those of them whose prompts are the split's."""
+        stems = {file: stem + below for file, stem in _stems(found).items()}
+        if self.streaming or (self.streaming is None and found.large):
+            return self._streamed(found, split, stems, ends)
+        places, counts = dict[str, str](), Counter[str]()
+
+        def make(number: int, row: Row) -> Example | None:
+            example = self.reader.example(row, stems)
+            if (first := places.setdefault(example.id, row[0])) != row[0]:
+                line = place_of(first)[1]
+                raise LmgymError(f"{row[0]}: the id '{example.id}' is that of line {line} already; ids must be unique")
+            counts[part := split if ends is None else ends.part_of(hash_fraction(str(example.prompt)))] += 1
+            return example if part == split else None
+
+        examples = list(fitting(found.rows(), make))
+        self._check_some(split, counts)
+        return examples
+
+    def _streamed(
+        self, found: Found, split: str, stems: Mapping[str, str], ends: "_Ends | None"
+    ) -> StreamedExamples:
+        """`_all` where the rows stay in their files. They are read now only if it depends on them which ones count."""
+        files, numbers = found.indexed()
+        chosen = None if numbers is None else array("q", numbers)
+        read = partial(self.reader.example, stems=stems)
+        if ends is not None or dropping():
+            fractions = self._fractions(files, read)
+            among = np.arange(len(fractions)) if chosen is None else np.asarray(chosen)
+            among = among[fractions[among] <= 1]
+            edges = [0.0, ends.test, ends.test + ends.validation, 1.0] if ends else [0.0, 1.0]
+            parts = np.searchsorted(edges, fractions[among], side="right") - 1
+            names = ["test", "validation", "train"] if ends else [split]
+            self._check_some(split, {name: int((parts == number).sum()) for number, name in enumerate(names)})
+            chosen = array("q", among[parts == names.index(split)].astype(np.int64).tobytes())
+        return StreamedExamples(files, read, chosen, asked=bool(self.streaming))
+
+    def _fractions(self, files: Sequence[IndexedRows], read: Callable[[Row], Example]) -> np.ndarray:
+        """The hash of each row's prompt, in [0, 1); 2 for rows that do not fit. Two splits of a run ask for it."""
+        key = (tuple(file.sha256 for file in files), repr(self.reader.prompt))
+        if key in _fractions_of and not dropping():
+            return _fractions_of[key]
+        only = None if dropping() else self.reader.columns_of_prompt()
+        fractions, first = np.full(sum(map(len, files)), 2.0), 0
+        for file in files:
+            for index, row in file.rows(only):
+                try:
+                    prompt = read(row).prompt if dropping() else self.reader.prompt_of(row)
+                    fractions[first + index] = hash_fraction(str(prompt))
+                except LmgymError as error:
+                    unreadable(row[0], error)
+            first += len(file)
+        if (fractions <= 1).all():
+            _fractions_of.clear()
+            _fractions_of[key] = fractions
+        return fractions
+
+    def _check_some(self, split: str, counts: Mapping[str, int]) -> None:
+        """Raise LmgymError for a split that is empty though the data has rows."""
+        total = sum(counts.values())
+        if total and not counts.get(split):
+            rows = ", ".join(f"{part} {counts.get(part, 0):,}" for part in SPLITS)
+            share = f"raise task.{split} ({self.shares[split]:g})" if split != "train" else "lower task.test"
+            raise LmgymError(
+                f"task 'data' has no examples in split '{split}': a hash of the prompts shares {total:,} rows out "
+                f"(rows: {rows}); {share}, or give the split a path of its own, such as task.test_path"
+            )
+
+
+def _stems(found: Found) -> dict[str, str]:
+    """How the ids of a file's rows begin: its name without endings, and its number before it where names are equal."""
+    if found.table is not None:
+        return {found.source.hub_id: found.source.hub_id}
+    stems = [plain_stem(path) for path in found.paths]
+    if len({*stems}) < len({*found.paths}):
+        stems = [f"{number}-{stem}" for number, stem in enumerate(stems)]
+    return dict(zip(map(str, found.paths), stems, strict=True))

@@ -1,0 +1,229 @@
+"""What is made of a row's columns: prompts, references and texts, by names, dotted paths, templates or functions."""
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError, describe, represent
+from lmgym.core.registry import suggest
+from lmgym.core.validation import check_arguments
+from lmgym.types import Message, RecipeText
+
+ROLES = {  # how data sets call them, and how chat templates do
+    "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
+    "gpt": "assistant", "tool": "tool", "observation": "tool", "function": "tool",
+}  # fmt: skip
+BESIDE = ("name", "tool_calls", "tool_call_id")  # what a message may have beside role and content
+Prompt = str | list[Message]
+
+
+def column(row: Mapping[str, Any], name: str, where: str) -> Any:
+    """The value of a column, or, by a dotted path, inside of one: "reward_model.ground_truth", "messages.-1.content".
+    Raises LmgymError if the row does not have it; `where` is "PATH:LINE" for the message."""
+    if name in row:
+        return row[name]
+    value: Any = row
+    steps = name.split(".")
+    for place, step in enumerate(steps):
+        if isinstance(value, Mapping) and step in value:
+            value = value[step]
+        elif isinstance(value, list) and re.fullmatch("-?[0-9]{1,9}", step) and -len(value) <= int(step) < len(value):
+            value = value[int(step)]
+        elif place == 0:
+            raise LmgymError(f"{where}: there is no column '{name}'; {suggest(step, row)}")
+        else:
+            inside = suggest(step, value) if isinstance(value, Mapping) else f"there is {represent(value)}"
+            raise LmgymError(f"{where}: column '{'.'.join(steps[:place])}' holds no '{step}'; {inside}")
+    return value
+
+
+def fill(template: str, row: Mapping[str, Any], where: str) -> str:
+    """A template with the row's columns in place of their names in braces. Only the template's own words may make
+    control tokens.
+
+    Example: fill("{Body} {Question}", {"Body": "I have 2 pens.", "Question": "How many?"}, "") ->
+        'I have 2 pens. How many?'
+    """
+    texts: list[str] = []
+    for words, name, _, _ in Formatter().parse(template):
+        texts.append(RecipeText(words))
+        if name is not None:
+            texts.append(_as_text(column(row, name, where), name, where))
+    return RecipeText.join(*texts)
+
+
+def check_template(template: str, key: str) -> None:
+    """Raise LmgymError, naming the key, for a template that cannot be filled."""
+    try:
+        fields = [field for field in Formatter().parse(template) if field[1] is not None]
+    except ValueError as error:
+        raise LmgymError(f"{key}: {error} in {template!r}; write {{{{ for a brace of the text") from error
+    for _, name, form, conversion in fields:
+        if not name or form or conversion:
+            raise LmgymError(f"{key}: braces hold the name of a column, as {{question}}, in {template!r}")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """How a value is made of a row: a section {column, pattern} or {function}, a template, or a name.
+
+    Example: Cell.of({"column": "answer", "pattern": "#### (.*)"}, "task.references")
+    """
+
+    column: str | None = None
+    pattern: re.Pattern[str] | None = None
+    template: str | None = None
+    function: Callable[[Mapping[str, Any]], Any] | None = None
+    name: str = ""
+    """What it is called in messages."""
+
+    @classmethod
+    def of(cls, given: Any, key: str) -> "Cell":
+        """The cell that a recipe's key asks for. Raises LmgymError if it cannot be one."""
+        if isinstance(given, str):
+            if "{" not in given:
+                return cls(column=given, name=given)
+            check_template(given, key)
+            return cls(template=given, name=given)
+        if not isinstance(given, Mapping):
+            raise LmgymError(f"key '{key}' must be the name of a column, a template or a section, not {given!r}")
+        section = check_arguments(_section, given, key, given=0)
+        if (section.get("column") is None) == (section.get("function") is None):
+            raise LmgymError(f"key '{key}' needs either a column (and a pattern), or a function of a row")
+        if section.get("function") is not None:
+            return cls(function=registry.load_attribute(section["function"], f"{key}.function"), name=key)
+        try:
+            pattern = None if section.get("pattern") is None else re.compile(section["pattern"], re.DOTALL)
+        except re.error as error:
+            raise LmgymError(f"{key}.pattern: {error} in {section['pattern']!r}") from error
+        return cls(column=section["column"], pattern=pattern, name=section["column"])
+
+    def value(self, row: Mapping[str, Any], where: str) -> Any:
+        """The value of a row. Raises LmgymError, with `where`, if it has none."""
+        if self.function is not None:
+            try:
+                return self.function(row)
+            except Exception as error:
+                raise LmgymError(f"{where}: the function of {self.name} raised {describe(error)}") from error
+        if self.template is not None:
+            return fill(self.template, row, where)
+        value = column(row, self.column or "", where)
+        if self.pattern is None:
+            return value
+        found = self.pattern.search(value) if isinstance(value, str) else None
+        if found is None:
+            raise LmgymError(
+                f"{where}: column '{self.name}' holds no {self.pattern.pattern!r} (pattern), got {represent(value)}"
+            )
+        return found[found.re.groups and 1].strip()
+
+
+def _section(column: str | None = None, pattern: str | None = None, function: str | None = None) -> None:
+    """The keys of a cell's section."""
+
+
+def prompt_of(row: Mapping[str, Any], name: str, where: str) -> Prompt:
+    """The prompt in a column of a row, as `as_prompt` reads it."""
+    return as_prompt(column(row, name, where), name, where)
+
+
+def as_prompt(value: Any, name: str, where: str, continued: bool = False) -> Prompt:
+    """A prompt, checked: a text, or chat messages in any of the usual forms (`messages_of`), of which the last may be
+    the assistant's where it can be `continued`. Raises LmgymError for anything else; `name` is the column's and `where`
+    "PATH:LINE" for the message."""
+    if isinstance(value, str) and value.lstrip()[:1] == "[" and (listed := _listed(value)):
+        value = listed
+    if isinstance(value, str) and value:
+        return value
+    messages = messages_of(value, name, where)
+    begun = continued and len(messages) > 1 and messages[-1]["role"] == "assistant"
+    if messages[-1]["role"] not in ("user", "tool") and not begun:
+        raise LmgymError(f"{where}: the last message in column '{name}' must be the user's, for the model to answer")
+    return messages
+
+
+def messages_of(value: Any, name: str, where: str) -> list[Message]:
+    """Chat messages as OpenAI's and ShareGPT's data sets write them ({"role", "content"} or {"from", "value"}), with
+    contents that are texts or parts of text, or one message alone. Raises LmgymError for others."""
+    value = [value] if isinstance(value, dict) and ("role" in value or "from" in value) else value
+    if not isinstance(value, list) or not value:
+        raise LmgymError(
+            f"{where}: column '{name}' must hold a text or a list of chat messages, got {represent(value)}"
+        )
+    return [_message(one, name, where) for one in value]
+
+
+def _message(message: Any, name: str, where: str) -> Message:
+    names = ("from", "value") if isinstance(message, dict) and "from" in message else ("role", "content")
+    own = {key: value for key, value in message.items() if value is not None} if isinstance(message, dict) else {}
+    role = own.get(names[0])
+    if not isinstance(role, str) or role not in ROLES or not {*own} <= {*names, *BESIDE}:
+        raise LmgymError(
+            f"{where}: a message in column '{name}' must have a role ({', '.join(dict.fromkeys(ROLES.values()))}) and "
+            f"a content, nothing else, got {represent(message)}"
+        )
+    content = own.get(names[1], "" if own.get("tool_calls") else None)
+    if isinstance(content, list) and all(isinstance(one, dict) and isinstance(one.get("text"), str) for one in content):
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str):
+        raise LmgymError(f"{where}: a message's content in column '{name}' must be a text, got {represent(content)}")
+    beside = {key: own[key] for key in BESIDE if own.get(key)}
+    return {"role": ROLES[role], "content": content, **beside}
+
+
+def _listed(text: str) -> list[Any] | None:
+    """The messages of a text that is a JSON list of them; None for any other text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    is_chat = isinstance(value, list) and value and all(isinstance(one, dict) for one in value)
+    return value if is_chat and all("role" in one or "from" in one for one in value) else None
+
+
+def references_of(row: Mapping[str, Any], cell: Cell | None, where: str) -> tuple[str, ...]:
+    """The references of a row: a text, a number or a list of these; none where the usual column is missing."""
+    if cell is None:
+        return ()
+    if cell.column == "references" and "references" not in row:
+        near = difflib.get_close_matches("references", row, n=1, cutoff=0.8)
+        if near:  # the default column is optional, but a spelling error must not lose all references
+            raise LmgymError(
+                f"{where}: there is no column 'references' but '{near[0]}': set task.references to it, or to null"
+            )
+        return ()
+    value = cell.value(row, where)
+    values = [] if value is None else value if isinstance(value, list | tuple) else [value]
+    for item in values:
+        if isinstance(item, bool) or not isinstance(item, str | int | float):
+            raise LmgymError(
+                f"{where}: column '{cell.name}' must hold a text, a number or a list of these, got {represent(item)}"
+            )
+    return tuple(map(str, values))
+
+
+def text_of(row: tuple[str, Mapping[str, Any]], names: Sequence[str]) -> str:
+    """The text in the first of the columns `names` that the row has. Raises LmgymError if it is empty or not a text."""
+    where, values = row
+    name = next((name for name in names if name in values), names[0])
+    value = column(values, name, where)
+    if not isinstance(value, str) or not value.strip():
+        raise LmgymError(f"{where}: column '{name}' must hold a text, got {value!r}")
+    return value
+
+
+def _as_text(value: Any, name: str, where: str) -> str:
+    """A column as a template writes it: a text or a number as it is, anything else as JSON."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        raise LmgymError(f"{where}: column '{name}' holds nothing, and a template needs it")
+    try:
+        return str(value) if isinstance(value, int | float) else json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise LmgymError(f"{where}: column '{name}' must hold a text or numbers, got {represent(value)}") from error
