@@ -190,10 +190,10 @@ class Draft:
         self._drop(
             own, known - ({"epochs", "minibatches"} if issubclass(kind, PolicyGradient) else set()), "algorithm/"
         )
-        if "rewards" in self.recipe and len(self.recipe["rewards"]) == 0:
-            del self.recipe["rewards"]
+        rewards = {name: given for name, given in self.recipe.get("rewards", {}).items() if ":" not in name}
+        built = {**self.recipe, "rewards": rewards or {"words": 1.0}}  # a function of a module is not imported
         try:
-            build_config(self.recipe)
+            build_config(built if self.recipe.get("rewards") else self.recipe)
         except LmgymError as error:
             sentence = str(error)
             from_there = [key for key in self.sources if "/" in key and key.replace("/", ".") in sentence]
