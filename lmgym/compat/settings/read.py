@@ -257,6 +257,8 @@ def _call(node: ast.Call, names: Mapping[str, Any], settings: Settings) -> None:
         settings.program = name
     elif not re.search(r"(Config|Arguments)$", name):
         return
+    if name.endswith(("Config", "Arguments")) and not settings.program.endswith("Trainer"):
+        settings.program = name
     for key, value in given.items():
         text = value_of(value, names)
         if key not in settings.given or not isinstance(text, Code):

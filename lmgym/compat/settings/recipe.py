@@ -214,19 +214,22 @@ class Draft:
             note = next((text for pattern, text in self.table["notes"].items() if fnmatch(key, pattern)), "")
             usual = value in (None, False, 0, "", {}, []) or str(value) in ("none", note.partition(" is usual")[0])
             if usual or (not note and any(fnmatch(key, pattern) for pattern in patterns)):
-                idle += [key] if " of " not in where and not key.startswith("def ") else []
-            else:
+                idle += [key] if " of " not in where else []
+            elif not key.startswith("def "):
                 lost.append(f"{key} = {textwrap.shorten(str(value), 60)} ({where}){note and ': ' + note}")
         return lost, idle
 
     def text(self) -> str:
         """The recipe as YAML, a comment at each line, under a list of what has been said about it."""
         lost, idle = self.leftovers()
+        told = " ".join([*self.sources.values(), *self.obstacles, *self.differs, ""])
+        counted = [key for key in self.settings.given if key in self.settings.read and f"{key}, " not in told]
         head = [f"Converted from {self.path.name}, a configuration of {self.system} ({self.settings.program})."]
         for title, found in (
             ("To be filled in, or in the way", self.obstacles),
             ("No counterpart here", lost),
             ("Differs", [*self.settings.notes, *self.differs]),
+            ("Read together with others", [", ".join(counted)] if counted else []),
             ("Without effect on the results here", [", ".join(_grouped(idle))] if idle else []),
         ):
             head += [f"{title}:"] * bool(found)

@@ -14,7 +14,8 @@ SUMS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, as
 KEYWORDS = {"then", "do", "else", "export", "readonly", "local", "declare", "{", "!", "exec"}
 DEPTH = {"if": 1, "case": 1, "for": 1, "while": 1, "until": 1, "fi": -1, "esac": -1, "done": -1}
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=")
-PARENTHESES = r"\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)"
+PLAIN = r"[^()\#]|(?<=\s)\#[^\n]*|(?<!\s)\#"  # inside of parentheses, comments too
+PARENTHESES = rf"\((?:{PLAIN}|\((?:{PLAIN}|\((?:{PLAIN}|\((?:{PLAIN})*\))*\))*\))*\)"
 BRACES = r"\{(?:[^{}]|\{[^{}]*\})*\}"
 TOKEN = re.compile(
     rf"""(?P<blank>[ \t\r]|\\\n|(?<!\S)\#[^\n]*)|(?P<heredoc><<-?[ ]*['"]?(?P<mark>\w+)['"]?)|(?P<end>[\n;&|])
@@ -92,7 +93,7 @@ class Script:
         if found and found[1] in self.lists:
             return self.lists[found[1]]
         if found and raw[0] != '"' and found[1] in self.variables:
-            return [Word(self.value(one.text), line) for one in sum(raw_commands(self.variables[found[1]]), [])]
+            return [Word(text, line) for text in self.variables[found[1]].split()]
         return [Word(self.value(raw), line)]
 
     def value(self, raw: str, quoted: bool = False) -> str:
