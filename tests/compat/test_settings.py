@@ -1,4 +1,4 @@
-"""Configurations of TRL, open-r1, verl, OpenRLHF and NeMo RL: read as text, each key taken over or named, and trained."""
+"""Configurations of TRL, open-r1, verl, OpenRLHF and NeMo RL: read as text, every key taken over or named."""
 
 import json
 import random
@@ -24,10 +24,10 @@ from lmgym.core.errors import LmgymError
 from tests.runs import records
 
 TRL = """
-import my_rewards
+from my_rewards import close as far
 from datasets import load_dataset
 from trl import GRPOConfig, GRPOTrainer
-
+from trl.rewards import accuracy_reward
 LENGTH = 512
 SYSTEM = "Think " "first."
 
@@ -46,7 +46,7 @@ args = GRPOConfig(
     num_generations=4, max_completion_length=LENGTH, loss_type="dr_grpo", scale_rewards=False, max_steps=40,
     steps_per_generation=4, epsilon_high=0.3, warmup_ratio=0.1, optim="adamw_8bit", sync_ref_model=True,
 )
-trainer = GRPOTrainer(model="org/model", args=args, train_dataset=data, reward_funcs=[close, accuracy_reward])
+trainer = GRPOTrainer(model="org/model", args=args, train_dataset=data, reward_funcs=[close, far, accuracy_reward])
 """
 OPEN_R1 = """
 model_name_or_path: org/model
@@ -163,10 +163,10 @@ def test_trl_script(tmp_path: Path) -> None:
         "name": "data", "hub_id": "org/problems", "splits": {"train": "train[:5%]"}, "prompt": "problem",
         "prompts": "chat", "references": None, "system_prompt": "Think first.",
     }  # fmt: skip
-    assert tree["rewards"] == {"grpo_rewards:close": 1.0, "trl.rewards:accuracy_reward": 1.0}
+    assert tree["rewards"] == {"grpo_rewards:close": 1.0, "my_rewards:close": 1.0, "trl.rewards:accuracy_reward": 1.0}
     assert any(one.startswith("close: copy it (line 10)") for one in obstacles)
     assert "sync_ref_model = True (line 22): the reference stays as it is" in text
-    assert "max_new_tokens: 512                                   # max_completion_length, line 21" in text
+    assert re.search(r"\n  max_new_tokens: 512 +# max_completion_length, line 21\n", text)
 
 
 def test_open_r1_yaml(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_batches_of_trl(each: int, devices: int, accumulated: int, size: int, ti
         ("A=4\nrun --x $(( (A + 1) * 2 )) $((1/0))", ["10", "$((1/0))"]),
         ("run --x a\\\nb # c", ["ab"]),
         ("run --x 'a # b' c#d", ["a # b", "c#d"]),
-        ("export A=\"it's\"; run --x $A", ["it's"]),
+        ('export A="it\'s"; run --x $A', ["it's"]),
         ("cat <<EOF\nrun --x no\nEOF\nrun --x yes", ["yes"]),
         ("A='\\n'\nrun --x \"$A\"", ["\\n"]),
     ],
@@ -317,7 +317,9 @@ def test_tables_name_keys_that_there_are(file: str) -> None:
     rows = yaml.safe_load((TABLES / file).read_text())
     found: list[tuple[str, str | None]] = []
     for name, section in rows.items():
-        for key, row in section.items() if isinstance(section, dict) and name not in ("notes", "sets", "differs") else ():
+        for key, row in (
+            section.items() if isinstance(section, dict) and name not in ("notes", "sets", "differs") else ()
+        ):
             choices = row if isinstance(row, dict) and key != "always" else {"": row}
             for value in [row] if key != "always" and not isinstance(row, dict) else choices.values():
                 if isinstance(value, dict):
@@ -373,7 +375,22 @@ def test_files_that_cannot_be_read(tmp_path: Path, text: str) -> None:
 
 def test_mutants(tmp_path: Path) -> None:
     """Damaged files become recipes or one sentence. (5,000 mutants of public files were tried: docs/log.)"""
-    values = ["nan", "-1", "null", "[]", "{a: 1}", "'", "$X", "$((9**9**9))", "default", "<<EOF", "\\", "${a.b}", "(", "also"]
+    values = [
+        "nan",
+        "-1",
+        "null",
+        "[]",
+        "{a: 1}",
+        "'",
+        "$X",
+        "$((9**9**9))",
+        "default",
+        "<<EOF",
+        "\\",
+        "${a.b}",
+        "(",
+        "also",
+    ]
     dice = random.Random(0)
     outcomes = set()
     for number in range(60):

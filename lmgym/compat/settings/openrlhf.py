@@ -30,6 +30,6 @@ def fill(draft: Draft) -> None:
         name = str(remote).rpartition("/")[2].removesuffix(".py")
         draft.put(f"rewards/{name}:reward_func", 1.0, draft.where("reward.remote_url remote_rm_url"))
     elif remote is not None:
-        draft.obstacles.append(f"{remote} is a server of rewards: name it under rewards: (docs/rewards.md)")
+        draft.put("rewards/remote_reward", {"url": remote}, draft.where("reward.remote_url remote_rm_url"))
     if not draft.recipe.get("rewards"):
         draft.obstacles.append("the file names no reward that can be read; write rewards:")

@@ -224,8 +224,12 @@ def _python(text: str, path: Path) -> Settings:
             _call(node, names, settings)
         elif isinstance(node, ast.Dict):
             _message(value_of(node, names), node.lineno, settings)
-    own = {node.name: node.lineno for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    settings.given |= {f"def {name}": Setting(True, f"line {line}") for name, line in own.items()}
+    for node in nodes:  # what a name stands for that is no value
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            settings.given[f"def {node.name}"] = Setting("", f"line {node.lineno}")
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found = {f"def {one.asname or one.name}": f"{node.module}:{one.name}" for one in node.names}
+            settings.given |= {key: Setting(target, f"line {node.lineno}") for key, target in found.items()}
     for doc in [one for one in tree.body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)]:
         source = "\n".join(text.splitlines()[doc.lineno - 1 : doc.end_lineno]).strip("r\"'\n")
         asked = _shell(re.sub(r"```\w*", "", source), path, doc.lineno + 1, examples=True)

@@ -41,10 +41,10 @@ HOW: Mapping[str, Callable[[Any], Any]] = {  # of their value; None leaves our k
     "not main": lambda name: None if name == "main" else name,
     "whole": lambda value: value if value >= 1 else None,
     "share": lambda value: {"name": "top_entropy", "share": value} if value < 1 else None,
+    "minus": lambda value: -value,
     "less 1": lambda value: value - 1,
     "first": lambda value: value[0],
     "second": lambda value: value[1],
-    "module": lambda path: f"{Path(str(path)).stem}:reward_func",
 }
 
 
@@ -190,6 +190,8 @@ class Draft:
         self._drop(
             own, known - ({"epochs", "minibatches"} if issubclass(kind, PolicyGradient) else set()), "algorithm/"
         )
+        if self.get("rewards.reward_model") and not self.get("rewards.reward_model.model"):
+            del self.recipe["rewards"]["reward_model"]  # normalised, and there is none
         rewards = {name: given for name, given in self.recipe.get("rewards", {}).items() if ":" not in name}
         built = {**self.recipe, "rewards": rewards or {"words": 1.0}}  # a function of a module is not imported
         try:

@@ -119,7 +119,7 @@ def _data(draft: Draft, task: str, sampled: bool) -> None:
         draft.put("task.prompt", draft.value(column, "prompt"), draft.where(column))
         references = (None, "functions read columns") if sampled else ("completion", "TRL's name")
         draft.put("task.references", *references)
-    made = [f"{key[4:]} ({one.where})" for key, one in settings.given.items() if key.startswith("def ")]
+    made = [f"{key[4:]} ({one.where})" for key, one in settings.given.items() if key[:4] == "def " and not one.value]
     if made and any(isinstance(one.value, Code) and ".map(" in one.value for one in settings.given.values()):
         draft.differs.append(f"the script prepares its rows by functions of its own: {', '.join(made)}")
 
@@ -134,6 +134,8 @@ def _rewards(draft: Draft) -> None:
         name, code = str(one), isinstance(one, Code)
         if name in places:
             name = places[name]
+        elif f"def {name}" in settings.given and settings.given[f"def {name}"].value:
+            name = settings.given[f"def {name}"].value  # imported
         elif f"def {name}" in settings.given:
             name = f"{re.sub('[^a-zA-Z0-9]', '_', draft.path.stem)}_rewards:{name}"
             line = settings.given[f"def {one}"].where
@@ -150,6 +152,8 @@ def _rewards(draft: Draft) -> None:
         else:
             draft.put("rewards/reward_model", {"model": name, "weight": weight}, where)
             continue
-        draft.put(f"rewards/{name}", weight, where)
+        made = draft.table["arguments"].get(str(one), {})
+        given = {ours: value for key, ours in made.items() if (value := draft.value(key)) is not None}
+        draft.put(f"rewards/{name}", {"weight": weight, **given} if given else weight, where)
     if not draft.recipe.get("rewards"):
         draft.obstacles.append("the file names no reward that can be read; write rewards:")
