@@ -38,6 +38,7 @@ HOW: Mapping[str, Callable[[Any], Any]] = {  # of their value; None leaves our k
     "boolean": bool,
     "schedule": lambda name: str(name).replace("_with_warmup", "").replace("_with_min_lr", "").lower(),
     "sinks": lambda names: [one for one in ([names] if isinstance(names, str) else names) if one in SINKS] or None,
+    "not default": lambda name: None if name == "default" else name,
     "not main": lambda name: None if name == "main" else name,
     "whole": lambda value: value if value >= 1 else None,
     "share": lambda value: {"name": "top_entropy", "share": value} if value < 1 else None,
