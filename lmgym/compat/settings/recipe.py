@@ -191,6 +191,8 @@ class Draft:
         self._drop(
             own, known - ({"epochs", "minibatches"} if issubclass(kind, PolicyGradient) else set()), "algorithm/"
         )
+        if self.get("task.name") == "data" and not (self.get("task.test_path") or self.get("task.splits.test")):
+            self.differs.append("a tenth of data without a test split is held out for evaluations (task.test)")
         if self.get("rewards.reward_model") and not self.get("rewards.reward_model.model"):
             del self.recipe["rewards"]["reward_model"]  # normalised, and there is none
         rewards = {name: given for name, given in self.recipe.get("rewards", {}).items() if ":" not in name}
@@ -214,12 +216,15 @@ class Draft:
         """Keys without counterpart, with what happens instead; and keys that do not change the results here."""
         lost, idle, patterns = [], [], str(self.table["idle"]).split()
         for key, (value, where) in self.settings.left.items():
+            if key.startswith("def "):
+                continue
             note = next((text for pattern, text in self.table["notes"].items() if fnmatch(key, pattern)), "")
             usual = value in (None, False, 0, "", {}, []) or str(value) in ("none", note.partition(" is usual")[0])
             if usual or (not note and any(fnmatch(key, pattern) for pattern in patterns)):
                 idle += [key] if " of " not in where else []
-            elif not key.startswith("def "):
-                lost.append(f"{key} = {textwrap.shorten(str(value), 60)} ({where}){note and ': ' + note}")
+            else:
+                note = f": {note.partition(' is usual; ')[2] or note}" if note else ""
+                lost.append(f"{key} = {textwrap.shorten(str(value), 60)} ({where}){note}")
         return lost, idle
 
     def text(self) -> str:

@@ -92,8 +92,9 @@ class Script:
         found = re.fullmatch(r"\$\{?([\w@*]+)(\[[@*]\])?\}?", raw.strip('"'))
         if found and found[1] in self.lists:
             return self.lists[found[1]]
-        if found and raw[0] != '"' and found[1] in self.variables:
-            return [Word(text, line) for text in self.variables[found[1]].split()]
+        known = self.variables.get(found[1]) if found else None
+        if known is not None and raw[0] != '"' and "$(" not in known:
+            return [Word(text, line) for text in known.split()]
         return [Word(self.value(raw), line)]
 
     def value(self, raw: str, quoted: bool = False) -> str:
